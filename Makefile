@@ -227,5 +227,5 @@ test-cluster: $(STAMP) ## a real API server and a container engine, apart from `
 	TMS_TEST_CLUSTER=1 $(PY) -m pytest -rs --timeout 1800 tests/cluster $(PYTEST_ARGS)
 
 clean: ## remove what building and testing left; never a store, never .venv
-	rm -rf build dist htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache tests/interop/target tests/hbase/target
+	rm -rf build dist htmlcov .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache tests/interop/target tests/hbase/target tests/kafka/target
 	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -exec rm -rf {} +

@@ -1,9 +1,10 @@
 """A server with the janitor inside, on a sample store, with customers who give it work: ``make run``.
 
 The store is one that CDAP's own classes wrote, and the transactions go on from CDAP's own snapshot. Beside CDAP's
-topics there are three: one whose messages live for seconds and are published while one looks on, one whose ttl is
+topics there are five: one whose messages live for seconds and are published while one looks on, one whose ttl is
 shortened after a while, as a person might do by mistake, and one that is published to in transactions, of which one
-commits, one is rolled back and one is left to become invalid. So within a minute rows have expired, an old generation
+commits, one is rolled back and one is left to become invalid, and two of a consumer group, of whose three workers one
+is killed (:mod:`examples.worker`). So within a minute rows have expired, an old generation
 has gone, invalid transactions' rows have been inverted, and something was held and let go. Server and daemon are the
 real ones, spoken to as any client would, and every command works against them from another terminal.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -25,15 +27,18 @@ from urllib.parse import urlsplit
 
 import click
 
+from examples import worker
 from examples.demo import ROOT, SAMPLE, unpack
 from janitor.app.embedded import Embedded
 from janitor.app.signals import ending
+from janitor.cli.main import execute
 from janitor.status.status import RunSummary, Status
-from tms_core.cli.serve import Started, serving
+from tms_core.client import Client
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreBusy, StoreError, TmsError
 from tms_core.logs.format import configure
 from tms_core.rowkey import MessageKey
+from tms_core.server.serving import Started, serving
 from tms_core.tables.base import MessageValue
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId, encode_properties
@@ -49,6 +54,8 @@ ORDERS_TTL_SECONDS, MISTAKEN_TTL_SECONDS = 86_400, 600
 #: This one is published to in transactions.
 PAYMENTS = TopicId("demo", "payments")
 PAYMENTS_TTL_SECONDS = 3600
+#: So many events are counted by so many workers of a group.
+EVENTS, WORKERS = 300, 3
 #: How many runs may end while the narrator is looking elsewhere.
 RECENT_RUNS = 50
 #: How often a second passes for the customers; a test makes it shorter.
@@ -97,6 +104,9 @@ def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, *, an
     settings.write_text(SETTINGS.format(**ports), encoding="utf-8")
     configure("text" if sys.stderr.isatty() else "auto", sys.stderr)
     shown = f"--config {settings.relative_to(Path.cwd()) if settings.is_relative_to(Path.cwd()) else settings}"
+    # What is adopted before the first sweep is never refused, so that there is no error to be explained.
+    if execute(["adopt", "--config", str(settings)], clock):
+        return 1
     try:
         with serving(settings, os.environ, {}, clock=clock) as started:
             _visit(started, shown)
@@ -120,19 +130,72 @@ def _visit(started: Started, arguments: str) -> None:
     )
     _say(f"Its status page: {janitor.url}")
     stop, narrator = Event(), Narrator(_say)
-    with ending(stop.set, hangup=janitor.daemon.sweep_now), Customers(started, _say) as customers:
-        # With the customers' topics: those that are met later are held for a while.
-        janitor.daemon.adopt()
+    with (
+        ending(stop.set, hangup=janitor.daemon.sweep_now),
+        Customers(started, _say) as customers,
+        Workers(started, _say) as workers,
+    ):
         janitor.daemon.sweep_now()
         for step in count():
             if stop.wait(STEP_SECONDS):
                 return
             customers.act(step)
+            workers.look()
             narrator.tell_news(janitor.daemon.status(), janitor.daemon.runs(RECENT_RUNS))
             if step == APPROVE_AT:
                 _say(f"the change was intended, so it is approved: janitor approve {ORDERS} {arguments}")
                 janitor.daemon.approve((str(ORDERS),))
                 janitor.daemon.sweep_now()
+
+
+class Workers:
+    """A consumer group of three processes, of which one is killed at its work.
+
+    Args:
+        started: the server.
+        say: told what becomes of them.
+    """
+
+    def __init__(self, started: Started, say: Callable[[str], None]) -> None:
+        self._client = Client(started.url, transactions=cast(str, started.transactions))
+        self._typed = [sys.executable, "-m", "examples.worker", started.url, cast(str, started.transactions)]
+        self._say = say
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self._killed = self._done = False
+
+    def __enter__(self) -> Workers:
+        for topic in (worker.EVENTS, worker.COUNTED):
+            self._client.create_topic(topic, ttl=TICKS_TTL_SECONDS * 360)
+        self._client.publish(worker.EVENTS, [b"event %d" % number for number in range(EVENTS)])
+        quiet = subprocess.DEVNULL
+        # A Ctrl-C is the server's, which ends them.
+        self._workers = [
+            subprocess.Popen(self._typed, cwd=ROOT, stdout=quiet, stderr=quiet, start_new_session=True)  # noqa: S603
+            for _ in range(WORKERS)
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._workers:
+            process.terminate()
+        for process in self._workers:
+            process.wait()
+        self._client.close()
+
+    def look(self) -> None:
+        """Kill one of them once they are at work, and tell when all is counted."""
+        if self._done:
+            return
+        with self._client.transaction() as tx:
+            counted = [message.payload for message in tx.poll(worker.COUNTED)]
+        if counted and not self._killed:
+            self._killed = True
+            self._workers[0].kill()
+            self._say(f"{WORKERS} workers of a group count {EVENTS} events; one of them is killed at its work")
+        if len(counted) >= EVENTS:
+            self._done = True
+            once = len(set(counted)) == len(counted) == EVENTS
+            self._say(f"all {EVENTS} events are counted, {'each of them once' if once else 'some of them twice'}")
 
 
 class Customers:

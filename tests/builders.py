@@ -316,8 +316,10 @@ def watch(store: Reads, before: Watcher | None = None, after: Watcher | None = N
     """Tell of every operation of a store from now on."""
     names = {name: name for name in READS + WRITES}
     if type(store.message).search is not MessageReads.search:
-        # A search of its own does not ask for cells.
+        # What a table does its own way does not ask for cells or rows.
         names["message.search"] = "message.cells"
+    if type(store.message).apart is not MessageReads.apart:
+        names["message.apart"] = "message.rows"
     _watch(store, names, before, after)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from typing import NoReturn
 
 import pytest
@@ -49,3 +50,10 @@ def size(name: str, default: int) -> int:
     ``TMS_TEST_SEEDS=10000 make test PYTEST_ARGS=tests/simulation`` is the long run of the simulation.
     """
     return int(os.environ.get(name, default))
+
+
+def free_port() -> int:
+    """A port of this machine on which nothing listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

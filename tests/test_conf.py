@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from janitor.cli.outcome import REFUSED
+from janitor.cli.options import REFUSED
 from janitor.control.server import STOP_SECONDS
 from tests.janitor.cli.test_help import resolve
 from tests.support import require_tool

@@ -98,7 +98,7 @@ def test_the_index_names_every_page() -> None:
 
 # --- the law ---------------------------------------------------------------------------------------------------------
 
-RULES = [f"L{number}" for number in range(7)] + [f"S{number}" for number in range(1, 17)]
+RULES = [f"L{number}" for number in range(8)] + [f"S{number}" for number in range(1, 17)]
 
 
 def sections() -> dict[str, str]:

@@ -7,11 +7,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import click
 import pytest
 
+from janitor.cli import main as janitor_main
 from tests.support import require_or_skip, require_tool
 from tms_core.cli import entry
+from tms_core.cli import main as tms_main
 
 #: A module that takes for ever to be imported, and says that it has begun.
 SLOW = """
@@ -101,3 +105,54 @@ def test_given_any_other_process_when_a_command_begins_then_sigterm_is_left_as_i
 def _children(process: int) -> list[int]:
     children = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="ascii")
     return [int(number) for number in children.split()]
+
+
+# --- what people and shells wait for ---------------------------------------------------------------------------------
+
+#: What takes most of the time of a command that does something; a help text needs none of it.
+HEAVY = {
+    "apscheduler", "fastavro", "happybase", "httpx2", "plyvel", "prometheus_client", "pyarrow", "pydantic", "rich",
+    "starlette", "thriftpy2", "uvicorn", "janitor.app.session", "tms_core.client", "tms_core.settings",
+}  # fmt: skip
+
+#: Runs a program and says which of the modules named were imported by then.
+IMPORTED = """
+import atexit, sys
+name, module, heavy = sys.argv[0], sys.argv[1], sys.argv[2].split(",")
+atexit.register(lambda: print("imported:", *sorted(set(heavy) & set(sys.modules))))
+sys.argv = [name, *sys.argv[3:]]
+from tms_core.cli import entry
+entry.main(module)
+"""
+
+
+@pytest.mark.parametrize("program", ["janitor", "tms"])
+@pytest.mark.parametrize("typed", [["--version"], ["--help"], [], "complete"], ids=str)
+def test_given_a_question_about_a_program_then_nothing_is_imported_that_takes_time(
+    program: str, typed: list[str] | str
+) -> None:
+    module = {"janitor": "janitor.cli.main", "tms": "tms_core.cli.main"}[program]
+    completing = {f"_{program.upper()}_COMPLETE": "bash_complete", "COMP_WORDS": f"{program} ", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED, module, ",".join(HEAVY), *(typed if isinstance(typed, list) else [])],
+        env=os.environ | (completing if typed == "complete" else {}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    shown, _, imported = done.stdout.rpartition("imported:")
+    assert imported.split() == []
+    assert shown or done.stderr
+
+
+@pytest.mark.parametrize("program", [janitor_main, tms_main], ids=["janitor", "tms"])
+def test_the_sentence_that_a_list_of_commands_shows_is_that_of_the_command_itself(program: ModuleType) -> None:
+    group: click.Group = program.cli
+    context = click.Context(group)
+    formatter = click.HelpFormatter(width=200)
+    group.format_commands(context, formatter)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        assert f"{name} " in formatter.getvalue()
+        assert f" {command.get_short_help_str(100)}\n" in formatter.getvalue(), name

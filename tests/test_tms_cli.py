@@ -107,7 +107,7 @@ def test_given_ctrl_c_when_releasing_then_130_and_no_traceback(
     def interrupted(_: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tms_core.cli.main.release", interrupted)
+    monkeypatch.setattr("tms_core.cli.admin.release", interrupted)
     assert execute(["admin", "release", str(folder)]) == 130
     assert "interrupted" in capsys.readouterr().err
 

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,11 @@ from click.shell_completion import shell_complete
 
 from tests.builders import NOW_MS
 from tms_core.cli.main import cli, execute
-from tms_core.cli.serve import Started, serving
-from tms_core.client import Client, NotInProgress
+from tms_core.client import Client, NotInProgress, ProducerFenced
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageId
 from tms_core.server.auth.tokens import new_token, token_line
+from tms_core.server.serving import Started, serving
 from tms_core.topic import TopicId
 
 Type = Callable[..., tuple[int, str, str]]
@@ -95,6 +96,20 @@ def test_given_a_new_name_when_a_topic_is_made_then_it_is_shown_listed_changed_a
     assert "  retention = ttl\n" in typed("topic", "update", "shop:orders", "--retention", "ttl")[1]
     assert typed("topic", "delete", "shop:orders", "--yes")[:2] == (0, "shop:orders is deleted\n")
     assert typed("topic", "list", "shop", "--format", "json")[:2] == (0, "[]\n")
+
+
+def test_given_partitions_when_messages_are_published_with_a_key_then_they_are_in_one_of_them(
+    typed: Type, client: Client
+) -> None:
+    assert "partitions = 2" in typed("topic", "create", "keyed:visits", "--partitions", "2")[1]
+    typed("publish", "keyed:visits", "--key", "user-7", "-m", "1", "-m", "2")
+    at = zlib.crc32(b"user-7") % 2
+    assert payloads(client, f"keyed:visits-{at}") == [b"1", b"2"]
+    assert "1:2:" in typed("topic", "update", "keyed:visits", "--partitions", "3")[1]
+    typed("publish", "keyed:visits", "--transaction", "--key", "user-7", "-m", "3")
+    assert payloads(client, f"keyed:visits-f2-{zlib.crc32(b'user-7') % 3}") == [b"3"]
+    typed("topic", "delete", "keyed:visits", "--yes")
+    assert client.topics("keyed") == []
 
 
 def test_given_an_answer_of_no_when_asked_whether_to_delete_then_the_topic_stays(
@@ -400,6 +415,42 @@ def test_given_follow_when_messages_are_published_then_they_are_printed_as_they_
         patch.setattr(sys, "stdout", screen)
         assert execute(["poll", topic, "--follow", "--limit", "3"]) == 0
     assert [line.split()[-1] for line in screen.getvalue().splitlines()] == ["one", "more", "more"]
+
+
+# --- producers -------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_producer_when_listed_shown_fenced_and_deleted_then_its_instance_is_refused(
+    typed: Type, topic: str, client: Client
+) -> None:
+    assert typed("producer", "list", topic)[1] == f"no topic of {topic} has a producer\n"
+    assert typed("producer", "fence", topic, "importer")[0] == 1
+    with client.producer(topic, "importer") as producer:
+        with producer.transaction("file 17") as tx:
+            tx.publish(topic, [b"a"])
+        left = producer.transaction("file 18").__enter__()
+        left.publish(topic, [b"b" * 5_000_000])
+        pointer, generation = str(left.transaction.transaction_id), producer.generation
+        code, out, _ = typed("producer", "list", topic)
+        assert (code, out.splitlines()[1].split()[:3]) == (0, [topic, "importer", str(generation)])
+        [shown] = json.loads(typed("producer", "list", topic, "--format", "json")[1])
+        assert shown == json.loads(typed("producer", "show", topic, "importer", "--format", "json")[1])
+        assert (shown["former"], shown["open"]) == (None, {pointer: "file 18"})
+        assert pointer in typed("producer", "show", topic, "importer")[1]
+
+        code, out, _ = typed("producer", "fence", topic, "importer")
+        assert code == 0
+        assert out == (
+            f"instances of importer before generation {generation + 1} are refused; "
+            f"the last transaction: {pointer} (file 18) aborted\n"
+        )
+        with pytest.raises(ProducerFenced):
+            producer.publish([b"late"])
+    assert "(file 18) aborted" in typed("producer", "show", topic, "importer")[1]
+    assert typed("producer", "delete", topic, "importer")[:2] == (0, f"importer is no producer of {topic} any more\n")
+    assert typed("producer", "show", topic, "importer")[0] == 1
+    with client.transaction() as tx:
+        assert [message.payload for message in tx.poll(topic)] == [b"a"]
 
 
 # --- consumers -------------------------------------------------------------------------------------------------------

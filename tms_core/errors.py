@@ -24,6 +24,7 @@
     │   ├── BadRequest           the request is wrong, whatever its sender may do; says what to write
     │   ├── TopicNotFound        no such topic, or a deleted one
     │   ├── TopicExists          there is a topic of that name already
+    │   ├── PartitionsChanged    the topic's messages go to other partitions now
     │   ├── ConsumerNotFound     no such consumer of the topic
     │   ├── ConsumerConflict     the consumer is there already, has open claims, or the claiming transaction has ended
     │   ├── ProducerNotFound     no such producer of the topic
@@ -188,6 +189,11 @@ class TopicNotFound(MessagingError):
 
 class TopicExists(MessagingError):
     """A topic of that name exists already."""
+
+
+class PartitionsChanged(MessagingError):
+    """The topic has its messages in partitions, or is one that takes no more; nothing was done. The properties of the
+    whole topic say where messages go now."""
 
 
 class ConsumerNotFound(MessagingError):

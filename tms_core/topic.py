@@ -29,6 +29,8 @@ NAME_BYTES = 255
 #: The property that says when messages go besides their ttl, and what it may be.
 RETENTION = "retention"
 CONSUMED, BY_TTL = "consumed", "ttl"
+#: The property that says what messages wait for although their ttl is over, and what it may be.
+HOLD, TRANSACTION = "hold", "transaction"
 
 INT_MIN = -(2**31)
 INT_MAX = 2**31 - 1
@@ -131,6 +133,11 @@ class TopicMetadata:
     def consumed(self) -> bool:
         """Whether messages go once all consumers have processed them (rule L7)."""
         return self.properties.get(RETENTION) == CONSUMED and not self.deleted
+
+    @property
+    def holds_transactions(self) -> bool:
+        """Whether messages are there for a while after their transaction has ended, however long it was."""
+        return self.properties.get(HOLD) == TRANSACTION and not self.deleted
 
     @property
     def old_below(self) -> int:

@@ -42,7 +42,7 @@ RETRY_SECONDS = 10.0
 #: How often the background count goes on where it was, in seconds.
 COUNT_SECONDS = 60
 #: How often the transaction manager is asked for late transactions, in seconds.
-LATE_SECONDS = 30
+LATE_SECONDS = 10
 
 #: Something that lives as long as the daemon, beside it; given the store, the daemon and the status page's address.
 Companion = Callable[[Store, Daemon, str], AbstractContextManager[object]]

@@ -12,8 +12,7 @@ from janitor.archive import index as archived
 from janitor.archive.index import Listing, Selection
 from janitor.archive.restore import Request, Restored
 from janitor.cli import render
-from janitor.cli.options import Command, common_options, topic_patterns
-from janitor.cli.outcome import PARTLY
+from janitor.cli.options import PARTLY, Command, common_options, topic_patterns
 from tms_core.cli.names import TopicType
 from tms_core.cli.outcome import DONE
 from tms_core.cli.times import Moment, TimeType

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 
 from janitor.app.session import Session
@@ -13,22 +12,10 @@ from janitor.state.base import EVERYTHING
 from tms_core.errors import StoreBusy
 from tms_core.tables.lease import LeaseRecord
 
-#: Commands as errors and guards name them, which do not know the options that led to them.
-_BARE = re.compile(
-    r"janitor (?:plan --out FILE|plan|adopt|approve (?:--clock|--all)|pause \S+:\S+|resume|archive list|status)"
-    r"(?=$|[.,;:)](?:\s|$)| (?:says|shows)\b)",
-    re.MULTILINE,
-)
-
 
 def typed(current: Session, words: str) -> str:
     """A command with the options that led here."""
     return f"janitor {words} {current.arguments()}".rstrip()
-
-
-def complete(text: str, arguments: str) -> str:
-    """A sentence in which each bare command has the options that lead to the same store."""
-    return _BARE.sub(lambda found: f"{found[0]} {arguments}".rstrip(), text)
 
 
 def is_renewed(lease: LeaseRecord | None, now_ms: int) -> bool:

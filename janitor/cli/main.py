@@ -9,33 +9,10 @@ from importlib import metadata
 import click
 
 from janitor.app.options import Common
-from janitor.cli import (
-    adopt,
-    apply,
-    approve,
-    archive,
-    boundary,
-    completion,
-    config,
-    doctor,
-    exporter,
-    history,
-    inspect,
-    ledger,
-    pause,
-    plan,
-    resume,
-    run,
-    spark,
-    status,
-    topic,
-    verify,
-    why,
-)
-from janitor.cli.hints import complete
-from janitor.cli.options import common_options
-from janitor.cli.outcome import REFUSED
+from janitor.cli.options import REFUSED, common_options, complete
 from tms_core.cli import outcome
+from tms_core.cli.completion import completion
+from tms_core.cli.lazy import LazyCommand, LazyGroup
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError, Refused
 
@@ -52,14 +29,37 @@ _CODES = ((Refused, REFUSED), *outcome.CODES)
 FORMER = {"audit": "verify"}
 
 
-class Verbs(click.Group):
-    """The verbs, also by the names they had in the version before."""
+#: The verbs, each a module of its own, with the first sentence of its help.
+_VERBS = {
+    "adopt": "Accept this store as it is now.",
+    "apply": "Carry out a plan file, at most.",
+    "approve": "Let go what is held, or accept the machine's clock.",
+    "archive": "Look at deleted rows that are still kept, and bring them back.",
+    "boundary": "Show up to where the store is proven clean.",
+    "config": "Look at the settings.",
+    "doctor": "Check whether all is in place for a run.",
+    "exporter": "Serve metrics and status page where no daemon runs.",
+    "history": "Show past runs, newest first, or one run's report.",
+    "inspect": "Look into the tables and the transaction snapshot.",
+    "ledger": "Show what was taken: from which key to which, by which rule.",
+    "pause": "Stop deleting and inverting.",
+    "plan": "Show what a run would do.",
+    "resume": "Take pauses back, and try quarantined topics again.",
+    "run": "Delete what is due, on a schedule or once.",
+    "spark": "The same work on Spark, for stores too large for one process.",
+    "status": "Show what the janitor does, what waits and why.",
+    "topic": "Show one topic: size over time, ttl, what is held and why, consumers, what was taken.",
+    "verify": "Prove the boundary, or refute it.",
+    "why": "Say why a message is still there, or who took it.",
+}
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, FORMER.get(cmd_name, cmd_name))
 
-
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup,
+    lazy={verb: LazyCommand(f"janitor.cli.{verb}:command", sentence) for verb, sentence in _VERBS.items()},
+    former=FORMER,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @common_options
 def cli() -> None:
     """Clean a CDAP messaging store: expired rows, old generations, invalid transactions.
@@ -88,31 +88,7 @@ def cli() -> None:
     _refuse_namesake()
 
 
-_VERBS = (
-    adopt,
-    apply,
-    approve,
-    archive,
-    boundary,
-    completion,
-    config,
-    doctor,
-    exporter,
-    history,
-    inspect,
-    ledger,
-    pause,
-    plan,
-    resume,
-    run,
-    spark,
-    status,
-    topic,
-    verify,
-    why,
-)
-for verb in _VERBS:
-    cli.add_command(verb.command)
+cli.add_command(completion("janitor"))
 
 
 def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -12,6 +13,15 @@ import click
 from janitor.app.options import Common
 
 Command = Callable[..., Any]
+
+#: Exit codes beside those of every program of ours.
+REFUSED, PARTLY = 3, 5
+#: Commands as errors and guards name them, which do not know the options that led to them.
+_BARE = re.compile(
+    r"janitor (?:plan --out FILE|plan|adopt|approve (?:--clock|--all)|pause \S+:\S+|resume|archive list|status)"
+    r"(?=$|[.,;:)](?:\s|$)| (?:says|shows)\b)",
+    re.MULTILINE,
+)
 
 
 class PatternType(click.ParamType[str]):
@@ -57,3 +67,8 @@ def common_options(command: Command) -> Command:
 topic_patterns = click.option(
     "--topic", "patterns", type=PatternType(), multiple=True, help="Only these topics (shell pattern); repeatable."
 )
+
+
+def complete(text: str, arguments: str) -> str:
+    """A sentence in which each bare command has the options that lead to the same store."""
+    return _BARE.sub(lambda found: f"{found[0]} {arguments}".rstrip(), text)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from janitor.app.session import Session
 from janitor.cli import render
-from janitor.cli.hints import complete, for_held, typed
+from janitor.cli.hints import for_held, typed
+from janitor.cli.options import PARTLY, REFUSED, complete
 from janitor.law.policy import Hold
 from janitor.report import Report
 from tms_core.cli.outcome import BUSY, DONE
-
-#: Beside those of every program of ours.
-REFUSED, PARTLY = 3, 5
 
 #: Findings that leave part of the work to the next run.
 _LEFT = frozenset({"halted", "quarantine"})

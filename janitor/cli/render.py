@@ -35,6 +35,7 @@ _HOLDS = {
     Hold.FIRST_CONTACT: "until adopted",
     Hold.FRONTIER: "until approved",
     Hold.CONSUMER: "for a consumer",
+    Hold.TRANSACTION: "for a transaction",
     Hold.PROTECTED: "protected",
     Hold.PAUSED: "paused",
     Hold.QUARANTINED: "quarantined",

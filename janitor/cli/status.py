@@ -13,10 +13,10 @@ from rich.text import Text
 from janitor.app.progress import in_words
 from janitor.app.session import Session, session
 from janitor.cli import render
-from janitor.cli.hints import complete, is_renewed
+from janitor.cli.hints import is_renewed
 from janitor.cli.history import RUNNING
 from janitor.cli.history import status as run_status
-from janitor.cli.options import common_options
+from janitor.cli.options import common_options, complete
 from janitor.cli.state import open_state
 from janitor.law.policy import Hold
 from janitor.state.base import EVERYTHING, State

@@ -155,6 +155,8 @@ def _hold(answer: Why, fate: Fate, arguments: str) -> str:
         return f"; held{goes} because its topic changed, or at once with: janitor approve {answer.topic} {arguments}"
     if fate.hold is Hold.CONSUMER:
         return f"; held until {until} at the latest, because a consumer of its topic has not read it"
+    if fate.hold is Hold.TRANSACTION:
+        return "; held until the transactions of its time have ended, and some minutes more"
     if fate.hold is Hold.PAUSED:
         resume = ", ".join(f"janitor resume '{pattern}' {arguments}".rstrip() for pattern in answer.resume)
         return f"; its topic is paused, until: {resume}"

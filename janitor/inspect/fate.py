@@ -123,6 +123,13 @@ def _in_time(context: RunContext, work: TopicWork, key: MessageKey | PayloadKey,
     if work.frontier.hold is Hold.CONSUMER and not goes and fate.due_ms is not None and fate.due_ms <= context.now_ms:
         end_ms = fate.due_ms + (context.terms.consumer_hold_seconds or 0) * 1000
         return replace(fate, goes_ms=end_ms, hold=Hold.CONSUMER, until_ms=end_ms)
+    if (
+        work.frontier.hold is Hold.TRANSACTION
+        and not goes
+        and fate.due_ms is not None
+        and fate.due_ms <= context.now_ms
+    ):
+        return replace(fate, hold=Hold.TRANSACTION)
     if work.frontier.hold is not Hold.FRONTIER or goes:
         return replace(fate, goes_ms=ripe_ms)
     pending, hold_ms = work.record.pending, context.terms.hold_seconds * 1000

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol
 
-from tms_core.rowkey import Cutoff, MessageKey, PayloadKey
+from tms_core.rowkey import LONG_MAX, Cutoff, MessageKey, PayloadKey
 from tms_core.topic import TopicMetadata, first_kept_generation
 
 
@@ -42,6 +42,7 @@ class Hold(StrEnum):
     FIRST_CONTACT = "first_contact"
     FRONTIER = "frontier"
     CONSUMER = "consumer"
+    TRANSACTION = "transaction"
     PAUSED = "paused"
     PROTECTED = "protected"
     QUARANTINED = "quarantined"
@@ -72,6 +73,7 @@ class Frontier:
         generation: the metadata generation this run may act on: rows it makes old may go. 0 makes none old.
         hold: why the run stops short, None when it goes as far as the law.
         processed: the first position (``milliseconds * 65,536 + sequence``) that L7 leaves; 0: it takes nothing.
+        decided_ms: no ttl of a message's own takes what was published from this moment on.
     """
 
     now_ms: int
@@ -80,6 +82,7 @@ class Frontier:
     generation: int
     hold: Hold | None = None
     processed: int = 0
+    decided_ms: int = LONG_MAX
 
     @classmethod
     def open(cls, now_ms: int, topic: TopicMetadata) -> Frontier:
@@ -208,7 +211,8 @@ def _within_reach(
         return False
     if frontier.cutoff.expires(key.time_ms):
         return True
-    return frontier.hold is None and (_past(expires_ms, frontier) or frontier.is_processed(key))
+    early = _past(expires_ms, frontier) and key.time_ms < frontier.decided_ms
+    return frontier.hold is None and (early or frontier.is_processed(key))
 
 
 def _old_either_way(key: MessageKey | PayloadKey, topic: TopicMetadata, frontier: Frontier) -> bool:

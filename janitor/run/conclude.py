@@ -53,7 +53,7 @@ def _seen_jumps(context: RunContext, present: Mapping[TopicId, FrontierRecord]) 
     for work in context.topics.values():
         topic, hold, jump = work.topic.topic, work.frontier.hold, work.record.pending
         known = present.get(topic)
-        if not context.in_scope(topic.prefix) or hold not in (None, Hold.CONSUMER, Hold.FRONTIER, Hold.PROTECTED):
+        if not context.in_scope(topic.prefix) or hold in (Hold.PAUSED, Hold.QUARANTINED, Hold.FIRST_CONTACT):
             continue
         if known is None:
             if jump is not None:

@@ -13,6 +13,9 @@ from janitor.report import Report
 
 logger = logging.getLogger(__name__)
 
+#: How rows are called that rules delete.
+_DELETED = {Rule.EXPIRED: "expired", Rule.OLD_GENERATION: "outdated", Rule.PROCESSED: "processed"}
+
 
 class RunLog:
     """Writes about the runs of one process."""
@@ -28,12 +31,12 @@ class RunLog:
         held = report.held_rows()
         snapshot = report.snapshot.source if report.snapshot else ""
         fields = {"run": report.id, **figures, "held": held, "seconds": report.duration_seconds, "snapshot": snapshot}
-        summary = ", ".join(f"{count} {rule}" for rule, count in figures.items())
         level = logging.INFO if any(figures.values()) or self._first else logging.DEBUG
         self._first = False
-        judged = f"snapshot {snapshot}" if snapshot else "no snapshot"
+        judged = f"judged by {snapshot}" if snapshot else "without a transaction snapshot"
+        kept = f"; {held:,} rows are held" if held else ""
         logger.log(
-            level, "%s %s: %s, %d held; %s", _kind(report), report.id, summary, held, judged, extra={"fields": fields}
+            level, "%s %s: %s%s (%s)", _kind(report), report.id, _taken(report), kept, judged, extra={"fields": fields}
         )
         if report.truncated:
             logger.info("%d transactions that left no rows were taken off the invalid list", report.truncated)
@@ -49,6 +52,16 @@ class RunLog:
                 level = logging.ERROR if note.tripped else logging.WARNING
                 logger.log(level, "%s: %s", note.guard, note.message, extra={"fields": {"run": report.id}})
         self._notes = {(note.guard, note.tripped) for note in report.guards}
+
+
+def _taken(report: Report) -> str:
+    """What was done, or would be, in words."""
+    counts = [(report.total(rule), words) for rule, words in _DELETED.items()]
+    deleted = " and ".join(f"{count:,} {words}" for count, words in counts if count)
+    inverted = report.total(Rule.INVALID_TRANSACTION)
+    parts = [f"{deleted} rows deleted"] if deleted else []
+    parts += [f"{inverted:,} rows of invalid transactions inverted"] if inverted else []
+    return (", ".join(parts) or "nothing was due") + (", if it were a run" if parts and report.mode == "plan" else "")
 
 
 def _kind(report: Report) -> str:

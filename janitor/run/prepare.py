@@ -20,6 +20,7 @@ from janitor.state.records import RESTORED
 from janitor.sweep import transactions as txstate
 from janitor.sweep.consumer_holds import ConsumerHolds
 from janitor.sweep.context import Limits, RunContext
+from janitor.sweep.decided import DECIDED, Decided, decided
 from janitor.sweep.processed import ProcessedRows
 from janitor.sweep.transactions import Observed, TransactionView, TxState
 from tms_core.tables.base import Reads
@@ -37,6 +38,7 @@ class Prepared:
         measured: the same moment as elapsed time is measured by, so that a wrong wall clock does not shorten a hold.
         record: what is known of the store; a fresh one for a store that is not the one remembered.
         unknown: whether no adopted store is remembered, this one or another.
+        decided: until when transactions have ended.
         ids: the snapshot's invalid list beside what was known of it; of none without a usable snapshot.
     """
 
@@ -47,6 +49,7 @@ class Prepared:
     tx: TxState
     ids: Observed
     notes: list[GuardNote]
+    decided: Decided
 
     @property
     def adopted(self) -> bool:
@@ -104,7 +107,8 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Prepared:
             # Of the same system from before, as far as can be told: the one that was used last has been removed.
             tx, ids, system_note = txstate.older(tx), Observed(now.wall_ms), None
     notes = [note for note in (clock_note, store_note, system_note) if note is not None]
-    return Prepared(now, measured, record, _knows_none(state), tx, ids, notes)
+    ended = decided(now.wall_ms, state.note(DECIDED), tx.usable, terms.lifetime)
+    return Prepared(now, measured, record, _knows_none(state), tx, ids, notes, ended)
 
 
 def run_context(
@@ -151,6 +155,7 @@ def run_context(
         lazy=lazy,
         consumers=ConsumerHolds(deps.floor) if deps.floor is not None else None,
         processed=processed,
+        decided_ms=ready.decided.before_ms,
         newborn=deps.newborn,
     )
 
@@ -171,6 +176,7 @@ def remember_snapshot(state: State, ready: Prepared) -> None:
     usable, claim = ready.tx.usable, state.claim()
     if usable is None:
         return
+    state.save_note(DECIDED, ready.decided._asdict())
     pointers = sorted(usable.open_pointers)
     state.save_note(IN_PROGRESS, {"write_pointer": usable.write_pointer, "pointers": pointers})
     if ready.speaks_against(claim):

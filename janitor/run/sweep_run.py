@@ -29,9 +29,11 @@ from janitor.sweep.ledger import Ledger
 from janitor.sweep.permission import Permission
 from janitor.sweep.rate_limit import Pacer
 from janitor.sweep.sweep import sweep_store
-from tms_core.consumers.claims import ConsumerGroup, free_void
+from tms_core.consumers.claims import free_void
 from tms_core.errors import Interrupted, LeaseLost, StateBusy, StateError, StoreError
+from tms_core.messaging.producer_rows import IDLE_MS, tidy
 from tms_core.tables.base import KeyRange, Reads
+from tms_core.topic import TopicId
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +113,8 @@ class SweepRun:
                 self._sync()
         if deps.expiries is not None:
             deps.expiries.forget(current.outcome.expired)
-        self._free_void_claims()
+        if current.round is None:
+            self._free_void_claims()
         if state_failed is not None:
             with self._as_its_holder():
                 raise state_failed
@@ -127,21 +130,29 @@ class SweepRun:
             self._feed_back()
 
     def _free_void_claims(self) -> None:
-        """Free what invalid transactions have claimed, before their ids may leave the invalid list (rule S4)."""
+        """Free what invalid transactions have claimed, and mark what producers have begun in them, before their ids may
+        leave the invalid list (rule S4); and forget idle producers.
+
+        A pass that proves something does so before it writes down the first thing, so its evidence is of claims, too.
+        """
         deps, current = self._deps, self._current
         usable, topics = current.ready.tx.usable, current.context.topics
         if deps.side is None or usable is None or not self._moves_frontiers or current.halted is not None:
             return
 
-        def is_gone(group: ConsumerGroup) -> bool:
-            work = topics.get(group.topic.prefix)
-            return work is not None and work.topic.is_old(group.generation)
+        def is_gone(topic: TopicId, generation: int) -> bool:
+            work = topics.get(topic.prefix)
+            return work is not None and work.topic.is_old(generation)
 
         with self._as_its_holder():
             deps.check_lease()
-        freed = free_void(deps.side, usable.is_invalid, is_gone)
+        freed = free_void(deps.side, usable.is_invalid, lambda group: is_gone(group.topic, group.generation))
         if freed:
             logger.info("%d claims of transactions that have failed were given back to their groups", freed)
+        idle_before_ms = current.ready.now.wall_ms - IDLE_MS
+        forgotten = tidy(deps.side, usable.is_invalid, usable.is_undecided, is_gone, idle_before_ms)[1]
+        if forgotten:
+            logger.info("%d producers that were idle for a week were forgotten", forgotten)
 
     def _act(self) -> Sweep:
         deps, current = self._deps, self._current
@@ -166,6 +177,7 @@ class SweepRun:
 
     def _begin_round(self, parts: Sequence[Reads]) -> Round:
         deps, current = self._deps, self._current
+        self._free_void_claims()
         self._saved_ms = deps.clock.running_ms()
         with self._as_its_holder(), deps.state.transaction():
             deps.check_lease()

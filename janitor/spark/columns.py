@@ -175,7 +175,9 @@ class Policy:
 
         old_either = rows.generation < np.minimum(terms["old_below"], terms["frontier_old_below"])
         live_or_held = current | (rows.generation == terms["frontier_generation"])
-        let_go = (rows.time_ms < terms["cutoff"]) | ((past | processed) & (terms["open"] == 1))
+        let_go = (rows.time_ms < terms["cutoff"]) | (
+            ((past & (rows.time_ms < terms["decided_ms"])) | processed) & (terms["open"] == 1)
+        )
         reached = old_either | (live_or_held & let_go)
 
         rule = np.full(len(foreign), _CODE[Reason.LIVE], dtype=np.int8)
@@ -238,6 +240,7 @@ _TERMS = (
     "open",
     "processed_ms",
     "processed_sequence",
+    "decided_ms",
 )
 
 
@@ -257,6 +260,7 @@ def _terms_of(topic: TopicMetadata | None, frontier: Frontier | None) -> tuple[i
         frontier.hold is None,
         frontier.processed >> 16,
         frontier.processed & 0xFFFF,
+        frontier.decided_ms,
     )
 
 

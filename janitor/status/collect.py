@@ -23,11 +23,11 @@ from janitor.state.topic_history import Change, changes
 from janitor.stats.consumer_lag import NOTE as CONSUMERS
 from janitor.stats.late import NOTE as LATE
 from janitor.status.status import (
+    BlockedReaders,
     BoundaryFigures,
     ConsumerFigures,
     GuardFigures,
     HeldTopic,
-    LateTransaction,
     OpenTransaction,
     Overdue,
     Quarantined,
@@ -136,7 +136,7 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
         skew_seconds={} if ahead_ms is None else {"running_time": ahead_ms / 1000},
         topics=_topics(state, overdue),
         consumers=[ConsumerFigures(**figures) for figures in state.note(CONSUMERS) or ()],
-        late=[LateTransaction(**found) for found in state.note(LATE) or ()] if live else [],
+        late=[BlockedReaders(**found) for found in state.note(LATE) or ()] if live else [],
         statistics=_statistics(state),
         counters=state.counters(),
     )

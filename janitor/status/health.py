@@ -94,7 +94,8 @@ def _attention(status: Status) -> Iterator[Reason]:
         problem = f"The transaction snapshot is unusable ({status.snapshot.problem})"
         yield Reason(f"{problem}: nothing is inverted, no boundary claimed.", "snapshot")
     for late in status.late:
-        if status.now_ms - late.since_ms > LATE_MS:
+        # What was in progress when the server was started held up no reader before.
+        if status.now_ms - max(late.since_ms, status.started_ms or 0) > LATE_MS:
             yield Reason(f"Readers of {late.readers} wait for transaction {late.transaction}.", "late")
             break
     yield from _topics("is held", "held", (held.topic for held in status.held if _waits(status, held.reason)))

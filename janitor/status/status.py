@@ -244,8 +244,8 @@ class GuardFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class LateTransaction:
-    """A transaction in progress at whose messages readers in transactions wait.
+class BlockedReaders:
+    """Readers in transactions that wait at the messages of a transaction in progress.
 
     Attributes:
         client: who holds it; empty where that is not known.
@@ -332,7 +332,7 @@ class Status:
     skew_seconds: Mapping[str, float] = field(default_factory=dict)
     topics: Sequence[TopicFigures] = ()
     consumers: Sequence[ConsumerFigures] = ()
-    late: Sequence[LateTransaction] = ()
+    late: Sequence[BlockedReaders] = ()
     statistics: StatisticsFigures | None = None
     failing: Mapping[str, str] = field(default_factory=dict)
     counters: Mapping[CounterKey, float] = field(default_factory=dict)

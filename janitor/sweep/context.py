@@ -16,6 +16,7 @@ from janitor.law.references import Lifetime
 from janitor.report import DataTable
 from janitor.state.base import ClockAnchor, FrontierRecord
 from janitor.sweep.consumer_holds import ConsumerHolds
+from janitor.sweep.decided import until_decided
 from janitor.sweep.processed import ProcessedRows
 from janitor.sweep.transactions import TransactionView
 from tms_core.errors import MetadataError
@@ -109,6 +110,7 @@ class RunContext:
         lazy: leave topics alone in which little has come due (``docs/design.md``, "Lazy passes").
         consumers: hold what they have not read; None: nothing is held for consumers.
         processed: what all consumers have processed (rule L7); None: that is not known.
+        decided_ms: the transactions of all that was published before this moment ended a while ago.
         newborn: whether a topic is known to have been made with nothing in it, and is still what it was made as.
     """
 
@@ -128,6 +130,7 @@ class RunContext:
     lazy: bool = False
     consumers: ConsumerHolds | None = None
     processed: ProcessedRows | None = None
+    decided_ms: int = 0
     newborn: Callable[[TopicMetadata], bool] = none_is_new
     topics: dict[bytes, TopicWork] = field(default_factory=dict)
     unparsed: dict[bytes, str] = field(default_factory=dict)
@@ -175,6 +178,8 @@ class RunContext:
             self.unparsed[key] = str(error)
             return None
         frontier, record = self._frontier(topic)
+        if topic.holds_transactions:
+            frontier = until_decided(frontier, self.decided_ms)
         if self.consumers is not None:
             frontier = self.consumers.lower(topic, frontier)
         has_more = False
@@ -213,7 +218,7 @@ class RunContext:
             return known.pending == record.pending
         # It grows all the time it is held, so it is counted again whenever a hundredth of the longest hold has passed.
         step_ms = max(LEAST_WINDOW_MS, (self.terms.consumer_hold_seconds or 0) * 10)
-        held = frontier.hold is Hold.CONSUMER and frontier.cutoff.ms < known.cutoff_ms
+        held = frontier.hold in (Hold.CONSUMER, Hold.TRANSACTION) and frontier.cutoff.ms < known.cutoff_ms
         return held and frontier.due.ms // step_ms == known.cutoff_ms // step_ms
 
     def _may_wait(self, topic: TopicMetadata, frontier: Frontier) -> bool:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.client.faults import SOON
 from tests.server.conftest import serving
+from tests.support import free_port
 from tms_core.client import (
     AsyncClient,
     Client,
@@ -83,12 +84,6 @@ def peer(says: bytes = b"", *, hangs: bool = False) -> Iterator[Peer]:
 
 def url(port: int) -> str:
     return f"http://127.0.0.1:{port}"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 # --- what went wrong -------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "client.md").read_text(encoding="utf-8")
 EXAMPLES = [
     pytest.param(code, id=f"{name}-{number}")
-    for name in ("client.md", "guide.md", "groups.md")
+    for name in ("client.md", "guide.md", "groups.md", "exactly-once.md")
     for number, code in enumerate(
         re.findall(r"^```python\n(.*?)^```", (DOCS / name).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     )

@@ -54,6 +54,21 @@ def test_given_a_producer_when_another_one_comes_then_the_former_is_refused_for_
     assert (committed(client), committed(client, ORDERS)) == ([b"a"], [b"d"])
 
 
+def test_given_a_newer_instance_when_the_former_sends_in_its_transaction_then_it_is_fenced_and_not_only_late(
+    site: InProcess,
+) -> None:
+    with site.client(limits=SMALL) as client:
+        tx = client.producer(BILLS, "importer").__enter__().transaction().__enter__()
+        tx.publish(BILLS, [b"sent"])
+        client.producer(BILLS, "importer").__enter__()
+        with pytest.raises(ProducerFenced):
+            tx.publish(BILLS, [b"late"])
+        tx.roll_back()
+        with suppress(ProducerFenced):
+            tx.__exit__(None, None, None)
+        assert committed(client) == []
+
+
 def test_given_a_producer_that_is_not_registered_or_has_no_name_then_that_is_said(client: Client) -> None:
     with pytest.raises(NotInProgress, match="not registered"):
         client.producer(BILLS, "importer").publish([b"a"])
@@ -212,3 +227,22 @@ def test_given_a_transaction_that_has_ended_when_published_in_then_that_is_the_e
         client.publish(BILLS, [b"late"], transaction=tx.transaction)
     with pytest.raises(TransactionEnded):
         client.store(BILLS, [b"late"], transaction=tx.transaction)
+
+
+def test_given_partitions_and_routes_when_a_producer_publishes_with_keys_then_each_message_is_there_once(
+    site: InProcess, faults: Faults
+) -> None:
+    with site.client() as client:
+        client.create_topic("default:parts", properties={"partitions": "3"})
+        client.create_topic("default:clicks", properties={"routes": '{"users": 1, "pages": 2}'})
+    faults.at("publish", "after", times=2)
+    with faulty_client(site, faults) as client, client.producer("default:parts", "importer") as producer:
+        for number in range(6):
+            producer.publish([b"%d" % number], key=b"%d" % number)
+        producer.publish([b"click"], topic="default:clicks", key={"users": b"ada", "pages": b"home"})
+        found = [one for number in range(3) for one in committed(client, f"default:parts-{number}")]
+        copies = [
+            one for name in ("users-0", "pages-0", "pages-1") for one in committed(client, f"default:clicks-{name}")
+        ]
+    assert sorted(found) == [b"%d" % number for number in range(6)]
+    assert copies == [b"click"] * 2

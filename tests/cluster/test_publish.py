@@ -15,7 +15,7 @@ import httpx2
 import pytest
 import yaml
 
-from tests.chart.programs import program, run
+from tests.chart.programs import KUBERNETES, program, run
 from tests.cluster.engine import SOURCE, Engine
 from tests.cluster.plane import ROOT, ControlPlane, free_ports, until
 
@@ -150,22 +150,25 @@ def test_its_contents_and_how_it_was_made_are_signed_statements(published: Publi
     assert commit == {"uri": f"git+{SOURCE}", "digest": {"gitCommit": revision.strip()}}
 
 
-def test_the_chart_is_installed_from_the_registry_and_starts_the_image_there(
-    plane: ControlPlane, published: Published
-) -> None:
-    def helm(*words: str) -> str:
-        done = run("helm", *words, kubeconfig=plane.kubeconfig)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+def helm(published: Published, *words: str, kubeconfig: Path | None = None) -> str:
+    """A command of Helm's about the chart in the registry; what it said."""
+    there = (f"oci://{published.registry}/charts/tms-janitor", "--plain-http", "--version", VERSION)
+    done = run("helm", *words, *there, kubeconfig=kubeconfig)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
-    address = f"oci://{published.registry}/charts/tms-janitor"
-    there = ("--plain-http", "--version", VERSION)
-    about = yaml.safe_load(helm("show", "chart", address, *there))
-    assert (about["home"], about["sources"]) == (SOURCE, [SOURCE])
-    helm("install", "fetched", address, *there, "--namespace", "apps", "--no-hooks")
-    [deployment] = plane.get(
-        "/apis/apps/v1/namespaces/apps/deployments?labelSelector=app.kubernetes.io%2Finstance%3Dfetched"
-    )["items"]
-    [container] = deployment["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == f"{published.registry}/tms-janitor:{VERSION}"
-    helm("uninstall", "fetched", "--namespace", "apps", "--no-hooks")
+
+def test_the_chart_in_the_registry_says_where_it_comes_from_and_starts_the_image_there(published: Published) -> None:
+    about = yaml.safe_load(helm(published, "show", "chart"))
+    assert (about["home"], about["sources"], about["appVersion"]) == (SOURCE, [SOURCE], VERSION)
+    made = list(yaml.safe_load_all(helm(published, "template", "x", "--kube-version", KUBERNETES)))
+    pods = [each["spec"]["template"]["spec"] for each in made if each and each["kind"] == "Deployment"]
+    images = [container["image"] for pod in pods for container in pod["containers"]]
+    assert images == [f"{published.registry}/tms-janitor:{VERSION}"]
+
+
+def test_the_chart_is_installed_from_the_registry(plane: ControlPlane, published: Published) -> None:
+    helm(published, "install", "fetched", "--namespace", "apps", "--no-hooks", kubeconfig=plane.kubeconfig)
+    assert "fetched-tms-janitor" in plane.named("/apis/apps/v1/namespaces/apps/deployments")
+    gone = run("helm", "uninstall", "fetched", "--namespace", "apps", "--no-hooks", kubeconfig=plane.kubeconfig)
+    assert gone.returncode == 0, gone.stderr

@@ -52,11 +52,9 @@ from typing import NamedTuple, Self
 import click
 
 from tests import maven
+from tests.interop.java import SHORT_LIVED
 from tests.support import require_or_skip
 
-#: In a test (pytest says so by this variable) a machine ends before a second compiler or a parallel collector has paid
-#: for itself; benchmarks measure HBase as it is run.
-SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC") if "PYTEST_VERSION" in os.environ else ()
 HERE = Path(__file__).parent
 START_SECONDS = 300.0
 COMMAND_SECONDS = 600.0

@@ -15,7 +15,8 @@ from tests.hbase.test_two_servers import until
 from tests.server.client import PATIENCE_SECONDS, Client
 from tests.server.group_worker import BILLS, ORDERS
 from tests.server.process import Serve
-from tests.server.test_group_kill import IDLE_SECONDS, free_port, worker
+from tests.server.test_group_kill import IDLE_SECONDS, worker
+from tests.support import free_port
 from tms_core import client as library
 from tms_core.clock import SystemClock
 from tms_core.errors import TmsError

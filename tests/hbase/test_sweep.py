@@ -43,7 +43,7 @@ def test_given_rows_in_all_salts_when_swept_then_what_is_due_goes_and_the_rest_s
     assert (report.total(Rule.EXPIRED), report.total(Rule.OLD_GENERATION)) == (200, 200)
     assert (report.errors, store.wrong_salts) == ([], 0)
     again = rig.engine.run_once()
-    assert [again.total(rule) for rule in Rule] == [0, 0, 0]
+    assert [again.total(rule) for rule in Rule] == [0] * len(Rule)
 
 
 def test_given_an_invalid_transaction_when_swept_then_its_rows_are_inverted_in_every_salt_and_a_claim_is_made(

@@ -117,6 +117,7 @@ def test_given_entries_of_all_rules_when_totalled_then_each_rule_has_its_own() -
     assert {rule: made.total(rule) for rule in Rule} == {
         Rule.EXPIRED: 3,
         Rule.OLD_GENERATION: 4,
+        Rule.PROCESSED: 0,
         Rule.INVALID_TRANSACTION: 8,
     }
     assert made.held_rows() == 48

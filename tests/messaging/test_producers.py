@@ -13,6 +13,7 @@ import pytest
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
 from tests.messaging.desk import named
 from tests.messaging.group_desk import ORDERS, GroupDesk, opened
+from tms_core.consumers.retention import announce
 from tms_core.errors import (
     BadRequest,
     MessagingError,
@@ -250,6 +251,18 @@ def test_given_a_repetition_after_the_messages_may_have_expired_then_what_is_not
     desk.restart()
     with pytest.raises(MessagingError, match="not known any more"):
         one.publish(b"a", topic=named("short"), again=True)
+
+
+def test_given_a_repetition_after_all_consumers_have_processed_then_it_is_not_done_again(desk: GroupDesk) -> None:
+    eaten = named("eaten")
+    desk.service.create_topic(eaten, {"retention": "consumed"})
+    one = Instance(desk)
+    one.publish(b"a", topic=eaten)
+    desk.store.message.delete(desk.store.message.keys(b"", None, 10).items)
+    announce(desk.side, TopicMetadata(eaten, 1, 3600), (NOW_MS + 1) << 16)
+    desk.restart()
+    with pytest.raises(MessagingError, match="not known any more"):
+        one.publish(b"a", topic=eaten, again=True)
 
 
 def test_given_a_producer_in_one_topic_when_it_publishes_to_several_then_each_has_its_own_last_request(

@@ -41,9 +41,10 @@ def test_given_properties_when_created_then_they_lie_over_the_defaults_and_are_e
     [
         *({"ttl": ttl} for ttl in ("0", "-1", "1.5", "", str(2**31))),
         *({"retention": retention} for retention in ("", "Consumed", "0")),
+        *({"hold": hold} for hold in ("", "none")),
     ],
 )
-def test_given_a_ttl_or_a_retention_that_is_none_when_created_or_updated_then_it_is_a_bad_request(
+def test_given_a_ttl_a_retention_or_a_hold_that_is_none_when_created_or_updated_then_it_is_a_bad_request(
     desk: Desk, properties: dict[str, str]
 ) -> None:
     with pytest.raises(BadRequest):

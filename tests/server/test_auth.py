@@ -49,6 +49,11 @@ WHO = {
     ("GET", f"{TOPIC}/consumers/{{name}}"): CONSUME,
     ("PUT", f"{TOPIC}/consumers/{{name}}"): CONSUME,
     ("DELETE", f"{TOPIC}/consumers/{{name}}"): CONSUME,
+    ("GET", f"{TOPIC}/ages"): ANY,
+    ("GET", f"{TOPIC}/producers"): PUBLISH,
+    ("POST", f"{TOPIC}/producers/{{name}}"): PUBLISH,
+    ("GET", f"{TOPIC}/producers/{{name}}"): PUBLISH,
+    ("DELETE", f"{TOPIC}/producers/{{name}}"): PUBLISH,
     ("GET", "/ping"): EVERYBODY,
     ("GET", "/metrics"): KNOWN,
     ("GET", "/openapi.json"): KNOWN,
@@ -258,3 +263,14 @@ def test_given_a_server_that_asks_when_described_then_the_scheme_is_named(
 def test_the_needs_of_a_topic_are_the_words_of_the_rules() -> None:
     words = Settings.model_json_schema()["$defs"]["AuthRule"]["properties"]["can"]["items"]["enum"]
     assert {need.value for need in Need} == {*words, "nothing", "known", "any"}
+
+
+@pytest.mark.usefixtures("server")
+def test_given_a_producer_of_a_topic_where_one_may_not_publish_then_its_name_cannot_be_used(
+    client: Client, identities: Identities
+) -> None:
+    named = {"x_tms_producer": "elsewhere:t/x", "x_tms_generation": "1", "x_tms_sequence": "1"}
+    token = identities.good("publisher")
+    url = TOPIC.format(namespace="default", topic="t")
+    answer = client.ask("POST", f"{url}/publish", b'{"messages": ["a"]}', **headers(token), **named)
+    assert answer.status == 403

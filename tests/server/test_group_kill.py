@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ import yaml
 from tests.server.client import PATIENCE_SECONDS
 from tests.server.group_worker import BILLS, ORDERS
 from tests.server.process import Serve, configure
-from tests.support import size
+from tests.support import free_port, size
 from tms_core.client import Client
 
 #: How long processes are killed, in seconds; 120 is the full size.
@@ -23,13 +22,6 @@ SECONDS = size("TMS_TEST_GROUP_SECONDS", 6)
 WORKERS = 3
 #: After how long without an order the last workers end, in seconds: longer than a transaction that was left open.
 IDLE_SECONDS = 15
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 def configured(folder: Path) -> Path:

@@ -24,14 +24,15 @@ from tests.server.client import Client, TopicClient
 from tests.server.process import configure, port_of
 from tms_core.cli import serve as command
 from tms_core.cli.main import execute
-from tms_core.cli.serve import serving
 from tms_core.cli.signals import ending
 from tms_core.clock import Clock, ManualClock
 from tms_core.errors import ConfigurationError, StoreNotFound, TmsError
 from tms_core.server import companions
+from tms_core.server import serving as parts
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.server.companions import Host
 from tms_core.server.ha import member as standing
+from tms_core.server.serving import serving
 from tms_core.settings.models import HBaseSettings, TlsSettings
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
@@ -216,8 +217,8 @@ class FakeHBase(MemoryStore):
 @pytest.fixture
 def hbase(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A settings file for an HBase that is not one."""
-    monkeypatch.setattr(command, "HBaseStore", FakeHBase)
-    monkeypatch.setattr(command, "HBaseSide", lambda *_, **__: MemorySide())
+    monkeypatch.setattr(parts, "HBaseStore", FakeHBase)
+    monkeypatch.setattr(parts, "HBaseSide", lambda *_, **__: MemorySide())
     monkeypatch.setattr(standing, "HBaseSide", lambda *_, **__: MemorySide())
     config = memory(tmp_path)
     config.write_text(config.read_text().replace("kind: memory", "kind: hbase") + "\n")
@@ -246,7 +247,7 @@ def test_given_hbase_without_a_table_for_what_is_ours_when_served_then_that_is_s
     def side(*_: object, **__: object) -> MemorySide:
         raise StoreNotFound("There is no table tms.side.")
 
-    monkeypatch.setattr(command, "HBaseSide", side)
+    monkeypatch.setattr(parts, "HBaseSide", side)
     with pytest.raises(StoreNotFound, match=r"tms\.side"), serving(hbase, NO_TRANSACTIONS, {}, janitor=False):
         pass
 

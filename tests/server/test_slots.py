@@ -6,14 +6,16 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from tests.builders import NOW_MS, SECOND
 from tests.server.test_fenced import Watched
 from tms_core.clock import ManualClock
-from tms_core.errors import StoreError, StoreUnavailable, Unavailable
+from tms_core.errors import BadRequest, ProducerFenced, StoreError, StoreUnavailable, Unavailable
 from tms_core.messaging.model import FetchRequest
+from tms_core.messaging.producers import Sent
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId
 from tms_core.server.forward import _topic
@@ -279,6 +281,52 @@ def test_given_slots_that_are_led_when_the_server_ends_then_the_next_one_leads_t
     again = site.server(1)
     site.look(one, again)
     assert again.led == [1, 3]
+
+
+def test_given_a_ttl_that_another_server_has_changed_then_the_leader_shows_nothing_that_went_meanwhile(
+    site: Site, pair: tuple[Server, Server]
+) -> None:
+    one, other = pair
+    other.service.publish(TOPIC, [b"1"])
+    assert other.payloads(TOPIC) == [b"1"]
+    one.service.update_topic(TOPIC, {"ttl": "10"})
+    site.look(one, other, seconds=20)
+    site.store.message.delete(site.store.message.keys(TOPIC.prefix, None, 10).items)
+    one.service.update_topic(TOPIC, {"ttl": "600"})
+    assert other.payloads(TOPIC) == []
+
+
+# --- producers -------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_producer_when_it_publishes_then_only_to_topics_of_its_home_s_slot(
+    pair: tuple[Server, Server],
+) -> None:
+    one, other = pair
+    known = one.service.producers.register(TOPICS[0], "importer", UUID(int=7))
+    sent = Sent(TOPICS[0], "importer", known.generation, 1)
+    one.service.publish(TOPICS[0], [b"1"], sent=sent)
+    for leader, slot in ((other, 1), (one, 2)):
+        with pytest.raises(BadRequest, match="of different slots"):
+            leader.service.publish(TOPICS[slot], [b"2"], sent=sent)
+        assert leader.payloads(TOPICS[slot]) == []
+
+
+def test_given_a_slot_that_was_handed_over_when_a_newer_instance_was_registered_there_then_the_older_is_fenced(
+    site: Site, pair: tuple[Server, Server]
+) -> None:
+    one, other = pair
+    older = Sent(TOPIC, "importer", other.service.producers.register(TOPIC, "importer", UUID(int=7)).generation, 1)
+    other.service.publish(TOPIC, [b"1"], sent=older)
+    site.look(one, seconds=TAKE_OVER)
+    newer = one.service.producers.register(TOPIC, "importer", UUID(int=8))
+    one.rota.resign()
+    site.look(other, seconds=TAKE_OVER)
+    assert other.led == [0, 1, 2, 3]
+    with pytest.raises(ProducerFenced):
+        other.service.publish(TOPIC, [b"2"], sent=older._replace(sequence=2))
+    other.service.publish(TOPIC, [b"3"], sent=older._replace(generation=newer.generation))
+    assert other.payloads(TOPIC) == [b"1", b"3"]
 
 
 # --- on how many slots -----------------------------------------------------------------------------------------------

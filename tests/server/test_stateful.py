@@ -27,7 +27,6 @@ from janitor.app.embedded import Embedded
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS
 from tests.server.told import Reader, Topic, Tx
 from tests.support import size
-from tms_core.cli.serve import serving
 from tms_core.client import (
     Client,
     ConsumerNotFound,
@@ -41,6 +40,7 @@ from tms_core.client import (
 )
 from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest
+from tms_core.server.serving import serving
 
 NAMES = ("default:a", "default:a-b")
 #: The consumer group, and where it begins.

@@ -7,6 +7,7 @@ A history is a row of steps that a seed draws. Whatever happens, these hold, and
 * **Q3** in order: what is committed one after the other is in the order of the ids
 * **Q4** everything is processed in the end
 * **Q5** taking ids off the invalid list, after the janitor has been there, changes nothing
+* **Q6** a sweep deletes nothing that a group has not processed, also of one that comes meanwhile
 * **Q7** no id is given at or before one that a group has read or was given
 * **Q11** without an order: nothing is given out that is not committed
 * **Q12** what a deposed leader sends late changes nothing
@@ -19,13 +20,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from tests.builders import DAY, HOUR, NOW_MS, SECOND
+from tests.builders import DAY, HOUR, NOW_MS, SECOND, janitor
 from tms_core.clock import ManualClock
 from tms_core.consumers.claims import all_claims, free_void
 from tms_core.errors import StoreError, TmsError
 from tms_core.messaging.groups import GroupPoll, Order
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId, generation_prefix
+from tms_core.tables.base import Page
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
@@ -48,12 +50,29 @@ class FaultySide(MemorySide):
     Attributes:
         fault: ``before``, ``after`` or ``late``; empty: none.
         late: writes that are still under way.
+        visitor: called at the read with this number from now on; None: nothing is.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.fault = ""
         self.late: list[Callable[[], bool]] = []
+        self.visitor: tuple[int, Callable[[], None]] | None = None
+
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+        self._visited()
+        return super().rows(start, stop, limit)
+
+    def get(self, key: bytes) -> bytes | None:
+        self._visited()
+        return super().get(key)
+
+    def _visited(self) -> None:
+        if self.visitor is not None:
+            left, call = self.visitor
+            self.visitor = (left - 1, call) if left else None
+            if not left:
+                call()
 
     def exchange(
         self,
@@ -101,10 +120,20 @@ class GroupSite:
         self.store = MemoryStore()
         self.manager = TransactionManager(MemoryStorage(), self.clock)
         self.service = self.serve()
-        self.service.create_topic(ORDERS, {"ttl": "864000000"})
+        self.service.create_topic(ORDERS, {"ttl": "864000000", "retention": "consumed"})
         self.service.create_topic(BILLS, {"ttl": "864000000"})
         for group in GROUPS:
             self.service.consumers.put(ORDERS, group, MessageId(0, 0))
+        self.janitor = janitor(
+            self.store,
+            clock=self.clock,
+            snapshots=self.manager,
+            side=self.side,
+            hold_seconds=0,
+            snapshot_interval_seconds=60,
+        )
+        self.janitor.engine.run_once(adopt=True)
+        self.guest: bytes | None = None
         self.producers: dict[int, tuple[Transaction, list[bytes]]] = {}
         self.workers: list[Worker] = []
         self.committed: set[bytes] = set()
@@ -215,12 +244,31 @@ class GroupSite:
             self.side.late.pop()()
 
     def sweep(self) -> None:
-        """All rows that every group has read are deleted."""
-        lowest = min(self.service.consumers.get(ORDERS, group).id for group in GROUPS)
-        keys = self.store.message.keys(ORDERS.prefix, ORDERS.prefix + b"\xff", 10_000).items
-        due = [key for key in keys if key[-10:] <= lowest.pack()[:10]]
-        self.store.message.delete(due)
-        self.reached["swept"] += len(due)
+        """The janitor comes by; sometimes a guest comes or goes meanwhile, whose group reads nothing."""
+        self.clock.advance(1)
+        before = self._rows()
+        if self.random.random() < 0.5:
+            self.side.visitor = (self.random.randrange(12), self.visit)
+        self.janitor.engine.run_once()
+        self.side.visitor = None
+        there = self._rows()
+        gone = {key: payload for key, payload in before.items() if key not in there}
+        open_ = {payload for _, payloads in self.producers.values() for payload in payloads}
+        for key, payload in gone.items():
+            unread = [group for group in GROUPS if payload in self.committed and payload not in self.done[group]]
+            if unread or payload in open_ or (self.guest is not None and key > self.guest):
+                raise Violation(f"Q6: {payload!r} is gone, and {unread or 'a guest or a producer'} had need of it")
+        self.reached["swept"] += len(gone)
+
+    def visit(self) -> None:
+        """Another group is registered, from the beginning on; or it is forgotten."""
+        if self.guest is None:
+            self.service.consumers.put(ORDERS, "guest", MessageId(0, 0))
+            self.guest = self.service.consumers.get(ORDERS, "guest").id.pack()[:10]
+            self.reached["a guest"] += 1
+        else:
+            self.service.consumers.delete(ORDERS, "guest")
+            self.guest = None
 
     def truncate(self) -> None:
         """The janitor frees void claims; then the ids leave the list whose transactions can write no more."""
@@ -232,7 +280,11 @@ class GroupSite:
         self.manager.truncate_invalid(closed)
 
     def rest(self) -> None:
-        """Two hours in which nothing happens: what is open times out, and ids are closed."""
+        """Two hours in which nothing happens: what is open times out, and ids are closed.
+
+        No write is under way for longer than that; an id may leave the invalid list by then.
+        """
+        self.arrive()
         self.clock.advance(2 * LIFETIME_MS + 1)
         self.manager.expire()
         self.producers.clear()
@@ -243,6 +295,8 @@ class GroupSite:
         self.rest()
         self.publish()
         self._process_all()
+        if self.guest is not None:
+            self.visit()
         self.sweep()
         self.step_clock()
         self.publish()
@@ -279,12 +333,18 @@ class GroupSite:
                 given = self.service.groups.poll(ORDERS, group, GroupPoll(tx, 3, order=order))
                 worker = Worker(group, tx, [one.payload for one in given.messages], [one.id for one in given.messages])
                 if not worker.payloads:
+                    self.manager.abort(tx)
                     break
                 bills = [group.encode() + b" " + one for one in worker.payloads]
                 self.service.publish(BILLS, bills, pointer=tx.write_pointer)
                 if not self._commit(tx):
                     raise Violation("Q4: a worker alone cannot commit")
                 self._count(worker)
+
+    def _rows(self) -> dict[bytes, bytes]:
+        """The ends of the keys of the topic's rows, and their payloads."""
+        rows = self.store.message.rows(ORDERS.prefix, ORDERS.prefix + b"\xff", 10_000).items
+        return {key[-10:]: value.payload or b"" for key, value in rows}
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
@@ -357,6 +417,7 @@ WEIGHTS: dict[str, float] = {
     "wait": 3,
     "arrive": 1,
     "sweep": 1,
+    "visit": 0.5,
     "step_clock": 0.7,
     "restart": 0.7,
     "truncate": 0.7,

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from janitor.run import sweep_run
 from tests.simulation import group_site
 from tests.simulation.group_site import FaultySide, GroupSite, Violation, play
 from tests.simulation.slot_site import SLOT_WEIGHTS, SlotSite
-from tms_core.consumers import claims
+from tms_core.consumers import claims, retention
 from tms_core.consumers.claims import Truth
 from tms_core.consumers.positions import Positions
 from tms_core.messaging import groups, lines
@@ -29,7 +30,7 @@ def test_given_histories_when_played_then_every_invariant_holds_and_everything_w
     reached: Counter[str] = Counter()
     for seed in range(SEEDS):
         reached += play(seed)
-    assert set(reached) == {"died", "answer lost", "left", "late", "swept", "truncated", "woke up too late"}
+    assert set(reached) == {"died", "answer lost", "left", "late", "swept", "a guest", "truncated", "woke up too late"}
 
 
 def test_given_two_servers_that_share_topics_when_histories_are_played_then_every_invariant_holds() -> None:
@@ -90,7 +91,17 @@ def no_roll_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def side_rows_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_site, "free_void", lambda *_: 0)
+    for module in (group_site, sweep_run):
+        monkeypatch.setattr(module, "free_void", lambda *_: 0)
+
+
+def least_base_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    behind = retention._behind
+    monkeypatch.setattr(retention, "_behind", lambda base: behind(base) + 1)
+
+
+def announced_to_no_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "begin", lambda *given: given[-1])
 
 
 def positions_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +128,8 @@ BUGS: list[tuple[str, Plant]] = [
     ("second claim while one is open", second_claim_while_one_is_open),
     ("no roll back", no_roll_back),
     ("side rows not looked at", side_rows_not_looked_at),
+    ("least base off by one", least_base_off_by_one),
+    ("what may go is announced to no consumer", announced_to_no_consumer),
     ("positions not asked", positions_not_asked),
     ("undecided inside a claim", undecided_inside_a_claim),
     ("side not fenced", side_not_fenced),
@@ -148,8 +161,8 @@ def test_given_a_planted_bug_of_servers_that_share_topics_when_histories_are_pla
     plant(monkeypatch)
 
     def any_of_them() -> None:
-        for seed in range(ENOUGH):
-            play(seed, make=SlotSite, weights=SLOT_WEIGHTS)
+        for seed in range(2 * ENOUGH):
+            play(seed, make=SlotSite, weights=SLOT_WEIGHTS | {"swing": 3, "step_clock": 2})
 
     with pytest.raises(Violation, match="Q"):
         any_of_them()

@@ -36,7 +36,7 @@ from tms_core.tables.leveldb import clone as leveldb_clone
 from tms_core.tables.leveldb.clone import still
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
-from tms_core.tables.side import Expiries, MemorySide
+from tms_core.tables.side import Expiries
 
 DEAD = pointer(NOW_MS - 2 * DAY)
 USUAL = Terms(0, (), LIFETIME, True, 60)
@@ -109,14 +109,14 @@ def test_given_a_random_store_when_swept_again_and_again_then_all_is_as_one_proc
     own = data.draw(st.lists(st.tuples(st.sampled_from([b"a:t1:", *scene.messages]), st.sampled_from(WAITS))))
     outcomes = []
     for by_tasks in (True, False):
-        store, state, clock, side = MemoryStore(), SqliteState.in_memory(), ManualClock(scene.now_ms), MemorySide()
+        store, state, clock, side = MemoryStore(), SqliteState.in_memory(), ManualClock(scene.now_ms), scene.side()
         scene.fill(store)
         state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
         state.save_frontiers(scene.records)
         expiries = Expiries(side)
         expiries.put((key, scene.now_ms + wait_ms) for key, wait_ms in own if key in scene.messages)
         source = FixedSource(scene.snapshot) if scene.snapshot else None
-        options: dict[str, Any] = {"batch_rows": batch_rows, "expiries": expiries}
+        options: dict[str, Any] = {"batch_rows": batch_rows, "expiries": expiries, "side": side}
         engine: Any = (
             guided(store, state, source, clock, TERMS, cut=cut_at(cuts), **options)
             if by_tasks

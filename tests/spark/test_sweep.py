@@ -74,7 +74,7 @@ def test_given_a_random_store_when_swept_by_tasks_then_rows_and_report_are_those
         state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
         state.save_frontiers(scene.records)
         source = FixedSource(scene.snapshot) if scene.snapshot else None
-        options: dict[str, Any] = {"token_hex": lambda n: "0" * n, "batch_rows": batch_rows}
+        options: dict[str, Any] = {"token_hex": lambda n: "0" * n, "batch_rows": batch_rows, "side": scene.side()}
         if on_tasks:
             rig = local_rig(store, source, terms=TERMS, state=state, clock=clock, **options)
             planned, report = rig.engine.plan().report, rig.engine.run_once()
@@ -106,8 +106,9 @@ def test_given_a_random_store_when_planned_in_pieces_cut_anywhere_then_the_plan_
     state.save_frontiers(scene.records)
     source = FixedSource(scene.snapshot) if scene.snapshot else None
     ground = PiecesGround(store, state, clock)
-    rig = local_rig(store, source, terms=TERMS, state=state, clock=clock, cut=cut, ground=ground, batch_rows=3)
-    whole = Desk(store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, batch_rows=3)
+    options: dict[str, Any] = {"batch_rows": 3, "side": scene.side()}
+    rig = local_rig(store, source, terms=TERMS, state=state, clock=clock, cut=cut, ground=ground, **options)
+    whole = Desk(store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, **options)
     assert without_bytes(told(rig.engine.plan().report)) == without_bytes(told(whole.preview()))
 
 

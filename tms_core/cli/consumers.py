@@ -51,7 +51,7 @@ def list_consumers(options: Remote, pattern: str) -> None:
     found: list[tuple[TopicId, ConsumerPosition]] = []
     left_out = 0
     with options.client() as client:
-        for topic in _topics(client, pattern):
+        for topic in matching_topics(client, pattern):
             try:
                 found += [(topic, one) for one in client.positions(topic)]
             except (Forbidden, TopicNotFound):
@@ -176,7 +176,8 @@ def delete(options: Remote, topic: TopicId, name: str, *, force: bool) -> None:
     options.print({"deleted": name}, lambda: [f"{name} is no consumer of {topic} any more"])
 
 
-def _topics(client: Client, pattern: str) -> list[TopicId]:
+def matching_topics(client: Client, pattern: str) -> list[TopicId]:
+    """The topics whose names fit a pattern."""
     namespace, colon, name = pattern.partition(":")
     if not (namespace and colon and name) or not namespace.replace("_", "").isalnum():
         raise click.UsageError(f"{pattern!r} is no pattern: write NAMESPACE:TOPIC, as in 'default:*'.")

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
 from tms_core.cli import outcome
 from tms_core.cli.completion import completion
-from tms_core.cli.consumers import consumer
-from tms_core.cli.create_tables import create_hbase_tables
-from tms_core.cli.messages import poll, publish
-from tms_core.cli.serve import serve
-from tms_core.cli.token import make_token
-from tms_core.cli.topics import topic
-from tms_core.cli.tx import tx
-from tms_core.tables.leveldb.store import release
+from tms_core.cli.lazy import LazyCommand, LazyGroup
+
+_COMMANDS = {
+    "admin": LazyCommand("tms_core.cli.admin:admin", "For the operator of a store."),
+    "consumer": LazyCommand(
+        "tms_core.cli.consumers:consumer", "See how far behind consumers are; set where they go on."
+    ),
+    "poll": LazyCommand("tms_core.cli.messages:poll", "Print the messages of a topic."),
+    "producer": LazyCommand(
+        "tms_core.cli.producers:producer", "See who publishes under a name; fence an instance that hangs."
+    ),
+    "publish": LazyCommand("tms_core.cli.messages:publish", "Publish messages."),
+    "serve": LazyCommand("tms_core.cli.serve:serve", "Serve messages and transactions until a signal ends it."),
+    "topic": LazyCommand("tms_core.cli.topics:topic", "Make, look at, change and delete topics."),
+    "tx": LazyCommand("tms_core.cli.tx:tx", "Look after transactions: who holds them, and how to end one."),
+}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup, lazy=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(package_name="tms-janitor", prog_name="tms")
 def cli() -> None:
     """Serve messages and transactions, publish and read them, and look after a messaging store.
@@ -42,33 +51,7 @@ def cli() -> None:
     """
 
 
-for command in (serve, topic, publish, poll, consumer, tx, completion("tms")):
-    cli.add_command(command)
-
-
-@cli.group("admin")
-def admin() -> None:
-    """For the operator of a store."""
-
-
-admin.add_command(create_hbase_tables)
-admin.add_command(make_token)
-
-
-@admin.command("release")
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-def release_store(folder: Path) -> None:
-    """Make a LevelDB store readable for CDAP again.
-
-    A sweep does this when it ends. After one that was killed, tables may still carry names that
-    CDAP's Java library does not know; this puts them right and changes nothing else.
-
-    \b
-    Example:
-      tms admin release data/messaging
-    """
-    release(folder)
-    click.echo(f"{folder} can be opened by CDAP")
+cli.add_command(completion("tms"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -47,6 +47,7 @@ _LINE_BYTES = 8 << 20
 @click.option("-m", "--message", "messages", multiple=True, metavar="TEXT", help="A message; then no file is read.")
 @click.option("--binary", is_flag=True, help="The whole input is one message.")
 @click.option("--transaction", "together", is_flag=True, help="All or nothing: in one transaction.")
+@click.option("--key", metavar="TEXT", help="What they have in common: they go to the same partition, in order.")
 @click.option("--ttl", type=TtlType(), help="How long they live, where that is shorter than the topic's ttl.")
 @remote
 def publish(
@@ -55,6 +56,7 @@ def publish(
     file: BinaryIO,
     messages: tuple[str, ...],
     ttl: int | None,
+    key: str | None,
     *,
     binary: bool,
     together: bool,
@@ -71,6 +73,7 @@ def publish(
       tail -f access.log | tms publish default:clicks --ttl 1h
       tms publish default:images --binary < photo.png
       tms publish default:orders --transaction orders.txt
+      tms publish default:visits --key user-7 -m "cart" -m "pay"
     """
     if messages:
         batches: Iterable[list[bytes]] = [[message.encode() for message in messages]]
@@ -82,11 +85,11 @@ def publish(
         if together:
             with client.transaction() as transaction:
                 for batch in batches:
-                    transaction.publish(topic, batch, ttl=ttl)
+                    transaction.publish(topic, batch, ttl=ttl, key=key)
                     count(len(batch))
         else:
             for batch in batches:
-                client.publish(topic, batch, ttl=ttl)
+                client.publish(topic, batch, ttl=ttl, key=key)
                 count(len(batch))
     options.print({"published": count.messages}, lambda: [f"{count.messages:,} published to {topic}"])
 

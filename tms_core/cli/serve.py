@@ -1,9 +1,4 @@
-"""``tms serve``: everything that has to be opened, in order, and closed again.
-
-From the bottom up: store, transactions, messaging, companions, HTTP. So nothing answers before what it stands on is
-there, and the end runs the other way: no new requests, those under way answered, what was accepted written, the
-companions and the manager told, the store closed.
-"""
+"""``tms serve``: a server (:mod:`tms_core.server.serving`) until a signal ends it."""
 
 from __future__ import annotations
 
@@ -12,86 +7,22 @@ import logging
 import os
 import resource
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
-from itertools import chain
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
-from typing import Any, NamedTuple
 
 import click
-from prometheus_client import CollectorRegistry
 
 from tms_core.cli.signals import ending
-from tms_core.clock import Clock, SystemClock
-from tms_core.errors import ConfigurationError, StoreError, TopicExists
 from tms_core.logs.format import LogFormat, configure
-from tms_core.messaging.service import MessagingService, ServiceOptions
-from tms_core.messaging.undecided import find_undecided
-from tms_core.server import companions, standby
-from tms_core.server.app import make_app
-from tms_core.server.auth.gate import Gate
-from tms_core.server.auth.kinds import make_gate
-from tms_core.server.exposure import exposed
-from tms_core.server.forward import Forwarder
-from tms_core.server.ha.member import on_hbase
-from tms_core.server.memory import Memory
-from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
-from tms_core.server.site import PollLimit, Site
-from tms_core.server.transaction_metrics import TransactionMetrics
-from tms_core.server.turns import Turns
-from tms_core.server.waiting import Waiting
-from tms_core.settings.models import (
-    ASSUMED_LIFETIME_SECONDS,
-    Settings,
-    StorageSettings,
-    expanded,
-    is_loopback,
-    load,
-    split_address,
-)
-from tms_core.tables.base import Store
-from tms_core.tables.hbase.pool import HBasePool
-from tms_core.tables.hbase.store import HBaseStore
-from tms_core.tables.leveldb.layout import FOLDERS, holds_database
-from tms_core.tables.leveldb.store import LevelDBStore
-from tms_core.tables.memory import MemoryStore
-from tms_core.tables.side import HBaseSide, LevelDBSide, MemorySide, SideTable, beside
-from tms_core.transaction.manager.manager import TransactionManager
-from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Storage
-from tms_core.transaction.rpc.line import read_token
-from tms_core.transaction.rpc.service import TransactionService
-from tms_core.web.listener import Listener, ListenerOptions
+from tms_core.server.serving import serving
 
-#: How many polls read the store at once. Those of a store on this machine use its processor, and each of them has the
-#: event loop wait for its turn; those of HBase mostly wait for an answer.
-_POLL_THREADS = {"hbase": 16, "leveldb": 4, "memory": 4}
 #: glibc's names for the smallest block that goes back to the system when it is freed, and for how many pools there are.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 #: Larger than what a page of messages takes, or each page would be fetched from the system anew.
 _LARGE_BLOCK_BYTES, _POOLS = 1 << 20, 2
-#: How many other calls that may wait are made at once: topics, consumers, roll backs, large bodies.
-_THREADS = 8
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Started:
-    """A server that answers.
-
-    Attributes:
-        url: of REST, without a slash at the end.
-        transactions: ``HOST:PORT`` of the transaction service; None: there is none in this process.
-        companions: what was started beside it, by name.
-    """
-
-    url: str
-    transactions: str | None
-    companions: Mapping[str, companions.Companion]
 
 
 @click.command("serve")
@@ -133,222 +64,6 @@ def serve(
         click.echo(f"REST: {started.url}")
         stop.wait()
     logger.info("all that was accepted is written; the store is closed")
-
-
-@contextmanager
-def serving(
-    config: Path | None,
-    environ: Mapping[str, str],
-    flags: Mapping[str, object],
-    *,
-    janitor: bool = True,
-    clock: Clock | None = None,
-) -> Iterator[Started]:
-    """A server that answers while the block runs.
-
-    Args:
-        config: the settings file; None: the built-in configuration.
-        environ: ``os.environ``.
-        flags: ``leveldb``, ``hbase``, ``snapshots``; None is a flag not given.
-        janitor: whether the companions that are installed run too.
-        clock: whose time it goes by.
-
-    Raises:
-        ConfigurationError: a setting is wrong, or a port cannot be had.
-        StoreBusy: another process has the store.
-        TmsError: something could not be opened.
-    """
-    settings = load(config, environ, flags).settings
-    clock = clock or SystemClock()
-    # Before anything is opened, since a key or a tokens file may be wrong.
-    gate = make_gate(settings.server.auth, clock)
-    for sentence in exposed(settings):
-        logger.warning("%s", sentence)
-    with ExitStack() as stack:
-        opened = _open(settings, clock)
-        store = stack.enter_context(opened.store)
-        side = _side(settings.storage, clock, stack)
-        member = None
-        if settings.storage.kind == "hbase":
-            among = on_hbase(settings.storage.hbase, settings.server.leader, store, side, clock)
-            member = stack.enter_context(among)
-        manager, address = _transactions(settings, clock, stack)
-        turns = Turns()
-        service = _messaging(
-            settings,
-            member.store if member else store,
-            clock,
-            manager,
-            stack,
-            side=side,
-            fenced_side=member.side if member else None,
-            work=turns,
-        )
-        registry = CollectorRegistry()
-        if member is not None:
-            registry.register(LeadershipMetrics(member.slots))
-            if member.is_alone:
-                member.begin(service)
-        _make_topics(settings.server.system_topics, service)
-        if manager is not None:
-            find_undecided(store, manager, settings.server.clock_allowance_seconds * 1000)
-            registry.register(TransactionMetrics(manager, side, clock))
-        started: dict[str, companions.Companion] = {}
-        if janitor:
-            host = companions.Host(config, environ, flags, store, opened.created, service, manager, registry, clock)
-            for entry in companions.installed():
-                start = partial(companions.load(entry), host)
-                started[entry.name] = companion = start() if member is None else standby.started(entry.name, start)
-                stack.callback(companion.stop)
-        waiting = Waiting()
-        forwarder = member.forwarder if member else None
-        listener = _listen(settings, service, gate, registry, forwarder, waiting, manager, stack)
-        if member is None:
-            turns.alone = lambda: listener.alone(waiting.polls)
-        elif not member.is_alone:
-            member.begin(service, listener.port)
-        yield Started(listener.url, address, started)
-
-
-class _Opened(NamedTuple):
-    store: Store
-    created: bool
-
-
-def _open(settings: Settings, clock: Clock) -> _Opened:
-    storage = settings.storage
-    if storage.kind == "memory":
-        return _Opened(MemoryStore(), created=True)
-    if storage.kind == "leveldb":
-        path = storage.leveldb.path
-        created = not holds_database(path / FOLDERS["metadata"])
-        return _Opened(LevelDBStore(path, create=True), created)
-    store = HBaseStore.configured(storage.hbase, clock)
-    try:
-        # Otherwise it would show only when the first message is published.
-        store.check_buckets()
-    except StoreError:
-        store.close()
-        raise
-    return _Opened(store, created=False)
-
-
-def _transactions(settings: Settings, clock: Clock, stack: ExitStack) -> tuple[TransactionManager | None, str | None]:
-    """The manager of this process and where its service listens; neither, where transactions are managed elsewhere."""
-    wanted = settings.transactions
-    if wanted.source != "manager":
-        return None, None
-    manager = stack.enter_context(
-        TransactionManager(
-            _transaction_storage(settings), clock, clock_allowance_seconds=settings.server.clock_allowance_seconds
-        )
-    )
-    token = None if wanted.token_file is None else partial(read_token, wanted.token_file)
-    if token is not None:
-        token()
-    host, port = split_address(wanted.thrift)
-    service = TransactionService(manager, host, port, snapshot_seconds=wanted.snapshot_interval_seconds, token=token)
-    service.start()
-    stack.callback(service.stop)
-    return manager, service.address
-
-
-def _transaction_storage(settings: Settings) -> Storage:
-    directory = settings.transactions.directory
-    if settings.storage.kind == "memory":
-        return MemoryStorage()
-    if "://" in directory:
-        raise ConfigurationError(
-            f"transactions.directory is {directory}, and a manager keeps its log in a folder of this machine.",
-            "Set transactions.directory to a folder, or transactions.source: directory.",
-        )
-    return DirectoryStorage(Path(directory))
-
-
-def _messaging(
-    settings: Settings,
-    store: Store,
-    clock: Clock,
-    manager: TransactionManager | None,
-    stack: ExitStack,
-    **more: Any,
-) -> MessagingService:
-    """The service; ``more`` is handed to it as it is."""
-    server, transactions = settings.server, settings.transactions
-    service = MessagingService(
-        store,
-        clock,
-        ServiceOptions(
-            default_ttl_seconds=server.default_ttl_seconds,
-            max_lifetime_seconds=transactions.max_lifetime_seconds or ASSUMED_LIFETIME_SECONDS,
-            grace_seconds=transactions.grace_seconds,
-            cache_bytes=server.cache_mb << 20,
-            clock_allowance_seconds=server.clock_allowance_seconds,
-            consumer_hold_seconds=server.consumers.hold_seconds,
-        ),
-        transactions=manager,
-        **more,
-    )
-    stack.callback(service.close)
-    return service
-
-
-def _make_topics(names: Sequence[str], service: MessagingService) -> None:
-    for topic in chain.from_iterable(map(expanded, names)):
-        with suppress(TopicExists):
-            service.create_topic(topic, {})
-
-
-def _side(storage: StorageSettings, clock: Clock, stack: ExitStack) -> SideTable:
-    """Where messages with a ttl of their own are noted, and more; beside a LevelDB store, never in it."""
-    if storage.kind == "memory":
-        return MemorySide()
-    if storage.kind == "leveldb":
-        return stack.enter_context(LevelDBSide(beside(storage.leveldb.path)))
-    wanted = storage.hbase
-    pool = HBasePool(wanted.thrift, connections=wanted.connections, timeout_seconds=wanted.timeout_seconds, clock=clock)
-    return stack.enter_context(HBaseSide(pool, wanted.namespace, clock=clock))
-
-
-def _listen(
-    settings: Settings,
-    service: MessagingService,
-    gate: Gate | None,
-    registry: CollectorRegistry,
-    forwarder: Forwarder | None,
-    waiting: Waiting,
-    manager: TransactionManager | None,
-    stack: ExitStack,
-) -> Listener:
-    wanted = settings.server
-    poll_threads = ThreadPoolExecutor(_POLL_THREADS[settings.storage.kind], thread_name_prefix="poll")
-    metrics = ServerMetrics(registry, service)
-    site = Site(
-        service,
-        stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="call")),
-        metrics,
-        wanted.max_request_mb << 20,
-        wanted.json_poll_limit,
-        gate,
-        poll_threads=stack.enter_context(poll_threads),
-        memory=Memory(wanted.memory << 20),
-        poll_limit=PollLimit(wanted.poll_limit.messages, wanted.poll_limit.bytes),
-        waiting=waiting,
-        transaction_ids=wanted.max_transaction_ids,
-        present_ids=(lambda: 0) if manager is None else (lambda: manager.listed_ids),
-    )
-    app = make_app(site, loopback=is_loopback(wanted.host), access_log=wanted.access_log, forwarder=forwarder)
-    listener = Listener(
-        app,
-        wanted.host,
-        wanted.port,
-        wanted.tls,
-        ListenerOptions(max_connections=wanted.max_connections, lifespan=forwarder is not None),
-        ending=waiting.close,
-    )
-    listener.start()
-    stack.callback(listener.stop)
-    return listener
 
 
 def _open_many_files() -> None:

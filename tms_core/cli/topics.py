@@ -11,6 +11,7 @@ from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.text import columns, duration
 from tms_core.cli.times import TtlType
 from tms_core.client import Ages, Client
+from tms_core.messaging.partitions import PARTITIONS
 from tms_core.topic import BY_TTL, CONSUMED, RETENTION, TopicId, parse_java_int
 
 Command = Callable[..., None]
@@ -19,6 +20,7 @@ Command = Callable[..., None]
 def _changes(command: Command) -> Command:
     """The options that say what a topic shall be like."""
     for option in (
+        click.option("--partitions", type=int, metavar="N", help="How many partitions its messages are spread over."),
         click.option(
             "--retention",
             type=click.Choice([BY_TTL, CONSUMED]),
@@ -44,20 +46,28 @@ def topic() -> None:
 @_changes
 @remote
 def create(
-    options: Remote, topic: TopicId, ttl: int | None, retention: str | None, properties: tuple[str, ...]
+    options: Remote,
+    topic: TopicId,
+    ttl: int | None,
+    retention: str | None,
+    partitions: int | None,
+    properties: tuple[str, ...],
 ) -> None:
     """Make a topic.
 
     Without --ttl its messages live as long as the server says (server.default_ttl_seconds).
+    With --partitions its messages are in TOPIC-0, TOPIC-1 and so on, by their keys.
 
     \b
     Examples:
       tms topic create default:orders
       tms topic create default:clicks --ttl 3d
       tms topic create default:jobs --retention consumed
+      tms topic create default:visits --partitions 8
+      tms topic create default:views --property 'routes={"users": 2, "pages": 3}'
     """
     with options.client() as client:
-        client.create_topic(topic, ttl=ttl, properties=_properties(properties, retention))
+        client.create_topic(topic, ttl=ttl, properties=_properties(properties, retention, partitions))
         _print(options, client.topic(topic).properties, topic)
 
 
@@ -107,22 +117,29 @@ def show(options: Remote, topic: TopicId, *, count: bool) -> None:
 @_changes
 @remote
 def update(
-    options: Remote, topic: TopicId, ttl: int | None, retention: str | None, properties: tuple[str, ...]
+    options: Remote,
+    topic: TopicId,
+    ttl: int | None,
+    retention: str | None,
+    partitions: int | None,
+    properties: tuple[str, ...],
 ) -> None:
     """Change a topic; what is not named stays as it is.
 
     A shorter ttl hides messages at once, and it is said how many. The janitor holds them for a while
     (janitor.hold_seconds), in which the change can be undone, before it deletes them.
+    Another number of partitions begins new ones; groups read the old ones to their ends first.
 
     \b
-    Example:
+    Examples:
       tms topic update default:orders --ttl 14d
+      tms topic update default:visits --partitions 12
     """
     with options.client() as client:
         before = client.topic(topic)
         # The server replaces all of them, as CDAP's does.
         kept = {name: value for name, value in before.properties.items() if name != "generation"}
-        wanted = {**kept, **_properties(properties, retention)}
+        wanted = {**kept, **_properties(properties, retention, partitions)}
         shorter = ttl if ttl is not None else parse_java_int(wanted["ttl"])
         # Counted before the change, after which those that it hides are not told from those that were hidden.
         ages = client.ages(topic, shorter) if shorter is not None and 0 < shorter < before.ttl_seconds else None
@@ -151,8 +168,9 @@ def delete(options: Remote, topic: TopicId, *, yes: bool) -> None:
     options.print({"deleted": str(topic)}, lambda: [f"{topic} is deleted"])
 
 
-def _properties(given: tuple[str, ...], retention: str | None) -> dict[str, str]:
+def _properties(given: tuple[str, ...], retention: str | None, partitions: int | None) -> dict[str, str]:
     found = {} if retention is None else {RETENTION: retention}
+    found |= {} if partitions is None else {PARTITIONS: str(partitions)}
     for one in given:
         name, equals, value = one.partition("=")
         if not (name and equals):

@@ -16,6 +16,7 @@ from tms_core.client.asynchronous import AsyncClient
 from tms_core.client.calls import ConsumerPosition, OpenClaim
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages, Consumption, Messages
+from tms_core.client.local import LocalClient, open  # noqa: A004 it is called as tms_core.client.open
 from tms_core.client.messages import Message
 from tms_core.client.participant import Participant
 from tms_core.client.producer import AsyncProducer, Producer
@@ -39,10 +40,12 @@ from tms_core.errors import (
     MessagingError,
     NotInProgress,
     NotPublished,
+    PartitionsChanged,
     PostCommitFailed,
     ProducerFenced,
     ProducerNotFound,
     ServerFailed,
+    StoreBusy,
     TmsError,
     TopicExists,
     TopicNotFound,
@@ -84,6 +87,7 @@ __all__ = [
     "GroupWork",
     "Invalidated",
     "Limits",
+    "LocalClient",
     "Message",
     "MessageId",
     "Messages",
@@ -94,6 +98,7 @@ __all__ = [
     "Options",
     "OutcomeUnknown",
     "Participant",
+    "PartitionsChanged",
     "PostCommitFailed",
     "Producer",
     "ProducerFenced",
@@ -104,6 +109,7 @@ __all__ = [
     "RollbackRange",
     "ServerFailed",
     "ServiceUnavailable",
+    "StoreBusy",
     "Timeouts",
     "TmsError",
     "TopicExists",
@@ -119,4 +125,5 @@ __all__ = [
     "Unauthorized",
     "Unavailable",
     "WhenFull",
+    "open",
 ]

@@ -11,7 +11,7 @@ from typing import Self, overload
 
 import httpx2
 
-from tms_core.client import calls
+from tms_core.client import calls, partitions
 from tms_core.client.background import BackgroundTask
 from tms_core.client.calls import Topic, topic_id
 from tms_core.client.consuming import FAILED, IDLE, ReadPlan
@@ -20,6 +20,7 @@ from tms_core.client.core import Core
 from tms_core.client.http import AsyncPause, LoopWire, pause_in_loop
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages
 from tms_core.client.messages import Start
+from tms_core.client.partitions import Key
 from tms_core.client.producer import AsyncProducer, Instance
 from tms_core.client.site import Endpoint, Options, service_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
@@ -96,7 +97,13 @@ class AsyncClient(AsyncTopics):
 
     @overload
     async def publish(
-        self, topic: Topic, messages: Sequence[bytes], *, transaction: None = None, ttl: timedelta | int | None = None
+        self,
+        topic: Topic,
+        messages: Sequence[bytes],
+        *,
+        transaction: None = None,
+        ttl: timedelta | int | None = None,
+        key: Key | None = None,
     ) -> None: ...
 
     @overload
@@ -111,10 +118,15 @@ class AsyncClient(AsyncTopics):
         *,
         transaction: Transaction | None = None,
         ttl: timedelta | int | None = None,
+        key: Key | None = None,
     ) -> RollbackRange | None:
         """As :meth:`Client.publish`."""
         if transaction is None:
-            return await self._core.ask(calls.publish(topic, messages, ttl))
+            await partitions.publish(
+                self._core, beginning(self._core, self._transactions, self._limits), topic, messages, ttl, key
+            )
+            return None
+        partitions.without_key(key)
         return await self._core.ask(calls.publish_in(topic, messages, transaction.write_pointer, ttl))
 
     async def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:

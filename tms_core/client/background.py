@@ -27,10 +27,12 @@ from tms_core.client import calls
 from tms_core.client.calls import Topic, topic_id
 from tms_core.client.core import NOT_DONE, UNKNOWN, Core, asked_seconds
 from tms_core.client.messages import payloads_of, seconds
+from tms_core.client.partitions import to_partition
 from tms_core.client.values import Buffer, Limits
 from tms_core.client.waiting import Fate, MessageBatch, MessageBuffer, PublishFigures, Told
 from tms_core.client.wire import run
 from tms_core.errors import BufferFull, NotPublished, TmsError
+from tms_core.topic import TopicId
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +66,16 @@ class _Background:
 
     async def _repeat(self, batch: MessageBatch) -> None:
         """Publish it, again and again as long as there is time; the last attempt is made when that is over."""
-        call = calls.publish(batch.topic, batch.payloads, batch.ttl_seconds)
         retry, core = self._buffer.retry, self._core
-        ends = core.running() + self._buffer.delivery_seconds
+        ends, number = core.running() + self._buffer.delivery_seconds, next(core.turns)
+
+        async def send(topic: TopicId) -> None:
+            await core.wire.ask(calls.publish(topic, batch.payloads, batch.ttl_seconds))
+
         for failures in count(1):
             last = core.running() >= ends
             try:
-                await core.wire.ask(call)
+                await to_partition(core, batch.topic, number, send)
                 break
             except (*NOT_DONE, *UNKNOWN) as error:
                 if last or not retry.again(failures):

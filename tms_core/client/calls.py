@@ -34,6 +34,7 @@ from tms_core.errors import (
     Forbidden,
     FormatError,
     MessagingError,
+    PartitionsChanged,
     ProducerFenced,
     ServerFailed,
     TopicExists,
@@ -59,6 +60,9 @@ WAIT, POSITION, WAITED, LIMITED = "x-tms-wait-seconds", "x-tms-position", "x-tms
 #: What a poll as a group says of its order and of how often messages are given out at most, and what its answer says of
 #: how often they were and of the transaction that must be decided first (docs/rest.md, "Claims").
 ORDER, MAX_DELIVERIES, DELIVERIES, HELD = "x-tms-order", "x-tms-max-deliveries", "x-tms-deliveries", "x-tms-held"
+#: What an answer says of a topic that takes no more messages; of the partition that comes first; and, with 409, that
+#: messages go to other partitions now.
+SEALED, BEHIND, PARTITIONS = "x-tms-sealed", "x-tms-behind", "x-tms-partitions"
 #: What a group may keep to.
 ORDERS = ("partition", "none")
 #: Has a consumer changed although claims are open.
@@ -382,6 +386,8 @@ def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, st
     else:
         kind = {_MISSING: call.missing, _CONFLICT: call.conflict}.get(status) or _REFUSED.get(status)
     text = body[: 4 * _SHOWN_CHARS].decode(errors="replace").strip()[:_SHOWN_CHARS] or "it gave no reason."
+    if status == _CONFLICT and PARTITIONS in headers:
+        raise PartitionsChanged(text)
     if kind is Unavailable:
         raise Unavailable(text, retry_after_seconds=retry_after_seconds(headers))
     if kind is not None:

@@ -58,7 +58,7 @@ class ReadPlan:
     wait_seconds: int | None = None
 
 
-class Feed(Protocol):
+class MessageBatches(Protocol):
     """What gives a program the messages of a topic for ever, some at a time."""
 
     stop: Stop

@@ -12,6 +12,7 @@ from tms_core.client.core import Core
 from tms_core.client.iterators import AsyncMessages, Messages
 from tms_core.client.messages import Message, Start
 from tms_core.client.participant import Participant
+from tms_core.client.partitions import Key, Rotation
 from tms_core.client.transaction import ClientTransaction
 from tms_core.client.values import Limits
 from tms_core.client.wire import run
@@ -87,6 +88,11 @@ class _Context:
         else:
             await self._work.commit()
 
+    def _rotation(self, topic: Topic, consumer: str) -> Rotation:
+        """Where the consumer goes on; the client remembers which partition it had last."""
+        known = self._core.rotations
+        return known.setdefault((str(topic), consumer), Rotation(self._core, topic))
+
     def _poll(self, topic: Topic, start: Start, limit: int | None, *, inclusive: bool) -> calls.Ask:
         self._work.require_open()
         return calls.poll_on(topic, start, limit, self.transaction, inclusive=inclusive)
@@ -111,18 +117,21 @@ class TransactionContext(_Context):
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         run(self._end(error))
 
-    def publish(self, topic: Topic, messages: Sequence[bytes], *, ttl: timedelta | int | None = None) -> None:
+    def publish(
+        self, topic: Topic, messages: Sequence[bytes], *, ttl: timedelta | int | None = None, key: Key | None = None
+    ) -> None:
         """Publish messages when it commits.
 
         Args:
             topic: where to.
             messages: the payloads, in order.
             ttl: how long these live, where that is shorter than the topic's ttl; whole seconds.
+            key: as of :meth:`tms_core.client.Client.publish`.
 
         Raises:
             MessagingError: payloads that are too much to keep could not be stored; it can only be rolled back then.
         """
-        run(self._work.publish(topic, messages, ttl))
+        run(self._work.publish(topic, messages, ttl, key))
 
     def poll(self, topic: Topic, *, start: Start = None, inclusive: bool = True, limit: int | None = None) -> Messages:
         """Read what it sees: committed when it began; see :meth:`tms_core.client.Client.poll`."""
@@ -138,7 +147,8 @@ class TransactionContext(_Context):
         come again at once; where the program dies, when the transaction has timed out.
 
         Args:
-            topic: whose messages.
+            topic: whose messages; of one with partitions those of each that no other transaction has messages of, first
+                of the one that this client had last. A pattern stands for several topics: ``default:orders-*``.
             consumer: the group; it begins at the beginning of the topic when it is not there yet.
             limit: the most messages to read; None: all there are.
             order: ``partition``: in the order of the topic; nothing, while another transaction has some of it.
@@ -147,15 +157,16 @@ class TransactionContext(_Context):
         Raises:
             ConsumerConflict: the transaction has ended, or is too old.
         """
-        claims = run(self._work.claims(topic, consumer))
+        rotation = self._rotation(topic, consumer)
         left = limit
         while left is None or left > 0:
-            batch = run(self._work.claim(claims, left, order))
+            found = run(self._work.next_batch(rotation, consumer, left, order))
+            if found is None:
+                return
+            _, claims, batch = found
             for message in batch.messages:
                 claims.given = message.id
                 yield message
-            if not batch.messages:
-                return
             left = None if left is None else left - len(batch.messages)
 
     def register(self, participant: Participant) -> None:
@@ -177,9 +188,11 @@ class AsyncTransactionContext(_Context):
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         await self._end(error)
 
-    async def publish(self, topic: Topic, messages: Sequence[bytes], *, ttl: timedelta | int | None = None) -> None:
+    async def publish(
+        self, topic: Topic, messages: Sequence[bytes], *, ttl: timedelta | int | None = None, key: Key | None = None
+    ) -> None:
         """As :meth:`TransactionContext.publish`."""
-        await self._work.publish(topic, messages, ttl)
+        await self._work.publish(topic, messages, ttl, key)
 
     def poll(
         self, topic: Topic, *, start: Start = None, inclusive: bool = True, limit: int | None = None
@@ -191,15 +204,16 @@ class AsyncTransactionContext(_Context):
         self, topic: Topic, consumer: str, *, limit: int | None = None, order: str = "partition"
     ) -> AsyncIterator[Message]:
         """As :meth:`TransactionContext.consume`."""
-        claims = await self._work.claims(topic, consumer)
+        rotation = self._rotation(topic, consumer)
         left = limit
         while left is None or left > 0:
-            batch = await self._work.claim(claims, left, order)
+            found = await self._work.next_batch(rotation, consumer, left, order)
+            if found is None:
+                return
+            _, claims, batch = found
             for message in batch.messages:
                 claims.given = message.id
                 yield message
-            if not batch.messages:
-                return
             left = None if left is None else left - len(batch.messages)
 
     async def register(self, participant: Participant) -> None:

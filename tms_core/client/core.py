@@ -13,15 +13,20 @@ from collections.abc import Callable, Coroutine
 from copy import copy
 from itertools import count
 from random import Random
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tms_core.client.calls import LIMITED, POSITION, WAITED, Call
 from tms_core.client.messages import Message, MessageDecoder
 from tms_core.client.values import Retry
 from tms_core.client.wire import Pieces, Wire
 from tms_core.errors import ConfigurationError, FormatError, TmsError, Unanswered, Unavailable
+from tms_core.messaging.partitions import Layout
 from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId
 from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable
+
+if TYPE_CHECKING:
+    from tms_core.client.partitions import Rotation
 
 T = TypeVar("T")
 
@@ -52,6 +57,11 @@ class Core:
         self._retry = retry
         self._stop = wire.stop()
         self._limit_seconds: float | None = None
+        #: Where topics with partitions have their messages, as far as it was asked; whose turn it is without a key.
+        self.layouts: dict[TopicId, Layout | None] = {}
+        self.turns = count()
+        #: The topics that consumers of groups ask in turn.
+        self.rotations: dict[tuple[str, str], Rotation] = {}
 
     def within(self, seconds: float) -> Core:
         """The same, but no call takes longer than so many seconds, all its attempts and pauses together.
@@ -137,6 +147,10 @@ class Reading:
             return None if said is None else MessageId.from_hex(said)
         except FormatError as error:
             raise Unanswered(f"The answer has a position that cannot be read: {error}.") from error
+
+    def text(self, name: str) -> str | None:
+        """What stands in a header; None: it is not there."""
+        return self._pieces.headers.get(name)
 
     def number(self, name: str) -> int | None:
         """A number that stands in a header; None: it does not.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Self
 
 from tms_core.client.calls import Ask
-from tms_core.client.consuming import Feed
+from tms_core.client.consuming import MessageBatches
 from tms_core.client.core import Core, Reading
 from tms_core.client.messages import Message
 from tms_core.client.wire import run
@@ -113,7 +113,7 @@ class AsyncMessages:
 class _Consumption:
     """What was given out, and what the program is done with: all before what it was given last."""
 
-    def __init__(self, consuming: Feed) -> None:
+    def __init__(self, consuming: MessageBatches) -> None:
         self._consuming = consuming
         self._batch: Iterator[Message] = iter(())
         self._given: MessageId | None = None

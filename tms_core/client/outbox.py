@@ -9,22 +9,37 @@ Payloads with a ttl of their own are published instead: readers outside transact
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from itertools import groupby
-from operator import itemgetter
+from typing import NamedTuple
 
 from tms_core.client import calls
 from tms_core.client.calls import topic_id
 from tms_core.client.core import Core
 from tms_core.client.messages import payloads_of, seconds
+from tms_core.client.partitions import Key, number_for, places, read_again, read_layout
 from tms_core.client.values import Limits
+from tms_core.errors import PartitionsChanged
 from tms_core.messaging.model import RollbackRange
 from tms_core.topic import TopicId
 
 #: What a message counts towards a request at least, in bytes: a server takes only so many with one, however small.
 _LEAST_BYTES = 100
+
+
+class _Kept(NamedTuple):
+    """A message that is to be published.
+
+    Attributes:
+        payload, ttl_seconds: the message.
+        topic, number: the topic that the program named, and what its partition is found by.
+    """
+
+    payload: bytes
+    ttl_seconds: int | None
+    topic: TopicId
+    number: int
 
 
 class Outbox:
@@ -42,24 +57,36 @@ class Outbox:
         self._core = core
         self._pointer = pointer
         self._limits = limits
-        #: Payloads and their ttls.
-        self._kept: dict[TopicId, list[tuple[bytes, int | None]]] = {}
+        #: By the topics they are published to, which are partitions where a topic has some.
+        self._kept: dict[TopicId, list[_Kept]] = {}
         self._kept_bytes = 0
         self._stored: dict[TopicId, None] = {}
         #: Where something is published: what would be stored behind that would be seen with what was stored before.
         self._begun: set[TopicId] = set()
         self._published: list[tuple[TopicId, RollbackRange]] = []
+        self._moves = 0
         #: Write pointers of checkpoints, whose payloads other processes have stored.
         self._elsewhere: list[tuple[TopicId, Sequence[int]]] = []
 
-    async def add(self, topic: calls.Topic, messages: Sequence[bytes], ttl: timedelta | int | None = None) -> None:
+    async def add(
+        self,
+        topic: calls.Topic,
+        messages: Sequence[bytes],
+        ttl: timedelta | int | None = None,
+        key: Key | None = None,
+    ) -> None:
         """Take messages; what is too much goes to the server ahead."""
         name, given = topic_id(topic), payloads_of(messages)
         ttl_seconds = None if ttl is None else seconds(ttl)
+        number = number_for(self._core, key)
         if not given:
             return
-        self._kept.setdefault(name, []).extend((payload, ttl_seconds) for payload in given)
-        self._kept_bytes += sum(map(len, given))
+        if isinstance(number, Mapping) and name not in self._core.layouts:
+            await read_layout(self._core, name)
+        for place in places(self._core, name, number):
+            kept = [_Kept(payload, ttl_seconds, place.topic, place.number) for payload in given]
+            self._kept.setdefault(place.partition, []).extend(kept)
+            self._kept_bytes += sum(map(len, given))
         if self._kept_bytes > self._limits.transaction_bytes:
             for name in list(self._kept):
                 await self._send_ahead(name)
@@ -72,7 +99,8 @@ class Outbox:
         """Publish all; in each topic in the order in which it was given, what others have stored first."""
         for topic, pointers in self._elsewhere:
             await self._publish_elsewhere(topic, pointers)
-        for topic in dict.fromkeys([*self._stored, *self._kept]):
+        while waiting := [*self._stored, *self._kept]:
+            topic = waiting[0]
             if topic in self._stored:
                 await self._send_ahead(topic)
             await self._publish_all(topic, self._kept.pop(topic, []))
@@ -89,23 +117,35 @@ class Outbox:
     async def _send_ahead(self, topic: TopicId) -> None:
         """Store what is kept of a topic; or publish it, where it has ttls or what was stored is published already."""
         kept = self._kept.pop(topic, [])
-        self._kept_bytes -= sum(len(payload) for payload, _ in kept)
-        if topic in self._begun or any(ttl_seconds is not None for _, ttl_seconds in kept):
+        self._kept_bytes -= sum(len(one.payload) for one in kept)
+        if topic in self._begun or any(one.ttl_seconds is not None for one in kept):
             await self._publish_all(topic, kept)
             return
-        for batch in self._batches([payload for payload, _ in kept]):
+        for batch, behind in self._batches(kept):
+            former = dict(self._stored)
             self._stored[topic] = None
-            await self._core.ask(calls.store(topic, batch, self._pointer))
+            try:
+                await self._core.ask(calls.store(topic, [one.payload for one in batch], self._pointer))
+            except PartitionsChanged as error:
+                if topic in former:
+                    # What was stored cannot be published any more.
+                    raise
+                self._stored = former
+                await self._move([*batch, *behind], error)
+                return
 
-    async def _publish_all(self, topic: TopicId, kept: Sequence[tuple[bytes, int | None]]) -> None:
+    async def _publish_all(self, topic: TopicId, kept: Sequence[_Kept]) -> None:
         """Publish what was stored in a topic, and then this."""
         if topic in self._stored:
             del self._stored[topic]
             await self._publish(topic, [], None)
         self._begun.add(topic)
-        for ttl_seconds, group in groupby(kept, itemgetter(1)):
-            for batch in self._batches([payload for payload, _ in group]):
-                await self._publish(topic, batch, ttl_seconds)
+        for batch, behind in self._batches(kept):
+            try:
+                await self._publish(topic, [one.payload for one in batch], batch[0].ttl_seconds)
+            except PartitionsChanged as error:
+                await self._move([*batch, *behind], error)
+                return
 
     async def _publish_elsewhere(self, topic: TopicId, pointers: Sequence[int]) -> None:
         """Publish what was stored with other pointers.
@@ -124,16 +164,28 @@ class Outbox:
         published = await self._core.ask(calls.publish_in(topic, messages, self._pointer, ttl_seconds))
         self._published.append((topic, published))
 
-    def _batches(self, messages: list[bytes]) -> Iterator[list[bytes]]:
-        """The messages in requests of about the right size."""
-        batch: list[bytes] = []
-        size = 0
-        for message in messages:
-            weight = max(len(message), _LEAST_BYTES)
-            if batch and size + weight > self._limits.request_bytes:
-                yield batch
-                batch, size = [], 0
-            batch.append(message)
+    async def _move(self, kept: Sequence[_Kept], error: PartitionsChanged) -> None:
+        """Keep what a partition takes no more for the ones that do."""
+        self._moves += 1
+        for topic in dict.fromkeys(one.topic for one in kept):
+            await read_again(self._core, topic, self._moves, error)
+        moved: dict[TopicId, list[_Kept]] = {}
+        for one in kept:
+            for place in places(self._core, one.topic, one.number):
+                moved.setdefault(place.partition, []).append(one._replace(topic=place.topic, number=place.number))
+                self._kept_bytes += len(one.payload)
+        # What was given later may be there already.
+        self._kept |= {partition: [*found, *self._kept.get(partition, [])] for partition, found in moved.items()}
+
+    def _batches(self, kept: Sequence[_Kept]) -> Iterator[tuple[Sequence[_Kept], Sequence[_Kept]]]:
+        """Messages with the same ttl in requests of about the right size, and what is behind each of them."""
+        first, size = 0, 0
+        for at, one in enumerate(kept):
+            weight = max(len(one.payload), _LEAST_BYTES)
+            is_full = size + weight > self._limits.request_bytes
+            if at > first and (is_full or one.ttl_seconds != kept[first].ttl_seconds):
+                yield kept[first:at], kept[at:]
+                first, size = at, 0
             size += weight
-        if batch:
-            yield batch
+        if first < len(kept):
+            yield kept[first:], ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Sequence
 from contextlib import suppress
 from inspect import isawaitable
 from typing import NamedTuple, Self
@@ -11,8 +11,16 @@ from tms_core.client import calls
 from tms_core.client.calls import Topic, topic_id
 from tms_core.client.core import UNKNOWN, Core
 from tms_core.client.messages import Message
-from tms_core.errors import ConsumerConflict, ConsumerNotFound, NotInProgress, TmsError
+from tms_core.errors import (
+    ConsumerConflict,
+    ConsumerNotFound,
+    NotInProgress,
+    PartitionsChanged,
+    TmsError,
+    TopicNotFound,
+)
 from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId
 from tms_core.transaction.model import Transaction
 
 
@@ -54,12 +62,18 @@ class ClaimedBatch(NamedTuple):
         deliveries: how often they were given out, this time included.
         held: the transaction that must be decided first; None: there is none.
         position: without messages, the id from which the next one may come; None: that is not known yet.
+        sealed: whether the topic takes no more messages.
+        drained: whether it is sealed, and the group has read it all.
+        behind: the partition that the group must read to its end first; None: there is none.
     """
 
     messages: list[Message]
     deliveries: int
     held: int | None
     position: MessageId | None
+    sealed: bool = False
+    drained: bool = False
+    behind: TopicId | None = None
 
 
 class GroupClaims(Participant):
@@ -72,13 +86,15 @@ class GroupClaims(Participant):
         core: who claims.
         topic: whose messages.
         name: the group's.
+        beside: topics in which it is registered, too, when it is.
 
     Attributes:
         given: the last message that was handed to the program.
     """
 
-    def __init__(self, core: Core, topic: Topic, name: str) -> None:
+    def __init__(self, core: Core, topic: Topic, name: str, beside: Sequence[TopicId] = ()) -> None:
         self._core = core
+        self._beside = beside
         self._topic = topic_id(topic)
         self._name = name
         self._transaction: Transaction | None = None
@@ -101,8 +117,9 @@ class GroupClaims(Participant):
         try:
             return await self._claim(limit, order, max_deliveries)
         except ConsumerNotFound:
-            with suppress(ConsumerConflict):
-                await self._core.ask(calls.register(self._topic, self._name))
+            for topic in (self._topic, *self._beside):
+                with suppress(ConsumerConflict, *([] if topic == self._topic else [TopicNotFound, PartitionsChanged])):
+                    await self._core.ask(calls.register(topic, self._name))
             return await self._claim(limit, order, max_deliveries)
 
     async def _claim(self, limit: int | None, order: str, max_deliveries: int | None) -> ClaimedBatch:
@@ -120,8 +137,15 @@ class GroupClaims(Participant):
             raise
         if messages:
             self._last, self._may_have_claimed = messages[-1].id, True
+        sealed, behind = reading.text(calls.SEALED), reading.text(calls.BEHIND)
         return ClaimedBatch(
-            messages, reading.number(calls.DELIVERIES) or 0, reading.number(calls.HELD), reading.position
+            messages,
+            reading.number(calls.DELIVERIES) or 0,
+            reading.number(calls.HELD),
+            reading.position,
+            sealed is not None,
+            sealed == "drained",
+            None if behind is None else topic_id(behind),
         )
 
     async def commit_tx(self) -> None:

@@ -14,13 +14,14 @@ from datetime import timedelta
 from typing import Self, TypeVar
 from uuid import uuid4
 
-from tms_core.client import calls, producer_calls
+from tms_core.client import calls, partitions, producer_calls
 from tms_core.client.calls import Call, Topic, topic_id
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.core import Core
 from tms_core.client.participant import Participant
+from tms_core.client.partitions import Key
 from tms_core.client.producer_calls import FormerTransaction, Signature
-from tms_core.client.transaction import is_visible_now
+from tms_core.client.transaction import ClientTransaction, is_visible_now
 from tms_core.client.values import Limits
 from tms_core.client.wire import run
 from tms_core.errors import NotInProgress, ProducerFenced
@@ -165,8 +166,18 @@ class _Producer:
         """The last transaction of the instances before, and what became of it; None: there was none."""
         return self._instance.former
 
-    def _publishing(self, messages: Sequence[bytes], topic: Topic | None, ttl: timedelta | int | None) -> Call[None]:
-        return calls.publish(self._instance.home if topic is None else topic, messages, ttl)
+    async def _publish(
+        self, messages: Sequence[bytes], topic: Topic | None, ttl: timedelta | int | None, key: Key | None
+    ) -> None:
+        core = _Signing(self._instance, "")
+
+        async def begin() -> ClientTransaction:
+            begun = await ClientTransaction.begin(core, self._service, self._limits, None, long=False)
+            await begun.register(_Begun(self._instance))
+            return begun
+
+        where = self._instance.home if topic is None else topic
+        await partitions.publish(core, begin, where, messages, ttl, key)
 
 
 class Producer(_Producer):
@@ -185,7 +196,12 @@ class Producer(_Producer):
         """Nothing is to be done: another instance may take over at any time."""
 
     def publish(
-        self, messages: Sequence[bytes], *, topic: Topic | None = None, ttl: timedelta | int | None = None
+        self,
+        messages: Sequence[bytes],
+        *,
+        topic: Topic | None = None,
+        ttl: timedelta | int | None = None,
+        key: Key | None = None,
     ) -> None:
         """Publish messages in one request; they are there once, however often it has to be repeated.
 
@@ -193,13 +209,14 @@ class Producer(_Producer):
             messages: the payloads, in order.
             topic: where to; None: the producer's own topic.
             ttl: how long these live, where that is shorter than the topic's ttl; whole seconds.
+            key: as of :meth:`Client.publish`.
 
         Raises:
             ProducerFenced: a newer instance counts; this one is done with.
             Unanswered: it was repeated in vain, and whether it is there is not known.
             MessagingError: as :meth:`Client.publish`.
         """
-        run(self._instance.send(self._publishing(messages, topic, ttl), ""))
+        run(self._publish(messages, topic, ttl, key))
 
     def transaction(
         self, label: str = "", *, timeout_seconds: int | None = None, long: bool = False
@@ -226,10 +243,15 @@ class AsyncProducer(_Producer):
         """Nothing is to be done."""
 
     async def publish(
-        self, messages: Sequence[bytes], *, topic: Topic | None = None, ttl: timedelta | int | None = None
+        self,
+        messages: Sequence[bytes],
+        *,
+        topic: Topic | None = None,
+        ttl: timedelta | int | None = None,
+        key: Key | None = None,
     ) -> None:
         """As :meth:`Producer.publish`."""
-        await self._instance.send(self._publishing(messages, topic, ttl), "")
+        await self._publish(messages, topic, ttl, key)
 
     def transaction(
         self, label: str = "", *, timeout_seconds: int | None = None, long: bool = False

@@ -12,7 +12,7 @@ from typing import Self, overload
 
 import httpx2
 
-from tms_core.client import calls
+from tms_core.client import calls, partitions
 from tms_core.client.background import BackgroundThread
 from tms_core.client.calls import Topic, topic_id
 from tms_core.client.consuming import FAILED, IDLE, ReadPlan
@@ -21,6 +21,7 @@ from tms_core.client.core import Core
 from tms_core.client.http import BlockingWire, Pause
 from tms_core.client.iterators import Consumption, Messages
 from tms_core.client.messages import Start
+from tms_core.client.partitions import Key
 from tms_core.client.producer import Producer
 from tms_core.client.site import Endpoint, Options, service_at
 from tms_core.client.token import Token
@@ -119,7 +120,13 @@ class Client(Topics):
 
     @overload
     def publish(
-        self, topic: Topic, messages: Sequence[bytes], *, transaction: None = None, ttl: timedelta | int | None = None
+        self,
+        topic: Topic,
+        messages: Sequence[bytes],
+        *,
+        transaction: None = None,
+        ttl: timedelta | int | None = None,
+        key: Key | None = None,
     ) -> None: ...
 
     @overload
@@ -134,6 +141,7 @@ class Client(Topics):
         *,
         transaction: Transaction | None = None,
         ttl: timedelta | int | None = None,
+        key: Key | None = None,
     ) -> RollbackRange | None:
         """Publish messages in one request; when this returns they are on disk.
 
@@ -142,6 +150,9 @@ class Client(Topics):
             messages: the payloads, in order. None at all, in a transaction, publishes what it has stored.
             transaction: whose they are; :meth:`transaction` does all that belongs to it.
             ttl: how long these live, where that is shorter than the topic's ttl; whole seconds.
+            key: what they have in common: of a topic with partitions, messages with the same key go to the same one,
+                in order. Without a key partitions have their turn. Of a topic with routes, a key for each of them; its
+                copies are published in one transaction. Not together with ``transaction``.
 
         Returns:
             In a transaction, the rows that were written, as :meth:`rollback` takes them; else None.
@@ -154,7 +165,13 @@ class Client(Topics):
                 twice.
         """
         if transaction is None:
-            return run(self._core.ask(calls.publish(topic, messages, ttl)))
+            run(
+                partitions.publish(
+                    self._core, beginning(self._core, self._transactions, self._limits), topic, messages, ttl, key
+                )
+            )
+            return None
+        partitions.without_key(key)
         return run(self._core.ask(calls.publish_in(topic, messages, transaction.write_pointer, ttl)))
 
     def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
@@ -352,7 +369,8 @@ class Client(Topics):
         is nothing, the server waits, and no transaction is begun.
 
         Args:
-            topic: whose messages.
+            topic: whose messages; one with partitions, of which each worker takes those that are free, first the one it
+                had last; or a pattern of several: ``default:orders-*``.
             group: the group's name; it begins at the beginning of the topic when it is not there yet.
             batch: the most messages in a transaction; the server gives about 4 MB at once.
             order: ``partition``: in the order of the topic, one batch at a time. ``none``: as a work queue, several

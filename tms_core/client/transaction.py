@@ -24,8 +24,9 @@ from tms_core.client.calls import Topic, topic_id
 from tms_core.client.core import UNKNOWN, Core
 from tms_core.client.outbox import Outbox
 from tms_core.client.participant import ClaimedBatch, Failures, GroupClaims, Participant, done
+from tms_core.client.partitions import Key, Rotation
 from tms_core.client.values import Limits
-from tms_core.errors import Invalidated, NotInProgress, PostCommitFailed, TmsError, TransactionError
+from tms_core.errors import Invalidated, NotInProgress, PostCommitFailed, TmsError, TopicNotFound, TransactionError
 from tms_core.topic import TopicId
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
@@ -85,10 +86,12 @@ class ClientTransaction:
             self._participants.append(participant)
             await done(participant.start_tx(self.transaction))
 
-    async def publish(self, topic: Topic, messages: Sequence[bytes], ttl: timedelta | int | None = None) -> None:
+    async def publish(
+        self, topic: Topic, messages: Sequence[bytes], ttl: timedelta | int | None = None, key: Key | None = None
+    ) -> None:
         """Have messages published when it commits."""
         with self._step():
-            await self._outbox.add(topic, messages, ttl)
+            await self._outbox.add(topic, messages, ttl, key)
 
     def publish_stored(self, topic: Topic, pointers: Sequence[int]) -> None:
         """Have published, when it commits, what was stored with pointers of checkpoints."""
@@ -104,21 +107,38 @@ class ClientTransaction:
             for participant in self._participants:
                 await done(participant.update_tx(self.transaction))
 
-    async def claims(self, topic: Topic, name: str) -> GroupClaims:
+    async def next_batch(
+        self,
+        rotation: Rotation,
+        group: str,
+        limit: int | None,
+        order: str,
+        max_deliveries: int | None = None,
+        most: int | None = None,
+    ) -> tuple[TopicId, GroupClaims, ClaimedBatch] | None:
+        """Claim the next messages of the first of some topics that has any; ``most`` of them are asked."""
+        async for topic in rotation.round(most):
+            claims = await self.claims(topic, group, rotation.beside(topic))
+            with self._step():
+                try:
+                    batch = await claims.claim(limit, order, max_deliveries)
+                except TopicNotFound:
+                    # Nothing was done, and others may be there in its place.
+                    rotation.lose(topic)
+                    continue
+            rotation.learn(topic, batch)
+            if batch.messages:
+                return topic, claims, batch
+        return None
+
+    async def claims(self, topic: Topic, name: str, beside: Sequence[TopicId] = ()) -> GroupClaims:
         """What it claims as one of a consumer group."""
         key = (topic_id(topic), name)
         found = self._claims.get(key)
         if found is None:
-            found = self._claims[key] = GroupClaims(self._core, topic, name)
+            found = self._claims[key] = GroupClaims(self._core, topic, name, beside)
             await self.register(found)
         return found
-
-    async def claim(
-        self, claims: GroupClaims, limit: int | None, order: str = "partition", max_deliveries: int | None = None
-    ) -> ClaimedBatch:
-        """Claim the next messages."""
-        with self._step():
-            return await claims.claim(limit, order, max_deliveries)
 
     def require_open(self) -> None:
         """See that it has not ended.

@@ -8,17 +8,19 @@ batch rolled back, and its messages come again.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import cycle
 
 from tms_core.client import calls
-from tms_core.client.calls import Topic, topic_id
-from tms_core.client.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS, Consuming, Feed, ReadPlan
+from tms_core.client.calls import Topic
+from tms_core.client.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS, Consuming, MessageBatches, ReadPlan
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.core import Core, Reading
 from tms_core.client.messages import Message
 from tms_core.client.participant import GroupClaims
+from tms_core.client.partitions import Rotation
 from tms_core.client.transaction import ClientTransaction
 from tms_core.client.values import Limits, Retry
 from tms_core.client.wire import run
@@ -29,10 +31,12 @@ from tms_core.errors import (
     ConsumerConflict,
     Invalidated,
     NotInProgress,
+    PartitionsChanged,
     TmsError,
     TopicExists,
 )
 from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId
 from tms_core.transaction.rpc.client import TransactionClient
 
 logger = logging.getLogger(__name__)
@@ -43,7 +47,11 @@ _, COMMITTED, UNORDERED = READS
 #: How many messages a reader that does not wait claims at once: so few that it is done with them in time.
 UNORDERED_BATCH = 100
 #: Nothing of the batch is visible, and it comes again.
-_COMES_AGAIN = (*PASSING, Conflict, ConsumerConflict, Invalidated, NotInProgress)
+_COMES_AGAIN = (*PASSING, Conflict, ConsumerConflict, Invalidated, NotInProgress, PartitionsChanged)
+#: How many of several topics are asked in a row. Others hold those that have messages, mostly, so that it pays to wait.
+_ASKED_TOGETHER = 4
+#: How long the server waits for a message of one topic of several before the next has its turn.
+_WAIT_IN_TURN_SECONDS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +98,8 @@ class Worker:
     ) -> None:
         self._core = core
         self._begin = begin
-        self._topic = topic_id(topic)
+        self._topics = Rotation(core, topic)
+        self._topic = topic
         self._group = group
         self._options = options
         self._current: ClientTransaction | None = None
@@ -163,45 +172,55 @@ class Worker:
         """The next batch; none where there is nothing, after a wait."""
         options = self._options
         self._current = current = await self._begin()
-        claims = await current.claims(self._topic, self._group)
-        batch = await current.claim(claims, options.batch, options.order, options.max_deliveries)
-        if not batch.messages:
+        most = options.max_deliveries
+        found = await current.next_batch(self._topics, self._group, options.batch, options.order, most, _ASKED_TOGETHER)
+        if found is None:
             await self.give_back()
-            if batch.position is None:
+            places = {topic: place for topic, place in self._topics.positions.items() if place is not None}
+            if not places or len(places) < len(self._topics.positions) or not self._topics.is_complete:
                 await self._wait(IDLE, None)
             else:
-                await self._until_there_is_something(batch.position)
+                await self._until_there_is_something(places)
             return []
+        topic, claims, batch = found
         claims.given = batch.messages[-1].id
         self._claims, self._given = claims, [message.id for message in batch.messages]
-        most = options.max_deliveries
         if most is not None and batch.deliveries > most and len(batch.messages) == 1:
-            await self._bury(current, batch.messages[0])
+            await self._bury(current, self._topics.whole(topic), batch.messages[0])
             return []
         return batch.messages
 
-    async def _bury(self, current: ClientTransaction, message: Message) -> None:
+    async def _bury(self, current: ClientTransaction, topic: TopicId, message: Message) -> None:
         """Publish a message that could not be processed to where such messages are kept, in the same transaction."""
-        dead = f"{self._topic}-dead"
+        dead = f"{topic}-dead"
         with suppress(TopicExists):
             await self._core.ask(calls.create_topic(dead, None, None))
-        logger.warning("message %s of %s could not be processed; it is in %s", message.id, self._topic, dead)
+        logger.warning("message %s of %s could not be processed; it is in %s", message.id, topic, dead)
         await current.publish(dead, [message.payload])
 
-    async def _until_there_is_something(self, position: MessageId) -> None:
-        """Wait at the server, without a transaction, until a message may have come."""
-        wait_seconds = WAIT_SECONDS
+    async def _until_there_is_something(self, places: Mapping[TopicId, MessageId]) -> None:
+        """Wait at the server, without a transaction, until a message may have come to one of some topics.
+
+        One request waits for one topic, so of several each is waited for in turn, and the others are looked at.
+        """
+        wait_seconds = WAIT_SECONDS if len(places) == 1 else _WAIT_IN_TURN_SECONDS
         if self._options.idle_seconds is not None:
             wait_seconds = min(wait_seconds, int(self._options.idle_seconds))
-        call = calls.poll(self._topic, position, 1, None, inclusive=True, wait_seconds=wait_seconds)
-        while not self.stop.is_set() and not self._is_over():
-            reading = Reading(await self._core.wire.open(call))
-            try:
-                if await reading.more():
+        for topic in cycle(places):
+            waited = False
+            for one, seconds in {topic: wait_seconds, **dict.fromkeys(places.keys() - {topic}, 0)}.items():
+                if self.stop.is_set() or self._is_over():
                     return
-            finally:
-                await reading.close()
-            if not reading.waited:
+                call = calls.poll(one, places[one], 1, None, inclusive=True, wait_seconds=seconds)
+                reading = Reading(await self._core.wire.open(call))
+                try:
+                    # A topic that takes no more has others behind it.
+                    if reading.text(calls.SEALED) is not None or await reading.more():
+                        return
+                finally:
+                    await reading.close()
+                waited |= reading.waited
+            if not waited:
                 await self._wait(IDLE, None)
 
     def _is_over(self) -> bool:
@@ -294,9 +313,9 @@ class AsyncGroupWork:
 
 
 def beginning(
-    core: Core, service: TransactionClient, limits: Limits, timeout_seconds: int | None
+    core: Core, service: TransactionClient, limits: Limits, timeout_seconds: int | None = None
 ) -> Callable[[], Awaitable[ClientTransaction]]:
-    """Begins the transactions of a worker."""
+    """Begins transactions."""
 
     async def begin() -> ClientTransaction:
         return await ClientTransaction.begin(core, service, limits, timeout_seconds, long=False)
@@ -304,7 +323,7 @@ def beginning(
     return begin
 
 
-def reading(core: Core, plan: ReadPlan, read: str, service: TransactionClient, limits: Limits) -> Feed:
+def reading(core: Core, plan: ReadPlan, read: str, service: TransactionClient, limits: Limits) -> MessageBatches:
     """What reads a topic for ever.
 
     Args:

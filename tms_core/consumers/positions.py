@@ -188,15 +188,17 @@ class Floor:
         return Cutoff(max(0, due.ms - self._max_hold_ms))
 
 
-def cutoff_at(topic: TopicMetadata, now_ms: int, floor: Floor | None, from_ms: int = 0) -> Cutoff:
+def cutoff_at(topic: TopicMetadata, now_ms: int, floor: Floor | None, from_ms: int = 0, lifetime_ms: int = 0) -> Cutoff:
     """The cut-off that readers go by (rule L3).
 
     Args:
         floor: what may lower it; None: nothing.
         from_ms: the time of the first message that is wanted. What lies behind the ttl's own cut-off is not read when
             the reader begins after it.
+        lifetime_ms: how long a transaction may write; so much longer is read what is there of a topic that holds
+            messages for their transactions.
     """
-    due = Cutoff.at(now_ms, topic.ttl_seconds)
+    due = Cutoff.at(now_ms - (lifetime_ms if topic.holds_transactions else 0), topic.ttl_seconds)
     return floor.cutoff(topic, due) if floor is not None and due.expires(from_ms) else due
 
 

@@ -81,7 +81,7 @@ class ConsumerRegistry:
         check_name(name)
         if message.publish_ms < 0 or message.payload_ms < 0:
             raise BadRequest(f"{message} is no message id: its times lie before 1970.", "Send one that a poll gave.")
-        metadata = self._topics.get(topic)
+        metadata = self._topics.read(topic)
         # One at a time, or a position could be written with a cut-off that another one has let go meanwhile.
         with self.lock(ConsumerGroup.of(metadata, name)), self._lock:
             now_ms = self._shelf.clock.now_ms()
@@ -95,7 +95,7 @@ class ConsumerRegistry:
             begin = None
             # Looked at again behind the write: what is announced later, the janitor asks this consumer for first.
             while begin != (begin := retention.begin(self._side, metadata, message)):
-                since = cutoff_at(metadata, now_ms, self._shelf.floor, begin.publish_ms)
+                since = cutoff_at(metadata, now_ms, self._shelf.floor, begin.publish_ms, self._shelf.lifetime_ms)
                 after = Position(name, begin, self._heard_ms(metadata, begin, now_ms), since.ms)
                 self._positions.move(metadata, former, after, deletes=claims)
                 former = after

@@ -12,12 +12,11 @@ whatever reference comes first; a reference without payloads uses up its limit.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard, cast
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.positions import Floor, cutoff_at
@@ -25,10 +24,11 @@ from tms_core.logs.harmless import harmless
 from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import POSITIONS, SEQUENCE_BITS, expires_ms, position, tail
 from tms_core.messaging.lines import Lines
-from tms_core.messaging.model import FetchRequest, Message
+from tms_core.messaging.model import FetchRequest, Messages
+from tms_core.messaging.partitions import FAMILIES, SEALED
 from tms_core.messaging.visible import FirstReads
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, Cutoff, MessageId, java_abs, pointer_prefix, stop_key
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import MessageColumns, Store
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import Transaction
@@ -46,10 +46,7 @@ _PAGE_READS = 8
 #: What ends the id of a message that lies in the message table.
 _INLINE = bytes(MESSAGE_TAIL_BYTES)
 
-#: A row of the message table.
-MessageRow = tuple[bytes, MessageValue]
-#: Makes a message of id and payload; the constructor of a named tuple without its detour through Python.
-_message = partial(tuple.__new__, Message)
+_NONE = Messages([], [])
 _payload = itemgetter(1)
 
 
@@ -65,6 +62,7 @@ class Shelf(NamedTuple):
         cached_ms: how old rows may be that a reader in a transaction takes from the cache.
         first_reads: notes when messages are first read.
         floor: what makes messages live on after their topic's ttl; None: nothing does.
+        lifetime_ms: how long after its begin a transaction may write.
     """
 
     store: Store
@@ -75,6 +73,7 @@ class Shelf(NamedTuple):
     cached_ms: int
     first_reads: FirstReads
     floor: Floor | None = None
+    lifetime_ms: int = 0
 
 
 class Fetch:
@@ -99,7 +98,7 @@ class Fetch:
         self._transaction = request.transaction
         self._left = request.limit
         self._left_bytes = request.limit_bytes
-        cutoff = cutoff_at(topic, shelf.clock.now_ms(), shelf.floor, _from_ms(request))
+        cutoff = cutoff_at(topic, shelf.clock.now_ms(), shelf.floor, _from_ms(request), shelf.lifetime_ms)
         self._at, self._inside = _start(request, cutoff)
         self._end = self._behind = self._line.ids.end
         self._undecided = False
@@ -126,6 +125,11 @@ class Fetch:
         return self._at >= self._end and not self._undecided
 
     @property
+    def is_sealed(self) -> bool:
+        """Whether the topic takes no more messages, because other partitions do."""
+        return SEALED in self._topic.properties or FAMILIES in self._topic.properties
+
+    @property
     def has_more(self) -> bool:
         """Whether messages came to the topic since this began."""
         return self._line.ids.end > self._behind
@@ -144,7 +148,7 @@ class Fetch:
         finally:
             del self._line.wakes[wake]
 
-    def pages(self) -> Iterator[list[Message]]:
+    def pages(self) -> Iterator[Messages]:
         """The messages, in pages of about ``PAGE_BYTES``, growing; one read of the store at most between two of them.
 
         A page is empty where a read has found too little, so that the caller can see to other things meanwhile.
@@ -152,44 +156,44 @@ class Fetch:
         Raises:
             StoreError: the store could not be read; what came is right.
         """
-        page: list[Message] = []
+        page = Messages([], [])
         size = reads = 0
         for messages, length in self._pieces():
-            page += messages
+            page.ids += messages.ids
+            page.payloads += messages.payloads
             size += length
             reads += not messages
             if size >= self._page_bytes or (page and reads >= _PAGE_READS):
                 yield self._read(page)
-                page, size, reads = [], 0, 0
+                page, size, reads = Messages([], []), 0, 0
                 self._page_bytes = min(self._page_bytes * 2, MAX_PAGE_BYTES)
             elif not messages:
-                yield []
+                yield _NONE
         if page:
             yield self._read(page)
 
-    def _read(self, page: list[Message]) -> list[Message]:
+    def _read(self, page: Messages) -> Messages:
         harmless(self._shelf.first_reads.note, self._line, page, self._shelf.clock.now_ms())
         return page
 
-    def _pieces(self) -> Iterator[tuple[list[Message], int]]:
+    def _pieces(self) -> Iterator[tuple[Messages, int]]:
         """The messages in lists of at most about a page, each with its bytes; an empty one ends each read."""
         for messages in self._lists():
             if not messages:
                 yield messages, 0
                 continue
-            size = sum(map(len, map(_payload, messages))) + MESSAGE_BYTES * len(messages)
+            size = _bytes_of(messages)
             rows = max(1, len(messages) * self._page_bytes // size)
             for first in range(0, len(messages), rows):
                 piece = messages if rows >= len(messages) else messages[first : first + rows]
-                yield self._up_to_bytes(piece)
+                yield self._up_to_bytes(piece, size if piece is messages else _bytes_of(piece))
                 if self._left_bytes <= 0:
                     return
 
-    def _up_to_bytes(self, piece: list[Message]) -> tuple[list[Message], int]:
+    def _up_to_bytes(self, piece: Messages, size: int) -> tuple[Messages, int]:
         """As much of a piece as the limit of bytes lets through, at least one message, with its bytes."""
-        size = sum(map(len, map(_payload, piece))) + MESSAGE_BYTES * len(piece)
         if size > self._left_bytes:
-            sizes = list(accumulate(len(payload) + MESSAGE_BYTES for _, payload in piece))
+            sizes = list(accumulate(len(payload) + MESSAGE_BYTES for payload in piece.payloads))
             piece = piece[: max(1, bisect_right(sizes, self._left_bytes))]
             size = self._left_bytes
         self._left_bytes -= size
@@ -200,12 +204,12 @@ class Fetch:
         """Whether a limit is reached."""
         return not self._left or self._left_bytes <= 0
 
-    def _lists(self) -> Iterator[list[Message]]:
+    def _lists(self) -> Iterator[Messages]:
         """The messages, as they come together; an empty list ends each read."""
         while self._at < self._end and not self._is_full:
             runs = self._cached()
             yield from filter(None, self._from_store() if runs is None else self._from_cache(runs))
-            yield []
+            yield _NONE
 
     def _note_read(self, at: int) -> None:
         """All rows before a position are read, for good."""
@@ -220,7 +224,7 @@ class Fetch:
             oldest = position(max(0, self._shelf.clock.now_ms() - self._shelf.cached_ms))
         return self._shelf.cache.read(self._line.prefix, self._at, self._end, self._page_bytes, oldest)
 
-    def _from_cache(self, runs: list[CachedRun]) -> Iterator[list[Message]]:
+    def _from_cache(self, runs: list[CachedRun]) -> Iterator[Messages]:
         behind = self._end
         for run in runs:
             first, stop = max(self._at, self._living(run)), min(run.stop, self._end)
@@ -239,75 +243,79 @@ class Fetch:
             self._note_read(min(behind, self._end))
         self._at = behind
 
-    def _of_run(self, run: CachedRun, payloads: Sequence[bytes], first: int, stop: int) -> Iterator[list[Message]]:
+    def _of_run(self, run: CachedRun, payloads: Sequence[bytes], first: int, stop: int) -> Iterator[Messages]:
         """The messages of a run from one position to another; a run of empty ones may be long."""
         for at in range(first, stop, MAX_PAGE_ROWS):
             rows = range(at, min(at + MAX_PAGE_ROWS, stop))
             found = payloads[at - run.first : rows.stop - run.first]
             self._learn_largest(found)
-            ids = [tail(row) + _INLINE for row in rows]
-            yield self._limited(list(map(_message, zip(ids, found, strict=True))))
+            yield self._limited(Messages([tail(row) + _INLINE for row in rows], list(found)))
 
     def _living(self, run: CachedRun) -> int:
         """The first position of a run that no ttl of its own has taken; they come due in order."""
         first = run.first
         if run.ttl_ms is not None:
-            now_ms = self._shelf.clock.now_ms()
+            now_ms = self._expiring_ms()
             while first < run.stop and expires_ms(first, run.ttl_ms) <= now_ms:
                 first += 1
         return first
 
     # -- the store ----------------------------------------------------------------------------------------------------
 
-    def _from_store(self) -> Iterator[list[Message]]:
+    def _from_store(self) -> Iterator[Messages]:
         prefix = self._line.prefix
         first, stop = prefix + tail(self._at), prefix + tail(self._end)
-        page = self._shelf.store.message.rows(first, stop, self._rows(), self._page_bytes)
-        rows = self._shown(page.items)
-        payloads = [payload for _, (_, payload) in rows]
-        self._learn_largest(filter(None, payloads))
-        if None in payloads:
+        page = self._shelf.store.message.apart(first, stop, self._rows(), self._page_bytes)
+        rows = self._shown(page)
+        # Only what has a pointer can have its payload elsewhere.
+        payloads = cast(list[bytes], rows.payloads) if rows.pointers is None else list(filter(_is_there, rows.payloads))
+        self._learn_largest(payloads)
+        if len(payloads) < len(rows.keys):
             yield from self._with_references(rows)
         else:
-            ids = [key[-MESSAGE_TAIL_BYTES:] + _INLINE for key, _ in rows]
-            yield self._limited(list(map(_message, zip(ids, payloads, strict=True))))
-        self._line.row_bytes = self._learn(sum(map(len, filter(None, payloads))), len(payloads))
+            yield self._limited(Messages([key[-MESSAGE_TAIL_BYTES:] + _INLINE for key in rows.keys], payloads))
+        self._line.row_bytes = self._learn(sum(map(len, payloads)), len(rows.keys))
         self._at = self._end if page.resume is None else _position(page.resume, len(prefix))
-        if page.items and self._end:
-            self._note_read(_position(page.items[-1][0] + b"\0", len(prefix)))
+        if page.keys and self._end:
+            self._note_read(_position(page.keys[-1] + b"\0", len(prefix)))
 
-    def _shown(self, rows: list[MessageRow]) -> list[MessageRow]:
+    def _shown(self, rows: MessageColumns) -> MessageColumns:
         """Those of some rows that are messages and that the reader sees, up to the first that is undecided."""
-        keys = [key for key, _ in rows]
-        size = len(self._line.prefix) + MESSAGE_TAIL_BYTES
+        keys, size = rows.keys, len(self._line.prefix) + MESSAGE_TAIL_BYTES
         if not set(map(len, keys)) <= {size}:
-            rows = [row for row in rows if len(row[0]) == size]
+            rows = rows.only([len(key) == size for key in keys])
         if self._line.mortal and (gone := self._gone(keys)):
-            rows = [row for row in rows if row[0] not in gone]
-        if self._transaction is None:
+            rows = rows.only([key not in gone for key in rows.keys])
+        if self._transaction is None or rows.pointers is None:
             return rows
-        shown: list[MessageRow] = []
-        for pointer, group in groupby(rows, key=_pointer):
-            visible = _see(self._transaction, pointer)
-            if visible is None and self._steps_over:
-                places = [_position(key, len(self._line.prefix)) for key, _ in group]
-                self.holes += [(at, at + 1) for at in places]
-            elif visible is None:
-                self._end, self._undecided = 0, True
-                self._note_read(_position(next(group)[0], len(self._line.prefix)))
-                break
-            elif visible:
-                shown += group
-        return shown
+        visible = {pointer: _see(self._transaction, pointer) for pointer in set(rows.pointers)}
+        return rows if all(visible.values()) else rows.only(self._chosen(rows.keys, rows.pointers, visible))
 
-    def _with_references(self, rows: list[MessageRow]) -> Iterator[list[Message]]:
-        for key, (pointer, payload) in rows:
+    def _chosen(
+        self, keys: list[bytes], pointers: list[int | None], visible: Mapping[int | None, bool | None]
+    ) -> list[bool]:
+        """Which rows the reader sees, up to the first that is undecided."""
+        chosen: list[bool] = []
+        for key, pointer in zip(keys, pointers, strict=True):
+            sees = visible[pointer]
+            if sees is None:
+                at = _position(key, len(self._line.prefix))
+                if not self._steps_over:
+                    self._end, self._undecided = 0, True
+                    self._note_read(at)
+                    break
+                self.holes.append((at, at + 1))
+            chosen.append(bool(sees))
+        return chosen
+
+    def _with_references(self, rows: MessageColumns) -> Iterator[Messages]:
+        for key, pointer, payload in zip(rows.keys, rows.pointers or (), rows.payloads, strict=True):
             if payload is not None:
-                yield self._limited([Message(key[-MESSAGE_TAIL_BYTES:] + _INLINE, payload)])
+                yield self._limited(Messages([key[-MESSAGE_TAIL_BYTES:] + _INLINE], [payload]))
             elif pointer is not None:
                 yield from self._reference(_position(key, len(self._line.prefix)), pointer)
 
-    def _reference(self, at: int, pointer: int) -> Iterator[list[Message]]:
+    def _reference(self, at: int, pointer: int) -> Iterator[Messages]:
         """The payloads that a row stands for: all of its transaction, in the order they were stored."""
         if self._transaction is None or pointer >= self._transaction.transaction_id:
             # More may be stored in it yet.
@@ -321,8 +329,9 @@ class Fetch:
             page = self._shelf.store.payload.rows(start, stop, self._rows(), self._page_bytes)
             self._learn(sum(map(len, map(_payload, page.items))), len(page.items))
             self._learn_largest(map(_payload, page.items))
+            ours = [row for row in page.items if len(row[0]) == size]
             yield self._limited(
-                [Message(head + key[-MESSAGE_TAIL_BYTES:], payload) for key, payload in page.items if len(key) == size]
+                Messages([head + key[-MESSAGE_TAIL_BYTES:] for key, _ in ours], [payload for _, payload in ours])
             )
             start = page.resume
 
@@ -343,7 +352,7 @@ class Fetch:
     def _gone(self, keys: list[bytes]) -> frozenset[bytes]:
         """Those of some rows, in key order, that a ttl of their own has taken."""
         expiries, start = self._shelf.expiries, keys[0] if keys else None
-        now_ms = self._shelf.clock.now_ms()
+        now_ms = self._expiring_ms()
         gone: set[bytes] = set()
         while expiries is not None and start is not None:
             page = expiries.between(start, keys[-1] + b"\0", MAX_PAGE_ROWS)
@@ -351,7 +360,11 @@ class Fetch:
             start = page.resume
         return frozenset(gone)
 
-    def _limited(self, messages: list[Message]) -> list[Message]:
+    def _expiring_ms(self) -> int:
+        """The moment by which ttls of messages' own are judged."""
+        return self._shelf.clock.now_ms() - (self._shelf.lifetime_ms if self._topic.holds_transactions else 0)
+
+    def _limited(self, messages: Messages) -> Messages:
         """As many as are still wanted."""
         if len(messages) > self._left:
             messages = messages[: self._left]
@@ -399,8 +412,13 @@ def _see(transaction: Transaction | None, pointer: int | None) -> bool | None:
     return False if index < len(invalids) and invalids[index] == pointer else None
 
 
-def _pointer(row: MessageRow) -> int | None:
-    return row[1][0]
+def _is_there(payload: bytes | None) -> TypeGuard[bytes]:
+    return payload is not None
+
+
+def _bytes_of(messages: Messages) -> int:
+    """The bytes of some messages, with what each takes beside its payload."""
+    return sum(map(len, messages.payloads)) + MESSAGE_BYTES * len(messages)
 
 
 def _position(key: bytes, plain: int) -> int:

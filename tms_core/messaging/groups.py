@@ -33,9 +33,11 @@ from tms_core.consumers.claims import (
 from tms_core.consumers.positions import Position
 from tms_core.errors import BadRequest, ConsumerConflict
 from tms_core.messaging.consumers import ConsumerRegistry, check_name
+from tms_core.messaging.families import Families
 from tms_core.messaging.fetcher import Fetch, Shelf
 from tms_core.messaging.ids import id_parts, position
 from tms_core.messaging.model import FetchRequest, Message
+from tms_core.messaging.partitions import PART_OF, SEALED, drained_by, layout_of
 from tms_core.messaging.topics import TopicRegistry
 from tms_core.rowkey import LONG_MAX, MessageId
 from tms_core.tables.side import SideTable
@@ -85,12 +87,21 @@ class Given(NamedTuple):
         held: the transaction whose open claim must be decided first; None: there is none.
         position: without messages, the id from which the next one may come, where nothing before it is undecided or
             claimed.
+        at_end: whether there is no message that was not given out, and none before is undecided or claimed by another
+            transaction.
+        sealed: whether the topic takes no more messages; before that is said, all that was being written is there.
+        drained: whether it is sealed, and the group has read it all.
+        behind: the partition that the group must read to its end first; None: there is none.
     """
 
     messages: list[Message]
     deliveries: int = 0
     held: int | None = None
     position: MessageId | None = None
+    at_end: bool = False
+    sealed: bool = False
+    drained: bool = False
+    behind: TopicId | None = None
 
 
 class _Choice(NamedTuple):
@@ -106,6 +117,7 @@ class Groups:
 
     Args:
         topics: which topics there are.
+        families: which partitions are read before others.
         consumers: the groups' positions, and their locks.
         side: where claims are written down.
         shelf: where messages are read from.
@@ -116,6 +128,7 @@ class Groups:
     def __init__(
         self,
         topics: TopicRegistry,
+        families: Families,
         consumers: ConsumerRegistry,
         side: SideTable,
         shelf: Shelf,
@@ -123,12 +136,15 @@ class Groups:
         transactions: TransactionManager | None,
     ) -> None:
         self._topics = topics
+        self._families = families
         self._consumers = consumers
         self._side = side
         self._shelf = shelf
         self._max_lifetime_ms = max_lifetime_ms
         self._transactions = transactions
         self._merged: dict[ConsumerGroup, int] = {}
+        #: Groups of partitions that have read all before those: the last transaction that they did it in, and where.
+        self._past: dict[ConsumerGroup, tuple[int, TopicId]] = {}
 
     def poll(self, topic: TopicId, name: str, request: GroupPoll) -> Given:
         """Claim messages for a transaction. The claim is durable on return.
@@ -151,6 +167,15 @@ class Groups:
         pointer = reader.transaction_id
         self._require_open(pointer)
         metadata = self._topics.get(topic)
+        layout = layout_of(topic, metadata.properties)
+        if layout is not None and not layout.has_own:
+            return Given([], at_end=True, sealed=True, drained=True)
+        behind = self._behind(metadata, name, request)
+        if behind is not None:
+            return Given([], behind=behind)
+        sealed = layout is not None or SEALED in metadata.properties
+        if sealed:
+            self._families.settle(topic)
         group = ConsumerGroup.of(metadata, name)
         with self._consumers.lock(group):
             former = self._consumers.found(metadata, name)
@@ -171,7 +196,10 @@ class Groups:
             # It ended while the claim was on its way to the disk.
             self.roll_back(topic, name, pointer)
             raise _ended(pointer)
-        return found.given
+        drained = sealed and found.given.at_end and seen.own == LOWEST
+        if drained:
+            self._families.note_drained(metadata, name, self._merged.get(group, 0))
+        return found.given._replace(sealed=sealed, drained=drained)
 
     def roll_back(self, topic: TopicId, name: str, pointer: int, after: MessageId | None = None) -> None:
         """Take back what a transaction has claimed, so that it is free at once. Durable on return.
@@ -212,6 +240,7 @@ class Groups:
             concerns: tells which, by the start of their keys.
         """
         self._merged = {group: at for group, at in self._merged.items() if not concerns(group.topic.prefix)}
+        self._past.clear()
 
     # -- what may be given out ----------------------------------------------------------------------------------------
 
@@ -231,9 +260,29 @@ class Groups:
                 self._merged.clear()
             self._merged[group] = merged
 
+    def _behind(self, metadata: TopicMetadata, name: str, request: GroupPoll) -> TopicId | None:
+        """The partition of an earlier family that a group in order has not read to its end, as the reader sees it."""
+        if request.order is Order.NONE or PART_OF not in metadata.properties:
+            return None
+        group = ConsumerGroup.of(metadata, name)
+        last = self._past.get(group)
+        if last is None:
+            before = self._families.before(metadata)
+            found = [drained_by(part.properties, name) for part in before]
+            if None in found:
+                return before[found.index(None)].topic
+            last = max(((pointer or 0, part.topic) for pointer, part in zip(found, before, strict=True)), default=None)
+            if last is None:
+                return None
+            if len(self._past) >= _KNOWN_GROUPS:
+                self._past.clear()
+            self._past[group] = last
+        # What was done by a transaction that this one does not see must not be built upon in it.
+        return last[1] if truth(last[0], request.transaction) is Truth.OPEN else None
+
     def _read(self, metadata: TopicMetadata, seen: Look, request: GroupPoll) -> _Choice:
         """Read the first messages that are free."""
-        base, position = seen.base, None
+        base, position, at_end = seen.base, None, False
         for segment in seen.segments:
             # A transaction reads forwards, so that what it has not handed on lies behind what it has.
             if rank(segment.after) < seen.own:
@@ -254,8 +303,8 @@ class Groups:
                 break
             # What another one has claimed may come free at any time, without a new message.
             if segment.until is None and fetch.is_at_end and not fetch.holes and seen.open is None:
-                position = fetch.position or _behind(segment.after)
-        return _Choice(Given([], position=position), [], base)
+                at_end, position = True, fetch.position or _behind(segment.after)
+        return _Choice(Given([], position=position, at_end=at_end), [], base)
 
     def _fetch(self, metadata: TopicMetadata, segment: Segment, request: GroupPoll) -> Fetch:
         asked = FetchRequest(

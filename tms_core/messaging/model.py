@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from tms_core.errors import BadRequest
 from tms_core.rowkey import LONG_MAX, MessageId
@@ -40,6 +41,41 @@ class Message(NamedTuple):
 
     id: bytes
     payload: bytes
+
+
+class Messages(Sequence[Message]):
+    """Messages, of which ids and payloads are kept apart: what only passes them on makes no object for each.
+
+    Args:
+        ids, payloads: as of :class:`Message`, one of either for each message.
+    """
+
+    __slots__ = ("ids", "payloads")
+
+    def __init__(self, ids: list[bytes], payloads: list[bytes]) -> None:
+        self.ids = ids
+        self.payloads = payloads
+
+    @classmethod
+    def of(cls, messages: Sequence[Message]) -> Messages:
+        if isinstance(messages, Messages):
+            return messages
+        return cls([message.id for message in messages], [message.payload for message in messages])
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[Message]:
+        return map(Message, self.ids, self.payloads)
+
+    @overload
+    def __getitem__(self, at: int) -> Message: ...
+    @overload
+    def __getitem__(self, at: slice) -> Messages: ...
+    def __getitem__(self, at: int | slice) -> Message | Messages:
+        if isinstance(at, slice):
+            return Messages(self.ids[at], self.payloads[at])
+        return Message(self.ids[at], self.payloads[at])
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ _REQUEST_VALUE = struct.Struct(f">qq{MESSAGE_TAIL_BYTES}sI")
 _PAGE_ROWS = 1000
 #: The instance of a producer that was forgotten.
 NO_INSTANCE = UUID(int=0)
+#: A producer that has done nothing for so long is forgotten, unless it has something open.
+IDLE_MS = 7 * 86_400_000
 #: The most bytes that a label may have.
 LABEL_BYTES = 1000
 

@@ -20,6 +20,7 @@ from uuid import UUID
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.positions import NAME
+from tms_core.consumers.retention import announced
 from tms_core.errors import (
     BadRequest,
     ProducerFenced,
@@ -303,6 +304,19 @@ class Producers:
         """Whether a transaction was rolled back by its producer."""
         return self._is_void(admitted.producer, pointer)
 
+    def require_newest(self, sent: Sent) -> None:
+        """Return if the instance counts that sends a request.
+
+        Raises:
+            ProducerFenced: it does not.
+            TmsError: what it names is not there, or the store failed.
+        """
+        self._require_newest(self._named(sent.home, sent.name), sent.generation)
+
+    def is_processed(self, topic: TopicMetadata, at: int) -> bool:
+        """Whether rows up to a position may be gone because all consumers have processed them (rule L7)."""
+        return topic.consumed and at < announced(self._side, topic)
+
     # -- how ----------------------------------------------------------------------------------------------------------
 
     def _named(self, home: TopicId, name: str) -> Producer:
@@ -324,8 +338,14 @@ class Producers:
         Raises:
             ProducerFenced: a newer one counts, or none.
             TransactionEnded: its transaction was rolled back.
-            BadRequest: a later request was done, or it is another one under the same number.
+            BadRequest: a later request was done, or it is another one under the same number; or another server may lead
+                the topic than the one that registers the producer's instances, which waits for what is under way here.
         """
+        if not self._side.have_one_leader(producer.key, key):
+            raise BadRequest(
+                f"Producer {sent.name} of {sent.home} cannot publish to this topic: they are of different slots.",
+                "Register a producer at this topic, or set server.leader.slots to 1.",
+            )
         if not 0 < sent.sequence <= LONG_MAX or len(sent.label.encode()) > LABEL_BYTES:
             raise BadRequest("A sequence number is at least 1, and a label has 1,000 bytes at most.", "Send others.")
         self._require_newest(producer, sent.generation)

@@ -10,15 +10,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Generic, NamedTuple, TypeVar
 
 from tms_core.clock import HonestClock
-from tms_core.errors import BadRequest, MessagingError, TmsError, TransactionEnded, TransactionExpired
+from tms_core.errors import (
+    BadRequest,
+    MessagingError,
+    PartitionsChanged,
+    TmsError,
+    TransactionEnded,
+    TransactionExpired,
+)
 from tms_core.messaging.answer import Answer
 from tms_core.messaging.ids import expires_ms, milliseconds, position
 from tms_core.messaging.lines import Lines
+from tms_core.messaging.partitions import FAMILIES, PART_OF, SEALED
 from tms_core.messaging.producers import Admitted, Producers, Sent
 from tms_core.messaging.topics import FORBIDDEN, REQUIRED, TRANSACTIONS, TopicRegistry
 from tms_core.messaging.work import Work
@@ -118,6 +126,11 @@ class Queue(ABC, Generic[R]):
             self._context.work.run(self._run)
         return request.answer
 
+    def settle(self) -> None:
+        """Return when what was handed over before is written, or will not be."""
+        with suppress(MessagingError):
+            self.submit(WriteRequest((), None)).result()
+
     @abstractmethod
     def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[R]]) -> None:
         """Write a batch and answer it."""
@@ -131,8 +144,11 @@ class Queue(ABC, Generic[R]):
                 now_ms = self._context.clock.publish_ms()
                 if any(request.pointer is not None or request.sent is not None for request in fitting):
                     with self._in_progress(fitting, now_ms) as open_, self._sent(topic, open_, now_ms) as counting:
+                        # What was written before a partition took no more is answered as it was.
+                        _require_open(topic, counting)
                         self._write(topic, now_ms, counting)
                 else:
+                    _require_open(topic, fitting)
                     self._write(topic, now_ms, fitting)
         self._context.work.done(len(batch), sum(request.size for request in batch))
         with self._lock:
@@ -177,12 +193,21 @@ class Queue(ABC, Generic[R]):
                     begun.append(request.pointer)
                     found.append(request)
                 elif self._in_time(request, position(now_ms)):
-                    request.answer.set_exception(ended(request.pointer))
+                    request.answer.set_exception(self._refusal(request))
             yield found
         finally:
             if manager is not None:
                 for pointer in begun:
                     manager.end_write(pointer)
+
+    def _refusal(self, request: WriteRequest[R]) -> TmsError:
+        """Why a request of a transaction that has ended is refused: for good where a newer instance ended it."""
+        if request.sent is not None and self._context.producers is not None:
+            try:
+                self._context.producers.require_newest(request.sent)
+            except TmsError as error:
+                return error
+        return ended(request.pointer)
 
     @contextmanager
     def _sent(
@@ -212,7 +237,7 @@ class Queue(ABC, Generic[R]):
         try:
             if admitted.written or self._is_written(topic, request, former.first, former.number):
                 self._answer_again(request, former.first, former.number)
-            elif _may_be_gone(topic, request, former.first, now_ms):
+            elif self._may_be_gone(topic, request, former.first, now_ms):
                 raise MessagingError(
                     f"Whether request {admitted.sent.sequence} of producer {admitted.sent.name} was done is not known "
                     "any more: its messages would have expired by now.",
@@ -220,6 +245,14 @@ class Queue(ABC, Generic[R]):
                 )
         except TmsError as error:
             request.answer.set_exception(error)
+
+    def _may_be_gone(self, topic: TopicMetadata, request: WriteRequest[R], first: int, now_ms: int) -> bool:
+        """Whether rows that were written at a position may have been deleted since (rules L3, L6 and L7)."""
+        if request.ttl_ms is not None and expires_ms(first, request.ttl_ms) <= now_ms:
+            return True
+        if self._context.producers is not None and self._context.producers.is_processed(topic, first):
+            return True
+        return Cutoff.at(now_ms, topic.ttl_seconds).expires(milliseconds(first))
 
     def _announce_requests(self, written: Sequence[WriteRequest[R]], firsts: Sequence[int]) -> bool:
         """Write down where the rows of producers' requests will be, before they are there; answers those refused.
@@ -276,7 +309,9 @@ class Queue(ABC, Generic[R]):
 def _fits(topic: TopicMetadata, request: WriteRequest[R]) -> bool:
     """Whether the topic takes what is (or is not) published in a transaction; answers if not."""
     wanted, pointer = topic.properties.get(TRANSACTIONS), request.pointer
-    if wanted == REQUIRED and pointer is None:
+    if pointer is None and not request.messages:
+        said = ("A message outside a transaction has a payload.", "Send at least one.")
+    elif wanted == REQUIRED and pointer is None:
         said = (f"Topic {topic.topic} takes messages in transactions only.", "Publish in a transaction.")
     elif wanted == FORBIDDEN and pointer is not None:
         said = (f"Topic {topic.topic} takes no messages in transactions.", "Publish outside of one.")
@@ -286,16 +321,20 @@ def _fits(topic: TopicMetadata, request: WriteRequest[R]) -> bool:
     return False
 
 
+def _require_open(topic: TopicMetadata, requests: Sequence[object]) -> None:
+    """See that a topic takes messages, and no partition of it does in its place, if there are any."""
+    if not requests:
+        return
+    if FAMILIES in topic.properties or SEALED in topic.properties:
+        name = topic.topic if FAMILIES in topic.properties else topic.properties.get(PART_OF)
+        raise PartitionsChanged(
+            f"Topic {topic.topic} takes no messages itself.", f"Publish to a partition that {name} names now."
+        )
+
+
 def ended(pointer: int | None) -> TransactionEnded:
     """What a request is answered whose transaction has ended."""
     return TransactionEnded(f"Transaction {pointer} is not in progress, so it writes nothing.", "Begin another one.")
-
-
-def _may_be_gone(topic: TopicMetadata, request: WriteRequest[R], first: int, now_ms: int) -> bool:
-    """Whether rows that were written at a position may have been deleted since."""
-    if request.ttl_ms is not None and expires_ms(first, request.ttl_ms) <= now_ms:
-        return True
-    return Cutoff.at(now_ms, topic.ttl_seconds).expires(milliseconds(first))
 
 
 class _Owed(Generic[R]):

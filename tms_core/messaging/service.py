@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Self
@@ -17,22 +16,23 @@ from weakref import WeakValueDictionary
 
 from tms_core.clock import Clock, HonestClock
 from tms_core.consumers.positions import Floor, Positions
-from tms_core.errors import BadRequest, Unavailable
+from tms_core.errors import BadRequest
 from tms_core.messaging.answer import Answer
 from tms_core.messaging.cache import Figures, MessageCache
 from tms_core.messaging.consumers import ConsumerRegistry
+from tms_core.messaging.families import Families
 from tms_core.messaging.fetcher import Fetch, Shelf
 from tms_core.messaging.groups import Groups
 from tms_core.messaging.ids import position
 from tms_core.messaging.lines import Lines
-from tms_core.messaging.model import Ages, FetchRequest, Message, RollbackRange
+from tms_core.messaging.model import Ages, FetchRequest, Messages, RollbackRange
 from tms_core.messaging.producers import Producers, Sent
 from tms_core.messaging.queue import Queue, WriterContext, WriteRequest
 from tms_core.messaging.topics import TopicRegistry, count_ages
 from tms_core.messaging.visible import Delays, FirstReads
 from tms_core.messaging.work import Work
 from tms_core.messaging.writer import MessageWriter, PayloadWriter, earlier_generations, roll_back
-from tms_core.rowkey import LONG_MAX, generation_prefix, stop_key
+from tms_core.rowkey import LONG_MAX, generation_prefix
 from tms_core.tables.base import Store
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import INT_MAX, TopicId, TopicMetadata
@@ -95,7 +95,12 @@ class MessagingService:
         self._transactions = transactions
         self._allowance_ms = options.clock_allowance_seconds * 1000
         self._store = store
-        self._topics = TopicRegistry(store.metadata, options.default_ttl_seconds)
+        # With a longer ttl, rows would be shown from the cache that the janitor took while it was shorter.
+        self._topics = TopicRegistry(
+            store.metadata,
+            options.default_ttl_seconds,
+            lambda topic: self._lines.forget(lambda key: key.startswith(topic.prefix)),
+        )
         self._side = side
         self._expiries = Expiries(side) if side is not None else None
         honest = HonestClock(clock, self._allowance_ms)
@@ -116,19 +121,24 @@ class MessagingService:
         cached_ms = min(options.max_lifetime_seconds, options.grace_seconds) * 1000 // 2
         self._first_reads = FirstReads()
         self._shelf = Shelf(
-            store, self._lines, self._cache, self._expiries, honest, cached_ms, self._first_reads, floor
+            store, self._lines, self._cache, self._expiries, honest, cached_ms, self._first_reads, floor, lifetime_ms
         )
         self._consumers = self._groups = None
         if kept is not None:
             self._consumers = ConsumerRegistry(self._topics, self._shelf, kept, self._allowance_ms, transactions)
-            self._groups = Groups(self._topics, self._consumers, kept, self._shelf, lifetime_ms, transactions)
+        # By the table itself: groups are registered also in new partitions that other servers lead.
+        positions = None if side is None else Positions(side)
+        self._families = Families(self._topics, store, self._lines, honest, positions, self._settle)
+        if self._consumers is not None and kept is not None:
+            self._groups = Groups(
+                self._topics, self._families, self._consumers, kept, self._shelf, lifetime_ms, transactions
+            )
         # A writer lives as long as it has something to write, or is one of the last few that were made, so that names
         # that are no longer used cost nothing.
         self._recent: deque[MessageWriter] = deque(maxlen=_RECENT_WRITERS)
         self._latest: MessageWriter | None = None
         self._messages: WeakValueDictionary[TopicId, MessageWriter] = WeakValueDictionary()
         self._payloads: WeakValueDictionary[TopicId, PayloadWriter] = WeakValueDictionary()
-        self._newborn: dict[TopicId, TopicMetadata] = {}
         self._lock = Lock()
 
     # -- topics -------------------------------------------------------------------------------------------------------
@@ -145,11 +155,7 @@ class MessagingService:
             TopicExists: there is one.
             MetadataError, StoreError, Unavailable: its row is damaged; the store failed; others keep changing it.
         """
-        made = self._topics.create(topic, properties or {})
-        # The topic is made, though a server that does not lead cannot read it back.
-        with suppress(Unavailable):
-            if made.generation == 1 and not self._has_rows(topic):
-                self._newborn[topic] = made
+        self._families.create(topic, properties or {})
 
     def update_topic(self, topic: TopicId, properties: Mapping[str, str]) -> None:
         """Replace a topic's properties: what is left out is the default again.
@@ -158,9 +164,7 @@ class MessagingService:
             TopicNotFound: there is none, or it was deleted.
             BadRequest, MetadataError, StoreError, Unavailable: as :meth:`create_topic`.
         """
-        self._topics.update(topic, properties)
-        # With a longer ttl, rows would be shown from the cache that the janitor took while it was shorter.
-        self._lines.forget(lambda key: key.startswith(topic.prefix))
+        self._families.update(topic, properties)
 
     def topic(self, topic: TopicId) -> dict[str, str]:
         """All properties of a topic, its generation among them.
@@ -168,7 +172,7 @@ class MessagingService:
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
         """
-        return dict(self._topics.get(topic).properties)
+        return self._families.shown(topic)
 
     def count_ages(self, topic: TopicId, older_than_seconds: int) -> Ages:
         """How many messages live, and how many are older than so many seconds; at most 100,000 are counted.
@@ -202,20 +206,11 @@ class MessagingService:
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`update_topic`.
         """
-        self._topics.delete(topic)
-        self._lines.drop(topic)
-        self._newborn.pop(topic, None)
+        self._families.delete(topic)
 
     def is_newborn(self, topic: TopicMetadata) -> bool:
-        """Whether this process made the topic as it is, in its first life, and there was not a row of it.
-
-        So what of it comes due does so by time alone, and by no mistake in its settings (rule S8).
-        """
-        return self._newborn.get(topic.topic) == topic
-
-    def _has_rows(self, topic: TopicId) -> bool:
-        stop = stop_key(topic.prefix)
-        return any(table.first(topic.prefix, stop) is not None for table in (self._store.message, self._store.payload))
+        """As :meth:`Families.is_newborn`."""
+        return self._families.is_newborn(topic)
 
     # -- publishing ---------------------------------------------------------------------------------------------------
 
@@ -339,7 +334,7 @@ class MessagingService:
 
     # -- consuming ----------------------------------------------------------------------------------------------------
 
-    def fetch(self, topic: TopicId, request: FetchRequest) -> Iterator[list[Message]]:
+    def fetch(self, topic: TopicId, request: FetchRequest) -> Iterator[Messages]:
         """Read messages in order.
 
         Args:
@@ -361,7 +356,7 @@ class MessagingService:
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`fetch`.
         """
-        return Fetch(self._shelf, self._topics.get(topic), request)
+        return Fetch(self._shelf, self._topics.read(topic), request)
 
     @property
     def consumers(self) -> ConsumerRegistry:
@@ -470,6 +465,9 @@ class MessagingService:
         _check_pointer(pointer)
         if pointer is not None and self._transactions is not None and pointer > self._transactions.last_pointer:
             raise BadRequest(f"Write pointer {pointer} was not issued.", "Send the one the transaction has.")
+
+    def _settle(self, topic: TopicId) -> None:
+        self._message_writer(topic).settle()
 
     def _message_writer(self, topic: TopicId) -> MessageWriter:
         latest = self._latest

@@ -12,21 +12,24 @@ is gone at once. That is one read for each batch of messages and each fetch.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from tms_core.errors import BadRequest, MetadataError, TopicExists, TopicNotFound, Unavailable
+from tms_core.errors import BadRequest, MetadataError, PartitionsChanged, TopicExists, TopicNotFound, Unavailable
 from tms_core.messaging.model import Ages
+from tms_core.messaging.partitions import FAMILIES, layout_of
 from tms_core.rowkey import NEGATIVE, Cutoff, generation_prefix, time_prefix
 from tms_core.tables.base import MessageReads, MetadataTable
 from tms_core.topic import (
     BY_TTL,
     CONSUMED,
+    HOLD,
     INT_MAX,
     INT_MIN,
     NAME_BYTES,
     RETENTION,
+    TRANSACTION,
     TopicId,
     TopicMetadata,
     encode_properties,
@@ -62,10 +65,14 @@ class TopicRegistry:
     Args:
         table: the metadata table.
         default_ttl_seconds: the ttl of a topic that does not say.
+        changed: called with a topic that another process has changed since it was read here.
     """
 
-    def __init__(self, table: MetadataTable, default_ttl_seconds: int) -> None:
+    def __init__(
+        self, table: MetadataTable, default_ttl_seconds: int, changed: Callable[[TopicId], object] | None = None
+    ) -> None:
         self._table = table
+        self._changed = changed
         self._defaults = {_TTL: str(default_ttl_seconds)}
         self._parsed: dict[TopicId, tuple[bytes, TopicMetadata]] = {}
 
@@ -82,8 +89,24 @@ class TopicRegistry:
             found: TopicMetadata | None = known[1]
         else:
             found = None if raw is None else self._parse(topic, raw)
+            if known is not None and self._changed is not None:
+                self._changed(topic)
         if found is None or found.deleted:
             raise TopicNotFound(f"There is no topic {topic}.", "Create it first.")
+        return found
+
+    def read(self, topic: TopicId) -> TopicMetadata:
+        """A living topic that has messages of its own.
+
+        Raises:
+            PartitionsChanged: they are in its partitions.
+            BadRequest, TopicNotFound, MetadataError: as :meth:`get`.
+        """
+        found = self.get(topic)
+        layout = layout_of(topic, found.properties) if FAMILIES in found.properties else None
+        if layout is not None and not layout.has_own:
+            first, *_ = layout.parts
+            raise PartitionsChanged(f"Topic {topic} has its messages in {first} and others.", "Name one of those.")
         return found
 
     def create(self, topic: TopicId, properties: Mapping[str, str]) -> TopicMetadata:
@@ -96,7 +119,7 @@ class TopicRegistry:
             Unavailable: others keep changing it.
         """
         wanted = self._completed(properties)
-        _check_length(topic)
+        check_length(topic)
         for _ in range(_ATTEMPTS):
             row = self._row(topic)
             if row.lives:
@@ -110,8 +133,13 @@ class TopicRegistry:
                 return made
         raise _contended(topic)
 
-    def update(self, topic: TopicId, properties: Mapping[str, str]) -> None:
+    def update(self, topic: TopicId, properties: Mapping[str, str], *, former: TopicMetadata | None = None) -> None:
         """Replace all properties but the generation; what is left out is the default again, not what it was.
+
+        Args:
+            topic: whose.
+            properties: all of them.
+            former: the topic as it was read; None: whatever it is now.
 
         Raises:
             BadRequest: the name, a ttl or a generation that is none, or more of them than is kept.
@@ -122,6 +150,8 @@ class TopicRegistry:
         wanted = self._completed(properties)
         for _ in range(_ATTEMPTS):
             row = self._living(topic)
+            if former is not None and row.topic is not None and dict(row.topic.properties) != dict(former.properties):
+                raise _contended(topic)
             if self._write(topic, row, wanted, row.topic.generation if row.topic else 1):
                 return
         raise _contended(topic)
@@ -137,6 +167,14 @@ class TopicRegistry:
             if row.topic and self._write(topic, row, row.topic.properties, -row.topic.generation):
                 return
         raise _contended(topic)
+
+    def check(self, properties: Mapping[str, str]) -> None:
+        """Check that a topic can have these properties.
+
+        Raises:
+            BadRequest: it cannot.
+        """
+        self._completed(properties)
 
     def all(self, namespace: str | None = None) -> list[TopicId]:
         """The living topics of a namespace, or of all, in key order; rows that do not parse are left out."""
@@ -186,6 +224,8 @@ class TopicRegistry:
             )
         if wanted.get(RETENTION, BY_TTL) not in (CONSUMED, BY_TTL):
             raise BadRequest(f"retention: {wanted[RETENTION]!r} is none of its values.", "Write consumed or ttl.")
+        if wanted.get(HOLD, TRANSACTION) != TRANSACTION:
+            raise BadRequest(f"hold: {wanted[HOLD]!r} is none of its values.", "Write transaction, or leave it out.")
         size = len(encode_properties(wanted))
         if size > PROPERTIES_BYTES:
             raise BadRequest(
@@ -236,7 +276,12 @@ def _prefix(topic: TopicId) -> bytes:
     return prefix
 
 
-def _check_length(topic: TopicId) -> None:
+def check_length(topic: TopicId) -> None:
+    """Check that a topic can be made with this name.
+
+    Raises:
+        BadRequest: a part of it is too long.
+    """
     for kind, name in (("namespace", topic.namespace), ("topic", topic.topic)):
         if len(name) > NAME_BYTES:
             raise BadRequest(

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from itertools import accumulate
-from operator import itemgetter
 from threading import Lock
 from typing import NamedTuple
 
 from tms_core.messaging.ids import milliseconds, tail
 from tms_core.messaging.lines import Line
-from tms_core.messaging.model import Message
+from tms_core.messaging.model import Messages
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
 
 #: Upper ends of what is counted together, in milliseconds: from a poll right behind the publish to one an hour later.
 BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000, 3_600_000)
-
-_id = itemgetter(0)
 
 
 class Delays(NamedTuple):
@@ -49,12 +46,12 @@ class FirstReads:
         with self._lock:
             return Delays(tuple(accumulate(self._counts)), self._sum_ms)
 
-    def note(self, line: Line, page: list[Message], now_ms: int) -> None:
+    def note(self, line: Line, page: Messages, now_ms: int) -> None:
         """These messages of a line, in the order of their ids, are read now."""
-        last, unread = _position(page[-1]), line.unread
+        last, unread = _position(page.ids[-1]), line.unread
         if last < unread:
             return
-        first = page[bisect_left(page, tail(unread), key=_id)]
+        first = page.ids[bisect_left(page.ids, tail(unread))]
         delay_ms = max(0, now_ms - milliseconds(_position(first)))
         # Another thread may do the same for the same messages; then they count twice.
         line.unread = last + 1
@@ -63,5 +60,5 @@ class FirstReads:
             self._sum_ms += delay_ms
 
 
-def _position(message: Message) -> int:
-    return int.from_bytes(message.id[:MESSAGE_TAIL_BYTES], "big")
+def _position(id_: bytes) -> int:
+    return int.from_bytes(id_[:MESSAGE_TAIL_BYTES], "big")

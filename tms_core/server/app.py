@@ -24,6 +24,7 @@ from tms_core.errors import (
     ConsumerConflict,
     ConsumerNotFound,
     Forbidden,
+    PartitionsChanged,
     ProducerFenced,
     ProducerNotFound,
     StoreFull,
@@ -63,6 +64,7 @@ _STATUS: dict[type[TmsError], int] = {
     ConsumerNotFound: 404,
     ProducerNotFound: 404,
     ConsumerConflict: 409,
+    PartitionsChanged: 409,
     ProducerFenced: 409,
     TransactionEnded: 409,
     TopicExists: 409,
@@ -79,6 +81,8 @@ _FULL_SECONDS = 60
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="tms"')
 #: Goes with 503: when to try again, in seconds.
 _RETRY = (b"retry-after", b"1")
+#: Goes with 409 where messages go to other partitions now.
+_PARTITIONS = (b"x-tms-partitions", b"changed")
 
 _TOPICS = "/v1/namespaces/{namespace}/topics"
 _TOPIC = _TOPICS + "/{topic}"
@@ -229,6 +233,8 @@ async def _refuse(send: Send, error: TmsError | HTTPException) -> None:
         status = 500
         logger.error("a request failed: %s", error, exc_info=error)
     more = [_CHALLENGE] if isinstance(error, Unauthorized) else []
+    if isinstance(error, PartitionsChanged):
+        more.append(_PARTITIONS)
     if isinstance(error, (Unavailable, StoreFull)):
         more.append(_RETRY)
     if isinstance(error, ProducerFenced):

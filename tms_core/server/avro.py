@@ -16,7 +16,7 @@ from operator import add
 
 from tms_core.avro.numbers import MORE, decode_long, encode_long, zigzag
 from tms_core.errors import BadRequest
-from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.messaging.model import FetchRequest, Message, Messages, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.server.codec import CHUNK_BYTES, PublishRequest, message_id, too_many, transaction
 from tms_core.topic import INT_MAX, INT_MIN
@@ -87,7 +87,7 @@ class AvroCodec:
     def write_published(self, written: RollbackRange) -> bytes:
         return _END + b"".join(map(encode_long, written))
 
-    def write_messages(self, pages: Iterable[list[Message]]) -> Iterator[bytes]:
+    def write_messages(self, pages: Iterable[Sequence[Message]]) -> Iterator[bytes]:
         """One array, a block for each piece; the last one carries the array's end.
 
         No step here is taken message by message in Python, since this is most of what a poll costs.
@@ -98,21 +98,22 @@ class AvroCodec:
             if not page:
                 yield b""
                 continue
-            ids, payloads = zip(*page, strict=True)
+            messages = Messages.of(page)
+            ids, payloads = messages.ids, messages.payloads
             lengths = list(map(len, payloads))
             weights = list(accumulate(map(add, lengths, repeat(_MESSAGE_BYTES)), initial=size))
             first = 0
             # A block that carries ``size`` from the page before ends behind the first message that fills it.
             while (stop := bisect_left(weights, weights[first] - size + CHUNK_BYTES, first + 1)) <= len(page):
                 block += _items(ids[first:stop], lengths[first:stop], payloads[first:stop])
-                yield encode_long(count + stop - first) + b"".join(block)
+                yield b"".join([encode_long(count + stop - first), *block])
                 block.clear()
                 count = size = 0
                 first = stop
             block += _items(ids[first:], lengths[first:], payloads[first:])
             count += len(page) - first
             size += weights[-1] - weights[first]
-        yield encode_long(count) + b"".join(block) + _END if count else _END
+        yield b"".join([encode_long(count), *block, _END]) if count else _END
 
 
 def _items(ids: Sequence[bytes], lengths: Sequence[int], payloads: Sequence[bytes]) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ the same language.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from starlette.exceptions import HTTPException
@@ -78,7 +78,7 @@ class Codec(Protocol):
         """The answer of a transactional ``publish``."""
         ...
 
-    def write_messages(self, pages: Iterable[list[Message]]) -> Iterator[bytes]:
+    def write_messages(self, pages: Iterable[Sequence[Message]]) -> Iterator[bytes]:
         """The answer of ``poll``, in pieces of about :data:`CHUNK_BYTES`, at least one; empty for an empty page."""
         ...
 

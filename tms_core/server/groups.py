@@ -13,7 +13,7 @@ from tms_core.logs.harmless import harmless
 from tms_core.messaging.groups import Given, GroupPoll, Order
 from tms_core.messaging.model import FetchRequest
 from tms_core.server.body import BodyLimit, Headers
-from tms_core.server.poll import POSITION
+from tms_core.server.poll import POSITION, SEALED
 from tms_core.server.site import Site, answer, headers_of, topic_of
 from tms_core.topic import INT_MAX
 from tms_core.web.protocol import abort_of
@@ -26,6 +26,8 @@ MAX_DELIVERIES = b"x-tms-max-deliveries"
 DELIVERIES = b"x-tms-deliveries"
 #: The header of an empty answer that names the transaction that must be decided first.
 HELD = b"x-tms-held"
+#: The header of an empty answer that names the partition that the group must read to its end first.
+BEHIND = b"x-tms-behind"
 
 #: After how many bytes of messages a batch takes no further one: what a transaction can well hold.
 _BATCH_BYTES = 4_000_000
@@ -105,6 +107,10 @@ def _described(given: Given) -> list[tuple[bytes, bytes]]:
         headers.append((HELD, b"%d" % given.held))
     if given.position is not None:
         headers.append((POSITION, str(given.position).encode()))
+    if given.sealed:
+        headers.append((SEALED, b"drained" if given.drained else b"draining"))
+    if given.behind is not None:
+        headers.append((BEHIND, str(given.behind).encode()))
     return headers
 
 

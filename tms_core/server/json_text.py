@@ -11,7 +11,7 @@ import base64
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -110,7 +110,7 @@ class JsonCodec:
         rows = dict(zip(_RANGE, values, strict=True))
         return json.dumps({"transactionWritePointer": str(pointer), "rollbackRange": rows}).encode()
 
-    def write_messages(self, pages: Iterable[list[Message]]) -> Iterator[bytes]:
+    def write_messages(self, pages: Iterable[Sequence[Message]]) -> Iterator[bytes]:
         """One array."""
         parts, size, mark = ["["], 1, ""
         for page in pages:

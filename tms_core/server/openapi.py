@@ -178,8 +178,8 @@ _SCHEMAS: Document = {
 _CODES = {
     400: "The request is wrong; the text says how.",
     404: "There is no such topic, or no such consumer or producer of it.",
-    409: "There is such a topic or consumer already, claims are open, the transaction has ended, or the producer is "
-    "fenced (X-TMS-Fenced).",
+    409: "There is such a topic or consumer already, claims are open, the transaction has ended, the producer is "
+    "fenced (X-TMS-Fenced), or messages are in other partitions (X-TMS-Partitions).",
     413: "The body is larger than requests of its kind may be (server.max_request_mb, server.max_transaction_ids), or "
     "has more messages than that has room for.",
     415: "The body is compressed in a way that is not served.",
@@ -283,7 +283,7 @@ def _topics() -> Document:
         },
         "/{topic}/properties": {
             "parameters": [_NAMESPACE, _TOPIC],
-            "put": _operation("Replace a topic's properties.", [*_BODY, 404, 500], body=properties),
+            "put": _operation("Replace a topic's properties.", [*_BODY, 404, 409, 500], body=properties),
         },
     }
 
@@ -360,7 +360,7 @@ def _producers() -> Document:
 
 
 def _messages() -> Document:
-    codes, poll_codes = [*_BODY, 404, 409, 500, 503], [*_BODY, 404, 500, 503]
+    codes = [*_BODY, 404, 409, 500, 503]
     published = _answer("On disk. In a transaction: what rollback takes; else empty.", _is("PublishResponse"))
     calls = {
         "publish": ("Publish messages, or in a transaction what was stored.", "PublishRequest", published),
@@ -377,7 +377,7 @@ def _messages() -> Document:
             "parameters": [_NAMESPACE, _TOPIC],
             "post": _operation(
                 summary,
-                poll_codes if name == "poll" else codes,
+                codes,
                 body=_either(schema),
                 done=done,
                 **({} if name == "poll" else {"parameters": _PRODUCER_HEADERS}),

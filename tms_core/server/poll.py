@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 from tms_core.errors import BadRequest
 from tms_core.logs.harmless import harmless
 from tms_core.messaging.fetcher import Fetch
-from tms_core.messaging.model import FetchRequest, Message
+from tms_core.messaging.model import FetchRequest, Messages
 from tms_core.rowkey import LONG_MAX
 from tms_core.server.body import GZIP, Disconnected, Headers, accepts_gzip
 from tms_core.server.codec import Codec
@@ -52,6 +52,8 @@ WAIT = b"x-tms-wait-seconds"
 POSITION = b"x-tms-position"
 #: The header of an answer that is empty although the poll has waited for as long as it was to.
 WAITED = b"x-tms-waited"
+#: The header of an answer of a topic that takes no more messages.
+SEALED = b"x-tms-sealed"
 #: The header of an answer to a poll that asks for more than the server gives at once.
 LIMITED = b"x-tms-limited"
 
@@ -130,6 +132,8 @@ class _Polling:
         """What the answer's head says of it: how far it has looked, if it is whole, and whether it waited in vain."""
         found = self._fetch.position if self.ended and self._fetch is not None else None
         headers = [] if found is None else [(POSITION, str(found).encode())]
+        if self._fetch is not None and self._fetch.is_sealed:
+            headers.append((SEALED, b"true"))
         return [*headers, (WAITED, b"true")] if self.waited else headers
 
     async def begin(self, scope: Scope, receive: Receive) -> list[bytes]:
@@ -238,7 +242,7 @@ class _Polling:
             self._site.sizes.learn(self._topic, self._fetch.largest_bytes)
         return made
 
-    def _counted(self, pages: Iterable[list[Message]]) -> Iterator[list[Message]]:
+    def _counted(self, pages: Iterable[Messages]) -> Iterator[Messages]:
         for page in pages:
             if page:
                 self._found += len(page)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 T = TypeVar("T")
@@ -60,6 +60,26 @@ class MessageValue(NamedTuple):
 
     pointer: int | None
     payload: bytes | None
+
+
+class MessageColumns(NamedTuple):
+    """Rows of the message table, their parts apart; ``resume`` as of :class:`Page`.
+
+    Attributes:
+        pointers: None: no row has one.
+    """
+
+    keys: list[bytes]
+    pointers: list[int | None] | None
+    payloads: list[bytes | None]
+    resume: bytes | None
+
+    def only(self, chosen: Sequence[bool]) -> MessageColumns:
+        """Those of the rows that are chosen; none behind the last that is spoken of."""
+        pointers = None if self.pointers is None else list(compress(self.pointers, chosen))
+        return self._replace(
+            keys=list(compress(self.keys, chosen)), pointers=pointers, payloads=list(compress(self.payloads, chosen))
+        )
 
 
 class TxCell(NamedTuple):
@@ -191,6 +211,18 @@ class MessageReads(KeyReads):
             most_bytes: after about so many bytes of values a page ends early; it has one row at least. None: where the
                 store itself ends it.
         """
+
+    def apart(self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None) -> MessageColumns:
+        """As :meth:`rows`, the parts of all rows apart."""
+        page = self.rows(start, stop, limit, most_bytes)
+        return columns_of(page.items, page.resume)
+
+
+def columns_of(rows: Sequence[tuple[bytes, MessageValue]], resume: bytes | None) -> MessageColumns:
+    """Rows of the message table, their parts apart."""
+    return MessageColumns(
+        [key for key, _ in rows], [pointer for _, (pointer, _) in rows], [payload for _, (_, payload) in rows], resume
+    )
 
 
 class MessageTable(MessageReads, KeyTable):

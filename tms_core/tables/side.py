@@ -96,6 +96,10 @@ class SideTable(ABC):
         """As :meth:`exchange` of each, in one write where it can be; returns for each whether it was done."""
         return [self.exchange(*change) for change in changes]
 
+    def have_one_leader(self, *keys: bytes) -> bool:
+        """Whether it is always one server that leads what all these rows are about."""
+        return True
+
     @abstractmethod
     def close(self) -> None:
         """Close the table; closing twice is no error."""

@@ -64,7 +64,7 @@ THRESHOLDS = (
     Threshold(
         "lagSeconds", 3_600, 3_600, "seconds the oldest unread message may be old, where a consumer is that far behind"
     ),
-    Threshold("undecidedSeconds", 600, 600, "seconds that readers may wait for a transaction to be decided"),
+    Threshold("undecidedSeconds", 300, 300, "seconds that readers may wait for a transaction to be decided"),
     Threshold("forSeconds", 300, 300, "seconds most alerts wait before they fire"),
 )
 
@@ -254,7 +254,7 @@ ALERTS = (
         "warning",
         "time() - max by (namespace, job, tms_namespace, topic, transaction)"
         " (tms_topic_first_undecided_timestamp_seconds{${servers}}) > ${undecidedSeconds}",
-        "now",
+        "forSeconds",
         "Readers of {{ $labels.tms_namespace }}:{{ $labels.topic }} have waited {{ $value | humanizeDuration }} for"
         " transaction {{ $labels.transaction }}",
         "Readers in transactions go on when it has ended. Who holds it: tms tx list. To end it, and hide what it wrote:"

@@ -10,7 +10,8 @@ from typing import cast
 
 from janitor.app.embedded import Embedded
 from tests.server.client import Client, TopicClient
-from tms_core.cli.serve import serving
+from tms_core.clock import ManualClock, SystemClock
+from tms_core.server.serving import serving
 
 PATIENCE_SECONDS = 60
 SETTINGS = """
@@ -33,7 +34,9 @@ def test_given_a_consumer_that_is_behind_when_served_with_the_janitor_then_it_fi
 ) -> None:
     config = tmp_path / "tms.yaml"
     config.write_text(SETTINGS, encoding="utf-8")
-    with serving(config, {}, {}, janitor=False) as started, Client(_port(started.url)) as client:
+    # At a clock that stands still, or they may expire before they are read.
+    clock = ManualClock(SystemClock().now_ms())
+    with serving(config, {}, {}, janitor=False, clock=clock) as started, Client(_port(started.url)) as client:
         orders = TopicClient(client, "orders").create(ttl="1")
         orders.publish("a", "b", "c")
         ids = [message["id"] for message in orders.post("poll").json]

@@ -14,10 +14,10 @@ from janitor.law.policy import Rule
 from janitor.state.base import CounterKey, RunRecord, State
 from janitor.state.sqlite.state import SqliteState
 from janitor.status.status import (
+    BlockedReaders,
     BoundaryFigures,
     GuardFigures,
     HeldTopic,
-    LateTransaction,
     OpenTransaction,
     Overdue,
     Quarantined,
@@ -208,7 +208,7 @@ def wrong(now_ms: int) -> Status:
         statistics=StatisticsFigures(now_ms, overdue={"expired": 0, "old_generation": 0}, missing=3),
         skew_seconds={HOSTILE: 7_200.0},
         late=(
-            LateTransaction(
+            BlockedReaders(
                 "1699990000000000001", f"import@{HOSTILE}", now_ms - 2 * HOUR, (hostile, "default:audit"), 3
             ),
         ),

@@ -298,6 +298,12 @@ def test_l6_given_a_ttl_of_its_own_when_the_topic_is_held_then_the_row_is_held()
     assert judge(message(DUE_MS - 11), 1, within, expires_ms=NOW_MS) == EXPIRED
 
 
+def test_l6_given_a_topic_that_waits_for_transactions_then_only_what_was_decided_goes() -> None:
+    within = replace(Frontier.open(NOW_MS, metadata()), decided_ms=NOW_MS - 10)
+    assert judge(message(NOW_MS - 10), 1, within, expires_ms=NOW_MS) == HELD
+    assert judge(message(NOW_MS - 11), 1, within, expires_ms=NOW_MS) == EXPIRED
+
+
 def test_l6_given_a_ttl_of_its_own_when_nothing_else_may_take_the_row_then_it_stays() -> None:
     assert judge(message(NOW_MS, 2), 1, expires_ms=0) == NEWER
     assert judge(message(-1), expires_ms=0) == FOREIGN

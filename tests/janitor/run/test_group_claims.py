@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -15,11 +16,14 @@ from tms_core.clock import ManualClock
 from tms_core.consumers.claims import ConsumerGroup, claims_of
 from tms_core.errors import StoreError
 from tms_core.messaging.groups import GroupPoll
+from tms_core.messaging.producer_rows import Former, Outcome
+from tms_core.messaging.producers import Sent
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.model import TX_PER_MS
 
 
 class GroupHouse:
@@ -102,6 +106,9 @@ def test_trap_b_given_claims_that_cannot_be_freed_then_no_id_leaves_the_list(
             house.clock.advance(DAY)
             with pytest.raises(StoreError):
                 house.rig.engine.run_once()
+            # What was proven on the way would outlive the run.
+            evidence = house.rig.state.evidence()
+            assert all(interval.started_ms <= pointer // TX_PER_MS for interval in evidence)
     assert house.invalid() == [pointer]
     house.pass_days()
     assert (house.invalid(), house.claims()) == ([], [(0, 1)])
@@ -138,3 +145,19 @@ def test_given_a_plan_then_no_claim_is_touched(house: GroupHouse) -> None:
     assert house.claims() == [(pointer, 1)]
     house.rig.engine.run_once()
     assert house.claims() == [(0, 1)]
+
+
+def test_given_a_producer_when_swept_then_what_failed_is_marked_and_an_idle_one_is_forgotten(house: GroupHouse) -> None:
+    instance, tx = uuid4(), house.manager.start_short()
+    known = house.service.producers.register(ORDERS, "importer", instance)
+    sent = Sent(ORDERS, "importer", known.generation, 1, "file 17")
+    house.service.publish(ORDERS, [b"a"], pointer=tx.write_pointer, sent=sent)
+    house.manager.invalidate(tx.transaction_id)
+    house.pass_days()
+    assert house.invalid() == []
+    heir = house.service.producers.register(ORDERS, "importer", uuid4())
+    assert heir.former == Former(tx.write_pointer, "file 17", Outcome.ABORTED)
+    for days, there in ((6, 1), (2, 0)):
+        house.clock.advance(days * DAY)
+        house.rig.engine.run_once()
+        assert len(house.service.producers.of(ORDERS)) == there

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from janitor.report import GuardNote, Report
+from janitor.law.policy import Hold, Rule
+from janitor.report import Entry, EntryKey, GuardNote, Report
 from janitor.run.log import RunLog
 from tests.builders import HOUR, NOW_MS, janitor, topic
 from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
 
 
 def report_of(*times_ms: int) -> Report:
@@ -36,14 +38,37 @@ def test_given_a_run_that_deleted_when_written_then_its_figures_and_its_snapshot
     report = report_of(NOW_MS - HOUR)
     RunLog().write(report)
     record = next(record for record in caplog.records if record.name == "janitor.run.log")
-    figures = "1 expired, 0 old_generation, 0 processed, 0 invalid_transaction, 0 held"
-    assert record.getMessage() == f"run {report.id}: {figures}; snapshot snapshot.{NOW_MS}"
+    assert record.getMessage() == f"run {report.id}: 1 expired rows deleted (judged by snapshot.{NOW_MS})"
+    assert vars(record)["fields"]["expired"] == 1
     assert vars(record)["fields"]["snapshot"] == f"snapshot.{NOW_MS}"
 
 
 def test_given_a_run_without_a_snapshot_when_written_then_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     RunLog().write(replace(report_of(NOW_MS - HOUR), snapshot=None))
-    assert said(caplog)[-1].endswith("0 held; no snapshot")
+    assert said(caplog)[-1].endswith(": 1 expired rows deleted (without a transaction snapshot)")
+
+
+@pytest.mark.parametrize(
+    ("taken", "held", "words"),
+    [
+        ({}, 0, "nothing was due"),
+        ({}, 1234, "nothing was due; 1,234 rows are held"),
+        ({Rule.EXPIRED: 3560, Rule.OLD_GENERATION: 8}, 0, "3,560 expired and 8 outdated rows deleted"),
+        (
+            {Rule.PROCESSED: 1, Rule.INVALID_TRANSACTION: 2},
+            0,
+            "1 processed rows deleted, 2 rows of invalid transactions inverted",
+        ),
+    ],
+)
+def test_given_what_a_run_did_when_written_then_it_is_a_sentence(
+    caplog: pytest.LogCaptureFixture, taken: dict[Rule, int], held: int, words: str
+) -> None:
+    topic = TopicId("default", "orders")
+    entries = {EntryKey(topic, 1, "message", rule, None): Entry(rows) for rule, rows in taken.items()}
+    entries[EntryKey(topic, 1, "message", Rule.EXPIRED, Hold.FRONTIER)] = Entry(held)
+    RunLog().write(replace(report_of(), entries=entries))
+    assert f": {words} (" in said(caplog)[-1]
 
 
 def test_given_idle_runs_when_written_then_only_the_first_is_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from janitor.cli.why import lines
 from janitor.law.policy import Hold, Rule
 from janitor.report import Report
 from tests.builders import DAY, HOUR, NOW_MS, Rig, janitor, watch
 from tests.messaging.group_desk import GROUP, ORDERS, READ_NONE
 from tms_core.clock import ManualClock
-from tms_core.consumers.retention import announced
+from tms_core.consumers.retention import announce, announced
 from tms_core.errors import StoreError
 from tms_core.messaging.groups import GroupPoll, Order
 from tms_core.messaging.model import FetchRequest
@@ -415,3 +416,37 @@ def test_given_a_side_table_that_fails_while_it_is_announced_then_nothing_goes(
     assert house.left() == [b"a"]
     house.sweep(0)
     assert house.left() == []
+
+
+def test_given_a_processed_message_when_asked_why_then_the_rule_is_named_and_when_gone_its_run(house: House) -> None:
+    house.register()
+    house.publish(b"a")
+    house.publish(b"b")
+    house.process(limit=1)
+    house.clock.advance(2 * HOUR)
+    first, second = house.ids()
+    asked = house.rig.engine.why(ORDERS, first)
+    [text] = [line for line in lines(asked) if "consumers;" in line]
+    assert text.strip() == "has been processed by all consumers; the next run takes it"
+    assert "at most until all consumers have processed it" in next(lines(asked))
+    [found] = house.rig.engine.why(ORDERS, second).found
+    assert (found.fate.rule, found.fate.action) == (Rule.EXPIRED, "keep")
+    house.sweep(0)
+    [missing] = house.rig.engine.why(ORDERS, first).missing
+    assert [(trace.entry.rule, trace.certain) for trace in missing.taken] == [("processed", True)]
+
+
+def test_given_two_janitors_that_announce_then_the_further_one_counts(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, exchange = house.metadata(), house.side.exchange
+
+    def beaten(*given: Any) -> bool:
+        monkeypatch.setattr(house.side, "exchange", exchange)
+        announce(house.side, topic, 7)
+        return exchange(*given)
+
+    monkeypatch.setattr(house.side, "exchange", beaten)
+    announce(house.side, topic, 9)
+    announce(house.side, topic, 8)
+    assert announced(house.side, topic) == 9

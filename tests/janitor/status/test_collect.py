@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from janitor.cli.status import lines
@@ -172,6 +173,8 @@ def test_given_late_transactions_then_a_daemon_shows_them_with_their_topics_and_
     assert (late.transaction, late.client, late.since_ms) == ("17", "import@host-7", NOW_MS - 20 * MINUTE)
     assert (len(late.topics), late.more_topics, late.command) == (MOST_TOPICS, 3, "tms tx invalidate 17")
     assert late.readers.endswith(f" and {MOST_TOPICS} more")
+    assert "late" not in [reason.about for reason in judge(status).reasons], "the server has just been started"
+    status = replace(status, started_ms=NOW_MS - 11 * MINUTE)
     health = judge(status)
     [said] = [reason.text for reason in health.reasons if reason.about == "late"]
     assert said.startswith("Readers of default:t0, ")

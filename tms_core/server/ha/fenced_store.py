@@ -261,6 +261,9 @@ class FencedSide(SideTable):
         with self._fence.changing(_about(changes[0].key)):
             return self._side.exchange_each(changes)
 
+    def have_one_leader(self, *keys: bytes) -> bool:
+        return len({self._slots.number(_about(key)) for key in keys}) == 1
+
     def close(self) -> None:
         """Nothing was opened."""
 

@@ -95,25 +95,32 @@ class Database:
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int = PAGE_BYTES
     ) -> Page[tuple[bytes, bytes]]:
         """At most ``limit`` rows; fewer also where they are large: at ``most_bytes`` of values, and the last row's."""
+        page = self.apart(start, stop, limit, most_bytes)
+        return Page(list(zip(page.keys, page.values, strict=True)), page.resume)
+
+    def apart(self, start: bytes, stop: bytes | None, limit: int, most_bytes: int) -> RowColumns:
+        """As :meth:`rows`, keys and values apart."""
         with (
             translated(self.folder),
             self._handle as db,
             db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True) as found,
         ):
-            items: list[tuple[bytes, bytes]] = []
+            keys: list[bytes] = []
+            values: list[bytes] = []
             size = 0
-            for item in islice(found, limit):
-                items.append(item)
-                size += len(item[1])
+            for key, value in islice(found, limit):
+                keys.append(key)
+                values.append(value)
+                size += len(value)
                 if size >= most_bytes:
                     break
-            if len(items) < limit and size < most_bytes:
-                _check_end(db, items[-1][0] + b"\x00" if items else start)
-                return Page(items, None)
-        return Page(items, items[-1][0] + b"\x00")
+            if len(keys) < limit and size < most_bytes:
+                _check_end(db, keys[-1] + b"\x00" if keys else start)
+                return RowColumns(keys, values, None)
+        return RowColumns(keys, values, keys[-1] + b"\x00")
 
     def columns(self, start: bytes, stop: bytes | None, limit: int) -> RowColumns:
-        """As :meth:`rows`, keys and values apart: pairs that are not kept cost half as much."""
+        """As :meth:`apart`, of at most ``PAGE_BYTES``; where rows are large, of some more."""
         # Keys and values by turns, because a list that is filled by the library costs least.
         found: list[bytes] = []
         size = 0

@@ -23,6 +23,7 @@ from typing import Any
 from tms_core.errors import StoreError
 from tms_core.tables.base import (
     UNREADABLE,
+    MessageColumns,
     MessageReads,
     MessageTable,
     MessageValue,
@@ -34,6 +35,7 @@ from tms_core.tables.base import (
     Store,
     TableName,
     TxCell,
+    columns_of,
 )
 from tms_core.tables.leveldb.database import PAGE_BYTES, Database, RowColumns, WritableDatabase
 from tms_core.tables.leveldb.layout import find_tables, holds_database, identity
@@ -45,6 +47,7 @@ from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable
 #: First byte of a message row's value (LevelDBMessageTable). CDAP writes these three and reads any other as the last.
 _PLAIN, _TRANSACTIONAL, _REFERENCE = 0, 1, 2
 _PLAIN_TAG, _TX_TAG, _REFERENCE_TAG = bytes([_PLAIN]), bytes([_TRANSACTIONAL]), bytes([_REFERENCE])
+_PLAIN_ONLY, _TX_ONLY = {_PLAIN_TAG}, {_TX_TAG}
 _POINTER_BYTES = 8
 #: Tag and write pointer.
 _TX_BYTES = 1 + _POINTER_BYTES
@@ -191,16 +194,33 @@ class LevelDBMessageReads(LevelDBKeys, MessageReads):
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
     ) -> Page[tuple[bytes, MessageValue]]:
         self._calls["rows"] += 1
-        page = self._database.rows(start, stop, limit, most_bytes or PAGE_BYTES)
-        # Nearly all rows of most tables are plain, and this is where a fetch spends its time.
+        page = self._database.apart(start, stop, limit, most_bytes or PAGE_BYTES)
+        return Page(self._decoded(page), page.resume)
+
+    def apart(self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None) -> MessageColumns:
+        self._calls["rows"] += 1
+        page = self._database.apart(start, stop, limit, most_bytes or PAGE_BYTES)
+        keys, values, resume = page
+        # Nearly all rows of most tables are of these two kinds, and this is where a fetch spends its time.
+        tags = {value[:1] for value in values}
+        if tags <= _PLAIN_ONLY:
+            return MessageColumns(keys, None, [value[1:] for value in values], resume)
+        if tags == _TX_ONLY and min(map(len, values)) >= _TX_BYTES:
+            pointer_in = _TX_POINTER.unpack_from
+            pointers = [pointer_in(value, 1)[0] for value in values]
+            return MessageColumns(keys, pointers, [value[_TX_BYTES:] for value in values], resume)
+        return columns_of(self._decoded(page), resume)
+
+    def _decoded(self, page: RowColumns) -> list[tuple[bytes, MessageValue]]:
+        """The rows that can be read; the others are counted."""
         rows = [
             (key, value)
-            for key, raw in page.items
+            for key, raw in zip(page.keys, page.values, strict=True)
             if (value := _plain((None, raw[1:])) if raw[:1] == _PLAIN_TAG else decode(raw)) is not None
         ]
-        if len(rows) < len(page.items):
-            self._calls[UNREADABLE] += len(page.items) - len(rows)
-        return Page(rows, page.resume)
+        if len(rows) < len(page.keys):
+            self._calls[UNREADABLE] += len(page.keys) - len(rows)
+        return rows
 
 
 class LevelDBPayloadReads(LevelDBKeys):

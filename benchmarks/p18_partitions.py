@@ -1,0 +1,112 @@
+"""P18: sixteen consumers of one group on sixteen partitions, through a real server, beside one consumer for each core.
+
+Both find the same backlog in order, and nobody assigns partitions to them. Two figures: which share of what the sixteen
+ask a partition for finds nothing, or that another one holds it, from their start until all is consumed; and their rate,
+divided by that of as many consumers as there are cores.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.queues import Queue
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figure import Figure, report
+from tests.server.process import Serve, configure
+from tests.support import size
+from tms_core.client import Client
+from tms_core.client.participant import ClaimedBatch, GroupClaims
+
+PARTITIONS = CONSUMERS = 16
+BATCH, BYTES = 50, 1000
+#: Batches in each partition, and turns.
+BATCHES, TURNS = size("TMS_BENCH_PARTITION_BATCHES", 120), size("TMS_BENCH_TURNS", 3)
+CORES = os.cpu_count() or 1
+#: After so long without a message a consumer ends, in seconds.
+_IDLE_SECONDS = 4
+
+#: When a consumer asked a partition, and how many messages it got.
+Asked = tuple[float, int]
+_spawn = multiprocessing.get_context("spawn")
+
+
+def main() -> None:
+    ratios, shares, rates = [], [], []
+    with tempfile.TemporaryDirectory(prefix="p18-") as folder, Serve(configure(Path(folder))) as server:
+        address = (server.url, server.transactions)
+        for turn in range(TURNS):
+            few, _ = consumed(address, f"default:few{turn}", CORES)
+            many, share = consumed(address, f"default:many{turn}", CONSUMERS)
+            ratios.append(many / few)
+            shares.append(share)
+            rates.append(many)
+        server.end()
+    details = {"messages_per_second": round(statistics.median(rates)), "one_consumer_per_core": CORES}
+    name = f"polls of {CONSUMERS} consumers on {PARTITIONS} partitions that found nothing or were held"
+    report(Figure("P18", name, round(statistics.median(shares), 3), at_most=0.2, details=details))
+    name = f"rate of {CONSUMERS} consumers on {PARTITIONS} partitions ÷ one consumer per core"
+    report(Figure("P18", name, round(statistics.median(ratios), 2), at_least=0.8, details=details))
+
+
+def consumed(address: tuple[str, str], topic: str, consumers: int) -> tuple[float, float]:
+    """Messages per second of some consumers, a process for each core, and the share of polls without any."""
+    with Client(address[0], transactions=address[1]) as client:
+        client.create_topic(topic, properties={"partitions": str(PARTITIONS)})
+        for _ in range(BATCHES * PARTITIONS):
+            client.publish(topic, [b"x" * BYTES] * BATCH)
+    asked: Queue[list[Asked]] = _spawn.Queue()
+    ready = _spawn.Barrier(CORES)
+    shares = [consumers // CORES + (at < consumers % CORES) for at in range(CORES)]
+    processes = [_spawn.Process(target=consume, args=(address, topic, share, ready, asked)) for share in shares]
+    for process in processes:
+        process.start()
+    polls = sorted(poll for _ in processes for poll in asked.get(timeout=600))
+    for process in processes:
+        process.join()
+    got = [poll for poll in polls if poll[1]]
+    if sum(number for _, number in got) != BATCHES * PARTITIONS * BATCH:
+        raise RuntimeError("something was not consumed, or twice")
+    first, last = polls[0][0], got[-1][0]
+    until = [poll for poll in polls if poll[0] <= last]
+    return BATCHES * PARTITIONS * BATCH / (last - first), 1 - len(got) / len(until)
+
+
+def consume(address: tuple[str, str], topic: str, consumers: int, ready: Any, asked: Queue[list[Asked]]) -> None:
+    """A process with some consumers, each a thread with a client of its own."""
+    polls: list[Asked] = []
+    GroupClaims.claim = noting(GroupClaims.claim, polls)  # type: ignore[method-assign]
+
+    def work() -> None:
+        with Client(address[0], transactions=address[1]) as client:
+            for _ in client.work(topic, "group", batch=BATCH, idle_seconds=_IDLE_SECONDS):
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(consumers)]
+    ready.wait()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    asked.put(polls)
+
+
+def noting(claim: Callable[..., Any], polls: list[Asked]) -> Callable[..., Any]:
+    """Notes each poll of a partition."""
+
+    async def noted(self: GroupClaims, *given: Any) -> ClaimedBatch:
+        batch: ClaimedBatch = await claim(self, *given)
+        polls.append((time.monotonic(), len(batch.messages)))
+        return batch
+
+    return noted
+
+
+if __name__ == "__main__":
+    main()

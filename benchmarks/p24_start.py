@@ -1,0 +1,55 @@
+"""P24: the processor time of a version, a help text and a completion, which people and shells wait for.
+
+Each command runs in a process of its own, several times; the median counts, and of all commands the dearest.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from statistics import median
+
+from benchmarks.figure import Figure, report
+
+RUNS = 7
+_PROGRAMS = {"janitor": "janitor.cli.main", "tms": "tms_core.cli.main"}
+
+
+def processor_seconds(module: str, arguments: list[str], environment: dict[str, str]) -> float:
+    """How much processor time one command takes, its process included."""
+    program = f"from tms_core.cli import entry; entry.main({module!r})"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, "-c", program, *arguments], env=os.environ | environment, capture_output=True, check=False
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    seconds: dict[str, float] = {}
+    for name, module in _PROGRAMS.items():
+        completing = {f"_{name.upper()}_COMPLETE": "bash_complete", "COMP_WORDS": f"{name} ", "COMP_CWORD": "1"}
+        asked: dict[str, tuple[list[str], dict[str, str]]] = {
+            f"{name} --version": (["--version"], {}),
+            f"{name} --help": (["--help"], {}),
+            f"completion of {name}": ([], completing),
+        }
+        for words, (arguments, environment) in asked.items():
+            seconds[words] = median(processor_seconds(module, arguments, environment) for _ in range(RUNS))
+    details = {words: round(taken, 3) for words, taken in seconds.items()}
+    report(
+        Figure(
+            "P24",
+            "processor time of a version, help or completion, s",
+            max(seconds.values()),
+            at_most=0.3,
+            details=details,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,0 @@
-"""``janitor completion``."""
-
-from __future__ import annotations
-
-from tms_core.cli.completion import completion
-
-command = completion("janitor")

@@ -1,0 +1,62 @@
+"""A client on a folder: all in one process, closed with it, and one process at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import tms_core.client
+from tms_core.errors import StoreBusy
+
+ORDERS = "default:orders"
+#: Another program on the same folder.
+OTHER = "import sys, tms_core.client; tms_core.client.open(sys.argv[1])"
+
+
+def test_given_a_folder_when_opened_then_messages_transactions_and_groups_are_there_and_stay(tmp_path: Path) -> None:
+    with tms_core.client.open(tmp_path / "data") as client:
+        client.create_topic(ORDERS)
+        with client.transaction() as tx:
+            tx.publish(ORDERS, [b"one", b"two"])
+    with tms_core.client.open(str(tmp_path / "data")) as client:
+        with client.transaction() as tx:
+            assert [message.payload for message in tx.consume(ORDERS, "billing", limit=1)] == [b"one"]
+        with client.transaction() as tx:
+            assert [message.payload for message in tx.consume(ORDERS, "billing")] == [b"two"]
+
+
+def test_given_a_folder_when_opened_then_the_janitor_has_adopted_it_and_ends_with_the_client(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    client = tms_core.client.open(tmp_path)
+    assert "janitor" in {thread.name for thread in threading.enumerate()}
+    client.close()
+    client.close()
+    assert not [thread for thread in set(threading.enumerate()) - before if not thread.daemon]
+    asked = [sys.executable, "-m", "janitor", "status", "--format", "json", "--leveldb", str(tmp_path / "messaging")]
+    typed = subprocess.run(asked, capture_output=True, text=True, check=True)
+    assert json.loads(typed.stdout)["adopted_ms"] is not None
+
+
+def test_given_a_folder_that_another_process_has_when_opened_then_the_error_says_which(tmp_path: Path) -> None:
+    with tms_core.client.open(tmp_path) as client:
+        client.create_topic(ORDERS)
+        other = subprocess.run(
+            [sys.executable, "-c", OTHER, str(tmp_path)], capture_output=True, text=True, check=False
+        )
+        assert other.returncode != 0
+        assert f"is held by process {os.getpid()}" in other.stderr
+        with pytest.raises(StoreBusy, match="already open in this process"):
+            tms_core.client.open(tmp_path)
+        assert client.topics() != []
+
+
+def test_a_program_that_imports_the_client_does_not_import_the_server() -> None:
+    code = "import sys, tms_core.client; print('tms_core.server' in sys.modules, 'janitor' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"

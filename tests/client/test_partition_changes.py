@@ -1,0 +1,280 @@
+"""Another number of partitions while producers and consumers run: nothing is lost, nothing comes twice or out of order.
+
+Real clients, a real server. One history after the other is played step by step, as its seed draws: messages that are
+published plainly or in transactions which stay open meanwhile, by clients that have not noticed a change; batches that
+are committed, given back or left; changes that are cut off at any write of metadata.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from random import Random
+
+import pytest
+
+from tms_core.client import Client, Retry, TransactionContext, Unanswered, partitions, work
+from tms_core.client.testing import InProcess, in_process
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreError, TmsError
+from tms_core.messaging import queue
+from tms_core.messaging.groups import Groups
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
+
+EVENTS, BILLS, GROUP = "default:events", "default:bills", "billing"
+SEEDS = 6
+#: What each producer with a thread of its own publishes, and to how many keys.
+EACH, KEYS = 60, 3
+QUICK = Retry(first_seconds=0.002, factor=1.5, longest_seconds=0.02)
+
+
+class Broken(AssertionError):
+    """Something is lost, or there twice, or out of order."""
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("IDLE", "FAILED"):
+        monkeypatch.setattr(work, name, QUICK)
+    monkeypatch.setattr(partitions, "_CHANGING", Retry(attempts=12, first_seconds=0.002, longest_seconds=0.02))
+
+
+def change(client: Client, number: int) -> None:
+    client.update_topic(EVENTS, properties={"partitions": str(number)})
+
+
+class Batch:
+    """What a worker has in a transaction that is open."""
+
+    def __init__(self, client: Client, order: str) -> None:
+        self.tx = client.transaction().__enter__()
+        self.payloads = [message.payload for message in self.tx.consume(EVENTS, GROUP, limit=3, order=order)]
+
+
+class History:
+    """Producers, each with keys of its own, and workers, each with a client of its own."""
+
+    def __init__(self, site: InProcess, store: MemoryStore, seed: int, order: str) -> None:
+        self.site, self.store, self.order, self.random = site, store, order, Random(seed)
+        self.producers = [site.client() for _ in range(2)]
+        self.workers = [site.client() for _ in range(3)]
+        self.producing: dict[int, tuple[TransactionContext, list[tuple[bytes, bytes]]]] = {}
+        self.batches: dict[int, Batch] = {}
+        self.sent: dict[bytes, list[bytes]] = defaultdict(list)
+        self.done: dict[bytes, list[bytes]] = defaultdict(list)
+        self.number = 0
+        self.reached: Counter[str] = Counter()
+
+    def close(self) -> None:
+        for client in (*self.producers, *self.workers):
+            client.close()
+
+    def play(self, steps: int = 70) -> None:
+        names = {"produce": 8, "begin": 3, "decide": 4, "take": 7, "finish": 6, "change": 1.5}
+        for name in self.random.choices(tuple(names), tuple(names.values()), k=steps):
+            getattr(self, name)()
+        self.drain()
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def produce(self) -> None:
+        """Publish a message, in the transaction of its producer if there is one."""
+        who = self.random.randrange(len(self.producers))
+        self.number += 1
+        key = b"%d.%d" % (who, self.random.randrange(3))
+        payload = key + b" %d" % self.number
+        if who in self.producing:
+            self.producing[who][0].publish(EVENTS, [payload], key=key)
+            self.producing[who][1].append((key, payload))
+        else:
+            self.producers[who].publish(EVENTS, [payload], key=key)
+            self.sent[key].append(payload)
+
+    def begin(self) -> None:
+        who = self.random.randrange(len(self.producers))
+        if who not in self.producing:
+            self.producing[who] = (self.producers[who].transaction().__enter__(), [])
+
+    def decide(self) -> None:
+        if self.producing:
+            tx, messages = self.producing.pop(self.random.choice(sorted(self.producing)))
+            if self.random.random() < 0.3:
+                tx.roll_back()
+                messages = []
+            tx.__exit__(None, None, None)
+            for key, payload in messages:
+                self.sent[key].append(payload)
+
+    def take(self) -> None:
+        who = self.random.randrange(len(self.workers))
+        if who not in self.batches:
+            self.batches[who] = Batch(self.workers[who], self.order)
+
+    def finish(self) -> None:
+        if self.batches:
+            batch = self.batches.pop(self.random.choice(sorted(self.batches)))
+            chance = self.random.random()
+            if chance < 0.15:
+                # It is never heard of again, and times out.
+                self.site.manager.invalidate(batch.tx.transaction.transaction_id)
+                return
+            if chance < 0.3:
+                batch.tx.roll_back()
+                batch.payloads = []
+            batch.tx.__exit__(None, None, None)
+            self.count(batch.payloads)
+
+    def change(self) -> None:
+        number = self.random.randint(1, 3)
+        if self.random.random() < 0.5:
+            change(self.producers[0], number)
+            return
+        with cut_off(self.store, self.random.randrange(12)), suppress(Unanswered):
+            change(self.producers[0], number)
+            return
+        self.reached["cut off"] += 1
+
+    # -- what must be true --------------------------------------------------------------------------------------------
+
+    def count(self, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            key = payload.split()[0]
+            self.done[key].append(payload)
+            if self.order == "partition" and self.done[key] != self.sent[key][: len(self.done[key])]:
+                raise Broken(f"of {key!r} came {self.done[key]}, and was sent {self.sent[key]}")
+
+    def drain(self) -> None:
+        while self.producing:
+            self.decide()
+        for batch in self.batches.values():
+            batch.tx.__exit__(None, None, None)
+            self.count(batch.payloads)
+        misses = 0
+        while misses < 2 * len(self.workers):
+            batch = Batch(self.workers[misses % len(self.workers)], self.order)
+            batch.tx.__exit__(None, None, None)
+            self.count(batch.payloads)
+            misses = 0 if batch.payloads else misses + 1
+        if {key: Counter(found) for key, found in self.done.items()} != {
+            key: Counter(sent) for key, sent in self.sent.items() if sent
+        }:
+            raise Broken(f"{dict(self.sent)} was sent, and {dict(self.done)} done")
+
+
+@contextmanager
+def cut_off(store: MemoryStore, after: int) -> Iterator[None]:
+    """The server dies after so many writes of metadata."""
+    write, left = store.metadata.compare_and_set, iter(range(after))
+
+    def dying(key: bytes, expected: bytes | None, value: bytes) -> bool:
+        if next(left, None) is None:
+            raise StoreError("the server died")
+        return write(key, expected, value)
+
+    store.metadata.compare_and_set = dying  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        store.metadata.compare_and_set = write  # type: ignore[method-assign]
+
+
+def play(order: str, seed: int) -> Counter[str]:
+    store = MemoryStore()
+    with in_process(clock=ManualClock(1_700_000_000_000), store=store) as site:
+        with site.client() as client:
+            client.create_topic(EVENTS, properties={"partitions": "2"} if seed % 2 else {})
+        history = History(site, store, seed, order)
+        try:
+            history.play()
+        except (Broken, TmsError) as error:
+            error.add_note(f"seed {seed}")
+            raise
+        finally:
+            history.close()
+    return history.reached
+
+
+@pytest.mark.parametrize("order", ["partition", "none"])
+def test_given_changes_of_the_number_when_histories_are_played_then_each_message_counts_once_and_in_order(
+    order: str,
+) -> None:
+    reached: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        reached += play(order, seed)
+    assert reached["cut off"]
+
+
+def not_drained_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Groups, "_behind", lambda *_: None)
+
+
+def not_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "_require_open", lambda *_: None)
+
+
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers go to the new partitions at once."""
+    monkeypatch.setattr(partitions.Rotation, "_order", _newest)
+
+
+def _newest(rotation: partitions.Rotation, top: TopicId) -> list[TopicId]:
+    layout = rotation._layouts.get(top)
+    return [top] if layout is None else layout.members(layout.families[-1])
+
+
+@pytest.mark.parametrize("plant", [not_drained_first, not_sealed, forgotten])
+def test_given_a_planted_bug_when_histories_are_played_then_one_of_them_finds_it(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+
+    def any_of_them() -> None:
+        for seed in range(4 * SEEDS):
+            play("partition", seed)
+
+    with pytest.raises(Broken):
+        any_of_them()
+
+
+def produce_in_thread(site: InProcess, name: int, marks: list[threading.Event]) -> None:
+    with site.client() as producer:
+        for number in range(EACH):
+            key = b"%d.%d" % (name, number % KEYS)
+            if number % 3:
+                producer.publish(EVENTS, [key + b" %d" % number], key=key)
+            else:
+                with producer.transaction() as tx:
+                    tx.publish(EVENTS, [key + b" %d" % number], key=key)
+            if number in (EACH // 3, 2 * EACH // 3):
+                marks[number // (2 * EACH // 3)].set()
+
+
+def work_in_thread(site: InProcess) -> None:
+    with site.client() as client:
+        for tx, batch in client.work(EVENTS, GROUP, batch=7, idle_seconds=2):
+            tx.publish(BILLS, [message.payload for message in batch])
+
+
+def test_given_threads_when_the_number_goes_from_2_to_3_to_1_then_every_event_is_billed_once_and_in_order(
+    site: InProcess, client: Client
+) -> None:
+    client.create_topic(EVENTS, properties={"partitions": "2"})
+    marks = [threading.Event() for _ in range(2)]
+    threads = [threading.Thread(target=produce_in_thread, args=(site, name, marks)) for name in range(2)]
+    threads += [threading.Thread(target=work_in_thread, args=(site,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for mark, number in zip(marks, (3, 1), strict=True):
+        assert mark.wait(60)
+        change(client, number)
+    for thread in threads:
+        thread.join()
+    with client.transaction() as tx:
+        bills = [message.payload for message in tx.poll(BILLS)]
+    assert len(bills) == 2 * EACH
+    for start in (b"%d.%d " % (name, key) for name in range(2) for key in range(KEYS)):
+        numbers = [int(bill.split()[1]) for bill in bills if bill.startswith(start)]
+        assert numbers == sorted(set(numbers))

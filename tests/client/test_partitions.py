@@ -1,0 +1,229 @@
+"""Topics with partitions and routes, as the clients see them: keys, work stealing, patterns, and changes of n."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tms_core.client import (
+    BadRequest,
+    Client,
+    PartitionsChanged,
+    Retry,
+    partitions,
+    work,
+)
+from tms_core.client.testing import InProcess
+from tms_core.messaging.groups import Groups
+from tms_core.messaging.partitions import number_of
+from tms_core.topic import TopicId
+
+EVENTS, BILLS, GROUP = "default:events", "default:bills", "billing"
+IDLE = 0.3
+QUICK = Retry(first_seconds=0.005, factor=1.5, longest_seconds=0.05)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "IDLE", QUICK)
+    monkeypatch.setattr(work, "FAILED", QUICK)
+    monkeypatch.setattr(partitions, "_CHANGING", Retry(attempts=50, first_seconds=0.005, longest_seconds=0.05))
+
+
+def with_partitions(client: Client, number: int, topic: str = EVENTS) -> None:
+    client.create_topic(topic, properties={"partitions": str(number)})
+
+
+def change(client: Client, number: int, topic: str = EVENTS) -> None:
+    client.update_topic(topic, properties={"partitions": str(number)})
+
+
+def payloads(client: Client, topic: str) -> list[bytes]:
+    return [message.payload for message in client.poll(topic)]
+
+
+def consumed(client: Client, topic: str = EVENTS, group: str = GROUP, **options: Any) -> list[bytes]:
+    with client.transaction() as tx:
+        return [message.payload for message in tx.consume(topic, group, **options)]
+
+
+def names(client: Client) -> list[str]:
+    return [topic.topic for topic in client.topics() if topic.topic not in ("orders", "bills")]
+
+
+# --- keys ------------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_key_then_its_messages_are_in_one_partition_and_without_one_partitions_have_their_turn(
+    client: Client,
+) -> None:
+    with_partitions(client, 4)
+    for number in range(8):
+        client.publish(EVENTS, [b"%d" % number], key=b"user 7")
+    assert payloads(client, f"{EVENTS}-{number_of(b'user 7') % 4}") == [b"%d" % number for number in range(8)]
+    client.create_topic("default:turns", properties={"partitions": "3"})
+    for _ in range(6):
+        client.publish("default:turns", [b"x"])
+    with client.transaction() as tx:
+        for _ in range(3):
+            tx.publish("default:turns", [b"y"])
+    assert [payloads(client, f"default:turns-{at}") for at in range(3)] == [[b"x", b"x", b"y"]] * 3
+
+
+def test_given_an_ordinary_topic_then_a_key_changes_nothing(client: Client) -> None:
+    client.publish(BILLS, [b"1"], key="anything")
+    with client.transaction() as tx:
+        tx.publish(BILLS, [b"2"], key=b"anything")
+    assert payloads(client, BILLS) == [b"1", b"2"]
+
+
+def test_given_messages_published_in_the_background_then_they_are_in_partitions(client: Client) -> None:
+    with_partitions(client, 2)
+    client.publish_async(EVENTS, [b"1", b"2"])
+    client.flush(30)
+    assert sorted(payloads(client, f"{EVENTS}-0") + payloads(client, f"{EVENTS}-1")) == [b"1", b"2"]
+
+
+def test_given_a_producer_then_what_it_publishes_is_in_partitions_once(client: Client) -> None:
+    with_partitions(client, 2)
+    with client.producer(BILLS, "importer") as producer:
+        producer.publish([b"1"], topic=EVENTS, key=b"k")
+        change(client, 3)
+        producer.publish([b"2"], topic=EVENTS, key=b"k")
+        with producer.transaction() as tx:
+            tx.publish(EVENTS, [b"3"], key=b"k")
+    assert consumed(client) == [b"1"]
+    assert consumed(client) == [b"2", b"3"]
+
+
+def test_given_routes_then_each_has_a_copy_by_its_own_key_or_none_has(client: Client) -> None:
+    client.create_topic(EVENTS, properties={"routes": '{"users": 2, "pages": 3}'})
+    key = {"users": b"ada", "pages": b"/cart"}
+    client.publish(EVENTS, [b"1"], key=key)
+    with client.transaction() as tx:
+        tx.publish(EVENTS, [b"2"], key=key)
+    with client.transaction() as tx:
+        tx.publish(EVENTS, [b"3"], key=key)
+        tx.roll_back()
+    users, pages = f"{EVENTS}-users", f"{EVENTS}-pages"
+    assert payloads(client, f"{users}-{number_of(b'ada') % 2}") == [b"1", b"2"]
+    assert payloads(client, f"{pages}-{number_of(b'/cart') % 3}") == [b"1", b"2"]
+    assert (consumed(client, users), consumed(client, pages)) == ([b"1", b"2"], [b"1", b"2"])
+    client.publish(EVENTS, [b"4"])
+    assert (consumed(client, users), consumed(client, pages)) == ([b"4"], [b"4"])
+    for wrong in ({"users": b"ada"}, {"users": b"ada", "pages": b"/", "more": b""}):
+        with pytest.raises(BadRequest, match="other routes"):
+            client.publish(EVENTS, [b"5"], key=wrong)
+    with pytest.raises(BadRequest, match="no routes"):
+        client.publish(users, [b"5"], key=key)
+    assert consumed(client, users) == []
+
+
+def test_given_a_key_that_is_none_then_nothing_is_published(client: Client) -> None:
+    with_partitions(client, 2)
+    with pytest.raises(BadRequest, match="bytes or text"):
+        client.publish(EVENTS, [b"1"], key=7)  # type: ignore[call-overload]
+    with client.transaction() as tx:
+        with pytest.raises(BadRequest, match="no effect"):
+            client.publish(EVENTS, [b"1"], transaction=tx.transaction, key=b"7")  # type: ignore[call-overload]
+        with pytest.raises(PartitionsChanged):
+            client.publish(EVENTS, [b"1"], transaction=tx.transaction)
+    with pytest.raises(PartitionsChanged, match="events-0"):
+        payloads(client, EVENTS)
+    assert consumed(client) == []
+
+
+# --- consuming -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["partition", "none"])
+def test_given_partitions_that_others_hold_then_a_consumer_takes_those_that_are_free(
+    client: Client, order: str
+) -> None:
+    with_partitions(client, 3)
+    for number in range(3):
+        client.publish(EVENTS, [b"%d" % number])
+    with client.transaction() as one, client.transaction() as two:
+        first = next(one.consume(EVENTS, GROUP, order=order)).payload
+        second = next(two.consume(EVENTS, GROUP, order=order)).payload
+        assert len({first, second, *consumed(client, order=order)}) == 3
+    client.publish(EVENTS, [b"3"])
+    assert consumed(client, order=order) == [b"3"]
+
+
+def test_given_many_partitions_of_which_all_but_one_are_held_then_a_worker_finds_that_one(client: Client) -> None:
+    with_partitions(client, 10)
+    for number in range(10):
+        client.publish(EVENTS, [b"%d" % number])
+    with client.transaction() as tx:
+        held = {message.payload for message in tx.consume(EVENTS, GROUP, limit=9)}
+        found = [batch[0].payload for _, batch in client.work(EVENTS, GROUP, idle_seconds=1)]
+    assert len(held) == 9
+    assert {*found, *held} == {b"%d" % number for number in range(10)}
+
+
+def test_given_a_consumer_then_it_begins_with_the_partition_that_it_had_last(client: Client) -> None:
+    with_partitions(client, 3)
+    client.publish(EVENTS, [b"a"], key=b"k")
+    assert consumed(client) == [b"a"]
+    client.publish(EVENTS, [b"b"], key=b"k")
+    asked: list[TopicId] = []
+    poll = Groups.poll
+
+    def noted(self: Groups, topic: TopicId, *more: Any) -> Any:
+        asked.append(topic)
+        return poll(self, topic, *more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Groups, "poll", noted)
+        assert consumed(client, limit=1) == [b"b"]
+    assert [str(topic) for topic in asked] == [f"{EVENTS}-{number_of(b'k') % 3}"]
+
+
+def test_given_a_pattern_then_a_consumer_has_all_topics_that_fit(client: Client) -> None:
+    with_partitions(client, 2)
+    client.create_topic("default:events-more")
+    client.create_topic("default:event")
+    for topic in (EVENTS, EVENTS, "default:events-more", "default:event"):
+        client.publish(topic, [topic.encode()])
+    assert sorted(consumed(client, "default:events*")) == [b"default:events", b"default:events", b"default:events-more"]
+    client.publish(EVENTS, [b"again"])
+    found = [batch[0].payload for _, batch in client.work("default:events-*", GROUP, idle_seconds=IDLE)]
+    assert found == [b"again"]
+    with pytest.raises(BadRequest):
+        client.work("orders*", GROUP)
+
+
+def test_given_the_asynchronous_client_then_it_does_the_same(site: InProcess, client: Client) -> None:
+    with_partitions(client, 3)
+
+    async def played() -> list[bytes]:
+        async with site.async_client() as client:
+            for number in range(6):
+                await client.publish(EVENTS, [b"%d" % number], key=b"%d" % number)
+            async with client.transaction() as tx:
+                await tx.publish(EVENTS, [b"6"], key="6")
+            async with client.transaction() as tx:
+                found = [message.payload async for message in tx.consume(EVENTS, GROUP, limit=2)]
+            async for _, batch in client.work("default:events-?", GROUP, idle_seconds=IDLE):
+                found += [message.payload for message in batch]
+            return found
+
+    assert sorted(asyncio.run(played())) == [b"%d" % number for number in range(7)]
+
+
+def test_given_a_message_that_cannot_be_processed_then_it_goes_to_the_dead_of_the_whole_topic(client: Client) -> None:
+    with_partitions(client, 2)
+    client.publish(EVENTS, [b"bad"])
+
+    def fail() -> None:
+        for _ in client.work(EVENTS, GROUP, max_deliveries=2, idle_seconds=IDLE):
+            raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            fail()
+    assert list(client.work(EVENTS, GROUP, max_deliveries=2, idle_seconds=IDLE)) == []
+    assert consumed(client, "default:events-dead") == [b"bad"]

@@ -1,0 +1,152 @@
+"""Hold ``transaction``: a message is there for a while after its transaction was committed, however long that took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from janitor.law.policy import Frontier, Hold
+from janitor.sweep.decided import SEEN_MS, Decided, decided, until_decided
+from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, janitor, pointer, visibility
+from tests.messaging.group_desk import ORDERS
+from tms_core.clock import ManualClock
+from tms_core.messaging.model import FetchRequest
+from tms_core.messaging.service import MessagingService, ServiceOptions
+from tms_core.rowkey import LONG_MAX, Cutoff
+from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import Expiries, MemorySide
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+
+HOLDING = {"ttl": "60", "hold": "transaction"}
+
+
+class House:
+    """A server and a janitor that sweeps every minute, with a topic whose messages live a minute."""
+
+    def __init__(self, stack: ExitStack, properties: dict[str, str]) -> None:
+        self.clock = ManualClock(NOW_MS, running_ms=DAY)
+        self.store, self.side = MemoryStore(), MemorySide()
+        self.manager = stack.enter_context(TransactionManager(MemoryStorage(), self.clock))
+        options = ServiceOptions(max_lifetime_seconds=3600, cache_bytes=0)
+        self.service = stack.enter_context(
+            MessagingService(self.store, self.clock, options, side=self.side, transactions=self.manager)
+        )
+        self.service.create_topic(ORDERS, properties)
+        self.rig = janitor(
+            self.store, clock=self.clock, snapshots=self.manager, side=self.side, expiries=Expiries(self.side)
+        )
+        self.rig.engine.run_once(adopt=True)
+        self.pass_time(30 * MINUTE)
+
+    def pass_time(self, ms: int) -> None:
+        """Time passes, with a sweep every minute."""
+        while ms > 0:
+            self.clock.advance(min(ms, MINUTE))
+            self.rig.engine.run_once(lazy=True)
+            ms -= MINUTE
+
+    def seen(self, **options: Any) -> list[bytes]:
+        plain = [one.payload for page in self.service.fetch(ORDERS, FetchRequest(None)) for one in page]
+        tx = self.manager.start_short()
+        read = FetchRequest(None, transaction=tx)
+        found = [one.payload for page in self.service.fetch(ORDERS, read) for one in page]
+        self.manager.abort(tx)
+        assert set(found) <= set(plain)
+        return found
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as found:
+        yield found
+
+
+@pytest.mark.parametrize("own_ttl", [None, 60])
+@pytest.mark.parametrize("stored", [False, True])
+def test_given_a_ttl_of_60_s_when_committed_after_61_s_then_it_is_seen_for_five_minutes_and_then_goes(
+    stack: ExitStack, own_ttl: int | None, stored: bool
+) -> None:
+    house = House(stack, HOLDING if own_ttl is None else {**HOLDING, "ttl": "864000"})
+    tx = house.manager.start_short(600)
+    if stored:
+        house.service.store(ORDERS, [b"late"], pointer=tx.write_pointer)
+        house.clock.advance(1)
+    house.service.publish(ORDERS, [] if stored else [b"late"], pointer=tx.write_pointer, ttl_seconds=own_ttl)
+    house.pass_time(61 * SECOND)
+    house.manager.commit(tx.transaction_id)
+    assert house.seen() == [b"late"]
+    house.pass_time(SEEN_MS - MINUTE)
+    assert house.seen() == [b"late"]
+    house.pass_time(20 * MINUTE)
+    assert house.seen() == []
+    assert house.store.message.keys(b"", None, 10).items == []
+    assert house.store.payload.keys(b"", None, 10).items == [] or own_ttl is not None
+
+
+def test_given_no_such_property_when_committed_after_its_ttl_then_it_is_never_seen(stack: ExitStack) -> None:
+    house = House(stack, {"ttl": "60"})
+    tx = house.manager.start_short(600)
+    house.service.publish(ORDERS, [b"late"], pointer=tx.write_pointer)
+    house.pass_time(61 * SECOND)
+    house.manager.commit(tx.transaction_id)
+    assert house.seen() == []
+
+
+def test_given_a_transaction_in_progress_when_swept_then_what_is_due_is_held_and_it_is_said(stack: ExitStack) -> None:
+    house = House(stack, HOLDING)
+    tx = house.manager.start_short(600)
+    house.service.publish(ORDERS, [b"late"], pointer=tx.write_pointer)
+    house.clock.advance(2 * MINUTE)
+    report = house.rig.engine.run_once()
+    assert [(key.held, entry.rows) for key, entry in report.sorted_entries()] == [(Hold.TRANSACTION, 1)]
+
+
+def test_given_no_snapshots_for_longer_than_a_transaction_lasts_then_what_is_due_goes(stack: ExitStack) -> None:
+    house = House(stack, HOLDING)
+    house.service.publish(ORDERS, [b"a"])
+
+    class NoSnapshots:
+        def latest(self) -> Any:
+            raise OSError("none")
+
+    blind = house.rig.restart(snapshots=NoSnapshots())
+    longest_ms = HOUR + LIFETIME.allowance_ms + SEEN_MS
+    house.clock.advance(longest_ms)
+    blind.engine.run_once()
+    assert len(house.store.message.keys(b"", None, 10).items) == 1
+    house.clock.advance(1)
+    blind.engine.run_once()
+    assert house.store.message.keys(b"", None, 10).items == []
+
+
+# -- what is known -----------------------------------------------------------------------------------------------------
+
+
+def test_given_snapshots_when_the_noted_one_is_old_enough_then_what_was_before_it_was_decided_so_long_ago() -> None:
+    allowance_ms = LIFETIME.allowance_ms
+    open_since = pointer(NOW_MS - MINUTE)
+    first = decided(NOW_MS, None, visibility(NOW_MS, in_progress=[open_since]), LIFETIME)
+    over_ms = NOW_MS - HOUR - allowance_ms - SEEN_MS
+    assert first == Decided(over_ms, NOW_MS - MINUTE - allowance_ms, NOW_MS)
+    soon = decided(NOW_MS + SEEN_MS - 1, first._asdict(), visibility(NOW_MS + SEEN_MS - 1), LIFETIME)
+    assert soon == first._replace(before_ms=over_ms + SEEN_MS - 1)
+    later = decided(NOW_MS + SEEN_MS, first._asdict(), visibility(NOW_MS + SEEN_MS), LIFETIME)
+    assert later == Decided(first.next_ms, NOW_MS + SEEN_MS - allowance_ms, NOW_MS + SEEN_MS)
+
+
+def test_given_a_snapshot_from_before_the_noted_one_then_it_begins_anew_and_nothing_comes_back() -> None:
+    known = Decided(NOW_MS - MINUTE, NOW_MS - SECOND, NOW_MS)
+    found = decided(NOW_MS, known._asdict(), visibility(NOW_MS - 1), LIFETIME)
+    assert found == Decided(known.before_ms, NOW_MS - 1 - LIFETIME.allowance_ms, NOW_MS - 1)
+
+
+def test_given_a_frontier_when_lowered_then_only_to_where_transactions_have_ended() -> None:
+    frontier = Frontier(NOW_MS, Cutoff(100), Cutoff(100), 1)
+    assert until_decided(frontier, 100).hold is None
+    lowered = until_decided(frontier, 99)
+    assert (lowered.cutoff, lowered.hold, lowered.decided_ms) == (Cutoff(99), Hold.TRANSACTION, 99)
+    assert frontier.decided_ms == LONG_MAX

@@ -1,0 +1,292 @@
+"""The same histories on Kafka's own broker and here: atomicity, fencing, repetition and order come out alike.
+
+Each history is of one producer, some instances of which come one after the other, while older ones go on as if nothing
+had happened. Orders are published, and copied to bills together with the position in orders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from random import Random
+from typing import Any, Protocol
+
+import pytest
+
+from tests import maven
+from tests.client.faults import Faults, faulty_client
+from tests.hbase.proxy import HONEST, Conduct, Fault, Proxy
+from tests.kafka.broker import FENCED, Broker, Refused
+from tests.support import free_port, require_or_skip
+from tms_core.client import Client, Limits, Producer, ProducerFenced, TmsError, TransactionContext
+from tms_core.client.testing import in_process
+
+pytestmark = pytest.mark.timeout(600)
+
+STEPS = 40
+#: A broker has to be started for the first one only.
+SEEDS = 6
+#: What is published goes to the server at once, as Kafka's client does it.
+EAGER = Limits(transaction_bytes=1)
+
+
+class System(Protocol):
+    """What a history is played on. Each step returns ``fenced`` if a newer instance counts, else nothing."""
+
+    def register(self, instance: int) -> None: ...
+
+    def begin(self, instance: int) -> str: ...
+
+    def send(self, instance: int, topic: str, values: list[str]) -> str: ...
+
+    def copy(self, instance: int, limit: int) -> str: ...
+
+    def end(self, instance: int, *, commit: bool) -> str: ...
+
+    def read(self, topic: str, *, committed: bool) -> list[str]: ...
+
+
+class Kafka:
+    """Kafka; each history has names of its own."""
+
+    def __init__(self, broker: Broker, number: int) -> None:
+        self._broker = broker
+        self._number = number
+        for topic in ("orders", "bills"):
+            broker.call("create", topic=self._named(topic))
+
+    def register(self, instance: int) -> None:
+        self._broker.call("register", instance=self._named(instance), name=self._named("copier"))
+
+    def begin(self, instance: int) -> str:
+        return self._try("begin", instance)
+
+    def send(self, instance: int, topic: str, values: list[str]) -> str:
+        return self._try("send", instance, topic=self._named(topic), values=values)
+
+    def copy(self, instance: int, limit: int) -> str:
+        return self._try("copy", instance, topic=self._named("orders"), to=self._named("bills"), limit=limit)
+
+    def end(self, instance: int, *, commit: bool) -> str:
+        return self._try("commit" if commit else "abort", instance)
+
+    def read(self, topic: str, *, committed: bool) -> list[str]:
+        found: list[str] = self._broker.call("read", topic=self._named(topic), committed=committed)
+        return found
+
+    def _try(self, name: str, instance: int, **fields: Any) -> str:
+        try:
+            self._broker.call(name, instance=self._named(instance), **fields)
+        except Refused as error:
+            if str(error) not in FENCED:
+                raise
+            return "fenced"
+        return ""
+
+    def _named(self, name: str | int) -> str:
+        return f"{name}-{self._number}"
+
+
+class Here:
+    """A server of ours, in memory."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._instances: dict[int, Producer] = {}
+        self._open: dict[int, TransactionContext] = {}
+        for topic in ("orders", "bills"):
+            client.create_topic(f"default:{topic}")
+
+    def register(self, instance: int) -> None:
+        self._instances[instance] = self._client.producer("default:bills", "copier").__enter__()
+
+    def begin(self, instance: int) -> str:
+        self._open[instance] = self._instances[instance].transaction().__enter__()
+        return ""
+
+    def send(self, instance: int, topic: str, values: list[str]) -> str:
+        try:
+            self._open[instance].publish(f"default:{topic}", [value.encode() for value in values])
+        except ProducerFenced as error:
+            with suppress(TmsError):
+                self._open.pop(instance).__exit__(type(error), error, None)
+            return "fenced"
+        return ""
+
+    def copy(self, instance: int, limit: int) -> str:
+        claimed = self._open[instance].consume("default:orders", "billing", limit=limit)
+        orders = [message.payload.decode() for message in claimed]
+        return self.send(instance, "bills", orders) if orders else ""
+
+    def end(self, instance: int, *, commit: bool) -> str:
+        tx = self._open.pop(instance)
+        try:
+            if not commit:
+                tx.roll_back()
+            tx.__exit__(None, None, None)
+        except ProducerFenced:
+            return "fenced"
+        return ""
+
+    def read(self, topic: str, *, committed: bool) -> list[str]:
+        if not committed:
+            return [message.payload.decode() for message in self._client.poll(f"default:{topic}")]
+        with self._client.transaction() as tx:
+            return [message.payload.decode() for message in tx.poll(f"default:{topic}")]
+
+
+class Player:
+    """Plays steps on a system, and notes what comes of them.
+
+    Attributes:
+        seen: what was read and how transactions ended, in order.
+    """
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._newest = -1
+        self._open: dict[int, str] = {}
+        self._fenced: set[int] = set()
+        self._numbers = 0
+        self.seen: list[Any] = []
+
+    def play(self, step: str, age: int = 0, number: int = 1) -> None:
+        """Do a step as the instance that is so much older than the newest; what it cannot do then is left out."""
+        instance = self._newest - age
+        if step == "register":
+            self._newest += 1
+            self._system.register(self._newest)
+        elif step == "read":
+            self._read()
+        elif instance < 0 or (step == "begin") == (instance in self._open):
+            return
+        elif step == "begin":
+            self._open[instance] = "fenced" if instance in self._fenced else self._system.begin(instance)
+        elif step in ("commit", "abort"):
+            said = self._open.pop(instance) or self._system.end(instance, commit=step == "commit")
+            self._note(instance, said)
+            self.seen.append((instance, step, said))
+        elif not self._open[instance]:
+            self._open[instance] = self._write(step, instance, number)
+            self._note(instance, self._open[instance])
+
+    def finish(self) -> None:
+        """End what is open and read all."""
+        for age in range(self._newest + 1):
+            self.play("commit", age)
+        self._read()
+
+    def _write(self, step: str, instance: int, number: int) -> str:
+        if step == "copy":
+            return self._system.copy(instance, number)
+        values = [f"{instance}:{self._numbers + at}" for at in range(number)]
+        self._numbers += number
+        said = self._system.send(instance, "orders", values)
+        return said or (self._system.send(instance, "bills", values[:1]) if step == "both" else "")
+
+    def _note(self, instance: int, said: str) -> None:
+        if said:
+            self._fenced.add(instance)
+
+    def _read(self) -> None:
+        for topic in ("orders", "bills"):
+            committed = self._system.read(topic, committed=True)
+            # Of what is rolled back Kafka shows the messages to those who read all, and here they are gone.
+            assert set(committed) <= set(self._system.read(topic, committed=False))
+            self.seen.append((topic, committed))
+
+
+def played(system: System, steps: list[tuple[str, int, int]]) -> list[Any]:
+    player = Player(system)
+    for step in steps:
+        player.play(*step)
+    player.finish()
+    return player.seen
+
+
+def history(seed: int) -> list[tuple[str, int, int]]:
+    """Random steps, most of them of the newest instance."""
+    random = Random(seed)
+    names = ["register", "begin", "send", "both", "copy", "commit", "abort", "read"]
+    chosen = random.choices(names, [2, 8, 6, 3, 5, 6, 2, 2], k=STEPS)
+    ages = random.choices([0, 1, 2], [6, 2, 1], k=STEPS)
+    return [("register", 0, 1), *((step, age, random.randint(1, 3)) for step, age in zip(chosen, ages, strict=True))]
+
+
+NAMED = {
+    "an open transaction is given up when a newer instance comes": (
+        "register begin send register commit:1 begin send commit"
+    ),
+    "what is sent behind the abort is refused": "register begin both abort register begin:1 send:1 commit:1",
+    "both topics or none": "register begin both register read begin both commit",
+    "a reader waits for what is undecided": "register begin send:0:2 read commit read",
+    "a position counts with the output": (
+        "register begin send:0:3 commit begin copy:0:2 abort begin copy:0:2 register begin copy:0:2 commit "
+        "begin copy:0:2 commit"
+    ),
+    "an instance that was fenced stays so": "register register begin:1 send:1 commit:1 begin:1 send:1 commit:1",
+}
+
+
+def steps_of(text: str) -> list[tuple[str, int, int]]:
+    found = []
+    for word in text.split():
+        step, age, number = [*word.split(":"), "0", "1"][:3] if word.count(":") < 2 else word.split(":")
+        found.append((step, int(age), int(number)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Proxy]]:
+    """A broker, and the proxy through which its producers reach it."""
+    if reason := maven.missing():
+        require_or_skip(reason)
+    port = free_port()
+    with Proxy(f"127.0.0.1:{port}") as proxy:
+        seen = int(proxy.address.rpartition(":")[2])
+        with Broker(tmp_path_factory.mktemp("kafka"), port, seen) as broker:
+            yield broker, proxy
+
+
+HISTORIES = {name: steps_of(text) for name, text in NAMED.items()} | {
+    f"random {seed}": history(seed) for seed in range(SEEDS)
+}
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_given_a_history_when_played_on_kafka_and_here_then_the_same_is_committed_and_refused(
+    name: str, network: tuple[Broker, Proxy]
+) -> None:
+    with in_process() as site, site.client(limits=EAGER) as client:
+        here = played(Here(client), HISTORIES[name])
+    there = played(Kafka(network[0], list(HISTORIES).index(name)), HISTORIES[name])
+    assert here == there
+    bills = here[-1][1]
+    assert len(bills) == len(set(bills))
+
+
+def test_given_answers_that_are_lost_when_requests_are_repeated_then_each_message_is_there_once_and_in_order(
+    network: tuple[Broker, Proxy],
+) -> None:
+    values = [str(number) for number in range(60)]
+    broker, proxy = network
+    kafka = Kafka(broker, -1)
+    lost = proxy.struck
+    proxy.conduct = lambda number: HONEST if number % 5 == 4 else Conduct(down=Fault("cut", after_bytes=1500))
+    try:
+        broker.call("register", instance="idempotent", name="")
+        for value in values:
+            broker.call("send", instance="idempotent", topic="orders--1", values=[value])
+    finally:
+        proxy.conduct = lambda _: HONEST
+    assert proxy.struck > lost
+    faults = Faults()
+    with in_process() as site, faulty_client(site, faults) as client:
+        here = Here(client)
+        with client.producer("default:orders", "idempotent") as producer:
+            for number, value in enumerate(values):
+                if number % 3 == 0:
+                    faults.at("publish", "after", 2)
+                producer.publish([value.encode()])
+        assert here.read("orders", committed=True) == values
+    assert kafka.read("orders", committed=True) == values

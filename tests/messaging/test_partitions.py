@@ -1,0 +1,329 @@
+"""Topics with partitions in the service: what is refused changes nothing, and parts go with their whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.builders import DAY, NOW_MS
+from tests.messaging.desk import named
+from tms_core.clock import ManualClock
+from tms_core.errors import BadRequest, MetadataError, PartitionsChanged, StoreError, TmsError, TopicExists
+from tms_core.messaging.groups import GroupPoll
+from tms_core.messaging.partitions import MOST_FAMILIES, Family, Layout, drained_by, layout_of, number_of
+from tms_core.messaging.producers import Sent
+from tms_core.messaging.service import MessagingService
+from tms_core.rowkey import MessageId
+from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+
+ORDERS, GROUP = named("orders"), "billing"
+ROUTES = '{"users": 2, "pages": 1}'
+
+
+class Cut(MemoryStore):
+    """A store whose writes of metadata fail from some number on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = -1
+        write = self.metadata.compare_and_set
+
+        def counted(key: bytes, expected: bytes | None, value: bytes) -> bool:
+            if self.left == 0:
+                raise StoreError("the server died")
+            self.left -= 1
+            return write(key, expected, value)
+
+        self.metadata.compare_and_set = counted  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def store() -> Cut:
+    return Cut()
+
+
+@pytest.fixture
+def service(store: Cut) -> Iterator[MessagingService]:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    manager = TransactionManager(MemoryStorage(), clock)
+    with MessagingService(store, clock, side=MemorySide(), transactions=manager) as made:
+        made.manager = manager  # type: ignore[attr-defined]
+        yield made
+    manager.close()
+
+
+def seen(service: MessagingService) -> dict[str, Mapping[str, str]]:
+    """All topics with their properties."""
+    return {topic.topic: service.topic(topic) for topic in service.all_topics()}
+
+
+def polled(service: MessagingService, topic: str, *, commit: bool = True, **options: Any) -> Any:
+    manager: TransactionManager = service.manager  # type: ignore[attr-defined]
+    tx = manager.start_short()
+    given = service.groups.poll(named(topic), GROUP, GroupPoll(tx, 100, **options))
+    if commit:
+        manager.commit(tx.transaction_id)
+    return given
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        *({"partitions": wrong} for wrong in ("0", "-1", "10000", "1001", "text", "", "1.5", "٣", " 2", "08")),
+        *(
+            {"routes": wrong}
+            for wrong in ("", "[]", "{}", "2", '{"a": 0}', '{"a": 10000}', '{"a": "x"}', '{"a": null}')
+        ),
+        *({"routes": f'{{"{wrong}": 2}}'} for wrong in ("", "0", "f2", "dead", "a b", "é", "a:b")),
+        {"routes": '{"a": 1, "a": 2}', "partitions": "2"},
+        {"routes": "{" + ", ".join(f'"r{at}": 1' for at in range(17)) + "}"},
+        {"partitions": "2", "ttl": "0"},
+        {"partitions": "2", "retention": "often"},
+    ],
+    ids=str,
+)
+def test_given_properties_that_are_none_when_a_topic_is_made_or_changed_then_it_is_refused_and_nothing_is_changed(
+    service: MessagingService, properties: dict[str, str]
+) -> None:
+    with pytest.raises(BadRequest):
+        service.create_topic(ORDERS, properties)
+    assert seen(service) == {}
+    for kind in ({}, {"partitions": "2"}, {"routes": ROUTES}):
+        service.create_topic(ORDERS, kind)
+        before = seen(service)
+        with pytest.raises(BadRequest):
+            service.update_topic(ORDERS, properties)
+        assert seen(service) == before
+        service.delete_topic(ORDERS)
+
+
+def test_given_a_name_that_becomes_too_long_for_its_parts_then_nothing_is_made(service: MessagingService) -> None:
+    with pytest.raises(BadRequest, match="255"):
+        service.create_topic(named("x" * 253), {"partitions": "11"})
+    assert seen(service) == {}
+    service.create_topic(named("x" * 253), {"partitions": "10"})
+    before = seen(service)
+    with pytest.raises(BadRequest, match="255"):
+        service.update_topic(named("x" * 253), {"partitions": "11"})
+    assert seen(service) == before
+
+
+def test_given_a_topic_with_the_name_of_a_part_then_nothing_is_made_and_it_stays(service: MessagingService) -> None:
+    service.create_topic(named("orders-1"))
+    for properties in ({"partitions": "2"}, {"routes": ROUTES}):
+        service.create_topic(named("orders-users")) if "routes" in properties else None
+        before = seen(service)
+        with pytest.raises(TopicExists):
+            service.create_topic(ORDERS, properties)
+        assert seen(service) == before
+    service.create_topic(ORDERS, {"partitions": "1"})
+    service.create_topic(named("orders-f2-1"))
+    before = seen(service)
+    with pytest.raises(TopicExists, match="f2-1"):
+        service.update_topic(ORDERS, {"partitions": "2"})
+    assert seen(service) == before
+    with pytest.raises(TopicExists):
+        service.create_topic(ORDERS, {"partitions": "3"})
+
+
+@pytest.mark.parametrize("properties", [{"partitions": "2"}, {"routes": ROUTES}], ids=str)
+def test_given_a_part_then_it_is_changed_and_deleted_with_its_whole_only(
+    service: MessagingService, properties: dict[str, str]
+) -> None:
+    service.create_topic(ORDERS, properties)
+    before = seen(service)
+    for topic in [topic for topic in before if topic != "orders"]:
+        for refused in (service.delete_topic, lambda topic: service.update_topic(topic, {"ttl": "60"})):
+            with pytest.raises(BadRequest, match="is part of"):
+                refused(named(topic))
+    assert seen(service) == before
+
+
+def test_given_properties_that_only_the_server_notes_then_they_do_not_count(service: MessagingService) -> None:
+    own = {"families": "1:9", "part_of": "orders", "sealed": "1", "drained": "billing:0"}
+    service.create_topic(ORDERS, own)
+    service.update_topic(ORDERS, own)
+    assert set(service.topic(ORDERS)) == {"generation", "ttl"}
+    service.publish(ORDERS, [b"1"])
+
+
+def test_given_routes_then_they_are_added_and_changed_and_none_is_taken_away(service: MessagingService) -> None:
+    service.create_topic(ORDERS, {"routes": '{"users": 2}', "ttl": "60"})
+    service.update_topic(ORDERS, {"routes": ROUTES, "ttl": "90"})
+    assert set(seen(service)) == {
+        "orders", "orders-users", "orders-users-0", "orders-users-1", "orders-pages", "orders-pages-0",
+    }  # fmt: skip
+    assert {properties["ttl"] for properties in seen(service).values()} == {"90"}
+    service.update_topic(ORDERS, {"routes": '{"users": 1, "pages": 1}'})
+    assert service.topic(named("orders-users"))["partitions"] == "1"
+    before = seen(service)
+    for wrong in ({"routes": '{"users": 1}'}, {"partitions": "2"}):
+        with pytest.raises(BadRequest):
+            service.update_topic(ORDERS, wrong)
+    service.create_topic(named("plain"))
+    with pytest.raises(BadRequest, match="cannot have routes"):
+        service.update_topic(named("plain"), {"routes": ROUTES})
+    service.delete_topic(named("plain"))
+    assert seen(service) == before
+
+
+# --- parts and their whole -------------------------------------------------------------------------------------------
+
+
+def test_given_other_topics_whose_names_begin_alike_when_a_whole_is_deleted_then_they_stay(
+    service: MessagingService,
+) -> None:
+    others = ("orders-", "orders-02", "orders-2", "orders-backup", "orders-f2", "orders2-0")
+    for other in others:
+        service.create_topic(named(other))
+    service.create_topic(ORDERS, {"partitions": "2"})
+    service.update_topic(ORDERS, {"partitions": "1"})
+    service.delete_topic(ORDERS)
+    assert sorted(seen(service)) == sorted(others)
+
+
+def test_given_an_update_then_parts_have_the_same_properties_and_the_number_stays_where_it_says_nothing(
+    service: MessagingService,
+) -> None:
+    service.create_topic(ORDERS, {"partitions": "2", "ttl": "60", "owner": "ada"})
+    service.update_topic(ORDERS, {"ttl": "90"})
+    found = seen(service)
+    assert {name: one.get("owner") for name, one in found.items()} == dict.fromkeys(found)
+    assert {one["ttl"] for one in found.values()} == {"90"}
+    assert (found["orders"]["partitions"], found["orders"]["families"]) == ("2", "1:2")
+    service.create_topic(named("again"), {"partitions": "2"})
+    service.publish(named("again-0"), [b"old"])
+    service.delete_topic(named("again"))
+    service.create_topic(named("again"), {"partitions": "1"})
+    service.consumers.put(named("again-0"), GROUP, MessageId(0, 0))
+    assert polled(service, "again-0").messages == []
+
+
+@pytest.mark.parametrize("asked", ["create", "update", "delete"])
+def test_given_a_request_that_is_cut_off_at_any_write_when_it_is_repeated_then_it_is_done(
+    store: Cut, service: MessagingService, asked: str
+) -> None:
+    def ask() -> None:
+        if asked == "create":
+            service.create_topic(ORDERS, {"partitions": "2"})
+        elif asked == "update":
+            service.update_topic(ORDERS, {"partitions": "3", "ttl": "60"})
+        else:
+            service.delete_topic(ORDERS)
+
+    wanted: dict[str, set[str]] = {
+        "create": {"orders", "orders-0", "orders-1"},
+        "update": {"orders", "orders-0", "orders-1", "orders-f2-0", "orders-f2-1", "orders-f2-2"},
+        "delete": set(),
+    }
+    for after in range(20):
+        if asked != "create":
+            service.create_topic(ORDERS, {"partitions": "2"})
+            service.publish(named("orders-0"), [b"1"])
+        store.left = after
+        try:
+            ask()
+        except TmsError:
+            store.left = -1
+            ask()
+        else:
+            assert after > 2
+            break
+        assert set(seen(service)) == wanted[asked], after
+        if asked == "update":
+            assert layout_of(ORDERS, service.topic(ORDERS)) == Layout(ORDERS, (Family(1, 2, NOW_MS), Family(2, 3)))
+        if asked != "delete":
+            service.delete_topic(ORDERS)
+
+
+# --- another number --------------------------------------------------------------------------------------------------
+
+
+def test_given_another_number_then_the_old_partitions_take_nothing_and_a_group_in_order_reads_them_first(
+    service: MessagingService,
+) -> None:
+    service.create_topic(ORDERS, {"partitions": "2"})
+    service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
+    service.consumers.put(named("orders-1"), GROUP, MessageId(0, 0))
+    service.publish(named("orders-1"), [b"old"])
+    service.update_topic(ORDERS, {"partitions": "1"})
+    for refused in ("orders", "orders-0", "orders-1"):
+        with pytest.raises(PartitionsChanged):
+            service.publish(named(refused), [b"late"])
+    service.publish(named("orders-f2-0"), [b"new"])
+    # The group is registered there, so that what it has not read is not taken for processed.
+    assert service.consumers.get(named("orders-f2-0"), GROUP).id == MessageId(0, 0)
+    assert polled(service, "orders-f2-0").behind == named("orders-0")
+    assert polled(service, "orders-0").drained
+    assert polled(service, "orders-f2-0").behind == named("orders-1")
+    held = polled(service, "orders-1", commit=False)
+    assert [one.payload for one in held.messages] == [b"old"]
+    assert (held.sealed, held.drained) == (True, False)
+    other = polled(service, "orders-1")
+    assert (other.messages, other.drained, other.held is None) == ([], False, False)
+    assert polled(service, "orders-f2-0").behind == named("orders-1")
+    service.manager.commit(other.held)  # type: ignore[attr-defined]
+    assert polled(service, "orders-1").drained
+    assert [one.payload for one in polled(service, "orders-f2-0").messages] == [b"new"]
+
+
+def test_given_a_request_of_a_producer_that_was_written_when_its_partition_is_sealed_then_a_repetition_is_answered(
+    service: MessagingService,
+) -> None:
+    service.create_topic(ORDERS, {"partitions": "1"})
+    service.create_topic(named("bills"))
+    known = service.producers.register(named("bills"), "importer", UUID(int=1))
+    first, second = (Sent(named("bills"), "importer", known.generation, number, "") for number in (1, 2))
+    service.publish(named("orders-0"), [b"1"], sent=first)
+    service.update_topic(ORDERS, {"partitions": "2"})
+    service.publish(named("orders-0"), [b"1"], sent=first)
+    with pytest.raises(PartitionsChanged):
+        service.publish(named("orders-0"), [b"2"], sent=second)
+    service.publish(named("orders-f2-0"), [b"2"], sent=second._replace(sequence=3))
+    service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
+    assert [one.payload for one in polled(service, "orders-0").messages] == [b"1"]
+
+
+def test_given_families_whose_messages_are_gone_when_the_number_changes_again_then_they_are_deleted(
+    store: Cut, service: MessagingService
+) -> None:
+    service.create_topic(ORDERS, {})
+    service.publish(ORDERS, [b"0"])
+    for number in range(1, MOST_FAMILIES):
+        service.update_topic(ORDERS, {"partitions": str(1 + number % 2)})
+        service.publish(named(("orders" if number == 1 else f"orders-f{number}") + "-0"), [b"1"])
+    before = seen(service)
+    with pytest.raises(BadRequest, match="have expired"):
+        service.update_topic(ORDERS, {"partitions": "9"})
+    assert seen(service) == before
+    store.message.delete(store.message.keys(b"", None, 1000).items)
+    service.update_topic(ORDERS, {"partitions": "9"})
+    layout = layout_of(ORDERS, service.topic(ORDERS))
+    assert layout is not None
+    assert [family.partitions for family in layout.families] == [2, 9]
+    assert set(seen(service)) == {"orders", *(one.topic for one in layout.parts)}
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_key_then_its_number_is_the_crc_of_its_bytes() -> None:
+    assert number_of("ä") == number_of("ä".encode())
+    assert number_of(b"123456789") == 0xCBF43926
+
+
+def test_given_notes_that_cannot_be_read_then_the_topic_is_damaged() -> None:
+    for wrong in ("", "1", "1:2 ", "a:2", "1:2:x"):
+        with pytest.raises(MetadataError):
+            layout_of(ORDERS, {"families": wrong})
+    assert drained_by({"drained": "billing:7 other:0"}, "bill") is None
+    assert drained_by({"drained": "billing:7 other:0"}, "other") == 0

@@ -1,0 +1,90 @@
+"""``tms serve`` is killed again and again while producers publish: each message is there once, and in order."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from pathlib import Path
+
+from tests.server.client import PATIENCE_SECONDS
+from tests.server.process import Serve
+from tests.server.test_group_kill import configured
+from tests.support import size
+from tms_core.client import Client, MessagingError, Options, Producer, Retry, TransactionError
+
+TOPIC = "default:bills"
+PRODUCERS = 3
+#: How often the server is killed.
+KILLS = size("TMS_TEST_KILLS", 8)
+#: A request is repeated for as long as the server needs to come back.
+PATIENT = Retry(attempts=None, first_seconds=0.02, longest_seconds=0.2)
+
+
+class Publishing(threading.Thread):
+    """Publishes numbers under a name, one by one, and every third time three in a transaction of its own."""
+
+    def __init__(self, server: Serve, name: str) -> None:
+        super().__init__()
+        self.address, self.transactions = server.url, server.transactions
+        self.producer, self.published, self.errors = name, 0, list[Exception]()
+        self.enough = threading.Event()
+
+    def run(self) -> None:
+        options = Options(retry=PATIENT)
+        try:
+            with (
+                Client(self.address, transactions=self.transactions, options=options) as client,
+                client.producer(TOPIC, self.producer) as producer,
+            ):
+                while not self.enough.is_set():
+                    if self.published % 4 != 3:
+                        producer.publish([b"%s %d" % (self.producer.encode(), self.published)])
+                        self.published += 1
+                    else:
+                        self.publish_three(producer)
+        except Exception as error:  # noqa: BLE001 the test shows it
+            self.errors.append(error)
+
+    def publish_three(self, producer: Producer) -> None:
+        """All of them or none; what failed is done again."""
+        try:
+            with producer.transaction(str(self.published)) as tx:
+                payloads = [b"%s %d" % (self.producer.encode(), self.published + more) for more in range(3)]
+                tx.publish(TOPIC, payloads)
+        except (TransactionError, MessagingError):
+            return
+        self.published += 3
+
+
+def test_given_producers_and_a_server_that_is_killed_then_each_message_is_there_once_and_in_order(
+    tmp_path: Path,
+) -> None:
+    chance, config = random.Random(7), configured(tmp_path)
+    server = Serve(config)
+    try:
+        with Client(server.url) as client:
+            client.create_topic(TOPIC)
+        publishing = [Publishing(server, name) for name in "abc"]
+        for one in publishing:
+            one.start()
+        for _ in range(KILLS):
+            time.sleep(chance.uniform(0.05, 0.4))
+            server.kill()
+            server.__exit__()
+            server = Serve(config)
+        for one in publishing:
+            one.enough.set()
+        for one in publishing:
+            one.join(PATIENCE_SECONDS)
+            assert not one.is_alive()
+        assert [one.errors for one in publishing] == [[]] * PRODUCERS
+        with Client(server.url, transactions=server.transactions) as client, client.transaction() as tx:
+            found = [message.payload.split() for message in tx.poll(TOPIC)]
+        for one in publishing:
+            numbers = [int(number) for name, number in found if name == one.producer.encode()]
+            assert numbers == list(range(one.published))
+            assert one.published > KILLS
+        server.end()
+    finally:
+        server.__exit__()

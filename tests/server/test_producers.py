@@ -1,0 +1,113 @@
+"""The routes of producers, and the headers that make a request that of a producer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+from tests.builders import DAY, NOW_MS
+from tests.server.client import AVRO, JSON, Answer, Client, TopicClient
+from tests.server.conftest import serving
+from tests.server.test_messages import avro
+from tms_core.clock import ManualClock
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+
+
+class ProducerClient:
+    """A topic ``bills`` and its producer ``importer``, over REST."""
+
+    def __init__(self, topic: TopicClient, manager: TransactionManager) -> None:
+        self.topic, self.manager = topic, manager
+        self.path = f"{topic.path}/producers/importer"
+
+    def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
+        return self.topic.client.ask(method, path, body, **{"content_type": JSON, **headers})
+
+    def register(self, instance: object) -> Answer:
+        return self.ask("POST", self.path, json.dumps({"instance": str(instance)}).encode())
+
+    def send(self, verb: str, generation: object, sequence: object, body: object, **more: str) -> Answer:
+        headers = {"x_tms_producer": "default:bills/importer", "x_tms_generation": str(generation)}
+        if sequence is not None:
+            headers["x_tms_sequence"] = str(sequence)
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.ask("POST", f"{self.topic.path}/{verb}", data, **{**headers, **more})
+
+
+@pytest.fixture
+def producer() -> Iterator[ProducerClient]:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    with (
+        TransactionManager(MemoryStorage(), clock) as manager,
+        serving(clock=clock, transactions=manager) as server,
+        Client(server.port) as client,
+    ):
+        yield ProducerClient(TopicClient(client, "bills").create(), manager)
+
+
+def test_given_a_producer_when_registered_then_a_request_is_done_once_and_a_former_one_is_fenced(
+    producer: ProducerClient,
+) -> None:
+    one = uuid4()
+    answer = producer.register(one)
+    assert (answer.status, answer.json) == (200, {"generation": str(NOW_MS), "former": None})
+    assert producer.register(one).json == answer.json
+    for _ in range(2):
+        assert producer.send("publish", NOW_MS, 1, avro(b"a"), content_type=AVRO).status == 200
+    for _ in range(2):
+        assert producer.send("publish", NOW_MS, 2, {"messages": ["b"]}).status == 200
+    assert [message["payload"] for message in producer.topic.post("poll").json] == ["a", "b"]
+    assert producer.register(uuid4()).json["generation"] == str(NOW_MS + 1)
+    fenced = producer.send("publish", NOW_MS, 3, {"messages": ["c"]})
+    assert (fenced.status, fenced.headers["x-tms-fenced"]) == (409, "true")
+    assert "fenced" in fenced.text
+
+
+def test_given_a_transaction_of_a_producer_then_it_is_shown_and_taken_back_and_told_to_the_next_one(
+    producer: ProducerClient,
+) -> None:
+    generation = producer.register(uuid4()).json["generation"]
+    tx = producer.manager.start_short()
+    pointer = {"transactionWritePointer": str(tx.write_pointer)}
+    label = {"x_tms_label": "file%2017%20%C3%BC"}
+    stored = producer.send("store", generation, 1, {"messages": ["a"], **pointer}, **label)
+    assert stored.status == 200
+    opened = [{"transaction": str(tx.write_pointer), "label": "file 17 ü"}]
+    shown = {"generation": generation, "updatedMs": str(NOW_MS), "former": None, "open": opened}
+    assert producer.ask("GET", producer.path).json == shown
+    assert producer.ask("GET", f"{producer.topic.path}/producers").json == [{"name": "importer", **shown}]
+    assert producer.send("rollback", generation, None, pointer).status == 200
+    late = producer.send("publish", generation, 2, {"messages": [], **pointer})
+    assert (late.status, "x-tms-fenced" in late.headers) == (409, False)
+    producer.manager.abort(tx)
+    former = {"transaction": str(tx.write_pointer), "label": "file 17 ü", "outcome": "aborted"}
+    assert producer.register(uuid4()).json["former"] == former
+    assert producer.ask("DELETE", producer.path).status == 200
+    for method in ("GET", "DELETE"):
+        assert producer.ask(method, producer.path).status == 404
+    assert producer.send("rollback", generation, None, pointer).headers["x-tms-fenced"] == "true"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x_tms_generation": "1"},
+        {"x_tms_producer": "bills/importer", "x_tms_generation": "1", "x_tms_sequence": "1"},
+        {"x_tms_producer": "default:bills", "x_tms_generation": "1", "x_tms_sequence": "1"},
+        {"x_tms_producer": "default:bills/importer", "x_tms_generation": "1"},
+        {"x_tms_producer": "default:bills/importer", "x_tms_generation": "-1", "x_tms_sequence": "1"},
+        {"x_tms_producer": "default:bills/importer", "x_tms_generation": "1", "x_tms_sequence": "1" * 20},
+        {"x_tms_producer": "default:bills/i", "x_tms_generation": "1", "x_tms_sequence": "1", "x_tms_label": "%ff"},
+    ],
+)
+def test_given_headers_that_are_wrong_then_400_and_nothing_is_published(
+    producer: ProducerClient, headers: dict[str, str]
+) -> None:
+    assert producer.ask("POST", f"{producer.topic.path}/publish", b'{"messages":["a"]}', **headers).status == 400
+    assert producer.topic.post("poll").json == []
+    for instance in ("", "no", uuid4().hex[:30]):
+        assert producer.register(instance).status == 400

@@ -1,0 +1,410 @@
+"""Producers under everything that can happen to them: the real service, manager and tables under one clock.
+
+A history is a row of steps that a seed draws. Whatever happens, these hold, and the check that fails names them:
+
+* **Q8** once an instance is registered, nothing of an older one becomes visible
+* **Q9** an acknowledged request is there once, however often it is repeated and wherever the server dies
+* **Q10** what is written after the end of its transaction is seen by no reader in a transaction
+* **Q12** what a deposed leader sends late changes nothing
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+from uuid import UUID
+
+from tests.builders import DAY, HOUR, NOW_MS, SECOND
+from tests.simulation.group_site import FaultySide, Violation
+from tms_core.clock import ManualClock
+from tms_core.errors import MessagingError, ProducerFenced, StoreError, TmsError
+from tms_core.messaging.producer_rows import Outcome, tidy
+from tms_core.messaging.producers import Sent
+from tms_core.messaging.service import MessagingService, ServiceOptions
+from tms_core.tables.base import MessageValue
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.model import Transaction, transaction_ms
+
+BILLS, ORDERS = TopicId("default", "bills"), TopicId("default", "orders")
+LIFETIME_MS = HOUR
+#: How often a request is repeated before its producer gives up.
+ATTEMPTS = 6
+
+
+class Died(Exception):
+    """The server ended."""
+
+
+class FaultyWrites:
+    """The message table's writes, one of which the server does not survive.
+
+    Attributes:
+        fault: ``before`` or ``after``; empty: none.
+        meanwhile: what happens while something is on its way to the disk.
+    """
+
+    def __init__(self, table: Any) -> None:
+        self.fault = ""
+        self.meanwhile: list[Callable[[], object]] = []
+        self._put = table.put
+        table.put = self.put
+
+    def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
+        fault, self.fault = self.fault, ""
+        if self.meanwhile:
+            self.meanwhile.pop()()
+        if fault != "before":
+            self._put(rows)
+        if fault:
+            raise Died
+
+
+@dataclass
+class Instance:
+    """One instance of the producer, and what it has to answer for."""
+
+    uuid: UUID
+    generation: int = 0
+    sequence: int = 0
+    tx: Transaction | None = None
+    label: str = ""
+    sent: list[tuple[TopicId, bytes]] = field(default_factory=list)
+
+
+class ProducerSite:
+    """A server, instances of one producer, a plain client, and what must have come of it."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.clock = ManualClock(NOW_MS, running_ms=DAY)
+        self.side, self.store = FaultySide(), MemoryStore()
+        self.writes = FaultyWrites(self.store.message)
+        self.manager = TransactionManager(MemoryStorage(), self.clock)
+        self.reached: Counter[str] = Counter()
+        self.service = self.serve()
+        for topic in (BILLS, ORDERS):
+            self.service.create_topic(topic, {"ttl": "864000000"})
+        self.instances: list[Instance] = []
+        self.plain: list[Transaction] = []
+        #: What must be visible, once; and what may be, since its answer never came.
+        self.acknowledged: list[tuple[TopicId, bytes]] = []
+        self.doubtful: set[tuple[TopicId, bytes]] = set()
+        self.never: set[tuple[TopicId, bytes]] = set()
+        #: What became of transactions, by their labels.
+        self.outcomes: dict[str, Outcome] = {}
+        self.number = 0
+
+    def serve(self) -> MessagingService:
+        figures = LIFETIME_MS // 1000
+        cache_bytes = self.random.choice((0, 1 << 20))
+        options = ServiceOptions(max_lifetime_seconds=figures, grace_seconds=figures, cache_bytes=cache_bytes)
+        return MessagingService(self.store, self.clock, options, side=self.side, transactions=self.manager)
+
+    def close(self) -> None:
+        self.service.close()
+        self.manager.close()
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def register(self) -> None:
+        """Another instance starts; the server may die at any write, and the instance asks again."""
+        instance, before = Instance(UUID(int=self.random.getrandbits(128))), list(self.instances)
+        self.side.fault = self._fault()
+        known = self._repeated(lambda: self.service.producers.register(BILLS, "importer", instance.uuid))
+        if known is None:
+            return
+        instance.generation = known.generation
+        for former in before:
+            if former.generation >= instance.generation:
+                raise Violation("Q8: a generation was given twice")
+            self.never.update(former.sent)
+            if former.tx is not None:
+                self.outcomes[former.label] = Outcome.ABORTED
+        if known.former is not None:
+            self.reached[f"former {known.former.outcome.value}"] += 1
+            if self.outcomes[known.former.label] is not known.former.outcome:
+                raise Violation(f"Q8: {known.former.label} is told to be {known.former.outcome.value}")
+        self.instances.append(instance)
+
+    def send(self) -> None:
+        """An instance, also a former one, publishes; the answer may be lost, or the server dies at any write."""
+        instance = self._instance()
+        if instance is None:
+            return
+        self._send(instance, self.random.choice((BILLS, ORDERS)))
+
+    def begin(self) -> None:
+        instance = self._instance()
+        if instance is not None and instance.tx is None:
+            instance.tx = self.manager.start_short(self.random.choice((10, 600)))
+            instance.label = f"{instance.generation} {instance.tx.transaction_id}"
+
+    def finish(self) -> None:
+        """An instance commits, or rolls back; a former one may try, too."""
+        instance = self._instance()
+        if instance is None or instance.tx is None:
+            return
+        tx, sent, instance.tx, instance.sent = instance.tx, instance.sent, None, []
+        self.outcomes[instance.label] = Outcome.ABORTED
+        if self.random.random() < 0.7:
+            try:
+                self.manager.commit(tx.transaction_id)
+            except TmsError:
+                self.reached["refused"] += 1
+                return
+            if set(sent) & self.never:
+                raise Violation(f"Q8: {sent} was committed behind a newer instance")
+            self.outcomes[instance.label] = Outcome.COMMITTED
+            self.acknowledged += sent
+            return
+        self.never.update(sent)
+        self.side.fault = self._fault()
+        try:
+            self.service.producers.roll_back(self._said(instance), tx.write_pointer)
+            for topic in (BILLS, ORDERS):
+                self.service.rollback(topic, tx.write_pointer)
+        except (TmsError, Died):
+            self.manager.invalidate(tx.transaction_id)
+            self.restart()
+        else:
+            self.manager.abort(tx)
+            self._late(instance, tx)
+        finally:
+            self.side.fault = ""
+
+    def late(self) -> None:
+        """A client without a producer gives up while its publish is on its way to the disk, or before."""
+        tx = self.manager.start_short()
+        payload = self._payload()
+        self.never.add((BILLS, payload))
+        ends: list[Callable[[], object]] = [
+            lambda: self.manager.abort(tx),
+            lambda: self.manager.invalidate(tx.transaction_id),
+            lambda: self.manager.commit(tx.transaction_id),
+        ]
+        end = self.random.choice(ends)
+        if end is not ends[-1]:
+            # Of one that is committed meanwhile it would not be known.
+            self.writes.fault = self.random.choice(("", "after"))
+        self.reached["late"] += 1
+        if self.random.random() < 0.5:
+            end()
+        else:
+            self.writes.meanwhile.append(end)
+        try:
+            self.service.publish(BILLS, [payload], pointer=tx.write_pointer)
+        except MessagingError:
+            return
+        except Died:
+            self.restart()
+            return
+        finally:
+            self.writes.meanwhile.clear()
+            self.writes.fault = ""
+        raise Violation("Q10: a publish in a transaction that has ended was acknowledged")
+
+    def publish(self) -> None:
+        """Others publish, too: nothing that was announced gets lost or is taken for theirs."""
+        payload = self._payload()
+        self.service.publish(BILLS, [payload])
+        self.acknowledged.append((BILLS, payload))
+
+    def wait(self) -> None:
+        self.clock.advance(self.random.choice((1, SECOND, 11 * SECOND)))
+        self.manager.expire()
+
+    def step_clock(self) -> None:
+        self.clock.step(-2 * SECOND)
+        self.restart()
+
+    def restart(self) -> None:
+        self.service.close()
+        self.service = self.serve()
+
+    def arrive(self) -> None:
+        """A write arrives that a deposed leader had under way."""
+        while self.side.late:
+            self.reached["arrived late"] += 1
+            self.side.late.pop()()
+            self.service.forget()
+
+    def sweep(self) -> None:
+        """The janitor comes; then ids leave the invalid list whose transactions can write no more."""
+        seen = self.manager.visibility()
+        tidy(self.side, seen.is_invalid, seen.is_undecided, lambda *_: False, 0)
+        closed = [one for one in seen.invalid if transaction_ms(one) + 2 * LIFETIME_MS < self.clock.now_ms()]
+        for pointer in closed:
+            for topic in (BILLS, ORDERS):
+                self.service.rollback(topic, pointer)
+        self.reached["truncated"] += len(closed)
+        self.manager.truncate_invalid(closed)
+
+    def rest(self) -> None:
+        self.clock.advance(2 * LIFETIME_MS + 1)
+        self.manager.expire()
+
+    def calm(self) -> None:
+        """Everything times out, and what failed is forgotten."""
+        self.rest()
+        self.sweep()
+
+    # -- what must be true --------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        seen = Counter((topic, payload) for topic in (BILLS, ORDERS) for payload in self._visible(topic))
+        for sent, times in seen.items():
+            if times > 1:
+                raise Violation(f"Q9: {sent} is there {times} times")
+            if sent in self.never:
+                raise Violation(f"Q8, Q10: {sent} is visible")
+        missing = [sent for sent in self.acknowledged if sent not in seen]
+        if missing:
+            raise Violation(f"Q9: {missing} was acknowledged, and is not there")
+        strange = set(seen) - set(self.acknowledged) - self.doubtful
+        if strange:
+            raise Violation(f"Q9: {strange} is visible, and was not acknowledged")
+
+    # -- how ----------------------------------------------------------------------------------------------------------
+
+    def _send(self, instance: Instance, topic: TopicId) -> None:
+        payload = self._payload()
+        instance.sequence += 1
+        sent, tx = self._said(instance), instance.tx
+        pointer = None if tx is None else tx.write_pointer
+        self.side.fault = self._fault()
+        self.writes.fault = self.random.choice(("",) * 4 + ("before", "after"))
+        newest = max(one.generation for one in self.instances)
+
+        def publish() -> object:
+            self.service.publish(topic, [payload], pointer=pointer, sent=sent)
+            if self.random.random() < 0.2:
+                self.reached["answer lost"] += 1
+                raise Died
+            return True
+
+        done = self._repeated(publish, restarts=self.random.random() < 0.7)
+        self.writes.fault = ""
+        if instance.generation < newest:
+            self.never.add((topic, payload))
+            if done:
+                raise Violation("Q8: a former instance was served")
+        elif tx is not None:
+            instance.sent.append((topic, payload))
+            if not done:
+                # As the client: what is not certain is given up.
+                self.manager.invalidate(tx.transaction_id)
+                self.never.update(instance.sent)
+                self.outcomes[instance.label] = Outcome.ABORTED
+                instance.tx, instance.sent = None, []
+        elif done:
+            self.acknowledged.append((topic, payload))
+        else:
+            self.doubtful.add((topic, payload))
+
+    def _late(self, instance: Instance, tx: Transaction) -> None:
+        """A send that arrives after the abort."""
+        payload = self._payload()
+        self.never.add((BILLS, payload))
+        instance.sequence += 1
+        try:
+            self.service.publish(BILLS, [payload], pointer=tx.write_pointer, sent=self._said(instance))
+        except MessagingError:
+            return
+        raise Violation("Q10: a send that came after the abort was acknowledged")
+
+    def _repeated(self, ask: Callable[[], Any], *, restarts: bool = True) -> Any:
+        """Ask until there is an answer; None: it was refused, or there never was one."""
+        for _ in range(ATTEMPTS):
+            try:
+                return ask()
+            except ProducerFenced:
+                self.reached["fenced"] += 1
+                return None
+            except (Died, StoreError):
+                self.reached["died"] += 1
+                if restarts:
+                    self.restart()
+                    self.side.fault = self.writes.fault = ""
+                    if self.random.random() < 0.3:
+                        self.publish()
+            except TmsError:
+                return None
+            finally:
+                self.side.fault = ""
+        return None
+
+    def _instance(self) -> Instance | None:
+        """Mostly the newest one."""
+        if not self.instances:
+            return None
+        return self.instances[-1] if self.random.random() < 0.7 else self.random.choice(self.instances)
+
+    def _said(self, instance: Instance) -> Sent:
+        return Sent(BILLS, "importer", instance.generation, instance.sequence, instance.label)
+
+    def _payload(self) -> bytes:
+        self.number += 1
+        return b"%d" % self.number
+
+    def _fault(self) -> str:
+        return self.random.choice(("",) * 5 + ("before", "after", "late"))
+
+    def _visible(self, topic: TopicId) -> list[bytes]:
+        """What a transaction that begins now sees of a topic, also behind what is not decided."""
+        reader = self.manager.visibility().dummy_transaction()
+        rows = self.store.message.rows(topic.prefix, topic.prefix + b"\xff", 10_000).items
+        return [value.payload or b"" for _, value in rows if value.pointer is None or _sees(reader, value.pointer)]
+
+
+def _sees(reader: Transaction, pointer: int) -> bool:
+    return pointer > 0 and reader.is_visible(pointer)
+
+
+#: How often each step is drawn, against the others.
+WEIGHTS: dict[str, float] = {
+    "send": 12,
+    "begin": 5,
+    "finish": 5,
+    "register": 3,
+    "late": 2,
+    "publish": 2,
+    "wait": 2,
+    "arrive": 1.5,
+    "restart": 1,
+    "step_clock": 0.7,
+    "sweep": 1,
+    "rest": 0.5,
+    "calm": 1,
+}
+
+
+def play(seed: int, steps: int = 60) -> Counter[str]:
+    """Play the history of a seed; returns what was reached.
+
+    Raises:
+        Violation: an invariant does not hold; its note has the steps that led there.
+    """
+    random = Random(seed)
+    site = ProducerSite(random)
+    names: list[str] = []
+    try:
+        for name in random.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()), k=steps):
+            names.append(name)
+            getattr(site, name)()
+            site.check()
+        site.arrive()
+        site.rest()
+        site.sweep()
+        site.check()
+    except Violation as violation:
+        violation.add_note(f"seed {seed}: {', '.join(names)}")
+        raise
+    finally:
+        site.close()
+    return site.reached

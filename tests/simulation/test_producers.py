@@ -1,0 +1,130 @@
+"""The simulation of producers: no history breaks an invariant, and each planted bug is found."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from tests.simulation import producer_site
+from tests.simulation.group_site import Violation
+from tests.simulation.producer_site import play
+from tests.simulation.test_groups import side_not_fenced
+from tms_core.messaging import lines
+from tms_core.messaging.producer_rows import Registration
+from tms_core.messaging.producers import Admitted, Producers
+from tms_core.messaging.queue import Queue
+from tms_core.transaction.manager.manager import TransactionManager
+
+SEEDS = int(os.environ.get("TMS_TEST_SEEDS", "200")) // 4
+#: How many histories a planted bug has to be found in.
+ENOUGH = 60
+REACHED = {"died", "answer lost", "truncated", "late", "arrived late", "fenced", "refused"}
+
+
+def test_given_histories_when_played_then_every_invariant_holds_and_everything_was_reached() -> None:
+    reached: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        reached += play(seed)
+    assert set(reached) == REACHED | {"former committed", "former aborted"}
+
+
+# --- planted bugs ----------------------------------------------------------------------------------------------------
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def generation_not_durable_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in memory only, but the first one."""
+    change = Producers._change
+
+    def later(
+        self: Producers, key: bytes, raw: bytes | None, known: Registration, deletes: Sequence[bytes] = ()
+    ) -> None:
+        if raw is None:
+            change(self, key, raw, known, deletes)
+        else:
+            self._rows._rows[key] = known.pack()
+
+    monkeypatch.setattr(Producers, "_change", later)
+
+
+def sequence_written_behind_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    announce, waiting = Producers.announce, dict[Admitted, Any]()
+
+    def later(_: Producers, requests: Any) -> list[None]:
+        waiting.update((one[0], one) for one in requests)
+        return [None for _ in requests]
+
+    def wrote(self: Producers, admitted: Admitted, *_: int) -> None:
+        announce(self, [waiting.pop(admitted)])
+
+    monkeypatch.setattr(Producers, "announce", later)
+    monkeypatch.setattr(Producers, "wrote", wrote)
+
+
+def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Queue, "_is_late", lambda *_: False)
+
+
+def no_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TransactionManager, "begin_write", lambda *_: True)
+    monkeypatch.setattr(TransactionManager, "end_write", lambda *_: None)
+    monkeypatch.setattr(Queue, "_is_late", lambda *_: False)
+
+
+def aborted_while_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TransactionManager, "begin_write", TransactionManager.is_in_progress)
+    monkeypatch.setattr(TransactionManager, "end_write", lambda *_: None)
+
+
+def repetition_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Queue, "_repeat", lambda *_: None)
+
+
+def announced_ids_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "first_unannounced", lambda *_: 0)
+
+
+def roll_back_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Producers, "roll_back", lambda *_: None)
+
+
+def void_not_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_site, "tidy", lambda *_: (0, 0))
+
+
+def former_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Producers, "_settle", lambda _, __, known: known)
+
+
+BUGS: list[tuple[str, Plant]] = [
+    ("generation not durable first", generation_not_durable_first),
+    ("sequence written behind the rows", sequence_written_behind_the_rows),
+    ("no second look", no_second_look),
+    ("no first look", no_first_look),
+    ("aborted while it is written", aborted_while_it_is_written),
+    ("repetition not looked at", repetition_not_looked_at),
+    ("announced ids given again", announced_ids_given_again),
+    ("roll back not noted", roll_back_not_noted),
+    ("void transactions not marked", void_not_marked),
+    ("former left open", former_left_open),
+    ("side not fenced", side_not_fenced),
+]
+
+
+@pytest.mark.parametrize("plant", [pytest.param(plant, id=name) for name, plant in BUGS])
+def test_given_a_planted_bug_when_histories_are_played_then_one_of_them_finds_it(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+
+    def any_of_them() -> None:
+        for seed in range(ENOUGH):
+            play(seed)
+
+    with pytest.raises(Violation, match="Q"):
+        any_of_them()

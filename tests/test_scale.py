@@ -1,0 +1,41 @@
+"""The page on how far it scales: its arithmetic follows from the figures that it shows, by the benchmark's model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.p20_slots import BATCH, Measured, model, written
+
+PAGE = Path(__file__).parents[1] / "docs/scale.md"
+
+
+def figures() -> list[str]:
+    """The benchmark's lines, as the page has them."""
+    return [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith('{"id": "P20"')]
+
+
+def test_the_page_says_what_follows_from_the_figures_that_it_shows() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert written(page, figures()) == page
+    ratio, *modelled = map(json.loads, figures())
+    assert ratio["value"] == pytest.approx(ratio["two"] / ratio["one"], abs=0.01)
+    assert [one["nodes"] for one in modelled] == [1, 10, 100]
+    for one in modelled:
+        assert one["value"] == model(one["nodes"], Measured(one["node_rate"], one["tx_rate"]), one["batch"])
+
+
+def test_given_a_figure_that_was_changed_by_hand_when_checked_then_the_page_is_found_out() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    node = json.loads(figures()[1])["node_rate"]
+    forged = page.replace(f'"node_rate": {node}', f'"node_rate": {node + 1}')
+    assert written(forged, [line for line in forged.splitlines() if line.startswith('{"id"')]) != forged
+
+
+@pytest.mark.parametrize(
+    ("nodes", "tx_rate", "events"), [(1, 1000, 10_000), (10, 1000, 100_000), (100, 1000, 250_000), (10, 100, 25_000)]
+)
+def test_nodes_add_up_until_the_transactions_are_what_limits(nodes: int, tx_rate: int, events: int) -> None:
+    assert model(nodes, Measured(10_000, tx_rate), BATCH) == events

@@ -1,0 +1,69 @@
+"""Groups of commands that are imported when they are typed.
+
+A help text, a version and a completion are asked for by people and shells that wait, and most of the time of a command
+goes into importing what it works with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import click
+from click.shell_completion import CompletionItem
+
+
+class LazyCommand(NamedTuple):
+    """A command that is not imported yet.
+
+    Attributes:
+        place: its module and name: ``janitor.cli.plan:command``.
+        help: the first sentence of its own help.
+    """
+
+    place: str
+    help: str
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are known by name and first sentence.
+
+    Args:
+        lazy: its commands by their names; others may be added as ever.
+        former: names that commands had in the version before.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        lazy: Mapping[str, LazyCommand] | None = None,
+        former: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*args, **options)
+        self._lazy = lazy or {}
+        self._former = former or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self._lazy, *self.commands})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        name = self._former.get(cmd_name, cmd_name)
+        if name not in self.commands and name in self._lazy:
+            module, _, attribute = self._lazy[name].place.partition(":")
+            self.commands[name] = getattr(import_module(module), attribute)
+        return self.commands.get(name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._sentence(name)) for name in self.list_commands(ctx)])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=self._sentence(name)) for name in names]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
+    def _sentence(self, name: str) -> str:
+        known = self._lazy.get(name)
+        return known.help if known is not None else self.commands[name].get_short_help_str(100)

@@ -1,0 +1,140 @@
+"""``tms producer``: the producers of a running server, and how to end one that hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from tms_core.cli.consumers import matching_topics
+from tms_core.cli.remote import Remote, remote, topic_argument
+from tms_core.cli.text import columns
+from tms_core.client import FormerTransaction, ProducerState
+from tms_core.topic import TopicId
+
+
+@click.group("producer")
+def producer() -> None:
+    """See who publishes under a name; fence an instance that hangs."""
+
+
+@producer.command("list")
+@click.argument("pattern", metavar="[NS:PATTERN]", default="default:*")
+@remote
+def list_producers(options: Remote, pattern: str) -> None:
+    """List producers: the generation that counts, and how many transactions they have open.
+
+    \b
+    Examples:
+      tms producer list
+      tms producer list 'shop:*' --format json
+    """
+    with options.client() as client:
+        found = [(topic, one) for topic in matching_topics(client, pattern) for one in client.producers(topic)]
+
+    def lines() -> Iterator[str]:
+        if not found:
+            yield f"no topic of {pattern} has a producer"
+            return
+        rows = [
+            [str(topic), one.name, str(one.generation), _time(one), str(len(one.open)), _said(one.former)]
+            for topic, one in found
+        ]
+        yield from columns([["topic", "producer", "generation", "registered", "open", "former"], *rows])
+
+    options.print([_value(topic, one) for topic, one in found], lines)
+
+
+@producer.command("show")
+@topic_argument
+@click.argument("name")
+@remote
+def show(options: Remote, topic: TopicId, name: str) -> None:
+    """Show a producer, its open transactions, and what became of the last one before it.
+
+    \b
+    Example:
+      tms producer show default:bills importer
+    """
+    with options.client() as client:
+        found = client.producer_state(topic, name)
+
+    def lines() -> Iterator[str]:
+        yield f"{name} of {topic}: generation {found.generation}, registered {_time(found)}"
+        if found.former is not None:
+            yield f"the last transaction before it: {_said(found.former)}"
+        if found.open:
+            rows = [[str(pointer), label] for pointer, label in found.open.items()]
+            yield from columns([["open transaction", "label"], *rows])
+
+    options.print(_value(topic, found), lines)
+
+
+@producer.command("fence")
+@topic_argument
+@click.argument("name")
+@remote
+def fence(options: Remote, topic: TopicId, name: str) -> None:
+    """Refuse the running instance of a producer from now on, and give up what it has open.
+
+    For a program that hangs or that was forgotten somewhere. The next one that is started takes
+    over as always, and is told what became of the last transaction.
+
+    \b
+    Example:
+      tms producer fence default:bills importer
+    """
+    with options.client() as client:
+        client.producer_state(topic, name)
+        with client.producer(topic, name) as fencing:
+            generation, former = fencing.generation, fencing.former
+    value = {"topic": str(topic), "name": name, "generation": str(generation), "former": _former(former)}
+    told = f"; the last transaction: {_said(former)}" if former is not None else ""
+    options.print(value, lambda: [f"instances of {name} before generation {generation} are refused{told}"])
+
+
+@producer.command("delete")
+@topic_argument
+@click.argument("name")
+@remote
+def delete(options: Remote, topic: TopicId, name: str) -> None:
+    """Forget a producer: its instance is refused, and what it has open is given up.
+
+    One that does nothing for a week is forgotten by itself.
+
+    \b
+    Example:
+      tms producer delete default:bills importer
+    """
+    with options.client() as client:
+        client.delete_producer(topic, name)
+    options.print({"deleted": name}, lambda: [f"{name} is no producer of {topic} any more"])
+
+
+def _time(one: ProducerState) -> str:
+    return f"{one.updated:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _said(former: FormerTransaction | None) -> str:
+    if former is None:
+        return ""
+    label = f" ({former.label})" if former.label else ""
+    return f"{former.transaction}{label} {former.outcome}"
+
+
+def _former(former: FormerTransaction | None) -> dict[str, str] | None:
+    if former is None:
+        return None
+    return {"transaction": str(former.transaction), "label": former.label, "outcome": former.outcome}
+
+
+def _value(topic: TopicId, one: ProducerState) -> dict[str, Any]:
+    return {
+        "topic": str(topic),
+        "name": one.name,
+        "generation": str(one.generation),
+        "updated": one.updated.isoformat(),
+        "former": _former(one.former),
+        "open": {str(pointer): label for pointer, label in one.open.items()},
+    }

@@ -1,0 +1,387 @@
+"""Topics with partitions or routes: made, changed and deleted with the topics that have their messages.
+
+No store here has a transaction over several rows of metadata, so the order of writes makes each change whole: what is
+new is there before the topic names it, and what goes, goes before it. A change that was cut off is done again by the
+same request, and one that had begun to count is finished by whatever asks next.
+
+Another number of partitions, step by step: the new family is made, with the groups of the old one; the topic names it,
+from when on groups know of it; the old one is sealed; the topic notes that, and only from then on anything is published
+to the new one. So of one key nothing in the new family is older than what is in the old one. That a group has read a
+sealed partition to its end is noted among the properties of the partition, by the server that leads it, so that the
+server of another partition need not read what it does not lead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from threading import RLock
+
+from tms_core.clock import HonestClock
+from tms_core.consumers.positions import Position, Positions
+from tms_core.errors import BadRequest, TopicExists, TopicNotFound, Unavailable
+from tms_core.messaging.lines import Lines
+from tms_core.messaging.partitions import (
+    DRAINED,
+    FAMILIES,
+    MOST_FAMILIES,
+    PART_OF,
+    PARTITIONS,
+    ROUTES,
+    SEALED,
+    Family,
+    Layout,
+    PartitionsAsked,
+    drained_by,
+    layout_of,
+    noted,
+    routes_of,
+    wanted,
+    with_drained,
+)
+from tms_core.messaging.topics import TopicRegistry, check_length
+from tms_core.rowkey import MessageId, stop_key
+from tms_core.tables.base import Store
+from tms_core.topic import TopicId, TopicMetadata
+
+Made = tuple[TopicId, dict[str, str]]
+
+
+class Families:
+    """The topics of a store, with and without partitions; threads may share it.
+
+    Args:
+        topics: their rows.
+        store: where their messages are.
+        lines: forget what they know of a topic that was changed.
+        clock: what time it is.
+        positions: those of groups, which go on in another family, also where other servers lead that; None: there are
+            none.
+        settle: returns when what is being written to a topic is done.
+    """
+
+    def __init__(
+        self,
+        topics: TopicRegistry,
+        store: Store,
+        lines: Lines,
+        clock: HonestClock,
+        positions: Positions | None,
+        settle: Callable[[TopicId], None],
+    ) -> None:
+        self._topics = topics
+        self._store = store
+        self._lines = lines
+        self._clock = clock
+        self._positions = positions
+        self._settle = settle
+        self._newborn: dict[TopicId, TopicMetadata] = {}
+        self._lock = RLock()
+
+    # -- what clients ask for -----------------------------------------------------------------------------------------
+
+    def create(self, topic: TopicId, properties: Mapping[str, str]) -> None:
+        """Make a topic, and its parts before it.
+
+        Raises:
+            TopicExists: there is one; or one that has the name of a part.
+            BadRequest, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.create`.
+        """
+        asked = wanted(properties)
+        made = list(_tree(topic, asked.partitions, asked.routes or {}, asked.others))
+        if len(made) == 1:
+            self._make(*made[0])
+            return
+        with self._lock:
+            with suppress(TopicNotFound):
+                self._topics.get(topic)
+                raise TopicExists(f"There is a topic {topic} already.", "Choose another name, or change it.")
+            self._check_free(made)
+            for one in made:
+                self._make_anew(*one)
+
+    def update(self, topic: TopicId, properties: Mapping[str, str]) -> None:
+        """Replace the properties of a topic and its parts; what it says nothing of is the default again.
+
+        Its partitions and routes stay as they are where it says nothing of them: they hold messages.
+
+        Raises:
+            BadRequest: it is part of another topic; a route is missing; or as :meth:`TopicRegistry.update`.
+            TopicExists: a topic has the name of a new part.
+            TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.update`.
+        """
+        asked = wanted(properties)
+        with self._lock:
+            row = self._topics.get(topic)
+            self._require_whole(row)
+            if asked.partitions is None and asked.routes is None and FAMILIES not in row.properties:
+                self._change(topic, asked.others)
+            elif asked.routes is not None or row.properties.get(FAMILIES) == ROUTES:
+                self._update_routes(row, asked)
+            else:
+                self._update_partitions(topic, asked.partitions, asked.others)
+
+    def delete(self, topic: TopicId) -> None:
+        """Delete a topic, and its parts before it.
+
+        Raises:
+            BadRequest: it is part of another topic.
+            TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.delete`.
+        """
+        with self._lock:
+            row = self._topics.get(topic)
+            self._require_whole(row)
+            self._delete(row)
+
+    def shown(self, topic: TopicId) -> dict[str, str]:
+        """All properties of a topic; a change of its partitions that was cut off is finished before.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`TopicRegistry.get`.
+        """
+        row = self._topics.get(topic)
+        if _is_changing(row):
+            # Another server leads, and will do it.
+            with suppress(Unavailable):
+                row = self._finish(topic)
+        return dict(row.properties)
+
+    def before(self, part: TopicMetadata) -> list[TopicMetadata]:
+        """The partitions that a group in order reads to their ends before this one.
+
+        Raises:
+            MetadataError, StoreError: as :meth:`update`.
+        """
+        found = []
+        with suppress(TopicNotFound):
+            whole = self._topics.get(TopicId(part.topic.namespace, part.properties[PART_OF]))
+            layout = layout_of(whole.topic, whole.properties)
+            for topic in [] if layout is None else layout.before(part.topic):
+                with suppress(TopicNotFound):
+                    found.append(self._topics.get(topic))
+        return found
+
+    def settle(self, topic: TopicId) -> None:
+        """Return when what was being written to a topic is there, as far as this server writes to it."""
+        self._settle(topic)
+
+    def note_drained(self, part: TopicMetadata, group: str, pointer: int) -> None:
+        """Write down that a group has read a sealed partition to its end, for the servers that lead other partitions.
+
+        Args:
+            part: the partition.
+            group: the group's name.
+            pointer: the last transaction it did it in, as far as that is known; 0: it is not.
+        """
+        # Where the topic was changed meanwhile, the next poll writes it.
+        with suppress(Unavailable):
+            if drained_by(part.properties, group) is None:
+                self._topics.update(part.topic, with_drained(part.properties, group, pointer), former=part)
+
+    def is_newborn(self, topic: TopicMetadata) -> bool:
+        """Whether this process made the topic as it is, in its first life, and there was not a row of it.
+
+        So what of it comes due does so by time alone, and by no mistake in its settings (rule S8).
+        """
+        return self._newborn.get(topic.topic) == topic
+
+    # -- partitions and routes ----------------------------------------------------------------------------------------
+
+    def _update_partitions(self, topic: TopicId, partitions: int | None, others: Mapping[str, str]) -> None:
+        """Change a topic that has partitions, or is to have some."""
+        row = self._finish(topic)
+        layout = layout_of(topic, row.properties) or Layout(topic, (Family(0, 1),))
+        last = layout.families[-1]
+        kept = tuple(one for one in layout.families if one.sealed_ms is None or self._holds_rows(layout, one))
+        new = Family(last.number + 1, partitions or last.partitions)
+        if new.partitions == last.partitions and last.number:
+            after, made = layout._replace(families=kept), []
+        else:
+            after = layout._replace(families=(*kept, new))
+            made = [(member, {**others, PART_OF: topic.topic}) for member in after.members(new)]
+        own = {name: row.properties[name] for name in (PART_OF, DRAINED) if name in row.properties}
+        properties = {**others, **noted(after), **own}
+        self._topics.check(properties)
+        if len(after.families) > MOST_FAMILIES:
+            raise BadRequest(
+                f"Topic {topic} has messages of {len(kept)} numbers of partitions.",
+                "Change it again when the oldest have expired.",
+            )
+        self._check_free(made)
+        for member, given in made:
+            self._make_anew(member, given)
+            self._register(member, layout.members(last))
+        self._change_members(after, others)
+        self._change(topic, properties)
+        self._finish(topic)
+        for family in set(layout.families) - set(kept):
+            for member in set(layout.members(family)) - {topic}:
+                self._delete_if_there(member)
+
+    def _register(self, member: TopicId, former: Iterable[TopicId]) -> None:
+        """Register all groups of the former partitions at the beginning of a new one, so that it is kept for them."""
+        if self._positions is None:
+            return
+        names = set()
+        for one in former:
+            with suppress(TopicNotFound):
+                names |= {position.name for position in self._positions.of(self._topics.get(one))}
+        for name in sorted(names):
+            position = Position(name, MessageId(0, 0), self._clock.now_ms(), 0)
+            self._positions.move(self._topics.get(member), None, position)
+
+    def _change_members(self, layout: Layout, others: Mapping[str, str]) -> None:
+        for family in layout.families:
+            sealed = {} if family.sealed_ms is None else {SEALED: str(family.sealed_ms)}
+            for member in set(layout.members(family)) - {layout.topic}:
+                properties = {**others, PART_OF: layout.topic.topic, **sealed}
+                try:
+                    known = self._topics.get(member).properties
+                    self._change(member, properties | {name: known[name] for name in (DRAINED,) if name in known})
+                except TopicNotFound:
+                    # Another program has deleted it.
+                    self._make(member, properties)
+
+    def _update_routes(self, row: TopicMetadata, asked: PartitionsAsked) -> None:
+        topic, former = row.topic, routes_of(row.properties)
+        if not former or asked.partitions is not None:
+            raise BadRequest(f"Topic {topic} cannot have routes.", "They are given when it is made; make another one.")
+        routes = asked.routes or former
+        if missing := former.keys() - routes.keys():
+            raise BadRequest(f"Topic {topic} has a route {min(missing)}.", "Name it too; its messages may be unread.")
+        layout = Layout(topic, routes=tuple(routes))
+        properties = {**asked.others, **noted(layout, routes)}
+        self._topics.check(properties)
+        new = [
+            one
+            for name in routes.keys() - former.keys()
+            for one in _tree(layout.route(name), routes[name], {}, asked.others, topic)
+        ]
+        self._check_free(new)
+        for one in new:
+            self._make_anew(*one)
+        for name in former:
+            self._update_partitions(layout.route(name), routes[name], asked.others)
+        self._change(topic, properties)
+
+    def _finish(self, topic: TopicId) -> TopicMetadata:
+        """Seal what is to be sealed, if something is; the topic as it is then."""
+        with self._lock:
+            row = self._topics.get(topic)
+            layout = layout_of(topic, row.properties)
+            if layout is None or not layout.is_changing:
+                return row
+            now_ms = self._clock.now_ms()
+            *former, last = layout.families
+            for family in former:
+                if family.sealed_ms is None:
+                    self._seal(layout.members(family), topic, now_ms)
+            sealed = (family._replace(sealed_ms=family.sealed_ms or now_ms) for family in former)
+            properties = {**row.properties, **noted(layout._replace(families=(*sealed, last)))}
+            self._topics.update(topic, properties, former=row)
+            return self._topics.get(topic)
+
+    def _seal(self, members: Iterable[TopicId], topic: TopicId, now_ms: int) -> None:
+        for member in members:
+            with suppress(TopicNotFound):
+                if member != topic:
+                    self._change(member, {**self._topics.get(member).properties, SEALED: str(now_ms)})
+
+    def _check_free(self, made: Iterable[Made]) -> None:
+        """See that topics can be made.
+
+        Raises:
+            TopicExists, BadRequest: one of them cannot.
+        """
+        for topic, properties in made:
+            check_length(topic)
+            self._topics.check(properties)
+            with suppress(TopicNotFound):
+                found = self._topics.get(topic)
+                if found.properties.get(PART_OF) != properties.get(PART_OF) or self._whole(found) is not None:
+                    raise TopicExists(f"There is a topic {topic} already.", "A part would have its name.")
+
+    def _require_whole(self, topic: TopicMetadata) -> None:
+        whole = self._whole(topic)
+        if whole is not None:
+            raise BadRequest(f"Topic {topic.topic} is part of {whole}.", f"Change {whole}.")
+
+    def _whole(self, part: TopicMetadata) -> TopicId | None:
+        """The topic that this one is made and deleted with; None: it stands alone, or was left by a request cut off."""
+        with suppress(TopicNotFound):
+            if PART_OF in part.properties:
+                whole = self._topics.get(TopicId(part.topic.namespace, part.properties[PART_OF]))
+                layout = layout_of(whole.topic, whole.properties)
+                if layout is not None and part.topic in layout.parts:
+                    return whole.topic
+        return None
+
+    def _holds_rows(self, layout: Layout, family: Family) -> bool:
+        with suppress(Unavailable):
+            return any(self._has_rows(member) for member in layout.members(family))
+        # Another server leads one of them.
+        return True
+
+    # -- one topic ----------------------------------------------------------------------------------------------------
+
+    def _make(self, topic: TopicId, properties: Mapping[str, str]) -> None:
+        made = self._topics.create(topic, properties)
+        # The topic is made, though a server that does not lead cannot read it back.
+        with suppress(Unavailable):
+            if made.generation == 1 and not self._has_rows(topic):
+                self._newborn[topic] = made
+
+    def _make_anew(self, topic: TopicId, properties: Mapping[str, str]) -> None:
+        """Make a topic in the place of one that a request has left that was cut off."""
+        self._delete_if_there(topic)
+        self._make(topic, properties)
+
+    def _change(self, topic: TopicId, properties: Mapping[str, str]) -> None:
+        self._topics.update(topic, properties)
+        # With a longer ttl, rows would be shown from the cache that the janitor took while it was shorter.
+        self._lines.forget(lambda key: key.startswith(topic.prefix))
+
+    def _delete(self, row: TopicMetadata) -> None:
+        layout = layout_of(row.topic, row.properties)
+        for part in [] if layout is None else layout.parts:
+            self._delete_if_there(part)
+        self._topics.delete(row.topic)
+        self._lines.drop(row.topic)
+        self._newborn.pop(row.topic, None)
+
+    def _delete_if_there(self, topic: TopicId) -> None:
+        with suppress(TopicNotFound):
+            self._delete(self._topics.get(topic))
+
+    def _has_rows(self, topic: TopicId) -> bool:
+        stop = stop_key(topic.prefix)
+        return any(table.first(topic.prefix, stop) is not None for table in (self._store.message, self._store.payload))
+
+
+def _tree(
+    topic: TopicId,
+    partitions: int | None,
+    routes: Mapping[str, int],
+    others: Mapping[str, str],
+    part_of: TopicId | None = None,
+) -> Iterator[Made]:
+    """A topic with its parts before it, as they are made."""
+    own = dict(others) if part_of is None else {**others, PART_OF: part_of.topic}
+    if partitions is not None:
+        layout = Layout(topic, (Family(1, partitions),))
+        for member in layout.members(layout.families[0]):
+            yield member, {**others, PART_OF: topic.topic}
+        own |= noted(layout)
+    elif routes:
+        layout = Layout(topic, routes=tuple(routes))
+        for name, number in routes.items():
+            yield from _tree(layout.route(name), number, {}, others, topic)
+        own |= noted(layout, routes)
+    yield topic, own
+
+
+def _is_changing(topic: TopicMetadata) -> bool:
+    if PARTITIONS not in topic.properties:
+        return False
+    layout = layout_of(topic.topic, topic.properties)
+    return layout is not None and layout.is_changing
