@@ -16,7 +16,7 @@ from janitor.law.ranges import topic_stop
 from janitor.sweep.findings import Finding, Invalid, Reached, Read, Untouchable
 from janitor.sweep.scan import Event, Part, Visit, first, skip
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, MessageKey, generation_prefix, time_prefix
-from tms_core.tables.base import Pointers, TxCell
+from tms_core.tables.base import PointerSet, TxCell
 
 #: Pages whose cells are inverted as one batch at most, since each batch waits for the disk.
 PAGES_TOGETHER = 16
@@ -90,7 +90,7 @@ def _since(key: MessageKey, since_ms: int) -> bytes:
     return time_prefix(key.topic.prefix, key.generation, min(max(0, since_ms), LONG_MAX))
 
 
-def _cells(part: Part, candidates: Pointers, begin: bytes, stop: bytes | None) -> Iterator[Finding]:
+def _cells(part: Part, candidates: PointerSet, begin: bytes, stop: bytes | None) -> Iterator[Finding]:
     is_invalid = part.context.transactions.is_invalid
     start: bytes | None = begin
     found: list[TxCell] = []

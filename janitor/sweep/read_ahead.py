@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any
 
 from tms_core.errors import StoreError
-from tms_core.tables.base import KeyReads, MessageReads, Page, Pointers, Search, TxCell
+from tms_core.tables.base import KeyReads, MessageReads, Page, PointerSet, Search, TxCell
 
 
 class Ahead:
@@ -160,7 +160,7 @@ class CellsAhead(Ahead):
         found = _between(cells, start, stop, attrgetter("key"))
         return Page(cells[found.start : found.stop], None)
 
-    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: Pointers) -> Search:
+    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: PointerSet) -> Search:
         """As :meth:`MessageReads.search`, from what was read ahead where that is known.
 
         Raises:

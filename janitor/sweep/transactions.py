@@ -22,13 +22,13 @@ from janitor.report import SnapshotUsed
 from janitor.state.base import KnownIds, OpenIdRecord
 from tms_core.errors import NoSnapshot, SnapshotError
 from tms_core.logs.printable import duration
-from tms_core.tables.base import Pointers
+from tms_core.tables.base import PointerSet
 from tms_core.transaction.model import VisibilityState, transaction_ms
 from tms_core.transaction.source.source import SnapshotSource
 
 #: How long a closed pointer is remembered, at the least, that has left the invalid list.
 REMEMBER_CLOSED_MS = 30 * 24 * 3600 * 1000
-#: Pointers compared at a time; as few as that need no large sets where the lists differ.
+#: PointerSet compared at a time; as few as that need no large sets where the lists differ.
 _BLOCK = 4096
 
 
@@ -134,12 +134,12 @@ class TransactionView:
     def is_invalid(self, pointer: int) -> bool:
         return self.snapshot is not None and self.snapshot.is_invalid(pointer)
 
-    def candidates(self) -> Pointers:
+    def candidates(self) -> PointerSet:
         """What tells quickly, for very many pointers, which of them may be invalid."""
         ids: Sequence[int] = self.snapshot.invalid if self.snapshot is not None else ()
         if len(ids) <= MOST_IN_A_SET:
-            return Pointers.of(frozenset(ids))
-        return Pointers(range(max(1, ids[0]), ids[-1] + 1))
+            return PointerSet.of(frozenset(ids))
+        return PointerSet(range(max(1, ids[0]), ids[-1] + 1))
 
     def is_undecided(self, pointer: int) -> bool:
         if self.snapshot is not None:

@@ -153,7 +153,7 @@ def test_given_a_request_under_way_when_it_is_repeated_in_vain_then_it_is_not_ta
 ) -> None:
     def refuse(step: str) -> None:
         if step == "publish" and faults.seen["publish"] > 1:
-            site.service.producers._busy = Everything()
+            site.service.producers._in_flight._busy = Everything()
 
     faults.meanwhile = refuse
     faults.at("publish", "before", times=1)

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.hbase.tables import Tables
-from tms_core.tables.base import KeyTable, MessageValue, Page, Pointers, Store, TxCell
+from tms_core.tables.base import KeyTable, MessageValue, Page, PointerSet, Store, TxCell
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 
@@ -214,7 +214,7 @@ def test_given_pointers_when_rows_are_searched_for_them_then_those_of_others_are
     alike = MessageValue(None, POINTER.to_bytes(8, "big"))
     others = [(b"a", PLAIN), (b"b", alike), (b"c", ROLLED_BACK), (b"d", MessageValue(POINTER + 1, b""))]
     store.message.put([*others, (b"e", TX), (b"f", REFERENCE), (b"g", TX_EMPTY)])
-    pointers = Pointers.of(frozenset({POINTER, POINTER + 2})) if stored else Pointers(range(POINTER, POINTER + 1))
+    pointers = PointerSet.of(frozenset({POINTER, POINTER + 2})) if stored else PointerSet(range(POINTER, POINTER + 1))
     pages = [store.message.search(b"", None, 2, pointers)]
     while (resume := pages[-1].resume) is not None:
         pages.append(store.message.search(resume, None, 2, pointers))

@@ -14,7 +14,7 @@ import plyvel
 import pytest
 
 from tms_core.errors import StoreBusy, StoreError, StoreLayoutError, StoreNotFound
-from tms_core.tables.base import MessageValue, Pointers, TxCell
+from tms_core.tables.base import MessageValue, PointerSet, TxCell
 from tms_core.tables.leveldb.store import LevelDBStore, decode, encode, release
 
 TABLES = ("system.tms.meta", "system.tms.message", "system.tms.payload")
@@ -191,7 +191,7 @@ def test_given_any_tag_that_cdap_reads_as_a_reference_when_read_and_inverted_the
     with LevelDBStore(tmp_path) as store:
         assert store.message.rows(*EVERYTHING).items == [(b"k", MessageValue(pointer, None))]
         assert store.message.cells(*EVERYTHING).items == [TxCell(b"k", pointer, refers=True)]
-        searched = store.message.search(*EVERYTHING, Pointers.of(frozenset({pointer})))
+        searched = store.message.search(*EVERYTHING, PointerSet.of(frozenset({pointer})))
         assert searched.cells == [TxCell(b"k", pointer, refers=True)] * (pointer > 0)
         assert store.calls["unreadable"] == 0
         assert store.message.invert([TxCell(b"k", pointer, refers=True)]) == [True]

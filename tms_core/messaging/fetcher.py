@@ -24,7 +24,7 @@ from tms_core.logs.harmless import harmless
 from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import POSITIONS, SEQUENCE_BITS, expires_ms, position, tail
 from tms_core.messaging.lines import Lines
-from tms_core.messaging.model import FetchRequest, Messages
+from tms_core.messaging.model import FetchRequest, MessageList
 from tms_core.messaging.partitions import FAMILIES, SEALED
 from tms_core.messaging.visible import FirstReads
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, Cutoff, MessageId, java_abs, pointer_prefix, stop_key
@@ -46,7 +46,7 @@ _PAGE_READS = 8
 #: What ends the id of a message that lies in the message table.
 _INLINE = bytes(MESSAGE_TAIL_BYTES)
 
-_NONE = Messages([], [])
+_NONE = MessageList([], [])
 _payload = itemgetter(1)
 
 
@@ -148,7 +148,7 @@ class Fetch:
         finally:
             del self._line.wakes[wake]
 
-    def pages(self) -> Iterator[Messages]:
+    def pages(self) -> Iterator[MessageList]:
         """The messages, in pages of about ``PAGE_BYTES``, growing; one read of the store at most between two of them.
 
         A page is empty where a read has found too little, so that the caller can see to other things meanwhile.
@@ -156,7 +156,7 @@ class Fetch:
         Raises:
             StoreError: the store could not be read; what came is right.
         """
-        page = Messages([], [])
+        page = MessageList([], [])
         size = reads = 0
         for messages, length in self._pieces():
             page.ids += messages.ids
@@ -165,18 +165,18 @@ class Fetch:
             reads += not messages
             if size >= self._page_bytes or (page and reads >= _PAGE_READS):
                 yield self._read(page)
-                page, size, reads = Messages([], []), 0, 0
+                page, size, reads = MessageList([], []), 0, 0
                 self._page_bytes = min(self._page_bytes * 2, MAX_PAGE_BYTES)
             elif not messages:
                 yield _NONE
         if page:
             yield self._read(page)
 
-    def _read(self, page: Messages) -> Messages:
+    def _read(self, page: MessageList) -> MessageList:
         harmless(self._shelf.first_reads.note, self._line, page, self._shelf.clock.now_ms())
         return page
 
-    def _pieces(self) -> Iterator[tuple[Messages, int]]:
+    def _pieces(self) -> Iterator[tuple[MessageList, int]]:
         """The messages in lists of at most about a page, each with its bytes; an empty one ends each read."""
         for messages in self._lists():
             if not messages:
@@ -190,7 +190,7 @@ class Fetch:
                 if self._left_bytes <= 0:
                     return
 
-    def _up_to_bytes(self, piece: Messages, size: int) -> tuple[Messages, int]:
+    def _up_to_bytes(self, piece: MessageList, size: int) -> tuple[MessageList, int]:
         """As much of a piece as the limit of bytes lets through, at least one message, with its bytes."""
         if size > self._left_bytes:
             sizes = list(accumulate(len(payload) + MESSAGE_BYTES for payload in piece.payloads))
@@ -204,7 +204,7 @@ class Fetch:
         """Whether a limit is reached."""
         return not self._left or self._left_bytes <= 0
 
-    def _lists(self) -> Iterator[Messages]:
+    def _lists(self) -> Iterator[MessageList]:
         """The messages, as they come together; an empty list ends each read."""
         while self._at < self._end and not self._is_full:
             runs = self._cached()
@@ -224,7 +224,7 @@ class Fetch:
             oldest = position(max(0, self._shelf.clock.now_ms() - self._shelf.cached_ms))
         return self._shelf.cache.read(self._line.prefix, self._at, self._end, self._page_bytes, oldest)
 
-    def _from_cache(self, runs: list[CachedRun]) -> Iterator[Messages]:
+    def _from_cache(self, runs: list[CachedRun]) -> Iterator[MessageList]:
         behind = self._end
         for run in runs:
             first, stop = max(self._at, self._living(run)), min(run.stop, self._end)
@@ -243,13 +243,13 @@ class Fetch:
             self._note_read(min(behind, self._end))
         self._at = behind
 
-    def _of_run(self, run: CachedRun, payloads: Sequence[bytes], first: int, stop: int) -> Iterator[Messages]:
+    def _of_run(self, run: CachedRun, payloads: Sequence[bytes], first: int, stop: int) -> Iterator[MessageList]:
         """The messages of a run from one position to another; a run of empty ones may be long."""
         for at in range(first, stop, MAX_PAGE_ROWS):
             rows = range(at, min(at + MAX_PAGE_ROWS, stop))
             found = payloads[at - run.first : rows.stop - run.first]
             self._learn_largest(found)
-            yield self._limited(Messages([tail(row) + _INLINE for row in rows], list(found)))
+            yield self._limited(MessageList([tail(row) + _INLINE for row in rows], list(found)))
 
     def _living(self, run: CachedRun) -> int:
         """The first position of a run that no ttl of its own has taken; they come due in order."""
@@ -262,7 +262,7 @@ class Fetch:
 
     # -- the store ----------------------------------------------------------------------------------------------------
 
-    def _from_store(self) -> Iterator[Messages]:
+    def _from_store(self) -> Iterator[MessageList]:
         prefix = self._line.prefix
         first, stop = prefix + tail(self._at), prefix + tail(self._end)
         page = self._shelf.store.message.apart(first, stop, self._rows(), self._page_bytes)
@@ -273,7 +273,7 @@ class Fetch:
         if len(payloads) < len(rows.keys):
             yield from self._with_references(rows)
         else:
-            yield self._limited(Messages([key[-MESSAGE_TAIL_BYTES:] + _INLINE for key in rows.keys], payloads))
+            yield self._limited(MessageList([key[-MESSAGE_TAIL_BYTES:] + _INLINE for key in rows.keys], payloads))
         self._line.row_bytes = self._learn(sum(map(len, payloads)), len(rows.keys))
         self._at = self._end if page.resume is None else _position(page.resume, len(prefix))
         if page.keys and self._end:
@@ -308,14 +308,14 @@ class Fetch:
             chosen.append(bool(sees))
         return chosen
 
-    def _with_references(self, rows: MessageColumns) -> Iterator[Messages]:
+    def _with_references(self, rows: MessageColumns) -> Iterator[MessageList]:
         for key, pointer, payload in zip(rows.keys, rows.pointers or (), rows.payloads, strict=True):
             if payload is not None:
-                yield self._limited(Messages([key[-MESSAGE_TAIL_BYTES:] + _INLINE], [payload]))
+                yield self._limited(MessageList([key[-MESSAGE_TAIL_BYTES:] + _INLINE], [payload]))
             elif pointer is not None:
                 yield from self._reference(_position(key, len(self._line.prefix)), pointer)
 
-    def _reference(self, at: int, pointer: int) -> Iterator[Messages]:
+    def _reference(self, at: int, pointer: int) -> Iterator[MessageList]:
         """The payloads that a row stands for: all of its transaction, in the order they were stored."""
         if self._transaction is None or pointer >= self._transaction.transaction_id:
             # More may be stored in it yet.
@@ -331,7 +331,7 @@ class Fetch:
             self._learn_largest(map(_payload, page.items))
             ours = [row for row in page.items if len(row[0]) == size]
             yield self._limited(
-                Messages([head + key[-MESSAGE_TAIL_BYTES:] for key, _ in ours], [payload for _, payload in ours])
+                MessageList([head + key[-MESSAGE_TAIL_BYTES:] for key, _ in ours], [payload for _, payload in ours])
             )
             start = page.resume
 
@@ -364,7 +364,7 @@ class Fetch:
         """The moment by which ttls of messages' own are judged."""
         return self._shelf.clock.now_ms() - (self._shelf.lifetime_ms if self._topic.holds_transactions else 0)
 
-    def _limited(self, messages: Messages) -> Messages:
+    def _limited(self, messages: MessageList) -> MessageList:
         """As many as are still wanted."""
         if len(messages) > self._left:
             messages = messages[: self._left]
@@ -416,7 +416,7 @@ def _is_there(payload: bytes | None) -> TypeGuard[bytes]:
     return payload is not None
 
 
-def _bytes_of(messages: Messages) -> int:
+def _bytes_of(messages: MessageList) -> int:
     """The bytes of some messages, with what each takes beside its payload."""
     return sum(map(len, messages.payloads)) + MESSAGE_BYTES * len(messages)
 

@@ -43,7 +43,7 @@ class Message(NamedTuple):
     payload: bytes
 
 
-class Messages(Sequence[Message]):
+class MessageList(Sequence[Message]):
     """Messages, of which ids and payloads are kept apart: what only passes them on makes no object for each.
 
     Args:
@@ -57,8 +57,8 @@ class Messages(Sequence[Message]):
         self.payloads = payloads
 
     @classmethod
-    def of(cls, messages: Sequence[Message]) -> Messages:
-        if isinstance(messages, Messages):
+    def of(cls, messages: Sequence[Message]) -> MessageList:
+        if isinstance(messages, MessageList):
             return messages
         return cls([message.id for message in messages], [message.payload for message in messages])
 
@@ -71,10 +71,10 @@ class Messages(Sequence[Message]):
     @overload
     def __getitem__(self, at: int) -> Message: ...
     @overload
-    def __getitem__(self, at: slice) -> Messages: ...
-    def __getitem__(self, at: int | slice) -> Message | Messages:
+    def __getitem__(self, at: slice) -> MessageList: ...
+    def __getitem__(self, at: int | slice) -> Message | MessageList:
         if isinstance(at, slice):
-            return Messages(self.ids[at], self.payloads[at])
+            return MessageList(self.ids[at], self.payloads[at])
         return Message(self.ids[at], self.payloads[at])
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
@@ -39,7 +40,7 @@ IDLE_MS = 7 * 86_400_000
 LABEL_BYTES = 1000
 
 
-class Outcome(Enum):
+class TransactionOutcome(Enum):
     """What became of a transaction."""
 
     COMMITTED = "committed"
@@ -47,10 +48,10 @@ class Outcome(Enum):
     PENDING = "pending"
 
 
-_OUTCOMES = (None, Outcome.COMMITTED, Outcome.ABORTED, Outcome.PENDING)
+_OUTCOMES = (None, TransactionOutcome.COMMITTED, TransactionOutcome.ABORTED, TransactionOutcome.PENDING)
 
 
-class Producer(NamedTuple):
+class ProducerName(NamedTuple):
     """Names a producer: its home, the home's generation, and its name."""
 
     home: TopicId
@@ -58,7 +59,7 @@ class Producer(NamedTuple):
     name: str
 
     @classmethod
-    def of(cls, home: TopicMetadata, name: str) -> Producer:
+    def of(cls, home: TopicMetadata, name: str) -> ProducerName:
         """A producer of a topic as it is now."""
         return cls(home.topic, home.generation, name)
 
@@ -94,7 +95,7 @@ class Former(NamedTuple):
 
     transaction: int
     label: str
-    outcome: Outcome
+    outcome: TransactionOutcome
 
 
 class Registration(NamedTuple):
@@ -135,6 +136,9 @@ class Registration(NamedTuple):
         generation, instance, updated_ms, pointer = numbers
         former = None if outcome is None else Former(pointer, label, outcome)
         return cls(generation, UUID(bytes=instance), updated_ms, former, bool(settled))
+
+
+registration = lru_cache(maxsize=4096)(Registration.parse)
 
 
 class Begun(NamedTuple):
@@ -216,7 +220,7 @@ def next_generation(known: Registration | None, now_ms: int) -> int:
     return now_ms if known is None else known.generation + 1
 
 
-def last_of(begun: list[tuple[Begun, Outcome]], inherited: Former | None) -> Former | None:
+def last_of(begun: list[tuple[Begun, TransactionOutcome]], inherited: Former | None) -> Former | None:
     """What a producer is told of its former: the newest transaction, or what the former was told itself."""
     if not begun:
         return inherited
@@ -233,7 +237,7 @@ def is_of_producer(key: bytes) -> bool:
     return key[:1] == _PRODUCER or (prefix is not None and key[1 + len(prefix) + GENERATION_BYTES :][:1] == _BEGUN)
 
 
-def begun_by(side: SideTable, producer: Producer) -> list[tuple[bytes, Begun]]:
+def begun_by(side: SideTable, producer: ProducerName) -> list[tuple[bytes, Begun]]:
     """The transactions of a producer that are written down, each with its key, the oldest first.
 
     Raises:
@@ -243,13 +247,13 @@ def begun_by(side: SideTable, producer: Producer) -> list[tuple[bytes, Begun]]:
     return [(key, Begun.parse(key, value)) for key, value in _rows(side, producer.begun)]
 
 
-def producers_of(side: SideTable, home: TopicMetadata) -> list[tuple[Producer, Registration]]:
+def producers_of(side: SideTable, home: TopicMetadata) -> list[tuple[ProducerName, Registration]]:
     """The producers whose home a topic is, in the order of their names."""
-    found = ((_producer(key), Registration.parse(value)) for key, value in _rows(side, Producer.of(home, "").key))
+    found = ((_producer(key), Registration.parse(value)) for key, value in _rows(side, ProducerName.of(home, "").key))
     return [(producer, one) for producer, one in found if producer is not None and one.instance != NO_INSTANCE]
 
 
-def requests_by(side: SideTable, producer: Producer) -> list[bytes]:
+def requests_by(side: SideTable, producer: ProducerName) -> list[bytes]:
     """The keys of a producer's last requests, of all topics."""
     return [key for key, _ in _rows(side, _REQUEST) if _requested(key) == (producer.home, producer.name)]
 
@@ -356,7 +360,7 @@ def _rows(side: SideTable, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         resume = page.resume
 
 
-def _producer(key: bytes) -> Producer | None:
+def _producer(key: bytes) -> ProducerName | None:
     """The producer whose registration has this key."""
     prefix = topic_prefix(key[1:])
     home = None if prefix is None else TopicId.from_prefix(prefix)
@@ -364,10 +368,10 @@ def _producer(key: bytes) -> Producer | None:
         return None
     rest = key[1 + len(prefix) :]
     name = rest[GENERATION_BYTES:].decode("ascii", "replace")
-    return Producer(home, int.from_bytes(rest[:GENERATION_BYTES], "big"), name)
+    return ProducerName(home, int.from_bytes(rest[:GENERATION_BYTES], "big"), name)
 
 
-def _beginner(key: bytes) -> Producer | None:
+def _beginner(key: bytes) -> ProducerName | None:
     """The producer that has begun the transaction with this key; None: it is another kind of row."""
     found = _producer(key[: -_POINTER.size])
     kind, name = (found.name[:1], found.name[1:-1]) if found else ("", "")

@@ -25,7 +25,7 @@ from tms_core.messaging.fetcher import Fetch, Shelf
 from tms_core.messaging.groups import Groups
 from tms_core.messaging.ids import position
 from tms_core.messaging.lines import Lines
-from tms_core.messaging.model import Ages, FetchRequest, Messages, RollbackRange
+from tms_core.messaging.model import Ages, FetchRequest, MessageList, RollbackRange
 from tms_core.messaging.producers import Producers, Sent
 from tms_core.messaging.queue import Queue, WriterContext, WriteRequest
 from tms_core.messaging.topics import TopicRegistry, count_ages
@@ -334,7 +334,7 @@ class MessagingService:
 
     # -- consuming ----------------------------------------------------------------------------------------------------
 
-    def fetch(self, topic: TopicId, request: FetchRequest) -> Iterator[Messages]:
+    def fetch(self, topic: TopicId, request: FetchRequest) -> Iterator[MessageList]:
         """Read messages in order.
 
         Args:

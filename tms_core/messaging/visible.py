@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tms_core.messaging.ids import milliseconds, tail
 from tms_core.messaging.lines import Line
-from tms_core.messaging.model import Messages
+from tms_core.messaging.model import MessageList
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
 
 #: Upper ends of what is counted together, in milliseconds: from a poll right behind the publish to one an hour later.
@@ -46,7 +46,7 @@ class FirstReads:
         with self._lock:
             return Delays(tuple(accumulate(self._counts)), self._sum_ms)
 
-    def note(self, line: Line, page: Messages, now_ms: int) -> None:
+    def note(self, line: Line, page: MessageList, now_ms: int) -> None:
         """These messages of a line, in the order of their ids, are read now."""
         last, unread = _position(page.ids[-1]), line.unread
         if last < unread:

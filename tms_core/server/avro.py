@@ -16,7 +16,7 @@ from operator import add
 
 from tms_core.avro.numbers import MORE, decode_long, encode_long, zigzag
 from tms_core.errors import BadRequest
-from tms_core.messaging.model import FetchRequest, Message, Messages, RollbackRange
+from tms_core.messaging.model import FetchRequest, Message, MessageList, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.server.codec import CHUNK_BYTES, PublishRequest, message_id, too_many, transaction
 from tms_core.topic import INT_MAX, INT_MIN
@@ -98,7 +98,7 @@ class AvroCodec:
             if not page:
                 yield b""
                 continue
-            messages = Messages.of(page)
+            messages = MessageList.of(page)
             ids, payloads = messages.ids, messages.payloads
             lengths = list(map(len, payloads))
             weights = list(accumulate(map(add, lengths, repeat(_MESSAGE_BYTES)), initial=size))

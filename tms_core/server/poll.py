@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 from tms_core.errors import BadRequest
 from tms_core.logs.harmless import harmless
 from tms_core.messaging.fetcher import Fetch
-from tms_core.messaging.model import FetchRequest, Messages
+from tms_core.messaging.model import FetchRequest, MessageList
 from tms_core.rowkey import LONG_MAX
 from tms_core.server.body import GZIP, Disconnected, Headers, accepts_gzip
 from tms_core.server.codec import Codec
@@ -242,7 +242,7 @@ class _Polling:
             self._site.sizes.learn(self._topic, self._fetch.largest_bytes)
         return made
 
-    def _counted(self, pages: Iterable[Messages]) -> Iterator[Messages]:
+    def _counted(self, pages: Iterable[MessageList]) -> Iterator[MessageList]:
         for page in pages:
             if page:
                 self._found += len(page)

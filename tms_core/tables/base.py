@@ -96,7 +96,7 @@ class TxCell(NamedTuple):
     refers: bool
 
 
-class Pointers(NamedTuple):
+class PointerSet(NamedTuple):
     """Write pointers above 0 that are searched for.
 
     Attributes:
@@ -109,7 +109,7 @@ class Pointers(NamedTuple):
     stored: frozenset[bytes] | None = None
 
     @classmethod
-    def of(cls, pointers: frozenset[int]) -> Pointers:
+    def of(cls, pointers: frozenset[int]) -> PointerSet:
         """Few enough to be kept twice."""
         packed = [pointer.to_bytes(8, "big") for pointer in pointers if pointer > 0]
         cut_short = (raw[:size] for raw in packed if not raw[-1] for size in range(len(raw.rstrip(b"\x00")), 8))
@@ -193,7 +193,7 @@ class MessageReads(KeyReads):
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
         """Transactional rows only. ``limit`` bounds the rows read, not the rows returned."""
 
-    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: Pointers) -> Search:
+    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: PointerSet) -> Search:
         """Transactional rows with one of ``pointers``, or of what holds them. ``limit`` bounds the rows read."""
         page = self.cells(start, stop, limit)
         cells = [cell for cell in page.items if cell[1] in pointers.among and cell[1] > 0]

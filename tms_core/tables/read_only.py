@@ -21,7 +21,7 @@ from tms_core.tables.base import (
     MetadataReads,
     Page,
     PayloadReads,
-    Pointers,
+    PointerSet,
     Reads,
     Search,
     TableName,
@@ -104,7 +104,7 @@ class ReadOnlyMessageTable(_Face[MessageReads], MessageReads):
         self._calls["cells"] += 1
         return self._table.cells(start, stop, limit)
 
-    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: Pointers) -> Search:
+    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: PointerSet) -> Search:
         self._calls["cells"] += 1
         return self._table.search(start, stop, limit, pointers)
 

@@ -30,7 +30,7 @@ from tms_core.tables.base import (
     MetadataTable,
     Page,
     PayloadTable,
-    Pointers,
+    PointerSet,
     Search,
     Store,
     TableName,
@@ -181,7 +181,7 @@ class LevelDBMessageReads(LevelDBKeys, MessageReads):
         page = self._database.rows(start, stop, limit)
         return Page(_cells(page.items), page.resume)
 
-    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: Pointers) -> Search:
+    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: PointerSet) -> Search:
         # A thorough pass looks at every row here.
         if pointers.stored is None:
             return super().search(start, stop, limit, pointers)
