@@ -545,6 +545,9 @@ def test_given_an_invalid_transaction_when_its_id_leaves_the_list_then_it_stays_
 def test_given_a_producer_that_does_nothing_for_a_week_then_it_is_forgotten_unless_something_is_open(
     desk: GroupDesk,
 ) -> None:
+    before = desk.manager.start_short()
+    Instance(desk, "idle").publish(b"before", tx=before)
+    desk.commit(before)
     idle, open_, busy = (Instance(desk, name) for name in ("idle", "open", "busy"))
     idle.publish(b"a")
     desk.clock.advance(6 * DAY)
@@ -559,7 +562,9 @@ def test_given_a_producer_that_does_nothing_for_a_week_then_it_is_forgotten_unle
     assert [name for name, *_ in desk.service.producers.of(BILLS)] == ["busy", "open"]
     with pytest.raises(ProducerFenced, match="idle too long"):
         idle.publish(b"e")
-    assert Instance(desk, "idle").generation > idle.generation
+    heir = Instance(desk, "idle")
+    assert heir.generation > idle.generation
+    assert heir.former is None
     desk.commit(tx)
     assert clean(desk) == (0, 1)
     assert clean(desk, gone=True) == (0, 0)

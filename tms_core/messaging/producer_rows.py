@@ -319,8 +319,11 @@ def tidy(
         elif known.instance == NO_INSTANCE:
             gone.append(key)
         else:
-            # The row itself goes with a later pass: its server may be about to change it.
-            forgotten += side.exchange(key, value, known._replace(instance=NO_INSTANCE).pack(), deletes=rows)
+            # The row itself goes with a later pass: its server may be about to change it. What it knows of a former is
+            # older than what is forgotten here.
+            forgotten += side.exchange(
+                key, value, known._replace(instance=NO_INSTANCE, former=None).pack(), deletes=rows
+            )
     side.delete([*gone, *(key for keys in begun.values() for key in keys)])
     return marked, forgotten
 
