@@ -659,4 +659,4 @@ def test_given_the_beginning_of_a_verb_then_the_shell_can_complete_it(
     monkeypatch.setenv("COMP_WORDS", "tms p")
     monkeypatch.setenv("COMP_CWORD", "1")
     assert shell_complete(cli, {}, "tms", "_TMS_COMPLETE", "bash_complete") == 0
-    assert {line.partition(",")[2] for line in capsys.readouterr().out.splitlines()} == {"poll", "publish"}
+    assert {line.partition(",")[2] for line in capsys.readouterr().out.splitlines()} == {"poll", "producer", "publish"}
