@@ -27,7 +27,7 @@ from janitor.app.stores import LevelDBPlace, Place
 from janitor.daemon.daemon import Daemon
 from janitor.run.deps import Deps, Truncator
 from janitor.state.base import State
-from janitor.stats.late import Transactions
+from janitor.stats.late import LateSource
 from tms_core.server.companions import Host
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.leveldb.clone import remove_stale
@@ -131,7 +131,7 @@ class EmbeddedSession(Session):
     def source(self) -> SnapshotSource | None:
         return self._host.transactions or super().source()
 
-    def transactions(self) -> AbstractContextManager[Transactions | None]:
+    def transactions(self) -> AbstractContextManager[LateSource | None]:
         manager = self._host.transactions
         return nullcontext(manager) if manager is not None else super().transactions()
 

@@ -30,7 +30,7 @@ from janitor.stats.consumer_lag import LagCount
 from janitor.stats.late import note_late
 from janitor.stats.topic_sizes import Census
 from janitor.sweep.progress import Observer
-from tms_core.consumers.lag import Readable
+from tms_core.consumers.lag import LagTables
 from tms_core.consumers.positions import Positions
 from tms_core.errors import LeaseHeld, StateUnavailable, StoreError, StoreUnavailable
 from tms_core.tables.base import Store
@@ -210,7 +210,7 @@ def _assemble(
         jobs.append(Job("late", LATE_SECONDS, partial(note_late, state, transactions, clock)))
     if side is not None:
         lags = LagCount(
-            Readable(read_only(store), Expiries(side), current.floor(store, side)),
+            LagTables(read_only(store), Expiries(side), current.floor(store, side)),
             Positions(side),
             state,
             clock,

@@ -28,7 +28,7 @@ from janitor.run.deps import Archive, Deps, Feedback, Truncator
 from janitor.run.engine import Engine
 from janitor.settings import LoadedSettings, Settings, config_digest, load
 from janitor.state.base import State
-from janitor.stats.late import Transactions
+from janitor.stats.late import LateSource
 from janitor.status.collect import Deployment
 from janitor.sweep.context import Terms
 from janitor.sweep.progress import Observer, ignore_progress
@@ -126,7 +126,7 @@ class Session:
         with self.truncator() as manager:
             yield Feedback(manager, wanted.participants)
 
-    def transactions(self) -> AbstractContextManager[Transactions | None]:
+    def transactions(self) -> AbstractContextManager[LateSource | None]:
         """The transaction manager as it tells who is late; None where there is none to be asked."""
         if self.settings.transactions.source != "thrift":
             return nullcontext()

@@ -19,7 +19,7 @@ from janitor.sweep.permission import never
 from janitor.sweep.rate_limit import Pacer
 from tms_core.clock import Clock
 from tms_core.consumers import lag
-from tms_core.consumers.lag import Counting, Lag, Readable
+from tms_core.consumers.lag import Counting, Lag, LagTables
 from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import MetadataError, StoreError
 from tms_core.topic import TopicId, TopicMetadata
@@ -47,7 +47,7 @@ class LagCount:
 
     def __init__(
         self,
-        tables: Readable,
+        tables: LagTables,
         positions: Positions,
         state: State,
         clock: Clock,

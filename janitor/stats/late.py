@@ -17,7 +17,7 @@ LATE_MS = 60_000
 MOST_LATE, MOST_TOPICS = 20, 20
 
 
-class Transactions(Protocol):
+class LateSource(Protocol):
     """What a transaction manager, here or at an address, tells of transactions in progress."""
 
     def published(self) -> dict[int, dict[str, int]]:
@@ -29,7 +29,7 @@ class Transactions(Protocol):
         ...
 
 
-def note_late(state: State, transactions: Transactions, clock: Clock) -> None:
+def note_late(state: State, transactions: LateSource, clock: Clock) -> None:
     """Remember the late transactions of this moment.
 
     Raises:

@@ -153,7 +153,7 @@ def test_given_a_request_under_way_when_it_is_repeated_in_vain_then_it_is_not_ta
 ) -> None:
     def refuse(step: str) -> None:
         if step == "publish" and faults.seen["publish"] > 1:
-            site.service.producers._busy = Everything()
+            site.service.producers._in_flight._busy = Everything()
 
     faults.meanwhile = refuse
     faults.at("publish", "before", times=1)
@@ -170,6 +170,30 @@ class Everything(set[bytes]):
 
     def __contains__(self, _: object) -> bool:
         return True
+
+
+@pytest.mark.parametrize("end", ["commit", "roll back", "fenced"])
+def test_given_payloads_that_others_have_stored_when_committed_then_those_asked_for_are_there_in_their_order(
+    site: InProcess, client: Client, end: str
+) -> None:
+    service = site.transactions()
+    with client.producer(BILLS, "importer") as producer:
+        context = producer.transaction("batch 1")
+        tx = context.__enter__()
+        parts = [service.checkpoint(tx.transaction) for _ in range(3)]
+        for number in (2, 1, 0):
+            client.store(ORDERS, [b"%d%s" % (number, part) for part in (b"a", b"b")], transaction=parts[number])
+        tx.publish_stored(ORDERS, [parts[number].write_pointer for number in (0, 2)])
+        assert list(client.poll(ORDERS)) == []
+        if end == "fenced":
+            last(client)
+            with pytest.raises(ProducerFenced):
+                context.__exit__(None, None, None)
+        else:
+            context.__exit__(None, LookupError() if end == "roll back" else None, None)
+    assert committed(client, ORDERS) == ([b"0a", b"0b", b"2a", b"2b"] if end == "commit" else [])
+    found = last(client)
+    assert (found.label if found else None) == ("batch 1" if end == "commit" else None)
 
 
 def test_given_a_loop_then_a_producer_does_the_same_in_it(site: InProcess) -> None:

@@ -24,7 +24,7 @@ from tms_core.errors import (
     Unavailable,
 )
 from tms_core.messaging.model import FetchRequest
-from tms_core.messaging.producer_rows import Former, Outcome, tidy
+from tms_core.messaging.producer_rows import Former, TransactionOutcome, tidy
 from tms_core.messaging.producers import Sent
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
@@ -136,7 +136,7 @@ def test_given_a_former_that_ended_somehow_when_the_next_is_registered_then_it_i
         desk.manager.invalidate(tx.transaction_id)
     desk.restart()
     heir = Instance(desk)
-    outcome = Outcome.COMMITTED if end == "commit" else Outcome.ABORTED
+    outcome = TransactionOutcome.COMMITTED if end == "commit" else TransactionOutcome.ABORTED
     assert heir.former == Former(tx.write_pointer, "file 17 ü", outcome)
     assert seen(desk) == ([b"a"] if end == "commit" else [])
     # One that does nothing hands on what it was told.
@@ -155,7 +155,7 @@ def test_given_several_transactions_then_the_last_one_is_told_and_decided_ones_a
         desk.commit(tx)
     heir = Instance(desk)
     assert heir.former is not None
-    assert (heir.former.label, heir.former.outcome) == ("4", Outcome.COMMITTED)
+    assert (heir.former.label, heir.former.outcome) == ("4", TransactionOutcome.COMMITTED)
     assert desk.service.producers.get(BILLS, "importer")[1] == []
 
 
@@ -344,7 +344,7 @@ def story(desk: GroupDesk, call: Callable[[Callable[[], Any]], Any]) -> None:
     heir = uuid4()
     known = call(lambda: desk.service.producers.register(BILLS, "importer", heir))
     assert known.generation == registered[0].generation + 1
-    assert known.former == Former(left.write_pointer, "second", Outcome.ABORTED)
+    assert known.former == Former(left.write_pointer, "second", TransactionOutcome.ABORTED)
     with pytest.raises(ProducerFenced):
         call(lambda: desk.service.publish(BILLS, [b"late"], sent=late))
     registered[0], number = known, 0
@@ -499,14 +499,16 @@ def test_given_a_producer_that_rolls_back_when_a_request_of_that_transaction_com
 def test_given_a_request_under_way_when_a_newer_instance_is_registered_then_that_waits_for_it(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tms_core.messaging.producers._WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("tms_core.messaging.in_flight._WAIT_SECONDS", 0.01)
     one, heir = Instance(desk), uuid4()
 
     def register() -> None:
         with pytest.raises(Unavailable, match="take long"):
             desk.service.producers.register(BILLS, "importer", heir)
         metadata = TopicMetadata(BILLS, 1, 3600)
-        with desk.service.producers.sending(metadata, [(Sent(BILLS, "importer", one.generation, 2), None, 1)]) as found:
+        with desk.service.producers.sending(
+            metadata, NOW_MS, [(Sent(BILLS, "importer", one.generation, 2), None, 1)]
+        ) as found:
             assert "under way" in str(found[0])
 
     meanwhile(desk, monkeypatch, register)
@@ -537,12 +539,15 @@ def test_given_an_invalid_transaction_when_its_id_leaves_the_list_then_it_stays_
     desk.manager.truncate_invalid([tx.transaction_id])
     heir = Instance(desk)
     assert heir.former is not None
-    assert heir.former.outcome is Outcome.ABORTED
+    assert heir.former.outcome is TransactionOutcome.ABORTED
 
 
 def test_given_a_producer_that_does_nothing_for_a_week_then_it_is_forgotten_unless_something_is_open(
     desk: GroupDesk,
 ) -> None:
+    before = desk.manager.start_short()
+    Instance(desk, "idle").publish(b"before", tx=before)
+    desk.commit(before)
     idle, open_, busy = (Instance(desk, name) for name in ("idle", "open", "busy"))
     idle.publish(b"a")
     desk.clock.advance(6 * DAY)
@@ -557,7 +562,9 @@ def test_given_a_producer_that_does_nothing_for_a_week_then_it_is_forgotten_unle
     assert [name for name, *_ in desk.service.producers.of(BILLS)] == ["busy", "open"]
     with pytest.raises(ProducerFenced, match="idle too long"):
         idle.publish(b"e")
-    assert Instance(desk, "idle").generation > idle.generation
+    heir = Instance(desk, "idle")
+    assert heir.generation > idle.generation
+    assert heir.former is None
     desk.commit(tx)
     assert clean(desk) == (0, 1)
     assert clean(desk, gone=True) == (0, 0)

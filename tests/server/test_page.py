@@ -8,13 +8,17 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.builders import NOW_MS
 from tests.server.client import Client
 from tests.test_docs import tables
+from tms_core.clock import ManualClock
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.server.avro import AvroCodec
 from tms_core.server.metrics import LeadershipMetrics
 from tms_core.server.openapi import openapi
+from tms_core.server.transaction_metrics import TransactionMetrics
+from tms_core.tables.side import MemorySide
 from tms_core.topic import INT_MAX
 
 PAGE = (Path(__file__).parents[2] / "docs/rest.md").read_text(encoding="utf-8")
@@ -86,7 +90,9 @@ def test_the_table_of_codes_has_every_code_of_the_document() -> None:
 def test_the_table_of_metrics_has_every_metric(client: Client) -> None:
     client.ask("GET", "/ping")
     shown = set(re.findall(r"^# TYPE (\w+)", client.ask("GET", "/metrics").text, flags=re.MULTILINE))
-    shown |= {metric.name for metric in LeadershipMetrics(Mock(leads=True, fence=1)).collect()}
+    leads = LeadershipMetrics(Mock(leaderships=[Mock(leads=True, fence=1)], led=1))
+    late = TransactionMetrics(Mock(running=False), MemorySide(), ManualClock(NOW_MS))
+    shown |= {metric.name for collector in (leads, late) for metric in collector.collect()}
     [rows] = [rows for head, *rows in tables(PAGE) if head[0] == "metric"]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
     assert named == {name for name in shown if not name.endswith("_created")}

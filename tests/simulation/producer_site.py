@@ -21,7 +21,7 @@ from tests.builders import DAY, HOUR, NOW_MS, SECOND
 from tests.simulation.group_site import FaultySide, Violation
 from tms_core.clock import ManualClock
 from tms_core.errors import MessagingError, ProducerFenced, StoreError, TmsError
-from tms_core.messaging.producer_rows import Outcome, tidy
+from tms_core.messaging.producer_rows import TransactionOutcome, tidy
 from tms_core.messaging.producers import Sent
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.tables.base import MessageValue
@@ -97,7 +97,7 @@ class ProducerSite:
         self.doubtful: set[tuple[TopicId, bytes]] = set()
         self.never: set[tuple[TopicId, bytes]] = set()
         #: What became of transactions, by their labels.
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, TransactionOutcome] = {}
         self.number = 0
 
     def serve(self) -> MessagingService:
@@ -125,7 +125,7 @@ class ProducerSite:
                 raise Violation("Q8: a generation was given twice")
             self.never.update(former.sent)
             if former.tx is not None:
-                self.outcomes[former.label] = Outcome.ABORTED
+                self.outcomes[former.label] = TransactionOutcome.ABORTED
         if known.former is not None:
             self.reached[f"former {known.former.outcome.value}"] += 1
             if self.outcomes[known.former.label] is not known.former.outcome:
@@ -151,7 +151,7 @@ class ProducerSite:
         if instance is None or instance.tx is None:
             return
         tx, sent, instance.tx, instance.sent = instance.tx, instance.sent, None, []
-        self.outcomes[instance.label] = Outcome.ABORTED
+        self.outcomes[instance.label] = TransactionOutcome.ABORTED
         if self.random.random() < 0.7:
             try:
                 self.manager.commit(tx.transaction_id)
@@ -160,7 +160,7 @@ class ProducerSite:
                 return
             if set(sent) & self.never:
                 raise Violation(f"Q8: {sent} was committed behind a newer instance")
-            self.outcomes[instance.label] = Outcome.COMMITTED
+            self.outcomes[instance.label] = TransactionOutcome.COMMITTED
             self.acknowledged += sent
             return
         self.never.update(sent)
@@ -300,7 +300,7 @@ class ProducerSite:
                 # As the client: what is not certain is given up.
                 self.manager.invalidate(tx.transaction_id)
                 self.never.update(instance.sent)
-                self.outcomes[instance.label] = Outcome.ABORTED
+                self.outcomes[instance.label] = TransactionOutcome.ABORTED
                 instance.tx, instance.sent = None, []
         elif done:
             self.acknowledged.append((topic, payload))

@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from pyspark import cloudpickle
+from pyspark import TaskContext, cloudpickle
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from janitor.spark.stream import publish as publishing
-from janitor.spark.stream.markers import MARKERS_TTL_SECONDS, History
 from janitor.spark.stream.publish import BatchPublisher, publish_batches
 from tests.builders import NOW_MS
 from tests.client.faults import SOON, Faults, FaultyTransport, faulty_service, no_pause
 from tests.spark.streams import Scene, scene, texts
 from tms_core.client import Client, Limits, TransactionClient
+from tms_core.client.wire import run
 from tms_core.errors import (
     ConfigurationError,
-    Conflict,
-    Forbidden,
     NotInProgress,
+    ProducerFenced,
     Refused,
     TmsError,
-    TopicExists,
     TopicNotFound,
 )
-from tms_core.topic import TopicId
 
-BILLS, MARKERS = "default:bills", "default:bills-batches"
+BILLS = "default:bills"
+#: How long a query may be away, in milliseconds.
+AWAY_MS = 7 * 86_400_000
 #: So little that most of a batch goes to the server before its commit.
 SMALL = Limits(transaction_bytes=6)
 
@@ -74,14 +76,30 @@ class Value:
 
 
 class Batch:
-    """Rows with a column ``payload``, and what else a DataFrame is asked."""
+    """Rows with a column ``payload`` in two partitions, and what else a DataFrame is asked.
+
+    Args:
+        payloads: the rows.
+        kind: of the column.
+        meanwhile: called when tasks are done, and the batch is not published yet.
+        attempts: how often each task is done; only the last one's answer comes back.
+    """
 
     sparkSession = Session()  # noqa: N815
 
-    def __init__(self, payloads: Sequence[bytes | None], kind: Any = None, meanwhile: Callable[[], object] = int):
+    def __init__(
+        self,
+        payloads: Sequence[bytes | None],
+        kind: Any = None,
+        meanwhile: Callable[[], object] = int,
+        attempts: int = 1,
+    ):
         self.schema = StructType([StructField("n", LongType()), StructField("payload", kind or BinaryType())])
         self._payloads = payloads
         self._meanwhile = meanwhile
+        self._attempts = attempts
+        self._found: list[tuple[int, int]] = []
+        self.task: Callable[[], list[Any]] = list
 
     def __getitem__(self, name: str) -> Value:
         assert name == "payload"
@@ -95,6 +113,33 @@ class Batch:
         for payload in self._payloads:
             yield (None if payload is None else bytearray(payload),)
         self._meanwhile()
+
+    def mapInArrow(self, function: Any, schema: str) -> Batch:  # noqa: N802
+        assert schema == "at long, pointer long"
+        sent = _DUMPS(function)
+        half = len(self._payloads) // 2
+        for at, part in enumerate((self._payloads[:half], self._payloads[half:])):
+            self.task = partial(_attempt, sent, at, part)
+            answers = [self.task() for _ in range(self._attempts)]
+            # Tasks end in any order.
+            self._found[:0] = [(row["at"], row["pointer"]) for row in answers[-1]]
+        return self
+
+    def collect(self) -> list[tuple[int, int]]:
+        self._meanwhile()
+        return self._found
+
+
+def _attempt(sent: bytes, at: int, part: Sequence[bytes | None]) -> list[dict[str, int]]:
+    """An attempt of a task, with what has come to its executor."""
+    context = TaskContext()
+    context._partitionId = at
+    TaskContext._taskContext = context
+    try:
+        rows = pa.RecordBatch.from_arrays([pa.array(part, pa.binary())], ["payload"])
+        return [row for answer in cloudpickle.loads(sent)([rows]) for row in answer.to_pylist()]
+    finally:
+        TaskContext._taskContext = None
 
 
 @dataclass
@@ -151,28 +196,67 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 # --- once ------------------------------------------------------------------------------------------------------------
 
 
-def test_given_batches_when_published_then_they_are_there_in_order_with_a_marker_each(site: Site) -> None:
+def test_given_batches_when_published_then_they_are_there_in_order_and_the_query_is_a_producer(site: Site) -> None:
     publisher = site.publisher()
     for number in range(4):
         publish(publisher, number, *range(number * 10, number * 10 + 10))
     assert site.bills == texts(*range(40))
-    markers = [json.loads(payload) for payload in site.at.committed(MARKERS)]
-    assert [(marker["query"], marker["topic"], marker["batch"]) for marker in markers] == [
-        ("query-1", BILLS, number) for number in range(4)
-    ]
-    assert site.at.client.topic(MARKERS).ttl_seconds == MARKERS_TTL_SECONDS
+    assert [(known.name, known.open) for known in site.at.client.producers(BILLS)] == [("query-1", {})]
 
 
-def test_given_a_ttl_when_a_batch_is_published_then_it_is_that_of_its_messages_and_not_of_its_marker(
-    site: Site,
+def test_given_payloads_on_their_way_when_a_batch_is_computed_then_no_reader_sees_or_waits_for_them(site: Site) -> None:
+    def look() -> None:
+        assert not list(site.at.client.poll(BILLS))
+
+    batch: Any = Batch(texts(1, 2), meanwhile=look)
+    site.publisher()(batch, 0)
+    assert site.bills == texts(1, 2)
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 3])
+def test_given_tasks_that_are_done_again_when_published_then_only_what_the_last_attempt_stored_is_there(
+    attempts: int, site: Site
 ) -> None:
+    late: list[Any] = []
+    batch: Any = Batch(texts(*range(7)), attempts=attempts, meanwhile=lambda: late.append(batch.task()))
+    site.publisher()(batch, 0)
+    assert site.bills == texts(*range(7))
+    with pytest.raises(TmsError):
+        batch.task()
+    site.publish(1, 7)
+    assert late
+    assert site.bills == texts(*range(8))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", ["store", "checkpoint"])
+def test_given_an_executor_that_dies_while_it_stores_when_another_does_the_task_then_it_is_there_once(
+    step: str, when: Any, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "_CHUNK_ROWS", 2)
+    faults, own = Faults(), _attempt
+
+    def twice(*task: Any) -> list[dict[str, int]]:
+        faults.at(step, when)
+        with pytest.raises(TmsError):
+            own(*task)
+        faults.heal()
+        return own(*task)
+
+    monkeypatch.setattr(sys.modules[__name__], "_attempt", twice)
+    site.served_by(faults)
+    site.publish(0, *range(9))
+    assert site.bills == texts(*range(9))
+
+
+def test_given_a_ttl_when_a_batch_is_published_then_it_is_that_of_its_messages_alone(site: Site) -> None:
     site.publish(0, "short", ttl_seconds=60)
     site.publish(1, "long")
     site.at.clock.advance(60_000)
     assert site.bills == [b"short", b"long"]
     site.at.clock.advance(1)
     assert site.bills == [b"long"]
-    # The marker is there, though the message is gone.
+    # It is known to be published, though the message is gone.
     site.publish(2, "short", ttl_seconds=60)
     site.at.clock.advance(60_001)
     site.publish(2, "short", ttl_seconds=60)
@@ -300,16 +384,13 @@ def test_given_an_answer_that_is_missing_when_the_batch_comes_again_then_it_is_t
 # --- what others leave -----------------------------------------------------------------------------------------------
 
 
-def leave_open(site: Site, batch_id: int, *payloads: str | int, query: str = "query-1") -> int:
+def leave_open(site: Site, batch_id: int, *payloads: str | int) -> int:
     """What a driver leaves that dies just before its commit; the transaction's id."""
-    transaction = site.at.site.manager.start_short(300)
-    marker = {"query": query, "topic": BILLS, "batch": batch_id, "planned_ms": NOW_MS}
-    marker["transaction"] = str(transaction.transaction_id)
-    site.at.client.publish(MARKERS, [json.dumps(marker).encode()], transaction=transaction)
-    if payloads:
-        site.at.client.publish(BILLS, texts(*payloads), transaction=transaction)
-    site.at.site.manager.can_commit(transaction.transaction_id, [f"batches:{query}:{BILLS}".encode()])
-    return transaction.transaction_id
+    with site.at.client.producer(BILLS, "query-1") as producer:
+        transaction = producer.transaction(f"{batch_id} {NOW_MS}").__enter__()
+        transaction.publish(BILLS, texts(*payloads))
+        run(transaction._work._prepare())
+        return transaction.transaction.transaction_id
 
 
 def test_given_a_transaction_of_a_dead_driver_when_its_batch_comes_again_then_readers_need_not_wait_for_its_end(
@@ -320,41 +401,22 @@ def test_given_a_transaction_of_a_dead_driver_when_its_batch_comes_again_then_re
     site.publish(1, 1, 2)
     assert site.bills == texts(0, 1, 2)
     assert list(site.at.site.manager.visibility().invalid) == [dead]
-
-
-def test_given_a_marker_behind_one_that_is_open_when_its_batch_comes_again_then_it_is_found(site: Site) -> None:
-    site.publish(0, 0)
-    leave_open(site, 5, query="query-2")
-    site.publish(1, 1)
-    site.publish(1, 1)
-    assert texts(0, 1) == site.bills
-
-
-def test_given_a_commit_that_was_on_its_way_when_the_batch_was_published_again_then_it_is_refused(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site.publish(0, 0)
-    dead = leave_open(site, 1, 1)
-    monkeypatch.setattr(TransactionClient, "invalidate", lambda *_: False)
-    site.publish(1, 1)
-    with pytest.raises(Conflict):
+    with pytest.raises(NotInProgress):
         site.at.site.manager.commit(dead)
 
 
-def test_given_a_commit_that_arrives_while_the_batch_is_published_again_when_it_commits_then_it_is_refused(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+def test_given_another_driver_that_takes_over_when_the_batch_is_to_be_published_then_only_the_newer_does(
+    site: Site,
 ) -> None:
     site.publish(0, 0)
-    dead = leave_open(site, 1, 1)
-    monkeypatch.setattr(TransactionClient, "invalidate", lambda *_: False)
-    batch: Any = Batch(texts(1), meanwhile=lambda: site.at.site.manager.commit(dead))
-    with pytest.raises(Conflict):
+    batch: Any = Batch(texts(1), meanwhile=lambda: site.publish(1, 1))
+    with pytest.raises(ProducerFenced):
         site.publisher()(batch, 1)
     site.publish(1, 1)
     assert site.bills == texts(0, 1)
 
 
-def test_given_a_batch_that_was_rolled_back_when_it_comes_again_then_its_marker_does_not_count(site: Site) -> None:
+def test_given_a_batch_that_was_rolled_back_when_it_comes_again_then_it_is_published(site: Site) -> None:
     site.publish(0, 0)
 
     def fail() -> None:
@@ -363,58 +425,55 @@ def test_given_a_batch_that_was_rolled_back_when_it_comes_again_then_its_marker_
     batch: Any = Batch(texts(1), meanwhile=fail)
     with pytest.raises(LookupError):
         site.publisher()(batch, 1)
-    with site.at.client.transaction() as transaction:
-        marker = {"query": "query-1", "topic": BILLS, "batch": 1, "planned_ms": NOW_MS}
-        text = json.dumps({**marker, "transaction": str(transaction.transaction.transaction_id)}).encode()
-        written = site.at.client.publish(MARKERS, [text], transaction=transaction.transaction)
-        site.at.client.rollback(MARKERS, written)
-        transaction.roll_back()
-    site.at.client.publish(MARKERS, [b"somebody else's"])
+    with site.at.client.producer(BILLS, "query-1") as producer:
+        transaction = producer.transaction(f"1 {NOW_MS}").__enter__()
+        transaction.publish(BILLS, texts("taken back"))
+        run(transaction._work._prepare())
+        transaction.__exit__(None, LookupError(), None)
     site.publish(1, 1)
     assert site.bills == texts(0, 1)
 
 
-def test_given_a_topic_that_is_missing_when_the_batch_comes_again_then_its_marker_does_not_count(site: Site) -> None:
+def test_given_a_topic_that_is_made_again_when_the_next_batch_comes_then_a_person_has_to_look(site: Site) -> None:
     site.publish(0, 0)
     site.at.client.delete_topic(BILLS)
     with pytest.raises(TopicNotFound):
         site.publish(1, 1)
     site.at.client.create_topic(BILLS)
-    site.publish(1, 1)
+    with pytest.raises(Refused, match="or the topic was made again"):
+        site.publish(1, 1)
+    site.publish(1, 1, first_batch=1)
     assert site.bills == texts(1)
 
 
-def test_given_other_queries_and_messages_beside_when_published_then_they_are_left_alone(
-    site: Site, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_given_another_query_when_published_then_it_counts_its_own_batches(site: Site) -> None:
     site.publish(0, 0)
     other = site.checkpoint / "other"
     other.mkdir()
-    (other / "metadata").write_text('{"id": "query-2"}')
-    second = publish_batches("http://in.process", BILLS, f"{other}/")
-    publish(second, 0, "other")
-    site.at.client.publish(MARKERS, [b"hello", b"[]", b'{"query": "query-1"}'])
+    (other / "metadata").write_text(json.dumps({"id": "query-2"}))
+    publish(publish_batches("http://in.process", BILLS, f"{other}/"), 0, "other")
     site.publish(0, 0)
     site.publish(1, 1)
     assert site.bills == texts(0, "other", 1)
-    assert caplog.text.count("is no marker") >= 3
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_given_markers_that_have_expired_when_a_batch_comes_then_somebody_has_to_look(site: Site) -> None:
-    running = site.publisher()
-    publish(running, 0, 0)
-    site.at.clock.advance((MARKERS_TTL_SECONDS + 1) * 1000)
-    with pytest.raises(Refused, match=r"Batch 1 of query query-1 may be published .* first_batch=1 if not, .*=2 if so"):
-        site.publish(1, 1)
-    publish(running, 1, 1)
+def test_given_a_query_that_was_forgotten_when_a_batch_comes_then_a_person_has_to_look(site: Site) -> None:
+    site.publish(0, 0)
     site.publish(1, 1)
-    assert site.bills == texts(1)
+    site.at.clock.advance(AWAY_MS + 1)
+    site.at.client.delete_producer(BILLS, "query-1")
+    for _ in range(2):
+        with pytest.raises(Refused, match=r"Batch 1 of query query-1 may .* first_batch=1 if not, .*=2 if so"):
+            site.publish(1, 1)
+    site.publish(2, 2, first_batch=2)
+    site.publish(2, 2)
+    assert site.bills == texts(2)
 
 
-def test_given_somebody_who_has_looked_when_a_batch_comes_then_it_is_as_he_says(site: Site) -> None:
+def test_given_a_person_who_has_looked_when_a_batch_comes_then_it_is_as_they_say(site: Site) -> None:
     site.publish(7, "is there already", first_batch=8)
     site.publish(8, "is not", first_batch=8)
     site.publish(8, "is not", first_batch=8)
@@ -448,41 +507,20 @@ def test_given_a_checkpoint_that_was_put_back_when_another_batch_has_the_number_
     assert site.bills == texts(0, 1)
 
 
-def test_given_a_first_batch_that_comes_again_when_its_marker_may_have_expired_then_somebody_has_to_look(
+def test_given_a_first_batch_that_comes_long_after_it_was_planned_when_the_query_is_not_known_then_it_is_refused(
     site: Site,
 ) -> None:
-    site.publish(0, 0)
-    site.at.clock.advance((MARKERS_TTL_SECONDS + 1) * 1000)
+    site.at.clock.advance(AWAY_MS + 1)
     with pytest.raises(Refused, match=r"Batch 0 of query query-1 may be published .* first_batch=0 if not, .*=1 if so"):
         site.publish(0, 0)
     site.publish(0, 0, first_batch=1)
     assert site.bills == []
     site.publish(0, "looked", first_batch=0)
     assert site.bills == texts("looked")
-
-
-def test_given_a_query_that_begins_late_when_its_first_batch_was_planned_just_now_then_it_is_published(
-    site: Site,
-) -> None:
-    site.publish(0, "of another one", first_batch=1)
-    site.at.clock.advance((MARKERS_TTL_SECONDS + 1) * 1000)
+    (site.checkpoint / "metadata").write_text('{"id": "query-2"}')
     plan(site.checkpoint, 0, site.at.clock.now_ms())
     site.publish(0, 0)
-    assert site.bills == texts(0)
-
-
-def test_given_many_markers_when_a_driver_starts_then_it_holds_those_of_the_last_two_batches(site: Site) -> None:
-    for number in range(10):
-        site.publish(number, number)
-    for query in ("query-1", "query-2"):
-        leave_open(site, 10, query=query)
-        leave_open(site, 10, query=query)
-    history = History("query-1", TopicId.parse(BILLS), TopicId.parse(MARKERS), None)
-    history._look(site.at.client)
-    assert [marker.batch.number for marker in history._open] == [9, 10, 10]
-    site.publish(10, 10)
-    site.publish(10, 10)
-    assert site.bills == texts(*range(11))
+    assert site.bills == texts("looked", 0)
 
 
 def test_given_a_batch_that_takes_too_long_when_it_commits_then_it_says_what_to_do(site: Site) -> None:
@@ -545,7 +583,6 @@ def test_given_no_such_checkpoint_when_a_batch_comes_then_it_is_named(site: Site
     ("arguments", "message"),
     [
         ({"topic": "bills"}, "topic is bills"),
-        ({"markers": BILLS}, "markers is the topic itself"),
         ({"timeout_seconds": 0}, "timeout_seconds is 0"),
         ({"url": "nowhere"}, "is no server's URL"),
         ({"transactions": "nowhere"}, "is no address"),
@@ -555,28 +592,3 @@ def test_given_a_wrong_argument_when_called_then_it_is_named(arguments: dict[str
     given = {"url": "http://127.0.0.1:1", "topic": BILLS, "checkpoint": "checkpoints", **arguments}
     with pytest.raises(ConfigurationError, match=message):
         publish_batches(**given)
-
-
-def test_given_another_driver_that_makes_the_markers_topic_when_it_is_made_then_it_is_used(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    create = Client.create_topic
-
-    def twice(client: Client, topic: TopicId, **options: Any) -> None:
-        create(client, topic, **options)
-        raise TopicExists("there is one")
-
-    monkeypatch.setattr(Client, "create_topic", twice)
-    site.publish(0, 1)
-    assert site.bills == texts(1)
-
-
-def test_given_no_right_to_make_the_markers_topic_when_a_batch_comes_then_that_is_said(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def forbid(*_: object, **__: object) -> None:
-        raise Forbidden("spark may not do that.")
-
-    monkeypatch.setattr(Client, "create_topic", forbid)
-    with pytest.raises(Forbidden, match=f"{MARKERS} has to be made"):
-        site.publish(0, 1)

@@ -54,6 +54,18 @@ class _Context:
         """Have it rolled back, without an error, when the block ends."""
         self._work.cancelled = True
 
+    def publish_stored(self, topic: Topic, pointers: Sequence[int]) -> None:
+        """Publish, when it commits, what other processes have stored in a topic as part of it.
+
+        Each of them asks for a checkpoint of the transaction (:meth:`TransactionClient.checkpoint`) and stores with its
+        pointer. So of a process that failed and was replaced nothing is published, even if it is still at work.
+
+        Args:
+            topic: where to.
+            pointers: the write pointers of those whose payloads are wanted, in order.
+        """
+        self._work.publish_stored(topic, pointers)
+
     @property
     def _work(self) -> ClientTransaction:
         if self._begun is None:

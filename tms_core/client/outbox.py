@@ -10,6 +10,7 @@ Payloads with a ttl of their own are published instead: readers outside transact
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -64,6 +65,8 @@ class Outbox:
         self._begun: set[TopicId] = set()
         self._published: list[tuple[TopicId, RollbackRange]] = []
         self._moves = 0
+        #: Write pointers of checkpoints, whose payloads other processes have stored.
+        self._elsewhere: list[tuple[TopicId, Sequence[int]]] = []
 
     async def add(
         self,
@@ -88,8 +91,14 @@ class Outbox:
             for name in list(self._kept):
                 await self._send_ahead(name)
 
+    def refer(self, topic: calls.Topic, pointers: Sequence[int]) -> None:
+        """Have what was stored with pointers of the transaction's checkpoints published, too."""
+        self._elsewhere.append((topic_id(topic), pointers))
+
     async def publish(self) -> None:
-        """Publish all; in each topic in the order in which it was given."""
+        """Publish all; in each topic in the order in which it was given, what others have stored first."""
+        for topic, pointers in self._elsewhere:
+            await self._publish_elsewhere(topic, pointers)
         while waiting := [*self._stored, *self._kept]:
             topic = waiting[0]
             if topic in self._stored:
@@ -137,6 +146,19 @@ class Outbox:
             except PartitionsChanged as error:
                 await self._move([*batch, *behind], error)
                 return
+
+    async def _publish_elsewhere(self, topic: TopicId, pointers: Sequence[int]) -> None:
+        """Publish what was stored with other pointers.
+
+        The first request has the transaction's own: a producer's server knows a transaction by that alone, so the
+        others go without the producer. A newer instance fences them all the same: it invalidates the transaction.
+        """
+        self._stored.pop(topic, None)
+        self._begun.add(topic)
+        await self._publish(topic, [], None)
+        for pointer in pointers:
+            call = replace(calls.publish_in(topic, [], pointer, None), writes=False)
+            self._published.append((topic, await self._core.ask(call)))
 
     async def _publish(self, topic: TopicId, messages: list[bytes], ttl_seconds: int | None) -> None:
         published = await self._core.ask(calls.publish_in(topic, messages, self._pointer, ttl_seconds))

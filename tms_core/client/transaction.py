@@ -93,6 +93,11 @@ class ClientTransaction:
         with self._step():
             await self._outbox.add(topic, messages, ttl, key)
 
+    def publish_stored(self, topic: Topic, pointers: Sequence[int]) -> None:
+        """Have published, when it commits, what was stored with pointers of checkpoints."""
+        with self._step():
+            self._outbox.refer(topic, pointers)
+
     async def checkpoint(self) -> None:
         """Give it another write pointer, once all have written what they have."""
         with self._step():

@@ -59,7 +59,7 @@ class Lag(NamedTuple):
         return 0.0 if self.oldest_ms is None else max(0, now_ms - self.oldest_ms) / 1000
 
 
-class Readable(NamedTuple):
+class LagTables(NamedTuple):
     """What tells which messages can be read.
 
     Attributes:
@@ -74,7 +74,7 @@ class Readable(NamedTuple):
 
 
 def count(
-    tables: Readable,
+    tables: LagTables,
     topic: TopicMetadata,
     positions: Collection[Position],
     now_ms: int,

@@ -169,7 +169,7 @@ class ConsumerRegistry:
         """
         metadata, now_ms = self._topics.get(topic), self._shelf.clock.now_ms()
         positions = [self._moved_on(metadata, position) for position in self._positions.of(metadata)]
-        tables = lag.Readable(self._shelf.store, self._shelf.expiries, self._shelf.floor)
+        tables = lag.LagTables(self._shelf.store, self._shelf.expiries, self._shelf.floor)
         counting = lag.count(tables, metadata, positions, now_ms, COUNTED_ROWS)
         return lag.finish(counting), now_ms
 

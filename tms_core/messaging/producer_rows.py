@@ -6,8 +6,8 @@ an older one sends is refused from then on. All of it is in the side table (:mod
 * ``w`` + home + generation of the home + name: the producer (:class:`Registration`);
 * ``t`` + home + generation of the home + ``p`` + name + 0 + write pointer: a transaction that it has begun
   (:class:`Begun`). Like a claim it is true exactly if its transaction is, and what was rolled back is marked void;
-* ``q`` + topic + generation + home + 0 + name: its last request to that topic (:class:`Request`), whose ids no other
-  message gets.
+* ``q`` + topic + generation + home + 0 + name: its last request to that topic (:class:`LastRequest`), whose ids no
+  other message gets.
 
 Here are the rows and the rules, without a clock and without waiting.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
@@ -39,7 +40,7 @@ IDLE_MS = 7 * 86_400_000
 LABEL_BYTES = 1000
 
 
-class Outcome(Enum):
+class TransactionOutcome(Enum):
     """What became of a transaction."""
 
     COMMITTED = "committed"
@@ -47,10 +48,10 @@ class Outcome(Enum):
     PENDING = "pending"
 
 
-_OUTCOMES = (None, Outcome.COMMITTED, Outcome.ABORTED, Outcome.PENDING)
+_OUTCOMES = (None, TransactionOutcome.COMMITTED, TransactionOutcome.ABORTED, TransactionOutcome.PENDING)
 
 
-class Producer(NamedTuple):
+class ProducerName(NamedTuple):
     """Names a producer: its home, the home's generation, and its name."""
 
     home: TopicId
@@ -58,7 +59,7 @@ class Producer(NamedTuple):
     name: str
 
     @classmethod
-    def of(cls, home: TopicMetadata, name: str) -> Producer:
+    def of(cls, home: TopicMetadata, name: str) -> ProducerName:
         """A producer of a topic as it is now."""
         return cls(home.topic, home.generation, name)
 
@@ -94,7 +95,7 @@ class Former(NamedTuple):
 
     transaction: int
     label: str
-    outcome: Outcome
+    outcome: TransactionOutcome
 
 
 class Registration(NamedTuple):
@@ -137,6 +138,9 @@ class Registration(NamedTuple):
         return cls(generation, UUID(bytes=instance), updated_ms, former, bool(settled))
 
 
+registration = lru_cache(maxsize=4096)(Registration.parse)
+
+
 class Begun(NamedTuple):
     """A transaction that a producer has begun.
 
@@ -171,7 +175,7 @@ class Begun(NamedTuple):
             raise FormatError(f"a producer's transaction {key!r} cannot be read: {error}") from error
 
 
-class Request(NamedTuple):
+class LastRequest(NamedTuple):
     """The last request of a producer to a topic, written down before its rows.
 
     Attributes:
@@ -192,7 +196,7 @@ class Request(NamedTuple):
         return _REQUEST_VALUE.pack(self.generation, self.sequence, first, self.number)
 
     @classmethod
-    def parse(cls, value: bytes) -> Request:
+    def parse(cls, value: bytes) -> LastRequest:
         """Read a value.
 
         Raises:
@@ -216,7 +220,7 @@ def next_generation(known: Registration | None, now_ms: int) -> int:
     return now_ms if known is None else known.generation + 1
 
 
-def last_of(begun: list[tuple[Begun, Outcome]], inherited: Former | None) -> Former | None:
+def last_of(begun: list[tuple[Begun, TransactionOutcome]], inherited: Former | None) -> Former | None:
     """What a producer is told of its former: the newest transaction, or what the former was told itself."""
     if not begun:
         return inherited
@@ -233,7 +237,7 @@ def is_of_producer(key: bytes) -> bool:
     return key[:1] == _PRODUCER or (prefix is not None and key[1 + len(prefix) + GENERATION_BYTES :][:1] == _BEGUN)
 
 
-def begun_by(side: SideTable, producer: Producer) -> list[tuple[bytes, Begun]]:
+def begun_by(side: SideTable, producer: ProducerName) -> list[tuple[bytes, Begun]]:
     """The transactions of a producer that are written down, each with its key, the oldest first.
 
     Raises:
@@ -243,13 +247,13 @@ def begun_by(side: SideTable, producer: Producer) -> list[tuple[bytes, Begun]]:
     return [(key, Begun.parse(key, value)) for key, value in _rows(side, producer.begun)]
 
 
-def producers_of(side: SideTable, home: TopicMetadata) -> list[tuple[Producer, Registration]]:
+def producers_of(side: SideTable, home: TopicMetadata) -> list[tuple[ProducerName, Registration]]:
     """The producers whose home a topic is, in the order of their names."""
-    found = ((_producer(key), Registration.parse(value)) for key, value in _rows(side, Producer.of(home, "").key))
+    found = ((_producer(key), Registration.parse(value)) for key, value in _rows(side, ProducerName.of(home, "").key))
     return [(producer, one) for producer, one in found if producer is not None and one.instance != NO_INSTANCE]
 
 
-def requests_by(side: SideTable, producer: Producer) -> list[bytes]:
+def requests_by(side: SideTable, producer: ProducerName) -> list[bytes]:
     """The keys of a producer's last requests, of all topics."""
     return [key for key, _ in _rows(side, _REQUEST) if _requested(key) == (producer.home, producer.name)]
 
@@ -261,7 +265,7 @@ def first_unannounced(side: SideTable, prefix: bytes) -> int:
         side: where requests are.
         prefix: the start of the generation's row keys.
     """
-    found = (Request.parse(value) for _, value in _rows(side, _REQUEST + prefix))
+    found = (LastRequest.parse(value) for _, value in _rows(side, _REQUEST + prefix))
     return max((request.first + request.number for request in found), default=0)
 
 
@@ -302,7 +306,7 @@ def tidy(
         if home is None or topic is None or is_gone(topic.home, topic.home_generation):
             gone.append(key)
         else:
-            active[home] = max(active.get(home, 0), Request.parse(value).first >> 16)
+            active[home] = max(active.get(home, 0), LastRequest.parse(value).first >> 16)
             requests.setdefault(home, []).append(key)
     forgotten = 0
     for key, value in producers.items():
@@ -315,8 +319,11 @@ def tidy(
         elif known.instance == NO_INSTANCE:
             gone.append(key)
         else:
-            # The row itself goes with a later pass: its server may be about to change it.
-            forgotten += side.exchange(key, value, known._replace(instance=NO_INSTANCE).pack(), deletes=rows)
+            # The row itself goes with a later pass: its server may be about to change it. What it knows of a former is
+            # older than what is forgotten here.
+            forgotten += side.exchange(
+                key, value, known._replace(instance=NO_INSTANCE, former=None).pack(), deletes=rows
+            )
     side.delete([*gone, *(key for keys in begun.values() for key in keys)])
     return marked, forgotten
 
@@ -353,7 +360,7 @@ def _rows(side: SideTable, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         resume = page.resume
 
 
-def _producer(key: bytes) -> Producer | None:
+def _producer(key: bytes) -> ProducerName | None:
     """The producer whose registration has this key."""
     prefix = topic_prefix(key[1:])
     home = None if prefix is None else TopicId.from_prefix(prefix)
@@ -361,10 +368,10 @@ def _producer(key: bytes) -> Producer | None:
         return None
     rest = key[1 + len(prefix) :]
     name = rest[GENERATION_BYTES:].decode("ascii", "replace")
-    return Producer(home, int.from_bytes(rest[:GENERATION_BYTES], "big"), name)
+    return ProducerName(home, int.from_bytes(rest[:GENERATION_BYTES], "big"), name)
 
 
-def _beginner(key: bytes) -> Producer | None:
+def _beginner(key: bytes) -> ProducerName | None:
     """The producer that has begun the transaction with this key; None: it is another kind of row."""
     found = _producer(key[: -_POINTER.size])
     kind, name = (found.name[:1], found.name[1:-1]) if found else ("", "")

@@ -5,42 +5,33 @@ transactions that they have left open. So once it is answered, nothing of an old
 
 Before the rows of a request are written, it is written down at which positions they will be. A repetition looks there:
 what is there is not written again. The same write notes the transaction, so that the next instance finds it.
-
-One request of a producer to a topic is under way at a time.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from threading import Condition
 from typing import NamedTuple
 from uuid import UUID
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.positions import NAME
 from tms_core.consumers.retention import announced
-from tms_core.errors import (
-    BadRequest,
-    ProducerFenced,
-    ProducerNotFound,
-    TmsError,
-    TransactionEnded,
-    Unavailable,
-)
+from tms_core.errors import BadRequest, ProducerFenced, ProducerNotFound, TmsError, TransactionEnded, Unavailable
+from tms_core.messaging.in_flight import InFlight
 from tms_core.messaging.producer_rows import (
     LABEL_BYTES,
     NO_INSTANCE,
     Begun,
-    Outcome,
-    Producer,
+    LastRequest,
+    ProducerName,
     Registration,
-    Request,
+    TransactionOutcome,
     begun_by,
     last_of,
     next_generation,
     producers_of,
+    registration,
     requests_by,
 )
 from tms_core.messaging.remembered import RememberedRows
@@ -53,8 +44,6 @@ from tms_core.transaction.model import transaction_ms
 
 #: Of how many producers and topics it is remembered that the last request is there.
 _KNOWN_REQUESTS = 20_000
-#: How long a new instance waits for what older ones have under way, in seconds.
-_WAIT_SECONDS = 30
 
 
 class Sent(NamedTuple):
@@ -87,9 +76,9 @@ class Admitted(NamedTuple):
     """
 
     sent: Sent
-    producer: Producer
+    producer: ProducerName
     key: bytes
-    former: Request | None
+    former: LastRequest | None
     written: bool
 
     @property
@@ -124,12 +113,10 @@ class Producers:
         self._clock = clock
         self._max_lifetime_ms = max_lifetime_ms
         self._transactions = transactions
-        self._rows = RememberedRows(side, clock)
+        self._rows = RememberedRows(side)
         #: The last requests whose rows are there.
-        self._written: dict[bytes, Request] = {}
-        self._busy: set[bytes] = set()
-        self._sending: Counter[tuple[Producer, int]] = Counter()
-        self._changed = Condition()
+        self._written: dict[bytes, LastRequest] = {}
+        self._in_flight = InFlight()
 
     # -- producers ----------------------------------------------------------------------------------------------------
 
@@ -152,24 +139,20 @@ class Producers:
         if instance == NO_INSTANCE:
             raise BadRequest("An instance has a number other than 0.", "Draw one at random.")
         producer = self._named(home, name)
-        with self._only(producer.key):
+        with self._in_flight.only(producer.key):
             raw = self._side.get(producer.key)
-            known = None if raw is None else Registration.parse(raw)
+            known = None if raw is None else registration(raw)
             if known is None or known.instance != instance:
                 now_ms = self._clock.now_ms()
                 former = None if known is None else known.former
                 made = Registration(next_generation(known, now_ms), instance, now_ms, former, settled=False)
                 self._change(producer.key, raw, made)
                 known = made
-            self._wait_for_older(producer, known.generation)
+            self._in_flight.wait_for_older(producer, known.generation)
             return known if known.settled else self._settle(producer, known)
 
     def of(self, home: TopicId) -> list[tuple[str, Registration, list[Begun]]]:
-        """A topic's producers by their names, each with the transactions it has open.
-
-        Raises:
-            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`register`.
-        """
+        """A topic's producers by their names, each with the transactions it has open; raises as :meth:`register`."""
         metadata = self._topics.get(home)
         return [(one.name, known, self._open(one)) for one, known in producers_of(self._side, metadata)]
 
@@ -190,11 +173,11 @@ class Producers:
             ProducerNotFound, BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`get`.
         """
         producer = self._named(home, name)
-        with self._only(producer.key):
+        with self._in_flight.only(producer.key):
             raw, known = self._known(producer)
             gone = known._replace(generation=known.generation + 1, instance=NO_INSTANCE, settled=False)
             self._change(producer.key, raw, gone)
-            self._wait_for_older(producer, gone.generation)
+            self._in_flight.wait_for_older(producer, gone.generation)
             settled = self._settle(producer, gone)
             # The row stays until the janitor comes, so that no generation is given twice.
             forgotten = settled._replace(former=None)
@@ -229,38 +212,35 @@ class Producers:
 
     @contextmanager
     def sending(
-        self, topic: TopicMetadata, batch: Sequence[tuple[Sent, int | None, int]]
+        self, topic: TopicMetadata, now_ms: int, batch: Sequence[tuple[Sent, int | None, int]]
     ) -> Iterator[list[Admitted | TmsError]]:
         """Let requests of producers to one topic be written; newer instances wait until the block ends.
 
         Args:
             topic: where to.
+            now_ms: the present time.
             batch: of each what it says of its producer, its write pointer, and how many rows it has.
 
         Returns:
             For each what is known of its producer, or why it is refused.
         """
+        self._rows.forget_old(now_ms)
         found: list[Admitted | TmsError] = []
-        held: list[tuple[bytes, tuple[Producer, int]]] = []
+        held: list[tuple[bytes, ProducerName, int]] = []
         try:
             for sent, pointer, number in batch:
                 try:
                     producer = self._named(sent.home, sent.name)
                     key = producer.request_key(topic)
-                    self._hold(key, producer, sent)
-                    held.append((key, (producer, sent.generation)))
+                    self._in_flight.begin(key, producer, sent.generation)
+                    held.append((key, producer, sent.generation))
                     found.append(self._admit(sent, producer, key, pointer, number))
                 except TmsError as error:
                     found.append(error)
             yield found
         finally:
-            with self._changed:
-                for key, who in held:
-                    self._busy.discard(key)
-                    left = self._sending.pop(who) - 1
-                    if left:
-                        self._sending[who] = left
-                self._changed.notify_all()
+            for one in held:
+                self._in_flight.end(*one)
 
     def announce(self, requests: Sequence[tuple[Admitted, int | None, int, int]]) -> list[TmsError | None]:
         """Write down where the rows of requests will be, and whose transactions they belong to. Durable on return.
@@ -281,28 +261,22 @@ class Producers:
         changes = []
         for admitted, pointer, first, number in requests:
             puts, deletes = self._noted(admitted, pointer)
-            value = Request(admitted.sent.generation, admitted.sent.sequence, first, number).pack()
+            value = LastRequest(admitted.sent.generation, admitted.sent.sequence, first, number).pack()
             expected = None if admitted.former is None else admitted.former.pack()
             changes.append(SideChange(admitted.key, expected, value, puts, deletes))
         self._make(changes, [admitted.sent.name for admitted, *_ in requests])
-        found: list[TmsError | None] = []
-        for admitted, *_ in requests:
-            try:
-                self._require_newest(admitted.producer, admitted.sent.generation, again=True)
-                found.append(None)
-            except TmsError as error:
-                found.append(error)
-        return found
+        return [self._refusal(admitted.producer, admitted.sent.generation) for admitted, *_ in requests]
 
     def wrote(self, admitted: Admitted, first: int, number: int) -> None:
         """The rows of a request are there, so a repetition need not look."""
         if len(self._written) >= _KNOWN_REQUESTS:
             self._written.clear()
-        self._written[admitted.key] = Request(admitted.sent.generation, admitted.sent.sequence, first, number)
+        self._written[admitted.key] = LastRequest(admitted.sent.generation, admitted.sent.sequence, first, number)
 
-    def is_void(self, admitted: Admitted, pointer: int) -> bool:
+    def is_void(self, producer: ProducerName, pointer: int) -> bool:
         """Whether a transaction was rolled back by its producer."""
-        return self._is_void(admitted.producer, pointer)
+        value = self._rows.get(key := producer.begun_key(pointer))
+        return value is not None and Begun.parse(key, value).void
 
     def require_newest(self, sent: Sent) -> None:
         """Return if the instance counts that sends a request.
@@ -319,20 +293,12 @@ class Producers:
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
-    def _named(self, home: TopicId, name: str) -> Producer:
+    def _named(self, home: TopicId, name: str) -> ProducerName:
         if not NAME.fullmatch(name):
             raise BadRequest(f"{name!r} cannot be a producer.", "Use at most 255 letters, digits, '_' and '-'.")
-        return Producer.of(self._topics.get(home), name)
+        return ProducerName.of(self._topics.get(home), name)
 
-    def _hold(self, key: bytes, producer: Producer, sent: Sent) -> None:
-        """Note that a request is under way, before it is looked whether its generation counts."""
-        with self._changed:
-            if key in self._busy:
-                raise Unavailable(f"A request of producer {sent.name} to this topic is under way.", "Try again.")
-            self._busy.add(key)
-            self._sending[producer, sent.generation] += 1
-
-    def _admit(self, sent: Sent, producer: Producer, key: bytes, pointer: int | None, number: int) -> Admitted:
+    def _admit(self, sent: Sent, producer: ProducerName, key: bytes, pointer: int | None, number: int) -> Admitted:
         """What is known of a producer that counts.
 
         Raises:
@@ -349,12 +315,12 @@ class Producers:
         if not 0 < sent.sequence <= LONG_MAX or len(sent.label.encode()) > LABEL_BYTES:
             raise BadRequest("A sequence number is at least 1, and a label has 1,000 bytes at most.", "Send others.")
         self._require_newest(producer, sent.generation)
-        if pointer is not None and self._is_void(producer, pointer):
+        if pointer is not None and self.is_void(producer, pointer):
             raise TransactionEnded(
                 f"Transaction {pointer} was rolled back, so it writes nothing.", "Begin another one."
             )
         raw = self._rows.get(key)
-        former = None if raw is None else Request.parse(raw)
+        former = None if raw is None else LastRequest.parse(raw)
         found = Admitted(sent, producer, key, former, former is not None and self._written.get(key) == former)
         if former is None or former.generation != sent.generation or former.sequence < sent.sequence:
             return found
@@ -384,51 +350,37 @@ class Producers:
             return begun.void or not self._transactions.is_in_progress(begun.pointer)
         return begun.void or transaction_ms(begun.pointer) + self._max_lifetime_ms < self._clock.now_ms()
 
-    def _is_void(self, producer: Producer, pointer: int) -> bool:
-        value = self._rows.get(key := producer.begun_key(pointer))
-        return value is not None and Begun.parse(key, value).void
+    def _require_newest(self, producer: ProducerName, generation: int) -> None:
+        # What is remembered is enough to let a request pass, since it is looked at again behind its announcement.
+        if self._refusal(producer, generation, again=False) and (error := self._refusal(producer, generation)):
+            raise error
 
-    def _require_newest(self, producer: Producer, generation: int, *, again: bool = False) -> None:
+    def _refusal(self, producer: ProducerName, generation: int, *, again: bool = True) -> ProducerFenced | None:
+        """Why an instance does not count, or None; ``again``: by what stands in the table now."""
         raw = self._rows.get(producer.key, again=again)
-        known = None if raw is None else Registration.parse(raw)
-        if not again and (known is None or generation != known.generation):
-            self._require_newest(producer, generation, again=True)
-            return
+        known = None if raw is None else registration(raw)
         if known is None or known.instance == NO_INSTANCE:
-            raise ProducerFenced(
+            return ProducerFenced(
                 f"Producer {producer.name} of {producer.home} is not known: it was idle too long, or deleted.",
                 "Register it again; this instance is done with.",
             )
-        if generation != known.generation:
-            raise ProducerFenced(
-                f"Producer {producer.name} of {producer.home} has generation {known.generation} now, "
-                f"and {generation} is fenced.",
-                "Another instance has taken over; end this one.",
-            )
+        if generation == known.generation:
+            return None
+        return ProducerFenced(
+            f"Producer {producer.name} of {producer.home} has generation {known.generation} now, "
+            f"and {generation} is fenced.",
+            "Another instance has taken over; end this one.",
+        )
 
-    def _known(self, producer: Producer) -> tuple[bytes, Registration]:
+    def _known(self, producer: ProducerName) -> tuple[bytes, Registration]:
         raw = self._side.get(producer.key)
-        known = None if raw is None else Registration.parse(raw)
+        known = None if raw is None else registration(raw)
         if raw is None or known is None or known.instance == NO_INSTANCE:
             raise ProducerNotFound(f"Topic {producer.home} has no producer {producer.name}.", "See tms producer list.")
         return raw, known
 
-    def _open(self, producer: Producer) -> list[Begun]:
+    def _open(self, producer: ProducerName) -> list[Begun]:
         return [begun for _, begun in begun_by(self._side, producer) if not self._is_decided(begun)]
-
-    @contextmanager
-    def _only(self, key: bytes) -> Iterator[None]:
-        """Be the only one that changes a registration."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: key not in self._busy, _WAIT_SECONDS):
-                raise Unavailable("Another instance of the producer is being registered.", "Try again.")
-            self._busy.add(key)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._busy.discard(key)
-                self._changed.notify_all()
 
     def _change(self, key: bytes, raw: bytes | None, known: Registration, deletes: Sequence[bytes] = ()) -> None:
         self._make([SideChange(key, raw, known.pack(), deletes=deletes)], ["of this name"])
@@ -443,16 +395,7 @@ class Producers:
             if not is_made:
                 raise Unavailable(f"Producer {name} was changed by another server meanwhile.", "Try again.")
 
-    def _wait_for_older(self, producer: Producer, generation: int) -> None:
-        """Return when nothing of older generations is under way; what comes from now on is refused."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: not self._sends_older(producer, generation), _WAIT_SECONDS):
-                raise Unavailable(f"Requests of the former producer {producer.name} take long.", "Try again.")
-
-    def _sends_older(self, producer: Producer, generation: int) -> bool:
-        return any(who == producer and older < generation for who, older in self._sending)
-
-    def _settle(self, producer: Producer, known: Registration) -> Registration:
+    def _settle(self, producer: ProducerName, known: Registration) -> Registration:
         """End what older generations have open, and write down what became of the last of it."""
         rows = [(key, begun) for key, begun in begun_by(self._side, producer) if begun.generation < known.generation]
         outcomes = [(begun, self._outcome(begun)) for _, begun in rows]
@@ -460,12 +403,12 @@ class Producers:
         self._change(producer.key, known.pack(), settled, [key for key, _ in rows])
         return settled
 
-    def _outcome(self, begun: Begun) -> Outcome:
+    def _outcome(self, begun: Begun) -> TransactionOutcome:
         manager = self._transactions
         if begun.void:
-            return Outcome.ABORTED
+            return TransactionOutcome.ABORTED
         if manager is None:
-            return Outcome.PENDING
+            return TransactionOutcome.PENDING
         if manager.invalidate(begun.pointer) or manager.status(begun.pointer) == "invalid":
-            return Outcome.ABORTED
-        return Outcome.COMMITTED
+            return TransactionOutcome.ABORTED
+        return TransactionOutcome.COMMITTED

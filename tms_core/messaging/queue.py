@@ -220,7 +220,7 @@ class Queue(ABC, Generic[R]):
             yield list(batch)
             return
         sent = [(sent, request.pointer, len(request.messages) or 1) for request, sent in asked]
-        with producers.sending(topic, sent) as found:
+        with producers.sending(topic, now_ms, sent) as found:
             for (request, _), one in zip(asked, found, strict=True):
                 if isinstance(one, Admitted):
                     request.admitted = one
@@ -284,7 +284,11 @@ class Queue(ABC, Generic[R]):
             return False
         if manager is not None and not manager.is_in_progress(pointer):
             return True
-        return request.admitted is not None and producers is not None and producers.is_void(request.admitted, pointer)
+        return (
+            request.admitted is not None
+            and producers is not None
+            and producers.is_void(request.admitted.producer, pointer)
+        )
 
     def _in_time(self, request: WriteRequest[R], at: int) -> bool:
         """Whether the transaction may still write at that position; answers if not.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from threading import Lock
 
-from tms_core.clock import HonestClock
 from tms_core.tables.side import SideChange, SideTable
 
 #: How many rows are remembered, and for how long: the janitor changes those of producers that were idle for days.
@@ -17,12 +16,10 @@ class RememberedRows:
 
     Args:
         side: where they are.
-        clock: by which they are read again.
     """
 
-    def __init__(self, side: SideTable, clock: HonestClock) -> None:
+    def __init__(self, side: SideTable) -> None:
         self._side = side
-        self._clock = clock
         self._rows: dict[bytes, bytes | None] = {}
         self._since_ms = 0
         self._changes = 0
@@ -38,10 +35,6 @@ class RememberedRows:
         Raises:
             StoreError: it could not be read.
         """
-        now_ms = self._clock.now_ms()
-        if not 0 <= now_ms - self._since_ms < _KEPT_MS or len(self._rows) >= _ROWS:
-            self.forget()
-            self._since_ms = now_ms
         if key in self._rows and not again:
             return self._rows.get(key)
         changes = self._changes
@@ -58,6 +51,12 @@ class RememberedRows:
             return self._side.exchange_each(changes)
         finally:
             self._drop(changes)
+
+    def forget_old(self, now_ms: int) -> None:
+        """Forget what was read long ago, or is too much."""
+        if not 0 <= now_ms - self._since_ms < _KEPT_MS or len(self._rows) >= _ROWS:
+            self.forget()
+            self._since_ms = now_ms
 
     def forget(self) -> None:
         """Forget what was read."""

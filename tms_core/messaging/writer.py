@@ -70,12 +70,15 @@ class MessageWriter(Queue[RollbackRange | None]):
             return
         line.ids.take(first, stop)
         try:
-            if self._announce_requests(written, [run.first for run in runs]):
+            # What is published without transactions and producers, as most is, is not looked at any further.
+            looks = any(request.pointer is not None or request.admitted is not None for request in written)
+            if looks and self._announce_requests(written, [run.first for run in runs]):
                 runs = [run for request, run in zip(written, runs, strict=True) if not request.answer.done()]
                 written = [request for request in written if not request.answer.done()]
             self._announce(line, runs)
-            self._put(line.prefix, runs, [request.sent is not None for request in written])
-            runs = [self._looked_at(line, request, run) for request, run in zip(written, runs, strict=True)]
+            self._put(line.prefix, runs, written)
+            if looks:
+                runs = [self._looked_at(line, request, run) for request, run in zip(written, runs, strict=True)]
             self._cache.add(line.prefix, runs)
         except BaseException:
             self._cache.forget(line.prefix, stop)
@@ -83,16 +86,23 @@ class MessageWriter(Queue[RollbackRange | None]):
         finally:
             line.ids.release()
         for request, run in zip(written, runs, strict=True):
-            self._note_written(request, run.first)
-            if run.pointer is not None and run.pointer < 0:
-                request.answer.set_exception(ended(request.pointer))
-                continue
-            if run.pointer is not None and self._context.transactions is not None:
-                self._context.transactions.note_published(run.pointer, str(topic.topic), id_parts(run.first)[0])
-            if run.pointer is not None and run.payloads is None:
-                self._context.lines.show(topic, run.pointer)
-            request.answer.set_result(_rollback_range(run))
+            if looks:
+                self._written(topic, request, run)
+            if not request.answer.done():
+                request.answer.set_result(_rollback_range(run))
         line.tell()
+
+    def _written(self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None], run: CachedRun) -> None:
+        """Note what was written in a transaction or by a producer; answers what came too late."""
+        self._note_written(request, run.first)
+        pointer = run.pointer
+        if pointer is not None and pointer < 0:
+            request.answer.set_exception(ended(request.pointer))
+        elif pointer is not None:
+            if self._context.transactions is not None:
+                self._context.transactions.note_published(pointer, str(topic.topic), id_parts(run.first)[0])
+            if run.payloads is None:
+                self._context.lines.show(topic, pointer)
 
     def _hides_nothing(self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None]) -> bool:
         """Whether all that its transaction has stored here is published already; answers if not.
@@ -131,8 +141,10 @@ class MessageWriter(Queue[RollbackRange | None]):
             self._table.invert(_cells(line.prefix, run))
         return run._replace(pointer=-run.pointer)
 
-    def _put(self, prefix: bytes, runs: Sequence[CachedRun], numbered: Sequence[bool]) -> None:
-        """Write rows; where that fails, those are taken back that are in transactions or come again (``numbered``)."""
+    def _put(
+        self, prefix: bytes, runs: Sequence[CachedRun], written: Sequence[WriteRequest[RollbackRange | None]]
+    ) -> None:
+        """Write rows; where that fails, those are taken back that are in transactions, or that a producer repeats."""
         rows: list[tuple[bytes, MessageValue]] = []
         for run in runs:
             payloads = (None,) if run.payloads is None else run.payloads
@@ -142,8 +154,8 @@ class MessageWriter(Queue[RollbackRange | None]):
         except StoreError:
             with suppress(StoreError):
                 self._table.invert([TxCell(key, p, payload is None) for key, (p, payload) in rows if p is not None])
-            for run, is_numbered in zip(runs, numbered, strict=True):
-                if is_numbered and run.pointer is None:
+            for request, run in zip(written, runs, strict=True):
+                if request.sent is not None and run.pointer is None:
                     with suppress(StoreError):
                         self._table.delete(_keys(prefix, run))
             raise

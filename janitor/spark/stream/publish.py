@@ -1,29 +1,35 @@
 """``publish_batches``: what a stream has made goes into a topic, each batch in one transaction and once.
 
-Spark does a batch again if it ends between doing it and writing that down. So the batch's number is published with it,
-as a *marker* in a topic beside: in the same transaction, and so exactly if the batch is. A batch that is done again
-finds its marker and does nothing. Another batch of that number, from a checkpoint that was put back or copied, would be
-lost if it did nothing: it is told by when it was planned (:mod:`janitor.spark.stream.checkpoint`), and is refused.
+Spark does a batch again if it ends between doing it and writing that down. So the query is a producer
+(:mod:`tms_core.messaging.producers`), and the batch's number labels its transaction: a driver that begins a batch is
+told what became of the last one, and no older driver can commit any more. Another batch of the same number, from a
+checkpoint that was put back or copied, would be lost if it were taken for that: it is told by when it was planned
+(:mod:`janitor.spark.stream.checkpoint`), and is refused.
 
-Messages go to the server while the batch is computed (``tms_core.client.outbox``), where no reader sees them; rows that
-hold back readers are written last, just before the commit. The price of all this is a small message for each batch, and
-a small file that is read.
+Executors store the payloads themselves, where no reader sees them, each attempt of a task with a pointer of its own (a
+checkpoint of the batch's transaction). The driver publishes those pointers that came back from tasks, in the order of
+the partitions, just before the commit: so of an attempt that failed, or is still at work, nothing is published.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.types import BinaryType, StringType
 
-from janitor.spark.stream.checkpoint import planned, query_id
+from janitor.spark.stream.checkpoint import PlannedBatch, planned, query_id
 from janitor.spark.stream.feed import connect, named
-from janitor.spark.stream.markers import History, Marking, require_topic
-from tms_core.client import Client, ConfigurationError, NotInProgress, Timeouts, TopicId
+from tms_core.client import Client, ConfigurationError, NotInProgress, Timeouts, TopicId, Transaction, TransactionClient
+from tms_core.client.producer_calls import FormerTransaction
 from tms_core.client.site import service_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS
+from tms_core.errors import Refused
+from tms_core.transaction.model import transaction_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -32,6 +38,8 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 300
 #: What is handed over at a time; one message may be larger.
 _CHUNK_ROWS, _CHUNK_BYTES = 1_000, 1_000_000
+#: After how long the janitor forgets a producer that does nothing, in milliseconds.
+_FORGOTTEN_MS = 7 * 86_400_000
 
 
 def publish_batches(
@@ -43,7 +51,6 @@ def publish_batches(
     transactions: str = DEFAULT_TRANSACTIONS,
     token_file: str | None = None,
     ca_file: str | None = None,
-    markers: str | None = None,
     timeout_seconds: int = TIMEOUT_SECONDS,
     first_batch: int | None = None,
     ttl_seconds: int | None = None,
@@ -56,30 +63,25 @@ def publish_batches(
         checkpoint: the query's ``checkpointLocation``. It has the query's id, by which its batches are told from
             those of others; a new checkpoint is a new query, whose batches begin anew.
         column: whose values are published, bytes or text; in the order of the partitions, and of rows in them.
-        transactions: ``HOST:PORT`` of the transaction service.
+        transactions: ``HOST:PORT`` of the transaction service; executors call it, too.
         token_file, ca_file: as of the client.
-        markers: the topic beside it in which batches are noted; None: the topic's name and ``-batches``. It is made
-            where there is none.
         timeout_seconds: after how long a batch's transaction is given up.
         first_batch: the first batch to publish, given by a person who has checked that it is not published yet and
-            those before it are; None: the query's first, unless it was planned so long ago that its marker may have
-            expired.
+            those before it are; None: the query's first, unless it was planned so long ago that the server may have
+            forgotten the query.
         ttl_seconds: how long these messages live, where that is shorter than the topic's ttl; whole seconds.
 
     Raises:
         ConfigurationError: an argument is wrong.
     """
     target = named(topic)
-    beside = named(markers or f"{topic}-batches")
-    if beside == target:
-        raise ConfigurationError("markers is the topic itself.", "Give another one: its readers would see markers.")
     if timeout_seconds < 1:
         raise ConfigurationError(f"timeout_seconds is {timeout_seconds}.", "Give 1 or more.")
     if ttl_seconds is not None and ttl_seconds < 1:
         raise ConfigurationError(f"ttl_seconds is {ttl_seconds}.", "Give 1 or more.")
     connect(url, transactions, token_file, ca_file).close()
     site = _Site(url, transactions, token_file, ca_file, timeout_seconds)
-    return BatchPublisher(site, target, beside, checkpoint, column, first_batch, ttl_seconds)
+    return BatchPublisher(site, target, checkpoint, column, first_batch, ttl_seconds)
 
 
 class _Site(NamedTuple):
@@ -91,14 +93,19 @@ class _Site(NamedTuple):
     ca_file: str | None
     timeout_seconds: int
 
+    def client(self) -> tuple[Client, TransactionClient]:
+        """A client of the server, and of the transaction service; also in a task."""
+        service = service_at(self.transactions, Timeouts())
+        return connect(self.url, service, self.token_file, self.ca_file), service
 
-@dataclass
+
+@dataclass(frozen=True)
 class BatchPublisher:
     """Publishes the batches of one query, one after the other; Spark Connect may send it elsewhere.
 
     Attributes:
         site: where to.
-        topic, markers: the topics.
+        topic: the topic.
         checkpoint: where the query's id is.
         column: what is published.
         first_batch: the first batch.
@@ -107,12 +114,10 @@ class BatchPublisher:
 
     site: _Site
     topic: TopicId
-    markers: TopicId
     checkpoint: str
     column: str
     first_batch: int | None
     ttl_seconds: int | None = None
-    _history: History | None = field(default=None, repr=False)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Publish a batch, unless it is published.
@@ -120,7 +125,7 @@ class BatchPublisher:
         Raises:
             ConfigurationError: the column is none of the batch, or the checkpoint none of a query.
             Refused: whether it is published cannot be told, or a later one is published.
-            Conflict: another driver of the same query is at work.
+            ProducerFenced: another driver of the same query is at work.
             NotInProgress: it took too long, or another driver came; nothing is published.
             TransactionError, MessagingError: as of a transaction's end (docs/client.md); Spark does the batch again.
         """
@@ -128,32 +133,87 @@ class BatchPublisher:
             return
         _check(batch, self.column)
         known = planned(batch.sparkSession, self.checkpoint, batch_id)
-        service = service_at(self.site.transactions, Timeouts())
-        with connect(self.site.url, service, self.site.token_file, self.site.ca_file) as client:
-            history = self._known(client, batch, batch_id)
-            try:
-                with client.transaction(timeout_seconds=self.site.timeout_seconds) as transaction:
-                    if history.has(client, service, transaction, known):
+        query = query_id(batch.sparkSession, self.checkpoint)
+        client, _ = self.site.client()
+        try:
+            with client, client.producer(self.topic, query) as producer:
+                label = f"{known.number} {known.ms}"
+                with producer.transaction(label, timeout_seconds=self.site.timeout_seconds) as transaction:
+                    now_ms = transaction_ms(transaction.transaction.transaction_id)
+                    if self._is_published(known, producer.former, query, now_ms):
                         transaction.roll_back()
                         return
-                    transaction.register(Marking(client, history, known, transaction.transaction))
-                    for chunk in _chunks(batch, self.column):
-                        transaction.publish(self.topic, chunk, ttl=self.ttl_seconds)
-            except NotInProgress as error:
-                raise NotInProgress(
-                    f"Batch {batch_id} took longer than its transaction may, {self.site.timeout_seconds} s, or another "
-                    "driver of the query has ended that; nothing of it is published.",
-                    "Raise timeout_seconds, or lower maxMessagesPerBatch for batches to come.",
-                ) from error
-            history.published(known)
+                    rows = batch.select(batch[self.column].cast("binary"))
+                    if self.ttl_seconds is None:
+                        pointers = _stored(rows, _Storing(self.site, self.topic, self.column, transaction.transaction))
+                    else:
+                        # What is stored has no ttl of its own.
+                        pointers = []
+                        for chunk in _chunks((row[0] for row in rows.toLocalIterator()), self.column):
+                            transaction.publish(self.topic, chunk, ttl=self.ttl_seconds)
+                    transaction.publish_stored(self.topic, pointers)
+        except NotInProgress as error:
+            raise NotInProgress(
+                f"Batch {batch_id} took longer than its transaction may, {self.site.timeout_seconds} s, or another "
+                "driver of the query has ended that; nothing of it is published.",
+                "Raise timeout_seconds, or lower maxMessagesPerBatch for batches to come.",
+            ) from error
 
-    def _known(self, client: Client, batch: DataFrame, batch_id: int) -> History:
-        # A new query, with a new checkpoint in the place of the old one, begins with 0.
-        if self._history is None or batch_id == 0:
-            require_topic(client, self.markers)
-            query = query_id(batch.sparkSession, self.checkpoint)
-            self._history = History(query, self.topic, self.markers, self.first_batch)
-        return self._history
+    def _is_published(self, batch: PlannedBatch, former: FormerTransaction | None, query: str, now_ms: int) -> bool:
+        """Whether a batch is published, by what became of the query's last transaction.
+
+        Raises:
+            Refused: it cannot be told, or a later one is published, or another one of its number.
+        """
+        if former is None:
+            if batch.number == self.first_batch:
+                return False
+            if batch.number > 0 or batch.ms + _FORGOTTEN_MS < now_ms:
+                raise Refused(
+                    f"Batch {batch.number} of query {query} may be published in {self.topic} or not: it was away so "
+                    "long that the server has forgotten it, or the topic was made again.",
+                    f"Look whether it is, and give first_batch={batch.number} if not, "
+                    f"first_batch={batch.number + 1} if so.",
+                )
+            return False
+        last, committed = PlannedBatch(*map(int, former.label.split())), former.outcome == "committed"
+        if last.number > batch.number or (committed and last.number == batch.number and last != batch):
+            raise Refused(
+                f"Query {query} has published batch {last} in {self.topic}, and comes with batch {batch}: its "
+                "checkpoint is an old one, or a copy.",
+                "Give the query a new checkpointLocation, and as startingPosition where it is to go on.",
+            )
+        return committed and last == batch
+
+
+@dataclass(frozen=True)
+class _Storing:
+    """What a task does with its partition: it stores the payloads, and answers its number and write pointer."""
+
+    site: _Site
+    topic: TopicId
+    column: str
+    transaction: Transaction
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        chunks = _chunks((value.as_py() for batch in batches for value in batch.column(0)), self.column)
+        first = next(chunks, None)
+        if first is None:
+            return
+        client, service = self.site.client()
+        with client:
+            own = service.checkpoint(self.transaction)
+            for chunk in chain([first], chunks):
+                client.store(self.topic, chunk, transaction=own)
+        context = TaskContext.get()
+        at = 0 if context is None else context.partitionId()
+        yield pa.RecordBatch.from_pydict({"at": [at], "pointer": [own.write_pointer]})
+
+
+def _stored(rows: DataFrame, storing: _Storing) -> list[int]:
+    """Have tasks store a batch; the pointers of those that count, in the order of the partitions."""
+    found = rows.mapInArrow(storing, "at long, pointer long").collect()
+    return [pointer for _, pointer in sorted((row[0], row[1]) for row in found)]
 
 
 def _check(batch: DataFrame, column: str) -> None:
@@ -166,16 +226,17 @@ def _check(batch: DataFrame, column: str) -> None:
         )
 
 
-def _chunks(batch: DataFrame, column: str) -> Iterator[list[bytes]]:
-    """The values in order, one partition at a time."""
+def _chunks(values: Iterable[Any], column: str) -> Iterator[list[bytes]]:
+    """Values in order, some at a time."""
     chunk: list[bytes] = []
     size = 0
-    for row in batch.select(batch[column].cast("binary")).toLocalIterator():
-        if row[0] is None:
+    for value in values:
+        if value is None:
             raise ConfigurationError(f"Column {column} has a row without a value.", "Filter such rows, or fill them.")
-        chunk.append(bytes(row[0]))
+        chunk.append(bytes(value))
         size += len(chunk[-1])
         if len(chunk) == _CHUNK_ROWS or size >= _CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
-    yield chunk
+    if chunk:
+        yield chunk

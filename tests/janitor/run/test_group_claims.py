@@ -16,7 +16,7 @@ from tms_core.clock import ManualClock
 from tms_core.consumers.claims import ConsumerGroup, claims_of
 from tms_core.errors import StoreError
 from tms_core.messaging.groups import GroupPoll
-from tms_core.messaging.producer_rows import Former, Outcome
+from tms_core.messaging.producer_rows import Former, TransactionOutcome
 from tms_core.messaging.producers import Sent
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.tables.memory import MemoryStore
@@ -156,7 +156,7 @@ def test_given_a_producer_when_swept_then_what_failed_is_marked_and_an_idle_one_
     house.pass_days()
     assert house.invalid() == []
     heir = house.service.producers.register(ORDERS, "importer", uuid4())
-    assert heir.former == Former(tx.write_pointer, "file 17", Outcome.ABORTED)
+    assert heir.former == Former(tx.write_pointer, "file 17", TransactionOutcome.ABORTED)
     for days, there in ((6, 1), (2, 0)):
         house.clock.advance(days * DAY)
         house.rig.engine.run_once()

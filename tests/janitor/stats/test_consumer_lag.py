@@ -12,7 +12,7 @@ from janitor.stats.consumer_lag import NOTE, LagCount
 from janitor.sweep.rate_limit import Pacer
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, topic, unknown_topic, watch, watch_state
 from tms_core.clock import ManualClock
-from tms_core.consumers.lag import PAGE_ROWS, Readable
+from tms_core.consumers.lag import PAGE_ROWS, LagTables
 from tms_core.consumers.positions import Floor, Position, Positions
 from tms_core.errors import Halted, StoreError
 from tms_core.rowkey import MessageId
@@ -41,7 +41,7 @@ def counter(
     positions = Positions(side)
     floor = Floor(positions, store, options.pop("hold_seconds")) if "hold_seconds" in options else None
     pacer = options.pop("pacer", None) or Pacer(rate, clock)
-    return LagCount(Readable(read_only(store), Expiries(side), floor), positions, state, clock, pacer, **options)
+    return LagCount(LagTables(read_only(store), Expiries(side), floor), positions, state, clock, pacer, **options)
 
 
 def found(state: State) -> dict[str, int]:
