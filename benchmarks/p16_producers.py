@@ -12,6 +12,7 @@ moods, and a figure is the median of the turns' ratios.
 from __future__ import annotations
 
 import selectors
+import socket
 import statistics
 import tempfile
 import time
@@ -138,9 +139,7 @@ def publish(port: int, sources: list[Requests], requests: int) -> float:
         while done < requests:
             for key, _ in waiting.select():
                 ready, source = key.data
-                answer = ready.recv(65536)
-                if not answer.startswith(b"HTTP/1.1 200"):
-                    raise RuntimeError(f"the server said {answer!r}")
+                receive(ready)
                 done += 1
                 if sent < requests:
                     ready.sendall(next(source))
@@ -149,6 +148,19 @@ def publish(port: int, sources: list[Requests], requests: int) -> float:
         for connection in connections:
             connection.close()
     return requests / seconds
+
+
+def receive(connection: socket.socket) -> None:
+    """Read an answer to its end; that of a publish in a transaction has a body."""
+    answer = connection.recv(65536)
+    while (end := answer.find(b"\r\n\r\n") + 4) < 4 or len(answer) < end + length_of(answer):
+        answer += connection.recv(65536)
+    if not answer.startswith(b"HTTP/1.1 200"):
+        raise RuntimeError(f"the server said {answer!r}")
+
+
+def length_of(answer: bytes) -> int:
+    return int(answer.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
 
 
 if __name__ == "__main__":

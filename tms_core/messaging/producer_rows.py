@@ -6,8 +6,8 @@ an older one sends is refused from then on. All of it is in the side table (:mod
 * ``w`` + home + generation of the home + name: the producer (:class:`Registration`);
 * ``t`` + home + generation of the home + ``p`` + name + 0 + write pointer: a transaction that it has begun
   (:class:`Begun`). Like a claim it is true exactly if its transaction is, and what was rolled back is marked void;
-* ``q`` + topic + generation + home + 0 + name: its last request to that topic (:class:`Request`), whose ids no other
-  message gets.
+* ``q`` + topic + generation + home + 0 + name: its last request to that topic (:class:`LastRequest`), whose ids no
+  other message gets.
 
 Here are the rows and the rules, without a clock and without waiting.
 """
@@ -175,7 +175,7 @@ class Begun(NamedTuple):
             raise FormatError(f"a producer's transaction {key!r} cannot be read: {error}") from error
 
 
-class Request(NamedTuple):
+class LastRequest(NamedTuple):
     """The last request of a producer to a topic, written down before its rows.
 
     Attributes:
@@ -196,7 +196,7 @@ class Request(NamedTuple):
         return _REQUEST_VALUE.pack(self.generation, self.sequence, first, self.number)
 
     @classmethod
-    def parse(cls, value: bytes) -> Request:
+    def parse(cls, value: bytes) -> LastRequest:
         """Read a value.
 
         Raises:
@@ -265,7 +265,7 @@ def first_unannounced(side: SideTable, prefix: bytes) -> int:
         side: where requests are.
         prefix: the start of the generation's row keys.
     """
-    found = (Request.parse(value) for _, value in _rows(side, _REQUEST + prefix))
+    found = (LastRequest.parse(value) for _, value in _rows(side, _REQUEST + prefix))
     return max((request.first + request.number for request in found), default=0)
 
 
@@ -306,7 +306,7 @@ def tidy(
         if home is None or topic is None or is_gone(topic.home, topic.home_generation):
             gone.append(key)
         else:
-            active[home] = max(active.get(home, 0), Request.parse(value).first >> 16)
+            active[home] = max(active.get(home, 0), LastRequest.parse(value).first >> 16)
             requests.setdefault(home, []).append(key)
     forgotten = 0
     for key, value in producers.items():

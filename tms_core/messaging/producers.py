@@ -23,9 +23,9 @@ from tms_core.messaging.producer_rows import (
     LABEL_BYTES,
     NO_INSTANCE,
     Begun,
+    LastRequest,
     ProducerName,
     Registration,
-    Request,
     TransactionOutcome,
     begun_by,
     last_of,
@@ -78,7 +78,7 @@ class Admitted(NamedTuple):
     sent: Sent
     producer: ProducerName
     key: bytes
-    former: Request | None
+    former: LastRequest | None
     written: bool
 
     @property
@@ -115,7 +115,7 @@ class Producers:
         self._transactions = transactions
         self._rows = RememberedRows(side)
         #: The last requests whose rows are there.
-        self._written: dict[bytes, Request] = {}
+        self._written: dict[bytes, LastRequest] = {}
         self._in_flight = InFlight()
 
     # -- producers ----------------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ class Producers:
         changes = []
         for admitted, pointer, first, number in requests:
             puts, deletes = self._noted(admitted, pointer)
-            value = Request(admitted.sent.generation, admitted.sent.sequence, first, number).pack()
+            value = LastRequest(admitted.sent.generation, admitted.sent.sequence, first, number).pack()
             expected = None if admitted.former is None else admitted.former.pack()
             changes.append(SideChange(admitted.key, expected, value, puts, deletes))
         self._make(changes, [admitted.sent.name for admitted, *_ in requests])
@@ -271,7 +271,7 @@ class Producers:
         """The rows of a request are there, so a repetition need not look."""
         if len(self._written) >= _KNOWN_REQUESTS:
             self._written.clear()
-        self._written[admitted.key] = Request(admitted.sent.generation, admitted.sent.sequence, first, number)
+        self._written[admitted.key] = LastRequest(admitted.sent.generation, admitted.sent.sequence, first, number)
 
     def is_void(self, producer: ProducerName, pointer: int) -> bool:
         """Whether a transaction was rolled back by its producer."""
@@ -320,7 +320,7 @@ class Producers:
                 f"Transaction {pointer} was rolled back, so it writes nothing.", "Begin another one."
             )
         raw = self._rows.get(key)
-        former = None if raw is None else Request.parse(raw)
+        former = None if raw is None else LastRequest.parse(raw)
         found = Admitted(sent, producer, key, former, former is not None and self._written.get(key) == former)
         if former is None or former.generation != sent.generation or former.sequence < sent.sequence:
             return found
