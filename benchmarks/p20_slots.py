@@ -21,13 +21,16 @@ and the arithmetic into ``docs/scale.md``.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from multiprocessing.queues import Queue
 from pathlib import Path
+from threading import Event
 from typing import NamedTuple
 
 import yaml
@@ -77,9 +80,8 @@ def model(nodes: int, measured: Measured, batch: int = BATCH) -> int:
 
 def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="p20-") as folder, hbase_server() as running, Tables(running) as tables:
-        with Proxy(running.thrift) as slow:
-            slow.conduct = lambda _: Conduct(delay_seconds=DELAY_SECONDS)
-            one, two = rates(slow.address, tables, Path(folder))
+        with delayed(running.thrift) as slow:
+            one, two = rates(slow, tables, Path(folder))
         # Its transaction service, with a log on this machine's disk, is what all servers share.
         with Serve(configure(Path(folder))) as shared:
             service = shared.transactions
@@ -99,6 +101,26 @@ def main(arguments: list[str]) -> None:
 
 
 # --- servers that wait for their store -------------------------------------------------------------------------------
+
+
+@contextmanager
+def delayed(thrift: str) -> Iterator[str]:
+    """Another address of HBase's, at which each answer takes longer; it is a process of its own."""
+    spawn = multiprocessing.get_context("spawn")
+    addresses: Queue[str] = spawn.Queue()
+    process = spawn.Process(target=pass_on, args=(thrift, addresses))
+    process.start()
+    yield addresses.get(timeout=60)
+    process.terminate()
+    process.join()
+
+
+def pass_on(thrift: str, addresses: Queue[str]) -> None:
+    """Pass on what comes until the process is ended."""
+    with Proxy(thrift) as slow:
+        slow.conduct = lambda _: Conduct(delay_seconds=DELAY_SECONDS)
+        addresses.put(slow.address)
+        Event().wait()
 
 
 def rates(thrift: str, tables: Tables, folder: Path) -> list[float]:
