@@ -132,7 +132,7 @@ def _due(fate: Fate, now_ms: int) -> str:
     """When the ttl is over, of a row that only time takes."""
     if fate.due_ms is None or fate.due_ms <= now_ms:
         return f"has expired {render.moment(fate.due_ms or 0)}"
-    return f"expires {render.moment(fate.due_ms)}, in {duration(fate.due_ms - now_ms)}"
+    return f"expires {render.moment(fate.due_ms)}, in {duration(fate.due_ms - now_ms, rough=True)}"
 
 
 _KEPT = {

@@ -36,6 +36,7 @@ from tms_core.server.serving import serving
 from tms_core.settings.models import HBaseSettings, TlsSettings
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
+from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.web.listener import Listener
 
 
@@ -130,8 +131,10 @@ def test_given_a_manager_when_served_then_a_pointer_that_it_did_not_issue_is_ref
         topic = TopicClient(client, "t").create()
         answer = topic.post("publish", {"messages": ["a"], "transactionWritePointer": str(2**62)})
         assert (answer.status, "was not issued" in answer.text) == (400, True)
-        issued = {"messages": ["a"], "transactionWritePointer": str(NOW_MS * 1_000_000)}
-        assert topic.post("publish", issued).status == 200
+        assert started.transactions is not None
+        with TransactionClient(started.transactions) as service:
+            issued = {"messages": ["a"], "transactionWritePointer": str(service.start_short().write_pointer)}
+            assert topic.post("publish", issued).status == 200
 
 
 def test_given_a_companion_when_served_without_then_it_is_not_started(guest: Guest, tmp_path: Path) -> None:
