@@ -170,9 +170,7 @@ class MessagingService:
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
         """
-        return count_ages(
-            self._store.message, self._topics.get(topic), older_than_seconds, self._clock.now_ms()
-        )
+        return count_ages(self._store.message, self._topics.get(topic), older_than_seconds, self._clock.now_ms())
 
     def topics(self, namespace: str) -> list[str]:
         """The names of a namespace's topics, in key order.
