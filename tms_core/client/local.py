@@ -35,7 +35,7 @@ class LocalClient(Client):
         self._resources = resources
         # Where the program ends without having closed it: before the executors' threads are ended, which would be
         # waited for for ever otherwise.
-        threading._register_atexit(self.close)  # type: ignore[attr-defined]  # noqa: SLF001 as concurrent.futures does
+        threading._register_atexit(self.close)  # type: ignore[attr-defined]  # as concurrent.futures does
 
     def close(self) -> None:
         """Publish what is left, as :meth:`Client.close` does, and end the server; closing twice is no error."""
