@@ -229,7 +229,7 @@ def last_of(begun: list[tuple[Begun, TransactionOutcome]], inherited: Former | N
     for one, outcome in sorted(begun, key=lambda pair: (pair[0].generation, pair[0].pointer)):
         found.append(Former(one.pointer, one.label, outcome))
     kept = [former for former in found if former.outcome is not TransactionOutcome.ABORTED]
-    return (kept or found or [None])[-1]
+    return next(reversed(kept or found), None)
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
