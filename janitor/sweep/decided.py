@@ -17,7 +17,7 @@ from tms_core.rowkey import Cutoff
 from tms_core.transaction.model import VisibilityState, transaction_ms
 
 #: The note that has both moments.
-DECIDED = "decided"
+DECIDED = "transactions_decided"
 #: How long after the end of its transaction a message is there at least, in milliseconds.
 SEEN_MS = 300_000
 

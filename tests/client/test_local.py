@@ -56,6 +56,17 @@ def test_given_a_folder_that_another_process_has_when_opened_then_the_error_says
         assert client.topics() != []
 
 
+def test_given_a_program_that_closes_nothing_when_it_ends_then_the_server_ends_with_it_and_nothing_is_lost(
+    tmp_path: Path,
+) -> None:
+    code = f"{OTHER}.create_topic('{ORDERS}'); raise SystemExit(3)"
+    asked = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (3, "")
+    with tms_core.client.open(tmp_path) as client:
+        assert [str(topic) for topic in client.topics()] == [ORDERS]
+
+
 def test_a_program_that_imports_the_client_does_not_import_the_server() -> None:
     code = "import sys, tms_core.client; print('tms_core.server' in sys.modules, 'janitor' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -372,6 +372,31 @@ def test_given_a_transaction_that_ends_while_its_claim_is_written_then_the_claim
     assert [claim.pointer for claim in desk.claims()] == [0]
 
 
+@pytest.mark.parametrize("end", ["abort", "commit"])
+def test_given_a_client_that_ends_its_transaction_without_the_answer_of_its_poll_then_no_message_is_lost_or_doubled(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    desk.publish(b"a", b"b", b"c")
+    one = desk.begin()
+    assert desk.poll(one, 1) == [b"a"]
+    exchange = desk.side.exchange
+
+    def late(*given: Any) -> bool:
+        monkeypatch.undo()
+        # A roll back that came before this poll's claim has found none of it.
+        desk.manager.abort(one) if end == "abort" else desk.commit(one)
+        return exchange(*given)
+
+    monkeypatch.setattr(desk.side, "exchange", late)
+    with pytest.raises(ConsumerConflict, match="not in progress"):
+        desk.poll(one, 1)
+    found: list[bytes] = []
+    while payloads := desk.poll(two := desk.begin()):
+        found += payloads
+        desk.commit(two)
+    assert found == ([b"a", b"b", b"c"] if end == "abort" else [b"b", b"c"])
+
+
 def test_trap_g_given_a_topic_made_again_then_it_has_no_claims(desk: GroupDesk) -> None:
     desk.publish(b"a")
     desk.poll(desk.begin())

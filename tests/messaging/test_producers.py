@@ -17,6 +17,7 @@ from tms_core.consumers.retention import announce
 from tms_core.errors import (
     BadRequest,
     MessagingError,
+    NotInProgress,
     ProducerFenced,
     ProducerNotFound,
     StoreError,
@@ -144,6 +145,45 @@ def test_given_a_former_that_ended_somehow_when_the_next_is_registered_then_it_i
     if end == "leave open":
         with pytest.raises(Exception, match="not in progress"):
             desk.commit(tx)
+
+
+@pytest.mark.parametrize("end", ["leave open", "roll back", "time out"])
+def test_given_a_committed_transaction_and_then_one_that_is_not_then_the_next_instance_is_told_of_the_first(
+    desk: GroupDesk, end: str
+) -> None:
+    one, committed = Instance(desk), desk.begin()
+    one.publish(b"a", tx=committed, label="file 1")
+    desk.commit(committed)
+    for turn in range(2):
+        instance, tx = one if not turn else Instance(desk), desk.begin()
+        instance.publish(b"b", tx=tx, label="file 2")
+        if end == "roll back":
+            instance.roll_back(tx)
+            desk.manager.abort(tx)
+        elif end == "time out":
+            desk.time_out(tx)
+            desk.service.rollback(BILLS, tx.write_pointer)
+            clean(desk)
+            desk.manager.truncate_invalid([tx.transaction_id])
+        # Told of file 2 alone, it would publish file 1 again.
+        assert Instance(desk).former == Former(committed.write_pointer, "file 1", TransactionOutcome.COMMITTED)
+    assert seen(desk) == [b"a"]
+
+
+def test_given_a_transaction_with_a_checkpoint_when_a_newer_instance_is_registered_then_nothing_of_it_is_committed(
+    desk: GroupDesk,
+) -> None:
+    desk.publish(b"order")
+    one, tx = Instance(desk), desk.begin()
+    assert desk.poll(tx) == [b"order"]
+    one.publish(b"bill", tx=desk.manager.checkpoint(tx), label="file 1")
+    heir = Instance(desk)
+    assert heir.former is not None
+    assert heir.former.outcome is TransactionOutcome.ABORTED
+    # Or the order would be done, and its bill never be seen.
+    with pytest.raises(NotInProgress):
+        desk.commit(tx)
+    assert desk.poll(desk.begin()) == [b"order"]
 
 
 def test_given_several_transactions_then_the_last_one_is_told_and_decided_ones_are_not_kept(desk: GroupDesk) -> None:
@@ -344,7 +384,9 @@ def story(desk: GroupDesk, call: Callable[[Callable[[], Any]], Any]) -> None:
     heir = uuid4()
     known = call(lambda: desk.service.producers.register(BILLS, "importer", heir))
     assert known.generation == registered[0].generation + 1
-    assert known.former == Former(left.write_pointer, "second", TransactionOutcome.ABORTED)
+    assert known.former == Former(tx.write_pointer, "first", TransactionOutcome.COMMITTED)
+    with pytest.raises(NotInProgress):
+        desk.commit(left)
     with pytest.raises(ProducerFenced):
         call(lambda: desk.service.publish(BILLS, [b"late"], sent=late))
     registered[0], number = known, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,9 @@ class LocalClient(Client):
         super().__init__(server.url, transactions=server.transactions or "")
         self.server = server
         self._resources = resources
+        # Where the program ends without having closed it: before the executors' threads are ended, which would be
+        # waited for for ever otherwise.
+        threading._register_atexit(self.close)  # type: ignore[attr-defined]  # as concurrent.futures does
 
     def close(self) -> None:
         """Publish what is left, as :meth:`Client.close` does, and end the server; closing twice is no error."""

@@ -7,12 +7,9 @@ that. A process that becomes the one calls :meth:`MessagingService.forget` first
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Lock
-from typing import Any, Self
-from weakref import WeakValueDictionary
+from typing import Self
 
 from tms_core.clock import Clock, HonestClock
 from tms_core.consumers.positions import Floor, Positions
@@ -27,11 +24,12 @@ from tms_core.messaging.ids import position
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.model import Ages, FetchRequest, MessageList, RollbackRange
 from tms_core.messaging.producers import Producers, Sent
-from tms_core.messaging.queue import Queue, WriterContext, WriteRequest
+from tms_core.messaging.queue import WriterContext, WriteRequest
 from tms_core.messaging.topics import TopicRegistry, count_ages
 from tms_core.messaging.visible import Delays, FirstReads
 from tms_core.messaging.work import Work
-from tms_core.messaging.writer import MessageWriter, PayloadWriter, earlier_generations, roll_back
+from tms_core.messaging.writer import earlier_generations, roll_back
+from tms_core.messaging.writers import Writers
 from tms_core.rowkey import LONG_MAX, generation_prefix
 from tms_core.tables.base import Store
 from tms_core.tables.side import Expiries, SideTable
@@ -41,8 +39,6 @@ from tms_core.transaction.model import transaction_ms
 
 #: The highest sequence id.
 _MAX_SEQUENCE = 2**16 - 1
-#: Writers that are kept though they have nothing to write.
-_RECENT_WRITERS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,7 @@ class MessagingService:
         )
         self._side = side
         self._expiries = Expiries(side) if side is not None else None
-        honest = HonestClock(clock, self._allowance_ms)
+        self._clock = honest = HonestClock(clock, self._allowance_ms)
         kept = fenced_side or side
         floor = None
         if kept is not None and options.consumer_hold_seconds is not None:
@@ -115,9 +111,10 @@ class MessagingService:
         self._producers = None
         if kept is not None:
             self._producers = Producers(self._topics, kept, honest, lifetime_ms, transactions)
-        self._context = WriterContext(
+        context = WriterContext(
             self._topics, self._lines, honest, lifetime_ms, self._work, transactions, self._producers
         )
+        self._writers = Writers(context, store, self._cache, self._expiries)
         cached_ms = min(options.max_lifetime_seconds, options.grace_seconds) * 1000 // 2
         self._first_reads = FirstReads()
         self._shelf = Shelf(
@@ -128,18 +125,11 @@ class MessagingService:
             self._consumers = ConsumerRegistry(self._topics, self._shelf, kept, self._allowance_ms, transactions)
         # By the table itself: groups are registered also in new partitions that other servers lead.
         positions = None if side is None else Positions(side)
-        self._families = Families(self._topics, store, self._lines, honest, positions, self._settle)
+        self._families = Families(self._topics, store, self._lines, honest, positions, self._writers.settle)
         if self._consumers is not None and kept is not None:
             self._groups = Groups(
                 self._topics, self._families, self._consumers, kept, self._shelf, lifetime_ms, transactions
             )
-        # A writer lives as long as it has something to write, or is one of the last few that were made, so that names
-        # that are no longer used cost nothing.
-        self._recent: deque[MessageWriter] = deque(maxlen=_RECENT_WRITERS)
-        self._latest: MessageWriter | None = None
-        self._messages: WeakValueDictionary[TopicId, MessageWriter] = WeakValueDictionary()
-        self._payloads: WeakValueDictionary[TopicId, PayloadWriter] = WeakValueDictionary()
-        self._lock = Lock()
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
@@ -180,9 +170,7 @@ class MessagingService:
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
         """
-        return count_ages(
-            self._store.message, self._topics.get(topic), older_than_seconds, self._context.clock.now_ms()
-        )
+        return count_ages(self._store.message, self._topics.get(topic), older_than_seconds, self._clock.now_ms())
 
     def topics(self, namespace: str) -> list[str]:
         """The names of a namespace's topics, in key order.
@@ -263,7 +251,7 @@ class MessagingService:
         if ttl_seconds is not None and self._expiries is None:
             raise BadRequest("This server has nowhere to note a ttl of single messages.", "Leave it to the topic.")
         ttl_ms = None if ttl_seconds is None else ttl_seconds * 1000
-        return self._message_writer(topic).submit(WriteRequest(messages, pointer, ttl_ms, sent))
+        return self._writers.message(topic).submit(WriteRequest(messages, pointer, ttl_ms, sent))
 
     def store(self, topic: TopicId, messages: Sequence[bytes], *, pointer: int, sent: Sent | None = None) -> None:
         """Store payloads, and return when they are durable: see :meth:`submit_store`."""
@@ -290,7 +278,7 @@ class MessagingService:
         if not messages:
             raise BadRequest("There is nothing to store.", "Send at least one payload.")
         self._check_issued(pointer)
-        return self._payload_writer(topic).submit(WriteRequest(messages, pointer, None, sent))
+        return self._writers.payload(topic).submit(WriteRequest(messages, pointer, None, sent))
 
     def rollback(self, topic: TopicId, published: RollbackRange | int) -> None:
         """Take back what a publish wrote: readers in transactions do not see it any more.
@@ -444,15 +432,12 @@ class MessagingService:
             self._groups.forget(concerns)
         if self._producers is not None:
             self._producers.forget()
-        with self._lock:
-            writers: list[Queue[Any]] = [*self._messages.values(), *self._payloads.values()]
-        return not any(writer.is_busy and concerns(writer.topic.prefix) for writer in writers)
+        return not self._writers.are_busy(concerns)
 
     def close(self) -> None:
         """Accept no more, and return when all that was accepted is answered; closing twice is no error."""
         self._work.close()
-        self._recent.clear()
-        self._latest = None
+        self._writers.close()
 
     def __enter__(self) -> Self:
         return self
@@ -465,29 +450,6 @@ class MessagingService:
         _check_pointer(pointer)
         if pointer is not None and self._transactions is not None and pointer > self._transactions.last_pointer:
             raise BadRequest(f"Write pointer {pointer} was not issued.", "Send the one the transaction has.")
-
-    def _settle(self, topic: TopicId) -> None:
-        self._message_writer(topic).settle()
-
-    def _message_writer(self, topic: TopicId) -> MessageWriter:
-        latest = self._latest
-        if latest is not None and latest.topic is topic:
-            return latest
-        with self._lock:
-            writer = self._messages.get(topic)
-            if writer is None:
-                writer = MessageWriter(topic, self._context, self._store.message, self._cache, self._expiries)
-                self._messages[topic] = writer
-                self._recent.append(writer)
-            self._latest = writer
-            return writer
-
-    def _payload_writer(self, topic: TopicId) -> PayloadWriter:
-        with self._lock:
-            writer = self._payloads.get(topic)
-            if writer is None:
-                writer = self._payloads[topic] = PayloadWriter(topic, self._context, self._store.payload)
-            return writer
 
 
 def _every(_: bytes) -> bool:

@@ -362,16 +362,19 @@ class LeaderSettings(Section):
         1,
         "into how many slots topics are divided, each with a leader of its own; all servers of a store have the same "
         "number",
+        unit="slots",
         reason="one server leads everything, and the others stand by",
     )
     servers: Annotated[int, Strict(), Field(ge=1, le=64)] = setting(
         1,
         "how many servers share the slots: a slot belongs to the server whose ordinal is the slot's number modulo this",
+        unit="servers",
         reason="as many as there are",
     )
     ordinal: Annotated[int, Strict(), Field(ge=0, le=9999)] | None = setting(
         None,
         "which of the servers this is, from 0; null: the number at the end of its host's name (tms-server-2)",
+        unit="an ordinal",
         reason="a StatefulSet's pods have it in their names",
     )
 
