@@ -339,7 +339,8 @@ class Groups:
         deletes = [key for key, _ in rows if key not in wanted]
         if puts or deletes or found.base != former.id:
             read_ms = found.base.publish_ms if found.base != former.id else 0
-            updated_ms = max(self._shelf.clock.now_ms(), former.updated_ms, read_ms)
+            # Always another one, whatever the clock says: by that a deposed server's late write is told.
+            updated_ms = max(self._shelf.clock.now_ms(), former.updated_ms + 1, read_ms)
             after = Position(former.name, found.base, updated_ms, former.since_ms)
             self._consumers.move(metadata, former, after, puts, deletes)
 
