@@ -12,7 +12,15 @@ import pytest
 from tests.builders import DAY, NOW_MS
 from tests.messaging.desk import named
 from tms_core.clock import ManualClock
-from tms_core.errors import BadRequest, MetadataError, PartitionsChanged, StoreError, TmsError, TopicExists
+from tms_core.errors import (
+    BadRequest,
+    ConsumerNotFound,
+    MetadataError,
+    PartitionsChanged,
+    StoreError,
+    TmsError,
+    TopicExists,
+)
 from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.partitions import MOST_FAMILIES, Family, Layout, drained_by, layout_of, number_of
 from tms_core.messaging.producers import Sent
@@ -293,6 +301,19 @@ def test_given_a_request_of_a_producer_that_was_written_when_its_partition_is_se
     service.publish(named("orders-f2-0"), [b"2"], sent=second._replace(sequence=3))
     service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
     assert [one.payload for one in polled(service, "orders-0").messages] == [b"1"]
+
+
+def test_given_a_group_that_came_to_the_old_partitions_when_it_polls_a_new_one_too_early_then_it_is_told_to_register(
+    service: MessagingService,
+) -> None:
+    service.create_topic(ORDERS, {"partitions": "1", "retention": "consumed"})
+    service.publish(named("orders-0"), [b"1"])
+    service.update_topic(ORDERS, {"partitions": "2", "retention": "consumed"})
+    service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
+    with pytest.raises(ConsumerNotFound):
+        polled(service, "orders-f2-0")
+    service.consumers.put(named("orders-f2-0"), GROUP, MessageId(0, 0))
+    assert polled(service, "orders-f2-0").behind == named("orders-0")
 
 
 @pytest.mark.parametrize("stored", [False, True])

@@ -12,7 +12,7 @@ import pytest
 
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
 from tests.messaging.desk import named
-from tests.messaging.group_desk import ORDERS, GroupDesk, opened
+from tests.messaging.group_desk import ORDERS, READ_NONE, GroupDesk, opened
 from tms_core.consumers.retention import announce
 from tms_core.errors import (
     BadRequest,
@@ -24,6 +24,7 @@ from tms_core.errors import (
     TransactionEnded,
     Unavailable,
 )
+from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producer_rows import Former, TransactionOutcome, tidy
 from tms_core.messaging.producers import Sent
@@ -303,6 +304,45 @@ def test_given_a_repetition_after_all_consumers_have_processed_then_it_is_not_do
     desk.restart()
     with pytest.raises(MessagingError, match="not known any more"):
         one.publish(b"a", topic=eaten, again=True)
+
+
+@pytest.mark.parametrize("how", ["plain", "in a transaction", "stored"])
+def test_given_a_request_of_which_a_part_was_processed_and_went_when_it_is_repeated_then_the_rest_stays(
+    desk: GroupDesk, how: str
+) -> None:
+    eaten, table = named("eaten"), desk.store.payload if how == "stored" else desk.store.message
+    desk.service.create_topic(eaten, {"retention": "consumed"})
+    one, tx = Instance(desk), desk.begin()
+    sent = one.sent()
+
+    def send() -> None:
+        if how == "stored":
+            desk.service.store(eaten, [b"a", b"b"], pointer=tx.write_pointer, sent=sent)
+        else:
+            pointer = None if how == "plain" else tx.write_pointer
+            desk.service.publish(eaten, [b"a", b"b"], pointer=pointer, sent=sent)
+
+    send()
+    table.delete(table.keys(b"", None, 1).items)
+    announce(desk.side, TopicMetadata(eaten, 1, 3600), (NOW_MS << 16) + 1)
+    desk.restart()
+    with pytest.raises(MessagingError, match="not known any more"):
+        send()
+    assert len(table.keys(b"", None, 10).items) == 1
+    assert how != "in a transaction" or desk.store.message.cells(b"", None, 10).items[0].pointer == tx.write_pointer
+
+
+def test_given_all_messages_processed_and_gone_when_the_clock_is_set_back_then_no_new_one_begins_before_the_next_group(
+    desk: GroupDesk,
+) -> None:
+    eaten = named("eaten")
+    desk.service.create_topic(eaten, {"retention": "consumed"})
+    announce(desk.side, TopicMetadata(eaten, 1, 3600), (NOW_MS + SECOND) << 16)
+    desk.restart()
+    desk.service.publish(eaten, [b"a"])
+    desk.service.consumers.put(eaten, "billing", READ_NONE)
+    tx = desk.begin()
+    assert [one.payload for one in desk.service.groups.poll(eaten, "billing", GroupPoll(tx, 10)).messages] == [b"a"]
 
 
 def test_given_a_producer_in_one_topic_when_it_publishes_to_several_then_each_has_its_own_last_request(

@@ -177,6 +177,8 @@ class Groups:
             return Given([], at_end=True, sealed=True, drained=True)
         behind = self._behind(metadata, name, request)
         if behind is not None:
+            # One that is not registered here holds nothing, while it reads what is before.
+            self._consumers.found(metadata, name)
             return Given([], behind=behind)
         sealed = layout is not None or SEALED in metadata.properties
         if sealed:
