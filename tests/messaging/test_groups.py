@@ -11,7 +11,7 @@ import pytest
 from tests.builders import HOUR, MINUTE, NOW_MS, SECOND
 from tests.messaging.group_desk import GROUP, ORDERS, READ_NONE, GroupDesk, opened
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound, StoreError, TopicNotFound, Unavailable
-from tms_core.messaging.groups import Order
+from tms_core.messaging.groups import GroupPoll, Order
 from tms_core.messaging.ids import position
 from tms_core.messaging.model import FetchRequest
 from tms_core.rowkey import MessageId
@@ -372,6 +372,31 @@ def test_given_a_transaction_that_ends_while_its_claim_is_written_then_the_claim
     assert [claim.pointer for claim in desk.claims()] == [0]
 
 
+@pytest.mark.parametrize("end", ["abort", "commit"])
+def test_given_a_client_that_ends_its_transaction_without_the_answer_of_its_poll_then_no_message_is_lost_or_doubled(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    desk.publish(b"a", b"b", b"c")
+    one = desk.begin()
+    assert desk.poll(one, 1) == [b"a"]
+    exchange = desk.side.exchange
+
+    def late(*given: Any) -> bool:
+        monkeypatch.undo()
+        # A roll back that came before this poll's claim has found none of it.
+        desk.manager.abort(one) if end == "abort" else desk.commit(one)
+        return exchange(*given)
+
+    monkeypatch.setattr(desk.side, "exchange", late)
+    with pytest.raises(ConsumerConflict, match="not in progress"):
+        desk.poll(one, 1)
+    found: list[bytes] = []
+    while payloads := desk.poll(two := desk.begin()):
+        found += payloads
+        desk.commit(two)
+    assert found == ([b"a", b"b", b"c"] if end == "abort" else [b"b", b"c"])
+
+
 def test_trap_g_given_a_topic_made_again_then_it_has_no_claims(desk: GroupDesk) -> None:
     desk.publish(b"a")
     desk.poll(desk.begin())
@@ -383,6 +408,28 @@ def test_trap_g_given_a_topic_made_again_then_it_has_no_claims(desk: GroupDesk) 
     assert desk.claims() == []
     desk.publish(b"b")
     assert desk.poll(desk.begin()) == [b"b"]
+
+
+def test_trap_c_given_a_late_claim_of_a_deposed_server_when_the_next_ones_clock_is_behind_then_it_is_refused(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.publish(b"a")
+    desk.roll_back(desk.begin())
+    next_one, one, two = desk.serve(), desk.begin(), desk.begin()
+    exchange, found = desk.side.exchange, []
+
+    def late(*given: Any) -> bool:
+        monkeypatch.undo()
+        desk.clock.advance(-SECOND)
+        found.extend(next_one.groups.poll(ORDERS, GROUP, GroupPoll(two, 10)).messages)
+        return exchange(*given)
+
+    monkeypatch.setattr(desk.side, "exchange", late)
+    with pytest.raises(Unavailable, match="changed meanwhile"):
+        desk.poll(one)
+    assert [message.payload for message in found] == [b"a"]
+    assert [claim.pointer for claim in desk.claims()] == [two.transaction_id]
+    next_one.close()
 
 
 # --- what goes wrong -------------------------------------------------------------------------------------------------

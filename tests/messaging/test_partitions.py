@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from threading import Event, Thread
 from typing import Any
 from uuid import UUID
 
@@ -11,7 +12,15 @@ import pytest
 from tests.builders import DAY, NOW_MS
 from tests.messaging.desk import named
 from tms_core.clock import ManualClock
-from tms_core.errors import BadRequest, MetadataError, PartitionsChanged, StoreError, TmsError, TopicExists
+from tms_core.errors import (
+    BadRequest,
+    ConsumerNotFound,
+    MetadataError,
+    PartitionsChanged,
+    StoreError,
+    TmsError,
+    TopicExists,
+)
 from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.partitions import MOST_FAMILIES, Family, Layout, drained_by, layout_of, number_of
 from tms_core.messaging.producers import Sent
@@ -19,6 +28,7 @@ from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
+from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 
@@ -291,6 +301,56 @@ def test_given_a_request_of_a_producer_that_was_written_when_its_partition_is_se
     service.publish(named("orders-f2-0"), [b"2"], sent=second._replace(sequence=3))
     service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
     assert [one.payload for one in polled(service, "orders-0").messages] == [b"1"]
+
+
+def test_given_a_group_that_came_to_the_old_partitions_when_it_polls_a_new_one_too_early_then_it_is_told_to_register(
+    service: MessagingService,
+) -> None:
+    service.create_topic(ORDERS, {"partitions": "1", "retention": "consumed"})
+    service.publish(named("orders-0"), [b"1"])
+    service.update_topic(ORDERS, {"partitions": "2", "retention": "consumed"})
+    service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
+    with pytest.raises(ConsumerNotFound):
+        polled(service, "orders-f2-0")
+    service.consumers.put(named("orders-f2-0"), GROUP, MessageId(0, 0))
+    assert polled(service, "orders-f2-0").behind == named("orders-0")
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_given_a_message_on_its_way_to_the_disk_when_the_number_changes_twice_then_its_partition_is_not_deleted(
+    store: Cut, service: MessagingService, monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    service.create_topic(ORDERS, {"partitions": "1"})
+    manager: TransactionManager = service.manager  # type: ignore[attr-defined]
+    tx, table = manager.start_short(), store.payload if stored else store.message
+    waits, put = Event(), table.put
+    settle = service._families._settle
+
+    def change() -> None:
+        service.update_topic(ORDERS, {"partitions": "2"})
+        service.update_topic(ORDERS, {"partitions": "3"})
+        waits.set()
+
+    def slow(rows: Any) -> None:
+        monkeypatch.undo()
+        changing.start()
+        waits.wait()
+        put(rows)
+
+    def settled(topic: TopicId) -> None:
+        waits.set()
+        settle(topic)
+
+    changing = Thread(target=change)
+    monkeypatch.setattr(table, "put", slow)
+    service._families._settle = settled
+    if stored:
+        service.store(named("orders-0"), [b"a"], pointer=tx.write_pointer)
+    else:
+        service.publish(named("orders-0"), [b"a"])
+    changing.join()
+    assert any(table.keys(b"", None, 10).items)
+    assert service.topic(named("orders-0"))["part_of"] == "orders"
 
 
 def test_given_families_whose_messages_are_gone_when_the_number_changes_again_then_they_are_deleted(

@@ -12,17 +12,19 @@ import pytest
 
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
 from tests.messaging.desk import named
-from tests.messaging.group_desk import ORDERS, GroupDesk, opened
+from tests.messaging.group_desk import ORDERS, READ_NONE, GroupDesk, opened
 from tms_core.consumers.retention import announce
 from tms_core.errors import (
     BadRequest,
     MessagingError,
+    NotInProgress,
     ProducerFenced,
     ProducerNotFound,
     StoreError,
     TransactionEnded,
     Unavailable,
 )
+from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producer_rows import Former, TransactionOutcome, tidy
 from tms_core.messaging.producers import Sent
@@ -146,6 +148,45 @@ def test_given_a_former_that_ended_somehow_when_the_next_is_registered_then_it_i
             desk.commit(tx)
 
 
+@pytest.mark.parametrize("end", ["leave open", "roll back", "time out"])
+def test_given_a_committed_transaction_and_then_one_that_is_not_then_the_next_instance_is_told_of_the_first(
+    desk: GroupDesk, end: str
+) -> None:
+    one, committed = Instance(desk), desk.begin()
+    one.publish(b"a", tx=committed, label="file 1")
+    desk.commit(committed)
+    for turn in range(2):
+        instance, tx = one if not turn else Instance(desk), desk.begin()
+        instance.publish(b"b", tx=tx, label="file 2")
+        if end == "roll back":
+            instance.roll_back(tx)
+            desk.manager.abort(tx)
+        elif end == "time out":
+            desk.time_out(tx)
+            desk.service.rollback(BILLS, tx.write_pointer)
+            clean(desk)
+            desk.manager.truncate_invalid([tx.transaction_id])
+        # Told of file 2 alone, it would publish file 1 again.
+        assert Instance(desk).former == Former(committed.write_pointer, "file 1", TransactionOutcome.COMMITTED)
+    assert seen(desk) == [b"a"]
+
+
+def test_given_a_transaction_with_a_checkpoint_when_a_newer_instance_is_registered_then_nothing_of_it_is_committed(
+    desk: GroupDesk,
+) -> None:
+    desk.publish(b"order")
+    one, tx = Instance(desk), desk.begin()
+    assert desk.poll(tx) == [b"order"]
+    one.publish(b"bill", tx=desk.manager.checkpoint(tx), label="file 1")
+    heir = Instance(desk)
+    assert heir.former is not None
+    assert heir.former.outcome is TransactionOutcome.ABORTED
+    # Or the order would be done, and its bill never be seen.
+    with pytest.raises(NotInProgress):
+        desk.commit(tx)
+    assert desk.poll(desk.begin()) == [b"order"]
+
+
 def test_given_several_transactions_then_the_last_one_is_told_and_decided_ones_are_not_kept(desk: GroupDesk) -> None:
     one = Instance(desk)
     for number in range(5):
@@ -265,6 +306,45 @@ def test_given_a_repetition_after_all_consumers_have_processed_then_it_is_not_do
         one.publish(b"a", topic=eaten, again=True)
 
 
+@pytest.mark.parametrize("how", ["plain", "in a transaction", "stored"])
+def test_given_a_request_of_which_a_part_was_processed_and_went_when_it_is_repeated_then_the_rest_stays(
+    desk: GroupDesk, how: str
+) -> None:
+    eaten, table = named("eaten"), desk.store.payload if how == "stored" else desk.store.message
+    desk.service.create_topic(eaten, {"retention": "consumed"})
+    one, tx = Instance(desk), desk.begin()
+    sent = one.sent()
+
+    def send() -> None:
+        if how == "stored":
+            desk.service.store(eaten, [b"a", b"b"], pointer=tx.write_pointer, sent=sent)
+        else:
+            pointer = None if how == "plain" else tx.write_pointer
+            desk.service.publish(eaten, [b"a", b"b"], pointer=pointer, sent=sent)
+
+    send()
+    table.delete(table.keys(b"", None, 1).items)
+    announce(desk.side, TopicMetadata(eaten, 1, 3600), (NOW_MS << 16) + 1)
+    desk.restart()
+    with pytest.raises(MessagingError, match="not known any more"):
+        send()
+    assert len(table.keys(b"", None, 10).items) == 1
+    assert how != "in a transaction" or desk.store.message.cells(b"", None, 10).items[0].pointer == tx.write_pointer
+
+
+def test_given_all_messages_processed_and_gone_when_the_clock_is_set_back_then_no_new_one_begins_before_the_next_group(
+    desk: GroupDesk,
+) -> None:
+    eaten = named("eaten")
+    desk.service.create_topic(eaten, {"retention": "consumed"})
+    announce(desk.side, TopicMetadata(eaten, 1, 3600), (NOW_MS + SECOND) << 16)
+    desk.restart()
+    desk.service.publish(eaten, [b"a"])
+    desk.service.consumers.put(eaten, "billing", READ_NONE)
+    tx = desk.begin()
+    assert [one.payload for one in desk.service.groups.poll(eaten, "billing", GroupPoll(tx, 10)).messages] == [b"a"]
+
+
 def test_given_a_producer_in_one_topic_when_it_publishes_to_several_then_each_has_its_own_last_request(
     desk: GroupDesk,
 ) -> None:
@@ -344,7 +424,9 @@ def story(desk: GroupDesk, call: Callable[[Callable[[], Any]], Any]) -> None:
     heir = uuid4()
     known = call(lambda: desk.service.producers.register(BILLS, "importer", heir))
     assert known.generation == registered[0].generation + 1
-    assert known.former == Former(left.write_pointer, "second", TransactionOutcome.ABORTED)
+    assert known.former == Former(tx.write_pointer, "first", TransactionOutcome.COMMITTED)
+    with pytest.raises(NotInProgress):
+        desk.commit(left)
     with pytest.raises(ProducerFenced):
         call(lambda: desk.service.publish(BILLS, [b"late"], sent=late))
     registered[0], number = known, 0

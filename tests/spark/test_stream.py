@@ -18,7 +18,7 @@ from janitor.spark.stream import feed as feeds
 from janitor.spark.stream import messages as reading
 from janitor.spark.stream.feed import Feed
 from janitor.spark.stream.messages import messages, newest
-from janitor.spark.stream.offsets import EARLIEST, NOT_BEGUN, Offset, StreamPosition
+from janitor.spark.stream.offsets import EARLIEST, NOT_BEGUN, Offset, StreamOffset, StreamPosition
 from janitor.spark.stream.stream import STREAM_SCHEMA, StreamReader, StretchPartition
 from tests.builders import NOW_MS
 from tests.client.faults import SOON
@@ -625,7 +625,8 @@ def test_given_a_token_that_nobody_knows_when_planned_then_the_error_says_so(tmp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"version": 2}, "version 2, not 1"),
+        ({"version": 2}, "cannot be read"),
+        ({"version": 3}, "version 3, not 1 or 2"),
         ({"topic": "default:others"}, "stream of default:others, not of default:orders"),
         ({"at": "somewhere"}, "cannot be read"),
         ({"batch": [["earliest"]]}, "cannot be read"),
@@ -636,9 +637,11 @@ def test_given_a_checkpoint_of_something_else_when_read_then_it_is_refused(
     changes: dict[str, Any], message: str
 ) -> None:
     offset = Offset(ORDERS, 1, EARLIEST, NOW_MS).to_json()
-    assert Offset.parse(offset, ORDERS) == Offset(ORDERS, 1, EARLIEST, NOW_MS)
+    alone = StreamOffset(ORDERS, 1, (Offset(ORDERS, 1, EARLIEST, NOW_MS),))
+    assert StreamOffset.parse(offset, ORDERS) == alone
+    assert alone.to_json() == offset, "the layout of those that were written before there were partitions"
     with pytest.raises(Refused, match=message):
-        Offset.parse({**offset, **changes}, ORDERS)
+        StreamOffset.parse({**offset, **changes}, ORDERS)
 
 
 def test_given_offsets_that_do_not_follow_each_other_when_a_batch_is_read_then_it_is_refused(at: Scene) -> None:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class FormerTransaction:
-    """The last transaction of the instances of a producer before.
+    """The last transaction of the instances of a producer before that was not aborted; where all were, the last one.
 
     Attributes:
         transaction: its id.

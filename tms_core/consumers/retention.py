@@ -44,7 +44,12 @@ def processed(side: SideTable, topic: TopicMetadata, reader: Transaction) -> int
 
 def announced(side: SideTable, topic: TopicMetadata) -> int:
     """The first position that was not let go; 0 where nothing was."""
-    return int.from_bytes(side.get(_key(topic)) or b"", "big")
+    return announced_in(side, generation_prefix(topic.topic.prefix, topic.generation))
+
+
+def announced_in(side: SideTable, prefix: bytes) -> int:
+    """The same, of the topic and generation whose row keys begin so."""
+    return int.from_bytes(side.get(_ANNOUNCED + prefix) or b"", "big")
 
 
 def announce(side: SideTable, topic: TopicMetadata, upto: int) -> None:

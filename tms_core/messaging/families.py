@@ -317,8 +317,13 @@ class Families:
         return None
 
     def _holds_rows(self, layout: Layout, family: Family) -> bool:
+        """Whether a sealed family has messages, those included that were being written when it was sealed."""
         with suppress(Unavailable):
-            return any(self._has_rows(member) for member in layout.members(family))
+            for member in layout.members(family):
+                self._settle(member)
+                if self._has_rows(member):
+                    return True
+            return False
         # Another server leads one of them.
         return True
 

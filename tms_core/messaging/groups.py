@@ -8,7 +8,8 @@ or kept right. One request of a group is served at a time.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -47,6 +48,10 @@ from tms_core.transaction.model import Transaction, transaction_ms
 
 #: Groups of which it is remembered which transaction was merged last.
 _KNOWN_GROUPS = 10_000
+
+
+#: Claims that are free, and claims that stay.
+_Divided = tuple[list[GroupClaim], list[GroupClaim]]
 
 
 class Order(Enum):
@@ -172,12 +177,14 @@ class Groups:
             return Given([], at_end=True, sealed=True, drained=True)
         behind = self._behind(metadata, name, request)
         if behind is not None:
+            # One that is not registered here holds nothing, while it reads what is before.
+            self._consumers.found(metadata, name)
             return Given([], behind=behind)
         sealed = layout is not None or SEALED in metadata.properties
         if sealed:
             self._families.settle(topic)
         group = ConsumerGroup.of(metadata, name)
-        with self._consumers.lock(group):
+        with self._consumers.lock(group), self._claiming(pointer):
             former = self._consumers.found(metadata, name)
             rows = claims_of(self._side, group)
             claims = [claim for _, claim in rows]
@@ -192,10 +199,10 @@ class Groups:
                 seen = look(found.base, claims, reader)
                 self._remember(group, seen.merged)
             self._write(metadata, former, rows, seen, found._replace(base=seen.base))
-        if found.taken and not self._is_open(pointer):
-            # It ended while the claim was on its way to the disk.
-            self.roll_back(topic, name, pointer)
-            raise _ended(pointer)
+            if found.taken and not self._is_open(pointer):
+                # It ended while the claim was on its way to the disk, and what it has claimed is not answered.
+                self._free(metadata, name, lambda claims: _without_those(claims, found.taken))
+                raise _ended(pointer)
         drained = sealed and found.given.at_end and seen.own == LOWEST
         if drained:
             self._families.note_drained(metadata, name, self._merged.get(group, 0))
@@ -223,15 +230,12 @@ class Groups:
         metadata = self._topics.get(topic)
         group = ConsumerGroup.of(metadata, name)
         with self._consumers.lock(group):
-            former = self._consumers.found(metadata, name)
-            rows = claims_of(self._side, group)
-            if not any(claim.pointer == pointer for _, claim in rows):
+            self._consumers.found(metadata, name)
+            if not any(claim.pointer == pointer for _, claim in claims_of(self._side, group)):
                 return
             if self._transactions is not None and self._transactions.status(pointer) == "ended":
                 raise ConsumerConflict(f"Transaction {pointer} has ended.", "What it has claimed cannot be given back.")
-            free, kept = given_back([claim for _, claim in rows], pointer, after)
-            seen = Look(former.id, None, 0, (), tuple(kept), tuple(free), LOWEST)
-            self._write(metadata, former, rows, seen, _Choice(Given([]), [], former.id))
+            self._free(metadata, name, lambda claims: given_back(claims, pointer, after))
 
     def forget(self, concerns: Callable[[bytes], bool] = lambda _: True) -> None:
         """Forget what was read of some topics, because another process may have written.
@@ -337,9 +341,17 @@ class Groups:
         deletes = [key for key, _ in rows if key not in wanted]
         if puts or deletes or found.base != former.id:
             read_ms = found.base.publish_ms if found.base != former.id else 0
-            updated_ms = max(self._shelf.clock.now_ms(), former.updated_ms, read_ms)
+            # Always another one, whatever the clock says: by that a deposed server's late write is told.
+            updated_ms = max(self._shelf.clock.now_ms(), former.updated_ms + 1, read_ms)
             after = Position(former.name, found.base, updated_ms, former.since_ms)
             self._consumers.move(metadata, former, after, puts, deletes)
+
+    def _free(self, metadata: TopicMetadata, name: str, divide: Callable[[list[GroupClaim]], _Divided]) -> None:
+        """Make marks of some claims: what ``divide`` says is free, and what stays."""
+        former, rows = self._consumers.found(metadata, name), claims_of(self._side, ConsumerGroup.of(metadata, name))
+        free, kept = divide([claim for _, claim in rows])
+        seen = Look(former.id, None, 0, (), tuple(kept), tuple(free), LOWEST)
+        self._write(metadata, former, rows, seen, _Choice(Given([]), [], former.id))
 
     # -- the transaction ----------------------------------------------------------------------------------------------
 
@@ -354,8 +366,28 @@ class Groups:
         if not self._is_open(pointer):
             raise _ended(pointer)
 
+    @contextmanager
+    def _claiming(self, pointer: int) -> Iterator[None]:
+        """Nothing is claimed in a transaction that has ended; aborted while the block runs, it becomes invalid instead.
+
+        An aborted transaction's pointer looks committed, so a claim that is written behind the abort would count.
+        """
+        if self._transactions is not None and not self._transactions.begin_write(pointer):
+            raise _ended(pointer)
+        try:
+            yield
+        finally:
+            if self._transactions is not None:
+                self._transactions.end_write(pointer)
+
     def _is_open(self, pointer: int) -> bool:
         return self._transactions is None or self._transactions.status(pointer) == "in progress"
+
+
+def _without_those(claims: Sequence[GroupClaim], taken: Sequence[GroupClaim]) -> _Divided:
+    """Claims of which some were never answered, so that they are free."""
+    free = [claim for claim in claims if not claim.pointer or claim in taken]
+    return free, [claim for claim in claims if claim not in free]
 
 
 def _ended(pointer: int) -> ConsumerConflict:

@@ -15,6 +15,7 @@ from typing import cast
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.claims import first_unread
+from tms_core.consumers.retention import announced_in
 from tms_core.logs.harmless import harmless
 from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.ids import Ids, first_free, position, tail
@@ -251,7 +252,8 @@ class Lines:
         announced = first_free(self._expiries.keys, prefix, now_ms) if self._expiries else 0
         reserved = self._store.message.reserved(prefix)
         # What has been read may be deleted by now, and no id at or before it would ever be read.
-        unread = 0 if self._consumers is None else first_unread(self._consumers, prefix)
+        side = self._consumers
+        unread = 0 if side is None else max(first_unread(side, prefix), announced_in(side, prefix))
         requested = 0 if self._consumers is None else first_unannounced(self._consumers, prefix)
         line.ids.skip(max(announced, reserved, unread, requested, first_free(self._store.message.keys, prefix, now_ms)))
         line.mortal = line.mortal or announced > 0

@@ -85,7 +85,7 @@ class ProducerName(NamedTuple):
 
 
 class Former(NamedTuple):
-    """The last transaction of the generations before.
+    """The last transaction of the generations before that was not aborted; where all were, the last one.
 
     Attributes:
         transaction: its write pointer.
@@ -221,11 +221,15 @@ def next_generation(known: Registration | None, now_ms: int) -> int:
 
 
 def last_of(begun: list[tuple[Begun, TransactionOutcome]], inherited: Former | None) -> Former | None:
-    """What a producer is told of its former: the newest transaction, or what the former was told itself."""
-    if not begun:
-        return inherited
-    last, outcome = max(begun, key=lambda found: (found[0].generation, found[0].pointer))
-    return Former(last.pointer, last.label, outcome)
+    """What a producer is told of its former: the newest transaction that was not aborted, since it goes on behind that.
+
+    Where there is none: the newest one. What the former was told itself comes before all that it has begun.
+    """
+    found = [] if inherited is None else [inherited]
+    for one, outcome in sorted(begun, key=lambda pair: (pair[0].generation, pair[0].pointer)):
+        found.append(Former(one.pointer, one.label, outcome))
+    kept = [former for former in found if former.outcome is not TransactionOutcome.ABORTED]
+    return next(reversed(kept or found), None)
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------

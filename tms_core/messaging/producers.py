@@ -341,14 +341,21 @@ class Producers:
         if pointer is None or self._rows.get(key := admitted.producer.begun_key(pointer)) is not None:
             return [], []
         sent = admitted.sent
-        before = [row for row in begun_by(self._side, admitted.producer) if row[1].pointer < pointer]
+        rows = [row for row in begun_by(self._side, admitted.producer) if row[1].pointer < pointer]
+        decided = [(key, begun) for key, begun in rows if self._is_decided(begun)]
+        # The last one that may be committed is what the next instance goes on behind; should this one come to nothing.
+        last = next((key for key, begun in reversed(decided) if not self._is_void(begun)), None)
         row = (key, Begun(pointer, sent.generation, void=False, label=sent.label).pack())
-        return [row], [key for key, begun in before if self._is_decided(begun)]
+        return [row], [key for key, _ in decided if key != last]
 
     def _is_decided(self, begun: Begun) -> bool:
         if self._transactions is not None:
             return begun.void or not self._transactions.is_in_progress(begun.pointer)
         return begun.void or transaction_ms(begun.pointer) + self._max_lifetime_ms < self._clock.now_ms()
+
+    def _is_void(self, begun: Begun) -> bool:
+        manager = self._transactions
+        return begun.void or (manager is not None and manager.status(begun.pointer) == "invalid")
 
     def _require_newest(self, producer: ProducerName, generation: int) -> None:
         # What is remembered is enough to let a request pass, since it is looked at again behind its announcement.
@@ -409,6 +416,6 @@ class Producers:
             return TransactionOutcome.ABORTED
         if manager is None:
             return TransactionOutcome.PENDING
-        if manager.invalidate(begun.pointer) or manager.status(begun.pointer) == "invalid":
+        if manager.invalidate(manager.transaction_of(begun.pointer)) or self._is_void(begun):
             return TransactionOutcome.ABORTED
         return TransactionOutcome.COMMITTED

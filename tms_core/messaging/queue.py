@@ -27,6 +27,7 @@ from tms_core.messaging.answer import Answer
 from tms_core.messaging.ids import expires_ms, milliseconds, position
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.partitions import FAMILIES, PART_OF, SEALED
+from tms_core.messaging.producer_rows import LastRequest
 from tms_core.messaging.producers import Admitted, Producers, Sent
 from tms_core.messaging.topics import FORBIDDEN, REQUIRED, TRANSACTIONS, TopicRegistry
 from tms_core.messaging.work import Work
@@ -168,8 +169,8 @@ class Queue(ABC, Generic[R]):
         return batch
 
     @abstractmethod
-    def _is_written(self, topic: TopicMetadata, request: WriteRequest[R], first: int, number: int) -> bool:
-        """Whether all rows of a request are there, at these positions; some of them alone are taken back."""
+    def _is_written(self, topic: TopicMetadata, request: WriteRequest[R], last: LastRequest, *, keeps: bool) -> bool:
+        """Whether all rows of a request are there; some of them alone are taken back, unless they are to be kept."""
 
     @abstractmethod
     def _answer_again(self, request: WriteRequest[R], first: int, number: int) -> None:
@@ -235,9 +236,11 @@ class Queue(ABC, Generic[R]):
         if former is None or not admitted.is_repeated:
             return
         try:
-            if admitted.written or self._is_written(topic, request, former.first, former.number):
+            # What is left of a request that was done stays.
+            may_be_gone = self._may_be_gone(topic, request, former.first, now_ms)
+            if admitted.written or self._is_written(topic, request, former, keeps=may_be_gone):
                 self._answer_again(request, former.first, former.number)
-            elif self._may_be_gone(topic, request, former.first, now_ms):
+            elif may_be_gone:
                 raise MessagingError(
                     f"Whether request {admitted.sent.sequence} of producer {admitted.sent.name} was done is not known "
                     "any more: its messages would have expired by now.",

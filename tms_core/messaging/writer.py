@@ -20,6 +20,7 @@ from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import expires_ms, id_parts, tail
 from tms_core.messaging.lines import Line
 from tms_core.messaging.model import RollbackRange
+from tms_core.messaging.producer_rows import LastRequest
 from tms_core.messaging.queue import Queue, WriterContext, WriteRequest, ended
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix
 from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, PayloadTable, TxCell
@@ -161,21 +162,21 @@ class MessageWriter(Queue[RollbackRange | None]):
             raise
 
     def _is_written(
-        self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None], first: int, number: int
+        self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None], last: LastRequest, *, keeps: bool
     ) -> bool:
         prefix = generation_prefix(topic.topic.prefix, topic.generation)
-        run = CachedRun(first, request.pointer, request.messages or None, request.size)
+        run = CachedRun(last.first, request.pointer, request.messages or None, request.size)
         keys = _keys(prefix, run)
         if request.pointer is None:
             found = _present(self._table, keys)
-            if 0 < len(found) < number:
+            if 0 < len(found) < last.number and not keeps:
                 self._table.delete(found)
         else:
             cells = _pages(self._table.cells, keys)
             found = [cell.key for cell in cells if cell.pointer == request.pointer]
-            if 0 < len(found) < number:
+            if 0 < len(found) < last.number and not keeps:
                 self._table.invert([cell for cell in cells if cell.pointer == request.pointer])
-        return len(found) == number
+        return len(found) == last.number
 
     def _answer_again(self, request: WriteRequest[RollbackRange | None], first: int, number: int) -> None:
         run = CachedRun(first, request.pointer, request.messages or None, request.size)
@@ -238,11 +239,11 @@ class PayloadWriter(Queue[None]):
         prefix = pointer_prefix(topic.topic.prefix, topic.generation, cast(int, request.pointer))
         return _keys(prefix, CachedRun(first, None, request.messages, 0))
 
-    def _is_written(self, topic: TopicMetadata, request: WriteRequest[None], first: int, number: int) -> bool:
-        found = _present(self._table, self._keys_of(topic, request, first))
-        if 0 < len(found) < number:
+    def _is_written(self, topic: TopicMetadata, request: WriteRequest[None], last: LastRequest, *, keeps: bool) -> bool:
+        found = _present(self._table, self._keys_of(topic, request, last.first))
+        if 0 < len(found) < last.number and not keeps:
             self._table.delete(found)
-        return len(found) == number
+        return len(found) == last.number
 
     def _answer_again(self, request: WriteRequest[None], first: int, number: int) -> None:
         request.answer.set_result(None)

@@ -68,6 +68,7 @@ class Writers:
     def settle(self, topic: TopicId) -> None:
         """Return when what was accepted for a topic before is written, or will not be."""
         self.message(topic).settle()
+        self.payload(topic).settle()
 
     def are_busy(self, concerns: Callable[[bytes], bool]) -> bool:
         """Whether something is still to be written to topics of which it is told that they are meant, by their keys."""

@@ -3,7 +3,7 @@
 An offset says all about the batch that it ends: where its parts begin and end, and how many messages each has. So a
 batch that is read again needs nothing but its own offset, and its reader can tell whether a message is missing.
 Spark asks for the first offset anew as long as no batch is done; that one therefore says nothing, and the first batch
-writes down what ``startingPosition`` came to. The price is some hundred bytes for each batch.
+writes down what ``startingPosition`` came to. The price is some hundred bytes for each batch and partition.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tms_core.client.messages import time_at
 from tms_core.errors import FormatError, KeyFormatError, Refused
 from tms_core.rowkey import LONG_MAX, MessageId
 
-#: Which layout this is.
-VERSION = 1
+#: Which layout this is: of one topic, or of a topic with partitions.
+VERSION, PARTITIONED_VERSION = 1, 2
 #: The offset before the first batch.
 NOT_BEGUN = {"version": VERSION, "at": "start"}
 
@@ -98,7 +98,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """How far a stream has come, and the batch that came there.
+    """How far a stream has come in one topic or partition, and the part of the batch that came there.
 
     Attributes:
         topic, generation: whose messages.
@@ -116,26 +116,12 @@ class Offset:
     stretches: tuple[Stretch, ...] = ()
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any], topic: str) -> Self | None:
-        """Read what :meth:`to_json` wrote; None is the offset before the first batch.
+    def parse(cls, given: Mapping[str, Any]) -> Self:
+        """Read what :meth:`to_json` wrote.
 
         Raises:
-            Refused: the checkpoint is another topic's, or of another version of the janitor.
+            KeyError, TypeError, ValueError, FormatError, KeyFormatError: it is something else.
         """
-        if given == NOT_BEGUN:
-            return None
-        try:
-            found = cls._parse(given) if given["version"] == VERSION else None
-        except (KeyError, TypeError, ValueError, FormatError, KeyFormatError) as error:
-            raise Refused(f"The checkpoint has an offset that cannot be read: {given}.", _OTHER) from error
-        if found is None:
-            raise Refused(f"The checkpoint has offsets of version {given['version']}, not {VERSION}.", _OTHER)
-        if found.topic != topic:
-            raise Refused(f"The checkpoint is that of a stream of {found.topic}, not of {topic}.", _OTHER)
-        return found
-
-    @classmethod
-    def _parse(cls, given: Mapping[str, Any]) -> Self:
         following = given["next"]
         return cls(
             given["topic"],
@@ -160,6 +146,64 @@ class Offset:
             "next": None if self.following is None else str(self.following),
             "batch": [[str(part.first), str(part.last), part.messages] for part in self.stretches],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """How far a stream has come in all topics that have messages of its own one, and the batch that came there.
+
+    Attributes:
+        topic, generation: of the stream.
+        parts: the topic itself, or those partitions that are read; in the order in which they are.
+    """
+
+    topic: str
+    generation: int
+    parts: tuple[Offset, ...]
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any], topic: str) -> Self | None:
+        """Read what :meth:`to_json` wrote; None is the offset before the first batch.
+
+        Raises:
+            Refused: the checkpoint is another topic's, or of another version of the janitor.
+        """
+        if given == NOT_BEGUN:
+            return None
+        try:
+            found = cls._parse(given)
+        except (KeyError, TypeError, ValueError, FormatError, KeyFormatError) as error:
+            raise Refused(f"The checkpoint has an offset that cannot be read: {given}.", _OTHER) from error
+        if found is None:
+            raise Refused(
+                f"The checkpoint has offsets of version {given['version']}, not {VERSION} or {PARTITIONED_VERSION}.",
+                _OTHER,
+            )
+        if found.topic != topic:
+            raise Refused(f"The checkpoint is that of a stream of {found.topic}, not of {topic}.", _OTHER)
+        return found
+
+    @classmethod
+    def _parse(cls, given: Mapping[str, Any]) -> Self | None:
+        if given["version"] == VERSION:
+            alone = Offset.parse(given)
+            return cls(alone.topic, alone.generation, (alone,))
+        if given["version"] != PARTITIONED_VERSION:
+            return None
+        return cls(given["topic"], int(given["generation"]), tuple(map(Offset.parse, given["parts"])))
+
+    def to_json(self) -> dict[str, Any]:
+        """What goes into the checkpoint; of a topic without partitions its own offset."""
+        parts = [part.to_json() for part in self.parts]
+        if [part.topic for part in self.parts] == [self.topic]:
+            return parts[0]
+        whole = {"version": PARTITIONED_VERSION, "topic": self.topic, "generation": self.generation}
+        return {**whole, "parts": parts}
+
+    def before(self, part: Offset) -> Offset | None:
+        """Where the batch before ended in the topic of a part; None: it was not read, or was made again since."""
+        same = (one for one in self.parts if (one.topic, one.generation) == (part.topic, part.generation))
+        return next(same, None)
 
 
 _OTHER = "Give the query a checkpointLocation of its own."

@@ -4,24 +4,31 @@ Two things tell of messages that expired before they were read. Where a batch en
 that followed is written down, and has to be the first of the next batch. Where it had read all, a time is written down
 before which nothing was left; once that is older than the topic's ttl, messages may have come and gone. An idle stream
 therefore says from time to time how late it is, which makes an empty batch four times within each ttl.
+
+Of a topic with partitions each is planned by itself, under one view. With another number of partitions the new ones
+begin once the old ones are read to their ends, in a batch of their own or later, so that messages of one key stay in
+order. The old ones are looked at as long as the server has them: a request that it took before it sealed them may
+still add messages.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from janitor.spark.stream.feed import Feed
 from janitor.spark.stream.messages import messages, newest
-from janitor.spark.stream.offsets import EARLIEST, Offset, StreamPosition, Stretch
-from tms_core.client import Client, MessageId, Transaction
+from janitor.spark.stream.offsets import EARLIEST, Offset, StreamOffset, StreamPosition, Stretch
+from tms_core.client import Client, MessageId, TopicId, Transaction
 from tms_core.client.messages import time_at
 from tms_core.clock import Clock
 from tms_core.errors import Refused
+from tms_core.messaging.partitions import Family, Layout, layout_of
 from tms_core.rowkey import Cutoff
 from tms_core.topic import TopicMetadata
-from tms_core.transaction.model import TX_PER_MS
+from tms_core.transaction.model import NO_TX_IN_PROGRESS, TX_PER_MS
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +36,43 @@ logger = logging.getLogger(__name__)
 _TIMES = 4
 
 
-class _Until(NamedTuple):
-    """What there was when a query began that ends when it has read that."""
+class _Moment(NamedTuple):
+    """What a batch is planned by.
 
+    Attributes:
+        topic: of the stream, as it is.
+        now_ms: the time.
+        view: what is committed; None: everything is shown.
+        last: the last messages there are for a query that ends; None: it does not end.
+    """
+
+    topic: TopicMetadata
     now_ms: int
     view: Transaction | None
-    last: MessageId | None
+    last: Mapping[TopicId, MessageId | None] | None
+
+    @property
+    def families(self) -> list[list[TopicId]]:
+        """The topics that have its messages, oldest first; those that take none yet are left out.
+
+        Raises:
+            Refused: it has routes.
+        """
+        layout = layout_of(self.topic.topic, self.topic.properties) or Layout(self.topic.topic, (Family(0, 1),))
+        if layout.routes:
+            raise Refused(
+                f"{layout.topic} has a copy of each message for each of its routes.",
+                f"Set topic to one of {', '.join(str(layout.route(name)) for name in layout.routes)}.",
+            )
+        sealed = [one for one in layout.families if one.sealed_ms is not None]
+        return [layout.members(one) for one in layout.families[: len(sealed) + 1]]
+
+    def is_later(self, topic: TopicId, message: MessageId) -> bool:
+        """Whether a message is not for a query that ends."""
+        if self.last is None:
+            return False
+        last = self.last.get(topic)
+        return last is None or message > last
 
 
 class _Extent(NamedTuple):
@@ -51,6 +89,9 @@ class _Extent(NamedTuple):
     following: MessageId | None
 
 
+_NOTHING = _Extent((), None, None)
+
+
 class Planner:
     """Plans the batches of one query.
 
@@ -63,17 +104,18 @@ class Planner:
         self._feed = feed
         self._clock = clock
         self._client: Client = feed.client()
-        self._until: _Until | None = None
+        self._until: _Moment | None = None
 
     def close(self) -> None:
         """Close connections."""
         self._client.close()
 
     def stay(self) -> None:
-        """From now on plan what is decided now, up to the last message now; nothing later."""
-        now_ms = self._clock.now_ms()
-        last = newest(self._client, self._feed.topic, now_ms)
-        self._until = _Until(now_ms, self.view(), last)
+        """From now on plan what is decided now, up to the last messages now; nothing later."""
+        topic, now_ms = self._client.topic(self._feed.topic), self._clock.now_ms()
+        moment = _Moment(topic, now_ms, None, None)
+        last = {part: newest(self._client, part, now_ms) for family in moment.families for part in family}
+        self._until = moment._replace(view=self.view(), last=last)
 
     def view(self) -> Transaction | None:
         """What is committed now. A transaction that only reads need not stay open."""
@@ -83,12 +125,12 @@ class Planner:
             transaction.roll_back()
         return transaction.transaction
 
-    def next(self, before: Offset | None, most: int | None) -> Offset:
+    def next(self, before: StreamOffset | None, most: int | None) -> StreamOffset:
         """The offset that ends the next batch.
 
         Args:
             before: the one that ended the last; None: there was none.
-            most: messages in a batch, at most; None: all there are.
+            most: messages in a batch, at most, but one of each partition; None: all there are.
 
         Returns:
             ``before`` itself where there is nothing to read.
@@ -97,44 +139,93 @@ class Planner:
             Refused: messages may be lost, and ``failOnDataLoss`` is set.
             MessagingError, TransactionError: the server or the transaction service does not answer, or refuses.
         """
-        begun = before or self._begin()
-        now_ms, view, _ = self._until or (self._clock.now_ms(), self.view(), None)
-        read = self._read(begun.at, view, most)
-        topic = self._client.topic(self._feed.topic)
-        if topic.generation != begun.generation:
-            self._made_again(begun)
-            return self.next(Offset(str(topic.topic), topic.generation, EARLIEST, self._clock.now_ms()), most)
-        if before is not None:
-            self._check_for_loss(before, read, topic)
-        end = StreamPosition.behind(read.stretches[-1].last) if read.stretches else begun.at
-        checked_ms = max(begun.checked_ms, self._all_read_ms(end, read, view, now_ms))
-        found = replace(begun, at=end, checked_ms=checked_ms, following=read.following, stretches=read.stretches)
-        news = read.stretches or before is None or before.following not in (None, read.first)
-        late = (checked_ms - begun.checked_ms) * _TIMES > topic.ttl_seconds * 1000
-        return found if news or late else begun
+        now_ms = self._clock.now_ms()
+        moment = self._until or _Moment(self._client.topic(self._feed.topic), now_ms, self.view(), None)
+        known = {} if before is None else {TopicId.parse(part.topic): part for part in before.parts}
+        place = self._feed.begin if before is None else _place_of_new(before)
+        if before is not None and before.generation != moment.topic.generation:
+            self._made_again(before)
+            known, place = {}, EARLIEST
+        found: list[Offset] = []
+        families = moment.families
+        topics = {part for family in families for part in family}
+        gone = [part for topic, part in known.items() if topic not in topics]
+        for part in gone:
+            self._check_for_loss(part, _NOTHING, moment.topic.ttl_seconds)
+        is_news = before is None or len(gone) > 0
+        for family in families:
+            if known.keys().isdisjoint(family) and place is not None and not self._are_read(found, moment):
+                break
+            for number, topic in enumerate(family):
+                # Each has its share of what the others leave.
+                read = sum(stretch.messages for part in found for stretch in part.stretches)
+                share = None if most is None else max(1, (most - read) // (len(family) - number))
+                part, news = self._next_of(topic, known.get(topic), place, moment, share)
+                found.append(part)
+                is_news = is_news or news
+        if before is not None and not is_news:
+            return before
+        return StreamOffset(str(moment.topic.topic), moment.topic.generation, tuple(found))
 
     # --- its parts ---------------------------------------------------------------------------------------------------
 
-    def _begin(self) -> Offset:
-        """Where a query without a checkpoint begins; ``latest`` is settled here, once and for all."""
-        feed = self._feed
-        topic = self._client.topic(feed.topic)
-        place = feed.begin
-        if place is None:
-            last = newest(self._client, feed.topic, self._clock.now_ms())
-            place = EARLIEST if last is None else StreamPosition.behind(last)
-        return Offset(str(feed.topic), topic.generation, place, place.ms)
+    def _next_of(
+        self, topic: TopicId, before: Offset | None, place: StreamPosition | None, moment: _Moment, most: int | None
+    ) -> tuple[Offset, bool]:
+        """Where the next batch ends in one topic or partition, and whether there is anything to write down.
 
-    def _read(self, place: StreamPosition, view: Transaction | None, most: int | None) -> _Extent:
+        Args:
+            before: where the last ended; None: it begins with this one.
+            place: where it begins then.
+        """
+        begun = before or self._begin(topic, place)
+        read = self._read(topic, begun.at, moment, most)
+        metadata = self._client.topic(topic)
+        if metadata.generation != begun.generation:
+            self._made_again(begun)
+            anew = Offset(begun.topic, metadata.generation, EARLIEST, self._clock.now_ms())
+            return self._next_of(topic, anew, None, moment, most)[0], True
+        if before is not None:
+            self._check_for_loss(before, read, metadata.ttl_seconds)
+        end = StreamPosition.behind(read.stretches[-1].last) if read.stretches else begun.at
+        checked_ms = max(begun.checked_ms, self._all_read_ms(topic, end, read, moment))
+        found = replace(begun, at=end, checked_ms=checked_ms, following=read.following, stretches=read.stretches)
+        news = len(read.stretches) > 0 or before is None or before.following not in (None, read.first)
+        return found, news or (checked_ms - begun.checked_ms) * _TIMES > metadata.ttl_seconds * 1000
+
+    def _begin(self, topic: TopicId, place: StreamPosition | None) -> Offset:
+        """Where a topic or partition is begun; ``latest`` is settled here, once and for all."""
+        generation = self._client.topic(topic).generation
+        if place is None:
+            last = newest(self._client, topic, self._clock.now_ms())
+            place = EARLIEST if last is None else StreamPosition.behind(last)
+        return Offset(str(topic), generation, place, place.ms)
+
+    def _are_read(self, former: Sequence[Offset], moment: _Moment) -> bool:
+        """Whether sealed partitions are read to their ends, and nothing in them is undecided."""
+        if any(part.stretches or part.following for part in former):
+            return False
+        if moment.view is None:
+            return True
+        # All that is not invalid is committed to this view.
+        view = replace(moment.view, read_pointer=NO_TX_IN_PROGRESS, in_progress=())
+        for part in former:
+            topic, end = TopicId.parse(part.topic), part.at
+            with self._client.poll(topic, start=end.start, inclusive=end.inclusive, limit=1, transaction=view) as left:
+                if next(left, None) is not None:
+                    return False
+        return True
+
+    def _read(self, topic: TopicId, place: StreamPosition, moment: _Moment, most: int | None) -> _Extent:
         """Read from a place to where a batch ends."""
         stretches: list[Stretch] = []
         first = last = following = None
         count = 0
         limit = None if most is None else most + 1
-        found = messages(self._client, self._feed.topic, place, view=view, limit=limit)
+        found = messages(self._client, topic, place, view=moment.view, limit=limit)
         for number, message in enumerate(found):
             first = first or message.id
-            if number == most or self._is_later(message.id):
+            if number == most or moment.is_later(topic, message.id):
                 following = message.id
                 break
             last, count = message.id, count + 1
@@ -145,38 +236,35 @@ class Planner:
             stretches.append(Stretch(place, last, count))
         return _Extent(tuple(stretches), first, following)
 
-    def _is_later(self, message: MessageId) -> bool:
-        """Whether a message is not for a query that ends."""
-        return self._until is not None and (self._until.last is None or message > self._until.last)
-
-    def _all_read_ms(self, end: StreamPosition, read: _Extent, view: Transaction | None, now_ms: int) -> int:
-        """The time before which nothing is left to be read behind a read that began at ``now_ms``."""
+    def _all_read_ms(self, topic: TopicId, end: StreamPosition, read: _Extent, moment: _Moment) -> int:
+        """The time before which nothing is left to be read behind a read that began at the moment."""
+        view, now_ms = moment.view, moment.now_ms
         if read.following is not None:
             return end.ms
         if view is None or not view.in_progress:
             return now_ms
-        with self._client.poll(self._feed.topic, start=end.start, inclusive=end.inclusive, limit=1) as found:
+        with self._client.poll(topic, start=end.start, inclusive=end.inclusive, limit=1) as found:
             blocked = next(found, None) is not None
         return max(end.ms, min(now_ms, view.in_progress[0] // TX_PER_MS)) if blocked else now_ms
 
     # --- what may be lost --------------------------------------------------------------------------------------------
 
-    def _check_for_loss(self, before: Offset, read: _Extent, topic: TopicMetadata) -> None:
+    def _check_for_loss(self, before: Offset, read: _Extent, ttl_seconds: int) -> None:
         following, first = before.following, read.first
         if following is not None:
             if first is None or first > following:
-                self._lost(f"Messages of {topic.topic} from {following} on have expired before the query read them.")
+                self._lost(f"Messages of {before.topic} from {following} on have expired before the query read them.")
             return
-        cutoff = Cutoff.at(self._clock.now_ms(), topic.ttl_seconds)
+        cutoff = Cutoff.at(self._clock.now_ms(), ttl_seconds)
         if cutoff.expires(before.checked_ms):
             since, until = time_at(before.checked_ms), time_at(cutoff.ms)
             self._lost(
-                f"What was published in {topic.topic} between {since:%Y-%m-%d %H:%M:%S} and {until:%Y-%m-%d %H:%M:%S} "
+                f"What was published in {before.topic} between {since:%Y-%m-%d %H:%M:%S} and {until:%Y-%m-%d %H:%M:%S} "
                 "UTC has expired before the query read it, if there was something: it did not run, or an open "
                 "transaction held it back."
             )
 
-    def _made_again(self, begun: Offset) -> None:
+    def _made_again(self, begun: Offset | StreamOffset) -> None:
         self._lost(
             f"{begun.topic} was deleted and made again: what the query had not read of generation {begun.generation} "
             "is gone."
@@ -184,6 +272,11 @@ class Planner:
 
     def _lost(self, what: str) -> None:
         lost(self._feed, what)
+
+
+def _place_of_new(before: StreamOffset) -> StreamPosition:
+    """Where new partitions begin: where the query did, as long as it has read nothing of another one."""
+    return next((part.at for part in before.parts if part.at.inclusive), EARLIEST)
 
 
 def lost(feed: Feed, what: str) -> None:

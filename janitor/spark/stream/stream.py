@@ -10,6 +10,8 @@ a batch's end later. All in it was decided when it was planned, and a decision s
 is invalid is hidden by the invalid list until its rows are negated (rule L4). What can happen is that messages expire,
 and that the topic is made again; each task counts, so neither goes unseen. Nothing of this needs the transaction of the
 plan to stay open: a view that is taken later shows the same.
+
+A topic with partitions is read by at least one task for each partition that has messages.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from janitor.spark.stream.feed import Feed
 from janitor.spark.stream.messages import messages
-from janitor.spark.stream.offsets import NOT_BEGUN, Offset, Stretch
+from janitor.spark.stream.offsets import NOT_BEGUN, StreamOffset, Stretch
 from janitor.spark.stream.planner import Planner, lost
-from tms_core.client import Message, Transaction
+from tms_core.client import Message, TopicId, Transaction
 from tms_core.client.consuming import IDLE
 from tms_core.clock import Clock, SystemClock
-from tms_core.errors import Refused
+from tms_core.errors import Refused, TopicNotFound
 
 #: What a stream's rows are.
 STREAM_SCHEMA = StructType(
@@ -56,12 +58,13 @@ class StretchPartition(InputPartition):
 
     Args:
         stretch: which messages.
-        generation: of their topic.
+        topic, generation: the topic or partition that has them.
         view: what is committed; None: everything is shown.
     """
 
-    def __init__(self, stretch: Stretch, generation: int, view: Transaction | None) -> None:
+    def __init__(self, stretch: Stretch, topic: str, generation: int, view: Transaction | None) -> None:
         self.stretch = stretch
+        self.topic = TopicId.parse(topic)
         self.generation = generation
         self.view = view
 
@@ -106,7 +109,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if self._quiet:
             self._clock.sleep(IDLE.pause_seconds(self._quiet, self._random))
-        before = Offset.parse(start, str(self._feed.topic))
+        before = StreamOffset.parse(start, str(self._feed.topic))
         found = self._planner.next(before, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
         if found == before:
             self._quiet += 1
@@ -121,16 +124,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             Refused: the end is not that of a batch which begins at the start.
         """
         topic = str(self._feed.topic)
-        first, last = Offset.parse(start, topic), Offset.parse(end, topic)
-        if last is None or first == last or not last.stretches:
-            return []
-        if first and first.generation == last.generation and first.at != last.stretches[0].first:
-            raise Refused(
-                f"The checkpoint has a batch from {last.stretches[0].first} on, and the one before ended {first.at}.",
-                "Give the query a checkpointLocation of its own.",
-            )
-        view = self._planner.view()
-        return [StretchPartition(stretch, last.generation, view) for stretch in last.stretches]
+        first, last = StreamOffset.parse(start, topic), StreamOffset.parse(end, topic)
+        found = [part for part in last.parts if part.stretches] if last and first != last else []
+        for part in found:
+            before = first and first.before(part)
+            if before and before.at != part.stretches[0].first:
+                raise Refused(
+                    f"The checkpoint has a batch from {part.stretches[0].first} on, and the one before ended "
+                    f"{before.at}.",
+                    "Give the query a checkpointLocation of its own.",
+                )
+        view = self._planner.view() if found else None
+        return [
+            StretchPartition(stretch, part.topic, part.generation, view) for part in found for stretch in part.stretches
+        ]
 
     def stop(self) -> None:
         """Close connections; stopping twice is no error."""
@@ -150,11 +157,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         stretch, count, last = part.stretch, 0, None
         for page in self._pages(part):
             count, last = count + len(page), page[-1].id
-            yield self._arrow(page, part.generation)
+            yield self._arrow(page, part)
         if (count, last) != (stretch.messages, stretch.last):
             lost(
                 self._feed,
-                f"A batch of {self._feed.topic} was planned with {stretch.messages} messages up to {stretch.last}, and "
+                f"A batch of {part.topic} was planned with {stretch.messages} messages up to {stretch.last}, and "
                 f"{count} of them are there: they have expired, or the topic was made again.",
             )
 
@@ -165,9 +172,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         page: list[Message] = []
         size = 0
         with feed.client() as client:
-            if client.topic(feed.topic).generation != part.generation:
+            try:
+                is_same = client.topic(part.topic).generation == part.generation
+            except TopicNotFound:
+                # With another number of partitions, those go that have no message left.
+                is_same = False
+            if not is_same:
                 return
-            for message in messages(client, feed.topic, stretch.first, view=part.view, limit=limit):
+            for message in messages(client, part.topic, stretch.first, view=part.view, limit=limit):
                 if message.id > stretch.last:
                     break
                 page.append(message)
@@ -178,14 +190,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if page:
             yield page
 
-    def _arrow(self, page: list[Message], generation: int) -> Any:
-        topic, rows = self._feed.topic, len(page)
+    def _arrow(self, page: list[Message], part: StretchPartition) -> Any:
+        topic, rows = part.topic, len(page)
         ids = [message.id for message in page]
         columns = {
             "id": pa.array([str(found) for found in ids], pa.string()),
             "namespace": pa.repeat(topic.namespace, rows),
             "topic": pa.repeat(topic.topic, rows),
-            "generation": pa.repeat(pa.scalar(generation, pa.int32()), rows),
+            "generation": pa.repeat(pa.scalar(part.generation, pa.int32()), rows),
             "publish_ms": pa.array([found.publish_ms for found in ids], pa.int64()),
             "published": pa.array([min(found.publish_ms, _LAST_MS) * 1000 for found in ids], pa.timestamp("us", "UTC")),
             "sequence": pa.array([found.sequence for found in ids], pa.int32()),

@@ -257,6 +257,12 @@ class TransactionManager:
         with self._durable.looking() as state:
             return pointer in state.in_progress
 
+    def transaction_of(self, pointer: int) -> int:
+        """The transaction of a checkpoint that is in progress; of any other pointer itself. Takes no disk."""
+        with self._durable.looking() as state:
+            entries = state.in_progress.values()
+            return next((entry.write_pointer for entry in entries if pointer in entry.checkpoints), pointer)
+
     # --- the invalid list --------------------------------------------------------------------------------------------
 
     def truncate_invalid(self, transaction_ids: Collection[int]) -> bool:

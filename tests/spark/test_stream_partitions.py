@@ -1,0 +1,295 @@
+"""A stream of a topic with partitions: a task for each, and nothing lost, doubled or out of order while they change."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from tests.builders import NOW_MS
+from tests.spark.streams import ORDERS, TTL_SECONDS, Query, Scene, scene, texts
+from tms_core.client import Transaction
+from tms_core.errors import Refused
+from tms_core.messaging.partitions import layout_of, number_of
+from tms_core.rowkey import MessageKey
+from tms_core.tables.base import MessageValue
+from tms_core.topic import TopicId
+
+EVENTS = "default:events"
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    with scene(monkeypatch) as made:
+        made.client.create_topic(EVENTS, ttl=TTL_SECONDS, properties={"partitions": "4"})
+        yield made
+
+
+def change(at: Scene, partitions: int, topic: str = EVENTS) -> None:
+    at.clock.advance(1)
+    at.client.update_topic(topic, ttl=TTL_SECONDS, properties={"partitions": str(partitions)})
+
+
+def publish(at: Scene, *payloads: int, topic: str = EVENTS, key: str | None = None) -> None:
+    """Messages, each with a key of its own or all with one, by a client that knows of no other partitions."""
+    with at.site.client() as client:
+        for payload in payloads:
+            at.clock.advance(1)
+            client.publish(topic, texts(payload), key=key or str(payload))
+
+
+def publish_in(at: Scene, transaction: Transaction, key: str, payload: str | int) -> None:
+    """A message in a transaction, in the partition that takes it now."""
+    topic = at.client.topic(EVENTS)
+    layout = layout_of(topic.topic, topic.properties)
+    assert layout
+    at.clock.advance(1)
+    at.client.publish(layout.place(number_of(key)), texts(payload), transaction=transaction)
+
+
+def topics_of(query: Query, number: int) -> list[list[str]]:
+    """The topics that each task of a batch reads."""
+    return [sorted({row["topic"] for row in part}) for part in query.parts(number)]
+
+
+def test_given_partitions_when_streamed_then_a_task_reads_each(at: Scene) -> None:
+    query = at.query(topic=EVENTS)
+    publish(at, *range(40))
+    assert sorted(query.drain()) == sorted(texts(*range(40)))
+    assert topics_of(query, 0) == [[f"events-{number}"] for number in range(4)]
+    for part in query.parts(0):
+        assert [int(row["payload"]) for row in part] == sorted(int(row["payload"]) for row in part)
+    assert not query.plan()
+
+
+def test_given_more_than_a_batch_takes_when_streamed_then_each_partition_has_its_share_of_it(at: Scene) -> None:
+    query, least = at.query(topic=EVENTS, maxMessagesPerBatch=8), at.query(topic=EVENTS, maxMessagesPerBatch=1)
+    publish(at, *range(40))
+    publish(at, *range(40, 60), key="one")
+    for reading, most in ((query, 8), (least, 4)):
+        assert sorted(reading.drain()) == sorted(texts(*range(60)))
+        assert max(len(reading.rows(number)) for number in range(len(reading.offsets))) == most
+    assert [len(part) for part in query.parts(0)] == [2] * 4
+
+
+def test_given_a_batch_of_partitions_when_read_again_after_all_has_changed_then_it_is_the_same(at: Scene) -> None:
+    query = at.query(topic=EVENTS, maxMessagesPerBatch=4)
+    publish(at, *range(12), key="one")
+    query.drain()
+    before = [query.rows(number) for number in range(3)]
+    query.kill()
+    publish(at, 12)
+    change(at, 2)
+    assert [query.rows(number) for number in range(3)] == before
+    del query.offsets[1]
+    with pytest.raises(Refused, match="the one before ended after:"):
+        query.rows(1)
+
+
+def test_given_another_number_when_streamed_then_the_former_partitions_are_read_to_their_ends_first(at: Scene) -> None:
+    query = at.query(topic=EVENTS, maxMessagesPerBatch=4)
+    publish(at, 1, 2, 3)
+    undecided = at.site.manager.start_short()
+    publish_in(at, undecided, "k", 4)
+    change(at, 2)
+    publish(at, 5, key="k")
+    assert sorted(query.drain()) == texts(1, 2, 3), "what follows in the new ones waits for what is undecided"
+    at.commit(undecided)
+    assert sorted(query.drain()[:4]) == texts(1, 2, 3, 4)
+    assert query.all()[4:] == texts(5)
+    assert topics_of(query, len(query.offsets) - 1)[0][0].startswith("events-f2-")
+
+
+def test_given_a_message_that_a_sealed_partition_had_taken_when_it_comes_late_then_it_is_read(at: Scene) -> None:
+    query = at.query(topic=EVENTS)
+    publish(at, 1)
+    change(at, 2)
+    publish(at, 2)
+    assert query.drain() == texts(1, 2)
+    at.clock.advance(1)
+    late = MessageKey(TopicId.parse(f"{EVENTS}-3"), 1, at.clock.now_ms(), 0)
+    at.site.store.message.put([(late.pack(), MessageValue(None, b"late"))])
+    # The server forgets what it has in memory.
+    change(at, 2)
+    assert query.drain() == [*texts(1, 2), b"late"]
+
+
+def test_given_the_checkpoint_of_an_ordinary_topic_when_it_gets_partitions_then_it_goes_on(at: Scene) -> None:
+    query = at.query(maxMessagesPerBatch=2)
+    at.publish(*range(5))
+    query.plan()
+    assert json.loads(query.offsets[0])["version"] == 1
+    query.kill()
+    change(at, 3, ORDERS)
+    publish(at, *range(5, 15), topic=ORDERS)
+    found = query.drain()
+    assert found[:5] == texts(*range(5))
+    assert sorted(found[5:]) == sorted(texts(*range(5, 15)))
+    assert {json.loads(offset)["version"] for offset in query.offsets[-2:]} == {2}
+
+
+@pytest.mark.parametrize(
+    ("begin", "expected"), [("latest", [3, 4]), (NOW_MS + 3, [2, 3, 4]), ("earliest", [1, 2, 3, 4])]
+)
+def test_given_a_place_when_a_topic_with_two_families_is_streamed_then_it_begins_there(
+    begin: str | int, expected: list[int], at: Scene
+) -> None:
+    publish(at, 1)
+    change(at, 2)
+    publish(at, 2)
+    query = at.query(topic=EVENTS, startingPosition=begin)
+    query.plan()
+    query.kill()
+    publish(at, 3)
+    change(at, 3)
+    publish(at, 4)
+    assert query.drain() == texts(*expected)
+
+
+def test_given_a_time_to_come_when_the_number_changes_before_then_the_new_ones_begin_there_too(at: Scene) -> None:
+    query = at.query(topic=EVENTS, startingPosition=NOW_MS + 1000)
+    query.plan()
+    change(at, 2)
+    publish(at, 1)
+    assert query.drain() == []
+    at.clock.advance(1000)
+    publish(at, 2)
+    assert query.drain() == texts(2)
+
+
+def test_given_a_query_that_ends_when_more_and_other_partitions_come_then_it_ends_all_the_same(at: Scene) -> None:
+    query = at.query(topic=EVENTS)
+    publish(at, 1, 2)
+    query.reader = query.new_reader()
+    query.reader.prepareForTriggerAvailableNow()
+    publish(at, 3)
+    change(at, 2)
+    publish(at, 4)
+    assert sorted(query.drain()) == texts(1, 2)
+    query.kill()
+    assert sorted(query.drain()) == texts(1, 2, 3, 4)
+
+
+def test_given_partitions_that_are_gone_when_planned_then_what_expired_in_them_is_said_and_nothing_else(
+    at: Scene,
+) -> None:
+    strict, patient = at.query(topic=EVENTS), at.query(topic=EVENTS, failOnDataLoss="false")
+    full = at.query(topic=EVENTS, maxMessagesPerBatch=4)
+    publish(at, *range(12), key="one")
+    for query in (strict, patient, full):
+        query.plan()
+    patient.kill()
+    change(at, 2)
+    at.site.store.message.delete([key for key, _ in at.site.store.message.rows(b"", None, 100).items])
+    change(at, 3)
+    publish(at, 12)
+    while strict.plan():
+        pass
+    assert strict.payloads(len(strict.offsets) - 1) == texts(12)
+    assert {part["topic"][:-1] for part in json.loads(strict.offsets[-1])["parts"]} <= {
+        f"{EVENTS}-f2-",
+        f"{EVENTS}-f3-",
+    }
+    with pytest.raises(Refused, match=rf"Messages of {EVENTS}-\d from .* on have expired before the query"):
+        full.plan()
+    with pytest.raises(Refused, match=rf"A batch of {EVENTS}-\d was planned with 12 messages .* and 0 of them"):
+        strict.rows(0)
+    assert patient.rows(0) == []
+
+
+def test_given_a_topic_with_partitions_that_is_made_again_when_planned_then_that_is_said(at: Scene) -> None:
+    strict, patient = at.query(topic=EVENTS), at.query(topic=EVENTS, failOnDataLoss="false")
+    change(at, 2)
+    publish(at, 1)
+    assert strict.drain() == patient.drain() == texts(1)
+    at.client.delete_topic(EVENTS)
+    at.client.create_topic(EVENTS, properties={"partitions": "3"})
+    publish(at, 2)
+    with pytest.raises(Refused, match=rf"{EVENTS} was deleted and made again: .* of generation 1 is gone"):
+        strict.plan()
+    patient.plan()
+    [row] = patient.rows(len(patient.offsets) - 1)
+    assert (row["payload"], row["generation"]) == (b"2", 2)
+
+
+def test_given_a_topic_with_routes_when_streamed_then_the_routes_are_named(at: Scene) -> None:
+    at.client.create_topic("default:clicks", properties={"routes": '{"users": 2, "pages": 3}'})
+    with pytest.raises(Refused, match=r"Set topic to one of default:clicks-users, default:clicks-pages"):
+        at.query(topic="default:clicks").plan()
+    query = at.query(topic="default:clicks-users")
+    at.client.publish("default:clicks", texts(1), key={"users": b"u", "pages": b"p"})
+    assert query.drain() == texts(1)
+
+
+class History:
+    """Producers with keys of their own, one number of partitions after the other, and a query that is killed."""
+
+    def __init__(self, at: Scene, seed: int) -> None:
+        self.at, self.random = at, Random(seed)
+        self.query = at.query(topic=EVENTS, maxMessagesPerBatch=self.random.choice((3, 6, 50)))
+        self.open: dict[int, tuple[Transaction, list[tuple[str, int]]]] = {}
+        self.sent: dict[str, list[int]] = defaultdict(list)
+        self.read: dict[int, list[dict[str, object]]] = {}
+        self.number = 0
+
+    def produce(self) -> None:
+        who = self.random.randrange(3)
+        self.number += 1
+        key = f"{who}.{self.random.randrange(3)}"
+        self.at.clock.advance(1)
+        if who in self.open:
+            publish_in(self.at, self.open[who][0], key, f"{key} {self.number}")
+            self.open[who][1].append((key, self.number))
+        else:
+            self.at.client.publish(EVENTS, texts(f"{key} {self.number}"), key=key)
+            self.sent[key].append(self.number)
+
+    def begin(self) -> None:
+        self.open.setdefault(self.random.randrange(3), (self.at.site.manager.start_short(), []))
+
+    def decide(self) -> None:
+        if self.open:
+            tx, messages = self.open.pop(self.random.choice(sorted(self.open)))
+            if self.random.random() < 0.3:
+                self.at.invalidate(tx)
+                return
+            self.at.commit(tx)
+            for key, number in messages:
+                self.sent[key].append(number)
+
+    def change(self) -> None:
+        change(self.at, self.random.randint(1, 4))
+
+    def plan(self) -> None:
+        if self.query.plan():
+            number = len(self.query.offsets) - 1
+            self.read[number] = self.query.rows(number)
+
+    def kill(self) -> None:
+        self.query.kill()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_given_a_random_history_when_partitions_change_then_each_message_comes_once_and_those_of_a_key_in_order(
+    seed: int, at: Scene
+) -> None:
+    history = History(at, seed)
+    steps = {"produce": 8, "begin": 2, "decide": 3, "change": 1.5, "plan": 5, "kill": 1}
+    for step in history.random.choices(tuple(steps), tuple(steps.values()), k=80):
+        getattr(history, step)()
+    while history.open:
+        history.decide()
+    history.query.drain()
+    found: dict[str, list[int]] = defaultdict(list)
+    for number in range(len(history.query.offsets)):
+        of_key: dict[str, set[str]] = defaultdict(set)
+        for row in history.query.rows(number):
+            key, sent = row["payload"].decode().split()
+            found[key].append(int(sent))
+            of_key[key].add(row["topic"])
+        assert all(len(topics) == 1 for topics in of_key.values()), "tasks of one batch run side by side"
+    assert found == {key: sent for key, sent in history.sent.items() if sent}
+    assert {number: history.query.rows(number) for number in history.read} == history.read
