@@ -118,7 +118,8 @@ def test_given_a_random_store_of_cdap_when_swept_then_every_row_is_as_the_law_sa
     # When
     report = sweep(messaging, tmp_path / "tx.snapshot")
     # Then
-    assert min(report.total(rule) for rule in Rule) > 0
+    # CDAP has no consumers whose positions are known.
+    assert min(report.total(rule) for rule in set(Rule) - {Rule.PROCESSED}) > 0
     assert not report.errors
     assert_only_leveldb_files(messaging)
     for table in ("message", "payload"):
