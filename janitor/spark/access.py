@@ -8,6 +8,7 @@ The trade on LevelDB: no process may hold the store while tasks clone it, and ea
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from janitor.settings import Settings
 from janitor.spark.columns import Policy
 from janitor.sweep import transactions as txstate
 from janitor.sweep.context import matches, parse_or_none
+from janitor.sweep.processed import ProcessedRows
 from janitor.sweep.transactions import TransactionView
 from janitor.sweep.whatif import WhatIf, changed
 from tms_core.clock import Clock, SystemClock
@@ -31,6 +33,8 @@ from tms_core.tables.read_only import read_only
 from tms_core.tables.side import Expiries, HBaseSide, LevelDBSide, SideTable, beside
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.rpc.client import source_of
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +101,8 @@ class Access:
                 yield read_only(store.part(salt))
 
     @contextmanager
-    def expiries(self) -> Iterator[Expiries | None]:
-        """Messages with a ttl of their own (rule L6); None where no server has ever written any down.
+    def side(self) -> Iterator[SideTable | None]:
+        """The rows beside the store; None where no server has ever written any.
 
         To be opened after the store, so that it knows of every message that is in it.
 
@@ -107,18 +111,25 @@ class Access:
             StoreError: it cannot be read.
         """
         with ExitStack() as stack:
+            side: SideTable
             if self.is_leveldb:
                 folder = beside(Path(self.settings.storage.leveldb.path))
                 if not holds_database(folder):
                     yield None
                     return
                 folder = stack.enter_context(copied(folder, self.settings.janitor.state))
-                side: SideTable = stack.enter_context(LevelDBSide(folder))
+                side = stack.enter_context(LevelDBSide(folder))
             else:
                 wanted = self.settings.storage.hbase
                 pool = HBasePool(wanted.thrift, connections=1, timeout_seconds=wanted.timeout_seconds)
                 side = stack.enter_context(HBaseSide(pool, wanted.namespace, create=False))
-            yield Expiries(side)
+            yield side
+
+    @contextmanager
+    def expiries(self) -> Iterator[Expiries | None]:
+        """Messages with a ttl of their own (rule L6); None, and raises, as :meth:`side`."""
+        with self.side() as side:
+            yield None if side is None else Expiries(side)
 
     def hbase(self) -> HBaseStore:
         """The store in HBase itself, which can be written.
@@ -158,10 +169,18 @@ class Access:
         """
         found = (parse_or_none(key, value) for key, value in store.metadata.rows())
         topics = [changed(topic, changes) for topic in found if topic is not None]
-        return Policy(
-            {topic.topic: (topic, self._frontier(topic, now_ms)) for topic in topics},
-            self.transactions(now_ms),
-        )
+        view = self.transactions(now_ms)
+        frontiers = {topic.topic: (topic, self._frontier(topic, now_ms)) for topic in topics}
+        if view.snapshot is not None and any(topic.consumed for topic in topics):
+            with self.side() as side:
+                if side is not None:
+                    rows = ProcessedRows(side, view.snapshot, self.settings.janitor.hold_seconds)
+                    frontiers = {name: (one, rows.extend(one, at)[0]) for name, (one, at) in frontiers.items()}
+                    for name, why in rows.unknown.items():
+                        logger.warning(
+                            "%s keeps what its consumers have processed, since they cannot be read: %s", name, why
+                        )
+        return Policy(frontiers, view)
 
     def _frontier(self, topic: TopicMetadata, now_ms: int) -> Frontier:
         if matches(topic.topic, tuple(self.settings.janitor.protect)):

@@ -34,6 +34,7 @@ from janitor.sweep.transactions import TransactionView
 from tests.simulation.history import Failed, History, play
 from tests.simulation.shrink import failure_of, shortest, tell
 from tms_core.rowkey import Cutoff
+from tms_core.tables.base import PointerSet
 from tms_core.tables.lease import Lease
 from tms_core.tables.leveldb import manifest
 from tms_core.topic import TopicMetadata
@@ -86,7 +87,7 @@ def whatever_is_in_progress_is_invalid(patch: pytest.MonkeyPatch) -> None:
         return view.snapshot is not None and (view.snapshot.is_invalid(pointer) or view.snapshot.is_undecided(pointer))
 
     patch.setattr(TransactionView, "is_invalid", is_invalid)
-    patch.setattr(TransactionView, "candidates", lambda _: range(2**63))
+    patch.setattr(TransactionView, "candidates", lambda _: PointerSet(range(1, 2**63)))
 
 
 def nothing_jumps(patch: pytest.MonkeyPatch) -> None:

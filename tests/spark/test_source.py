@@ -25,17 +25,22 @@ from janitor.spark.source.parts import Piece
 from janitor.spark.source.source import FilteringReader, FilteringSource, RowReader, TmsSource
 from janitor.spark.source.wanted import Wanted
 from janitor.spark.sweep.ranged import RangedStore
-from tests.builders import DAY, HOUR, NOW_MS, pointer, topic, unknown_topic
+from tests.builders import DAY, HOUR, NOW_MS, pointer, topic, unknown_topic, visibility
 from tests.janitor.law.test_differential import LONG_MAX, Scene, leveldb_store, scenes
 from tests.spark.test_columns import said
+from tms_core.clock import SystemClock
+from tms_core.consumers.claims import ConsumerGroup, GroupClaim, pack
+from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import ConfigurationError, StoreBusy, StoreNotFound
-from tms_core.rowkey import MessageKey, PayloadKey
+from tms_core.rowkey import MessageId, MessageKey, PayloadKey
 from tms_core.tables.base import ALL_KEYS, KeyRange, MessageValue, Store, TxCell
 from tms_core.tables.leveldb.database import RowColumns as RawColumns
 from tms_core.tables.leveldb.store import LevelDBMessageReads, LevelDBStore, decode
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import Expiries, LevelDBSide, beside
-from tms_core.topic import TopicId
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.codec.snapshot import write_snapshot
+from tms_core.transaction.model import Snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -293,6 +298,88 @@ def test_given_messages_with_a_ttl_of_their_own_when_read_then_it_takes_them(
     assert list((tmp_path / "messaging.janitor").iterdir()) == []
 
 
+# --- consumer groups --------------------------------------------------------------------------------------------------
+
+
+def with_groups(place: Path, folder: Path) -> dict[str, str]:
+    """A topic whose first five messages a group has processed, the last two by claims, and a topic that is kept."""
+    done, dead, running = pointer(NOW_MS - DAY, 0), pointer(NOW_MS - DAY, 1), pointer(NOW_MS - HOUR)
+    times = [NOW_MS - 3 * HOUR + number for number in range(10)]
+    with LevelDBStore(place, create=True) as store, LevelDBSide(beside(place)) as side:
+        for name, retention in (("orders", "consumed"), ("bills", "ttl")):
+            found = unknown_topic(store, f"default:{name}").plain(*times, NOW_MS).stored(done, times[0])
+            found.describe(ttl_seconds=86_400, retention=retention)
+            metadata = TopicMetadata(found.id, 1, 86_400, {})
+            Positions(side).put(metadata, Position("billing", MessageId(times[2], 2), NOW_MS, 0))
+            group = ConsumerGroup.of(metadata, "billing")
+            spans = [(2, 4, done, 1), (4, 6, running, 2), (6, 7, dead, 3), (7, 8, 0, 4)]
+            side.put([pack(group, GroupClaim(_id(times, a), _id(times, b), who, n)) for a, b, who, n in spans])
+    taken_ms = SystemClock().now_ms()
+    with (folder / f"snapshot.{taken_ms}").open("wb") as file:
+        write_snapshot(file, Snapshot(visibility(taken_ms, [dead], [running])))
+    return {"snapshots": str(folder)}
+
+
+def _id(times: list[int], at: int) -> MessageId:
+    return MessageId(times[at], at)
+
+
+def test_given_a_topic_whose_messages_go_once_processed_when_read_then_the_law_says_so(
+    place: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tx").mkdir()
+    options = with_groups(place, tmp_path / "tx")
+    found = [(row["topic"], row["sequence"]) for row in read(place, **options) if row["rule"] == "processed"]
+    assert found == [("orders", number) for number in range(5)]
+    payloads = {row["topic"]: (row["action"], row["rule"]) for row in read(place, table="payload", **options)}
+    assert payloads == {"orders": ("candidate", "processed"), "bills": ("keep", "live")}
+    early = {**options, "now": NOW_MS - 2 * HOUR + 3}
+    assert [row["sequence"] for row in read(place, **early) if row["rule"] == "processed"] == [0, 1, 2], "hold_seconds"
+    assert "processed" not in {row["rule"] for row in read(place)}, "nothing is known without a snapshot"
+
+
+def test_given_consumers_that_cannot_be_read_when_judged_then_their_topic_is_kept_and_that_is_said(
+    place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "tx").mkdir()
+    options = with_groups(place, tmp_path / "tx")
+    with LevelDBSide(beside(place)) as side:
+        [*_, (key, _)] = side.rows(b"t", b"u", 100).items
+        side.put([(key, b"damaged")])
+    assert {row["rule"] for row in read(place, **options)} == {"live"}
+    assert "default:orders keeps what its consumers have processed, since they cannot be read: the claim" in caplog.text
+
+
+def test_given_claims_when_read_then_each_says_what_has_become_of_it(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "tx").mkdir()
+    given = {"leveldb": str(place), "table": "claims", "topics": "default:orders"}
+    asked = TmsSource(given)
+    claims = asked.reader(asked.schema())
+    with LevelDBStore(place, create=True):
+        pass
+    assert list(claims.read(claims.partitions()[0])) == [], "no server was ever there"
+    options = with_groups(place, tmp_path / "tx")
+    known = TmsSource({**given, **options})
+    for source, states in ((known, ["done", "open", "void", "void"]), (asked, [None] * 4)):
+        reading = source.reader(source.schema())
+        batches: list[Any] = [batch for part in reading.partitions() for batch in reading.read(part)]
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        assert [(row["state"], row["deliveries"]) for row in rows] == list(zip(states, [1, 2, 3, 4], strict=True))
+    assert list(rows[0]) == source.schema().names
+    assert rows[1] | {"state": "open"} == {
+        "namespace": "default",
+        "topic": "orders",
+        "generation": 1,
+        "consumer": "billing",
+        "after": str(MessageId(NOW_MS - 3 * HOUR + 4, 4)),
+        "last": str(MessageId(NOW_MS - 3 * HOUR + 6, 6)),
+        "write_pointer": pointer(NOW_MS - HOUR),
+        "deliveries": 2,
+        "state": "open",
+    }
+    assert rows[3]["write_pointer"] is None
+
+
 def refused(*_: object) -> None:
     raise OSError(errno.EXDEV, "no links from here to there")
 
@@ -469,6 +556,15 @@ def test_given_filters_when_spark_offers_them_or_not_then_the_result_is_the_same
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     assert results[0] == results[1]
     assert len(results[0]) == 12
+
+
+def test_given_claims_when_spark_reads_them_then_they_are_the_same(
+    spark: SparkSession, place: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tx").mkdir()
+    options = with_groups(place, tmp_path / "tx")
+    claims = on_spark(spark, FilteringSource, place, table="claims", **options).where("topic = 'orders'")
+    assert [row.state for row in claims.select("state").collect()] == ["done", "open", "void", "void"]
 
 
 def test_given_a_store_when_asked_in_sql_then_it_is_a_what_if(spark: SparkSession, filled: Filled) -> None:

@@ -236,7 +236,7 @@ def test_given_a_lease_that_was_taken_when_renewed_or_looked_at_then_it_is_lost_
         other = lease(cell, clock, "b")
         other.acquire(sole=True)
         for _ in range(2):
-            with pytest.raises(LeaseLost):
+            with pytest.raises(LeaseLost, match="b has it now"):
                 look(mine)
         other.check()
         other.release()

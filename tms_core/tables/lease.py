@@ -197,7 +197,7 @@ class Lease:
         """
         with self._lock:
             if self._mine is None:
-                raise _lost(None)
+                raise _lost(self.seen)
             self._adopt(self._cell.lease())
             self.renew_if_due()
 
@@ -238,7 +238,7 @@ class Lease:
         present = self._mine
         mine = LeaseRecord.parse(present)
         if mine is None:
-            raise _lost(None)
+            raise _lost(self.seen)
         renewed = replace(mine, beat=mine.beat + 1, renewed_ms=self._clock.now_ms()).pack()
         if not self._cell.swap_lease(present, renewed):
             return False

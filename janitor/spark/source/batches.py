@@ -48,6 +48,17 @@ METADATA_COLUMNS = (
     StructField("key", BinaryType()),
     StructField("problem", StringType()),
 )
+CLAIM_COLUMNS = (
+    StructField("namespace", StringType()),
+    StructField("topic", StringType()),
+    StructField("generation", IntegerType()),
+    StructField("consumer", StringType()),
+    StructField("after", StringType()),
+    StructField("last", StringType()),
+    StructField("write_pointer", LongType()),
+    StructField("deliveries", IntegerType()),
+    StructField("state", StringType()),
+)
 #: Columns of one word that are kept: a few words, in pages of the full length and of a few others.
 _KEPT = 64
 _ARROW: Mapping[type, Any] = {
@@ -63,6 +74,8 @@ def columns_of(table: Table, ask: Ask) -> tuple[StructField, ...]:
     """The columns of a table."""
     if table == "metadata":
         return METADATA_COLUMNS
+    if table == "claims":
+        return CLAIM_COLUMNS
     return (*ROW_COLUMNS, PAYLOAD_COLUMN) if ask.payloads else ROW_COLUMNS
 
 

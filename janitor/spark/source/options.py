@@ -22,13 +22,13 @@ from tms_core.errors import ConfigurationError
 #: The name under which Spark knows the source.
 NAME = "tms"
 
-Table = Literal["message", "payload", "metadata"]
+Table = Literal["message", "payload", "metadata", "claims"]
 
 _OPTIONS = frozenset(
     {"config", "leveldb", "hbase", "snapshots", "table", "topics", "from", "to", "now", "partitions", "sizes"}
     | {"payload", "what_if"}
 )
-_TABLES = ("message", "payload", "metadata")
+_TABLES = ("message", "payload", "metadata", "claims")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from janitor.spark.columns import DataTable, split
 from janitor.spark.session import plain_kind
 from janitor.spark.source import pages
-from janitor.spark.source.batches import METADATA_COLUMNS, arrow_batch, columns_of, row_batch
+from janitor.spark.source.batches import CLAIM_COLUMNS, METADATA_COLUMNS, arrow_batch, columns_of, row_batch
 from janitor.spark.source.expiring import expiring
 from janitor.spark.source.options import NAME, SourceOptions
 from janitor.spark.source.parts import NOTHING, Piece, pieces
@@ -31,10 +31,12 @@ from janitor.spark.source.wanted import Wanted
 from janitor.spark.stream.feed import Feed
 from janitor.spark.stream.stream import STREAM_SCHEMA, StreamReader
 from tms_core.clock import SystemClock
+from tms_core.consumers.claims import all_claims, truth
 from tms_core.errors import ConfigurationError, MetadataError, StoreError
 from tms_core.tables.base import MetadataReads, Reads
-from tms_core.tables.side import Expiries
+from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicMetadata
+from tms_core.transaction.model import Transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -81,7 +83,7 @@ class TmsSource(DataSource):
         return StructType(list(columns_of(self.asked.table, self.asked.ask)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return MetadataReader(self.asked) if self.asked.table == "metadata" else RowReader(self.asked)
+        return _small(self.asked) or RowReader(self.asked)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         if not isinstance(self._given, Feed):
@@ -95,7 +97,7 @@ class FilteringSource(TmsSource):
     """The same for sessions that offer filters; Spark refuses to run it where they are not offered."""
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return MetadataReader(self.asked) if self.asked.table == "metadata" else FilteringReader(self.asked)
+        return _small(self.asked) or FilteringReader(self.asked)
 
 
 class RowPartition(InputPartition):
@@ -180,11 +182,7 @@ class MetadataReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         with _named("metadata rows"), self._asked.access.reading() as store:
             found = [row for row in self._rows(store.metadata) if row is not None]
-        if found:
-            yield arrow_batch(
-                METADATA_COLUMNS,
-                dict(zip((field.name for field in METADATA_COLUMNS), zip(*found, strict=True), strict=True)),
-            )
+        yield from _batch(METADATA_COLUMNS, found)
 
     def _rows(self, table: MetadataReads) -> Iterator[tuple[Any, ...] | None]:
         for key, value in table.rows():
@@ -198,6 +196,47 @@ class MetadataReader(DataSourceReader):
             if self._wanted.wants(topic.topic):
                 name = topic.topic
                 yield name.namespace, name.topic, topic.generation, topic.ttl_seconds, topic.deleted, text, key, None
+
+
+class ClaimReader(DataSourceReader):
+    """Reads what consumer groups have claimed, in one task; a group has as many claims as workers.
+
+    Args:
+        asked: what to read.
+    """
+
+    def __init__(self, asked: SourceOptions) -> None:
+        self._asked = asked
+        self._wanted = Wanted("message", asked.patterns)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        # What is known of transactions comes first: a claim that is taken back goes before its transaction ends.
+        now_ms = SystemClock().now_ms() if self._asked.now_ms is None else self._asked.now_ms
+        snapshot = self._asked.access.transactions(now_ms).snapshot
+        view = None if snapshot is None else snapshot.dummy_transaction()
+        with _named("claims"), self._asked.access.side() as side:
+            found = [] if side is None else list(self._rows(side, view))
+        yield from _batch(CLAIM_COLUMNS, found)
+
+    def _rows(self, side: SideTable, view: Transaction | None) -> Iterator[tuple[Any, ...]]:
+        for _, group, claim in all_claims(side):
+            if self._wanted.wants(group.topic):
+                state = None if view is None else truth(claim.pointer, view).value
+                name = (group.topic.namespace, group.topic.topic, group.generation, group.name)
+                yield *name, str(claim.first), str(claim.last), claim.pointer or None, claim.tries, state
+
+
+def _small(asked: SourceOptions) -> DataSourceReader | None:
+    """The reader of a table that one task reads."""
+    kinds: dict[str, type[MetadataReader | ClaimReader]] = {"metadata": MetadataReader, "claims": ClaimReader}
+    kind = kinds.get(asked.table)
+    return None if kind is None else kind(asked)
+
+
+def _batch(columns: tuple[StructField, ...], rows: list[tuple[Any, ...]]) -> Iterator[Any]:
+    if rows:
+        names = [field.name for field in columns]
+        yield arrow_batch(columns, dict(zip(names, zip(*rows, strict=True), strict=True)))
 
 
 @contextmanager
