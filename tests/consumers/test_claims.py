@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +14,7 @@ from tms_core.consumers import claims
 from tms_core.consumers.claims import (
     ConsumerGroup,
     GroupClaim,
+    Rank,
     Truth,
     claims_of,
     limited,
@@ -101,8 +105,26 @@ def test_given_messages_that_were_given_out_before_then_fewer_come_together_and_
 
 def test_given_void_claims_when_some_of_their_messages_are_claimed_anew_then_the_rest_keeps_its_tries() -> None:
     free = [claim(0, 6, 21, tries=1), claim(4, 9, 0, tries=3)]
-    assert marks(free, at(1), [claim(1, 3, 90, tries=2)]) == [claim(3, 4, 0, 1), claim(4, 6, 0, 3), claim(6, 9, 0, 3)]
+    assert marks(free, at(1), [claim(1, 3, 90, tries=2)]) == [claim(3, 4, 0, 1), claim(4, 9, 0, 3)]
     assert marks([], at(1), []) == []
+
+
+def test_given_a_long_transaction_with_many_claims_that_failed_then_they_cost_no_more_than_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = Counter[int]()
+
+    def counted(message: MessageId, number: int) -> Rank:
+        asked[number] += 1
+        return rank(message)
+
+    for number in (100, 1000):
+        free = [claim(first, first + 1, 0, tries=2) for first in range(1, number)]
+        monkeypatch.setattr(claims, "rank", partial(counted, number=number))
+        assert [(one.tries, one.until) for one in look(at(1), free, READER).segments] == [(2, at(number)), (0, None)]
+        assert marks(free, at(1), []) == [claim(1, number, 0, tries=2)]
+    # In the square it would be a hundred times as much.
+    assert asked[1000] < 20 * asked[100]
 
 
 def test_given_holes_in_a_range_then_it_is_in_pieces() -> None:

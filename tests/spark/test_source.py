@@ -558,6 +558,15 @@ def test_given_filters_when_spark_offers_them_or_not_then_the_result_is_the_same
     assert len(results[0]) == 12
 
 
+def test_given_claims_when_spark_reads_them_then_they_are_the_same(
+    spark: SparkSession, place: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tx").mkdir()
+    options = with_groups(place, tmp_path / "tx")
+    claims = on_spark(spark, FilteringSource, place, table="claims", **options).where("topic = 'orders'")
+    assert [row.state for row in claims.select("state").collect()] == ["done", "open", "void", "void"]
+
+
 def test_given_a_store_when_asked_in_sql_then_it_is_a_what_if(spark: SparkSession, filled: Filled) -> None:
     on_spark(spark, FilteringSource, filled(sample)).createOrReplaceTempView("rows")
     counted = spark.sql("SELECT topic, action, rule, count(*) AS rows FROM rows GROUP BY ALL ORDER BY ALL").collect()

@@ -43,7 +43,10 @@ def addresses() -> Iterator[tuple[str, str]]:
         yield f"http://127.0.0.1:{server.port}", service.address
 
 
-def test_the_example_runs(spark: SparkSession, addresses: tuple[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("properties", [{}, {"partitions": "2"}], ids=["ordinary", "partitions"])
+def test_the_example_runs(
+    properties: dict[str, str], spark: SparkSession, addresses: tuple[str, str], tmp_path: Path
+) -> None:
     url, transactions = addresses
     [code] = re.findall(r"^```python\n(.*?)^```", SECTION, flags=re.MULTILINE | re.DOTALL)
     for stated, real in (
@@ -54,14 +57,15 @@ def test_the_example_runs(spark: SparkSession, addresses: tuple[str, str], tmp_p
         assert stated in code
         code = code.replace(stated, real)
     with Client(url, transactions=transactions) as client:
-        client.create_topic("default:orders")
+        client.create_topic("default:orders", properties=properties)
         client.create_topic("default:bills")
-        client.publish("default:orders", [b"one", b"two"])
+        for order in (b"one", b"two"):
+            client.publish("default:orders", [order])
         example = compile(code, "docs/spark.md", "exec")
         persistently(lambda: exec(example, {"spark": spark}))  # noqa: S102 that is what the page is for
         with client.transaction() as transaction:
             found = [message.payload for message in transaction.poll("default:bills")]
-    assert found == [b"bill of one", b"bill of two"]
+    assert sorted(found) == [b"bill of one", b"bill of two"]
 
 
 def test_given_no_such_topic_when_spark_plans_then_the_error_is_ours(

@@ -17,8 +17,10 @@ Here are the rows and the rules. The rules are pure: rows and a reader's view go
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from tms_core.consumers.positions import highest_id
@@ -210,14 +212,13 @@ def marks(free: Sequence[GroupClaim], base: MessageId, taken: Sequence[GroupClai
         base: what lies before it needs no mark.
         taken: what was claimed anew.
     """
-    first = min((claim.first for claim in free), default=base, key=rank)
-    left = [] if not free else list(_cut(max(base, first, key=rank), None, free))
-    found = []
-    for part in left:
-        for after, until in _without(part.after, part.until, [(claim.first, claim.last) for claim in taken]):
-            if part.tries and until is not None:
-                found.append(GroupClaim(after, until, 0, part.tries))
-    return found
+    if not free:
+        return []
+    return [
+        GroupClaim(part.after, part.until, 0, part.tries)
+        for part in _segments(base, taken, free)
+        if part.tries and part.until is not None
+    ]
 
 
 def runs(
@@ -227,18 +228,34 @@ def runs(
     return [(first, last) for first, last in _without(after, until, sorted(holes, key=_start)) if last is not None]
 
 
-def _segments(base: MessageId, kept: Sequence[GroupClaim], free: Sequence[GroupClaim]) -> Iterator[Segment]:
-    for after, until in _without(base, None, [(claim.first, claim.last) for claim in sorted(kept, key=_first)]):
-        yield from _cut(after, until, free)
+def _segments(base: MessageId, kept: Iterable[GroupClaim], free: Sequence[GroupClaim]) -> Iterator[Segment]:
+    """What lies behind an id and in no claim, each part with the highest number of tries of the marks over it.
 
-
-def _cut(after: MessageId, until: MessageId | None, free: Sequence[GroupClaim]) -> Iterator[Segment]:
-    """A range cut where marks begin and end, each part with the highest number of tries of the marks over it."""
-    ends = {end for claim in free for end in (claim.first, claim.last)}
-    inside = sorted((end for end in ends if _between(after, end, until)), key=rank)
-    for first, last in zip([after, *inside], [*inside, until], strict=True):
-        over = [claim.tries for claim in free if _first(claim) <= rank(first) and rank(first) < rank(claim.last)]
-        yield Segment(first, last, max(over, default=0))
+    It takes one walk over where claims and marks begin and end, since a long transaction can have thousands.
+    """
+    free = sorted(free, key=_first)
+    ends = {end for claim in free for end in (claim.first, claim.last) if rank(end) > rank(base)}
+    gaps = list(_without(base, None, [(claim.first, claim.last) for claim in sorted(kept, key=_first)]))
+    cuts = sorted({*ends, *(after for after, _ in gaps)}, key=rank)
+    begun, at, over, found = 0, 0, list[tuple[int, Rank]](), None
+    for after, until in gaps:
+        at = bisect_right(cuts, rank(after), lo=at, key=rank)
+        stop = len(cuts) if until is None else bisect_left(cuts, rank(until), lo=at, key=rank)
+        for first, last in zip([after, *cuts[at:stop]], [*cuts[at:stop], until], strict=True):
+            while begun < len(free) and _first(free[begun]) <= rank(first):
+                heappush(over, (-free[begun].tries, rank(free[begun].last)))
+                begun += 1
+            while over and over[0][1] <= rank(first):
+                heappop(over)
+            tries = -over[0][0] if over else 0
+            if found is not None and (found.until, found.tries) == (first, tries):
+                found = found._replace(until=last)
+                continue
+            if found is not None:
+                yield found
+            found = Segment(first, last, tries)
+    if found is not None:
+        yield found
 
 
 def _without(
@@ -253,10 +270,6 @@ def _without(
         after = max(after, last, key=rank)
     if until is None or rank(after) < rank(until):
         yield after, until
-
-
-def _between(after: MessageId, end: MessageId, until: MessageId | None) -> bool:
-    return rank(after) < rank(end) and (until is None or rank(end) < rank(until))
 
 
 def _first(claim: GroupClaim) -> Rank:
