@@ -110,7 +110,7 @@ def test_given_runs_then_each_is_a_line_with_what_it_did_newest_first(site: Site
     first, second = state.runs(9)[::-1]
     shown = site.janitor("history").out.splitlines()
     assert [line.split()[0] for line in shown[-2:]] == [second.id, first.id]
-    assert " ".join(shown[-1].split()[1:]) == "2023-11-14 22:13:20 UTC 0 s apply done 2 1 1 0"
+    assert " ".join(shown[-1].split()[1:]) == "2023-11-14 22:13:20 UTC 0 s apply done 2 1 0 1 0"
     assert len(site.janitor("history --limit 1").out.splitlines()) == len(shown) - 1
 
 
@@ -165,7 +165,7 @@ def test_given_a_run_then_its_report_can_be_read_again(site: Site) -> None:
     shown = site.janitor(f"history {printed['id']}").out
     assert f"run {printed['id']}, apply, done; began 2023-11-14 22:13:20 UTC" in shown
     assert "default:orders" in shown
-    assert "2 expired, 1 old generation, 1 invalid transaction" in shown
+    assert "2 expired, 1 old generation, 0 processed, 1 invalid transaction" in shown
     document = site.janitor(f"history {printed['id']} --format json").json
     assert document["report"] == printed
     assert (document["id"], document["expired"]) == (printed["id"], 2)

@@ -129,6 +129,7 @@ def test_given_everything_wrong_then_the_gravest_comes_first() -> None:
         "run",
         "aside",
         "snapshot",
+        "late",
         "held",
         "aside",
     ]

@@ -225,8 +225,9 @@ def test_the_plot_has_axes_a_legend_with_totals_marks_of_failures_and_the_same_a
 ) -> None:
     past = statuses.runs(now_ms)
     page = shown(serve, look, statuses.full(now_ms), past)
-    totals = [sum(getattr(run, rule) for run in past) for rule in ("expired", "old_generation", "invalid_transaction")]
-    words = ("expired", "of old generations", "inverted")
+    rules = ("expired", "old_generation", "processed", "invalid_transaction")
+    totals = [sum(getattr(run, rule) for run in past) for rule in rules]
+    words = ("expired", "of old generations", "processed", "inverted")
     legend = [f"{total:,} {word}" for total, word in zip(totals, words, strict=True)]
     assert [line.strip().replace("\n", "") for line in page.texts("#legend li")] == [*legend, "×1 run not done"]
     labels = page.run("[...document.querySelectorAll('#plot > text')].map(node => node.textContent)")
