@@ -26,6 +26,7 @@ from typing import NamedTuple
 from tms_core.consumers.positions import highest_id
 from tms_core.errors import FormatError
 from tms_core.rowkey import GENERATION_BYTES, LONG_MAX, MessageId, generation_prefix, stop_key, topic_prefix
+from tms_core.tables.base import every
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import Transaction
@@ -35,7 +36,6 @@ _TRANSACTIONAL, _CLAIM = b"t", b"c"
 _TAIL = struct.Struct(">20sq")
 _VALUE = struct.Struct(">20sB")
 _MOST_TRIES = 255
-_PAGE_ROWS = 1000
 #: The highest sequence number of a payload.
 _MOST_SEQUENCE = 2**16 - 1
 
@@ -361,7 +361,7 @@ def former_claims(side: SideTable, topic: TopicMetadata) -> list[bytes]:
     """The keys of the claims of a topic's earlier generations."""
     start = _TRANSACTIONAL + generation_prefix(topic.topic.prefix, 0)
     stop = _TRANSACTIONAL + generation_prefix(topic.topic.prefix, topic.generation)
-    return [key for key, _ in _pages(side, start, stop)]
+    return [key for key, _ in every(side.rows, start, stop)]
 
 
 def first_unread(side: SideTable, prefix: bytes) -> int:
@@ -384,15 +384,7 @@ def _prefix(topic: TopicId, generation: int) -> bytes:
 
 
 def _rows(side: SideTable, prefix: bytes, start: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-    return _pages(side, start or prefix, stop_key(prefix))
-
-
-def _pages(side: SideTable, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-    resume: bytes | None = start
-    while resume is not None:
-        page = side.rows(resume, stop, _PAGE_ROWS)
-        yield from page.items
-        resume = page.resume
+    return every(side.rows, start or prefix, stop_key(prefix))
 
 
 def _group(key: bytes) -> ConsumerGroup | None:

@@ -31,7 +31,7 @@ from tms_core.rowkey import (
     time_prefix,
     topic_prefix,
 )
-from tms_core.tables.base import Reads
+from tms_core.tables.base import Reads, every
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 
@@ -42,7 +42,6 @@ NAME = re.compile(r"[a-zA-Z0-9_-]{1,255}")
 _CONSUMER = b"c"
 #: The id, when it was written, and the cut-off then.
 _VALUE = struct.Struct(">20sqq")
-_PAGE_ROWS = 1000
 
 
 class Position(NamedTuple):
@@ -138,7 +137,7 @@ class Positions:
         return found
 
     def _rows(self, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        return _pages(self._table, start, stop)
+        return every(self._table.rows, start, stop)
 
 
 class Floor:
@@ -244,17 +243,9 @@ def highest_id(side: SideTable, prefix: bytes) -> MessageId:
         prefix: the start of a topic's and generation's row keys.
     """
     start = _CONSUMER + prefix
-    rows = _pages(side, start, stop_key(start))
+    rows = every(side.rows, start, stop_key(start))
     found = (_position(key[len(start) :].decode("ascii"), value) for key, value in rows)
     return max((one.id for one in found if one.id.publish_ms <= one.updated_ms), default=MessageId(0, 0))
-
-
-def _pages(side: SideTable, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-    resume: bytes | None = start
-    while resume is not None:
-        page = side.rows(resume, stop, _PAGE_ROWS)
-        yield from page.items
-        resume = page.resume
 
 
 def _prefix(topic: TopicId, generation: int) -> bytes:

@@ -23,6 +23,7 @@ from uuid import UUID
 
 from tms_core.errors import FormatError
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, stop_key, topic_prefix
+from tms_core.tables.base import every
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import transaction_ms
@@ -31,7 +32,6 @@ _PRODUCER, _TRANSACTIONAL, _BEGUN, _REQUEST = b"w", b"t", b"p", b"q"
 _REGISTRATION = struct.Struct(">q16sqqBB")
 _POINTER, _BEGUN_VALUE = struct.Struct(">q"), struct.Struct(">qB")
 _REQUEST_VALUE = struct.Struct(f">qq{MESSAGE_TAIL_BYTES}sI")
-_PAGE_ROWS = 1000
 #: The instance of a producer that was forgotten.
 NO_INSTANCE = UUID(int=0)
 #: A producer that has done nothing for so long is forgotten, unless it has something open.
@@ -357,11 +357,7 @@ def _tidy_begun(
 
 
 def _rows(side: SideTable, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    resume: bytes | None = prefix
-    while resume is not None:
-        page = side.rows(resume, stop_key(prefix), _PAGE_ROWS)
-        yield from page.items
-        resume = page.resume
+    return every(side.rows, prefix, stop_key(prefix))
 
 
 def _producer(key: bytes) -> ProducerName | None:

@@ -9,11 +9,11 @@ published outside transactions. A client that does not know the outcome invalida
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import repeat
-from typing import TypeVar, cast
+from typing import cast
 
 from tms_core.errors import BadRequest, StoreError
 from tms_core.messaging.cache import CachedRun, MessageCache
@@ -23,13 +23,11 @@ from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.producer_rows import LastRequest
 from tms_core.messaging.queue import Queue, WriterContext, WriteRequest, ended
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix
-from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, PayloadTable, TxCell
+from tms_core.tables.base import KeyTable, MessageTable, MessageValue, PayloadTable, TxCell, every
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 
-T = TypeVar("T")
-
-#: Keys or cells read at once.
+#: Cells read at once by a rollback.
 _CELLS = 1000
 #: Makes a row's value of pointer and payload; the constructor of a named tuple without its detour through Python.
 _value = partial(tuple.__new__, MessageValue)
@@ -172,7 +170,7 @@ class MessageWriter(Queue[RollbackRange | None]):
             if 0 < len(found) < last.number and not keeps:
                 self._table.delete(found)
         else:
-            cells = _pages(self._table.cells, keys)
+            cells = list(every(self._table.cells, keys[0], keys[-1] + b"\0"))
             found = [cell.key for cell in cells if cell.pointer == request.pointer]
             if 0 < len(found) < last.number and not keeps:
                 self._table.invert([cell for cell in cells if cell.pointer == request.pointer])
@@ -286,18 +284,7 @@ def _cells(prefix: bytes, run: CachedRun) -> list[TxCell]:
 
 def _present(table: KeyTable, keys: Sequence[bytes]) -> list[bytes]:
     """Those of some keys, which follow one another, that a table has."""
-    return _pages(table.keys, keys)
-
-
-def _pages(read: Callable[[bytes, bytes | None, int], Page[T]], keys: Sequence[bytes]) -> list[T]:
-    """What a table has between the first and the last of some keys."""
-    found: list[T] = []
-    start: bytes | None = keys[0]
-    while start is not None:
-        page = read(start, keys[-1] + b"\0", _CELLS)
-        found += page.items
-        start = page.resume
-    return found
+    return list(every(table.keys, keys[0], keys[-1] + b"\0"))
 
 
 def _keys(prefix: bytes, run: CachedRun) -> list[bytes]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import chain, compress
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
@@ -48,6 +48,26 @@ class Page(NamedTuple, Generic[T]):
 
     items: list[T]
     resume: bytes | None
+
+
+def every(
+    read: Callable[[bytes, bytes | None, int], Page[T]], start: bytes, stop: bytes | None, limit: int = 1000
+) -> Iterator[T]:
+    """All items of a range, page by page.
+
+    Args:
+        read: reads a page.
+        start, stop: the range.
+        limit: how many items a page has.
+
+    Raises:
+        StoreError: a page could not be read.
+    """
+    resume: bytes | None = start
+    while resume is not None:
+        page = read(resume, stop, limit)
+        yield from page.items
+        resume = page.resume
 
 
 class MessageValue(NamedTuple):
