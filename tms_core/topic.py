@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tms_core.errors import MetadataError
@@ -147,6 +147,17 @@ class TopicMetadata:
     def is_old(self, data_generation: int) -> bool:
         """Whether rows of ``data_generation`` belong to an earlier life of the topic (CDAP's MessagingUtils)."""
         return data_generation < self.old_below
+
+
+def living_topics(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[TopicMetadata]:
+    """The topics of rows of the metadata table that are not deleted; rows that do not parse are left out."""
+    for key, value in rows:
+        try:
+            topic = TopicMetadata.parse(key, value)
+        except MetadataError:
+            continue
+        if not topic.deleted:
+            yield topic
 
 
 def first_kept_generation(metadata_generation: int) -> int:

@@ -21,8 +21,8 @@ from tms_core.clock import Clock
 from tms_core.consumers import lag
 from tms_core.consumers.lag import Counting, Lag, LagTables
 from tms_core.consumers.positions import Position, Positions
-from tms_core.errors import MetadataError, StoreError
-from tms_core.topic import TopicId, TopicMetadata
+from tms_core.errors import StoreError
+from tms_core.topic import TopicId, TopicMetadata, living_topics
 
 #: The note that figures are kept in: a list of objects, one for each consumer.
 NOTE = "consumers"
@@ -82,7 +82,7 @@ class LagCount:
 
     def living(self) -> Sequence[Life]:
         """Topics that have consumers; the figures of others are dropped."""
-        topics = {(topic.topic, topic.generation): topic for topic in self._living()}
+        topics = {(topic.topic, topic.generation): topic for topic in living_topics(self._tables.store.metadata.rows())}
         self._present = {life: (topics[life], found) for life, found in self._positions.all().items() if life in topics}
         self._figures = {life: figures for life, figures in self._figures.items() if life in self._present}
         return list(self._present)
@@ -107,17 +107,6 @@ class LagCount:
         if found != self._saved:
             self._state.save_note(NOTE, found)
             self._saved = found
-
-    def _living(self) -> list[TopicMetadata]:
-        living = []
-        for key, value in self._tables.store.metadata.rows():
-            try:
-                topic = TopicMetadata.parse(key, value)
-            except MetadataError:
-                continue
-            if not topic.deleted:
-                living.append(topic)
-        return living
 
 
 def _figures(topic: TopicMetadata, found: Lag, counted_ms: int) -> dict[str, Any]:

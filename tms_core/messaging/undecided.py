@@ -6,11 +6,10 @@ many rows and no more: a server must not be late for a figure that people look a
 
 from __future__ import annotations
 
-from tms_core.errors import MetadataError
 from tms_core.messaging.ids import id_parts, position, tail
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, NEGATIVE, generation_prefix
 from tms_core.tables.base import Reads
-from tms_core.topic import TopicMetadata
+from tms_core.topic import living_topics
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import transaction_ms
 
@@ -32,13 +31,9 @@ def find_undecided(store: Reads, manager: TransactionManager, allowance_ms: int)
     if not began:
         return
     first = tail(position(max(0, transaction_ms(min(began)) - allowance_ms)))
-    for key, raw in store.metadata.rows():
-        try:
-            topic = TopicMetadata.parse(key, raw)
-        except MetadataError:
-            continue
+    for topic in living_topics(store.metadata.rows()):
         prefix = generation_prefix(topic.topic.prefix, topic.generation)
-        start: bytes | None = None if topic.deleted else prefix + first
+        start: bytes | None = prefix + first
         while start is not None and left > 0:
             page = store.message.cells(start, prefix + NEGATIVE, PAGE_ROWS)
             left, start = left - PAGE_ROWS, page.resume
