@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from copy import copy
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from tms_core.client.calls import LIMITED, POSITION, WAITED, Call
 from tms_core.client.messages import Message, MessageDecoder
@@ -40,6 +40,12 @@ NOT_DONE = (Unavailable, ServiceUnavailable)
 UNKNOWN = (Unanswered, OutcomeUnknown)
 
 
+class Write(Protocol):
+    """Sends requests that write messages."""
+
+    async def __call__(self, call: Call[T]) -> T: ...
+
+
 class Core:
     """The client.
 
@@ -57,6 +63,7 @@ class Core:
         self._retry = retry
         self._stop = wire.stop()
         self._limit_seconds: float | None = None
+        self._write: Write | None = None
         #: Where topics with partitions have their messages, as far as it was asked; whose turn it is without a key.
         self.layouts: dict[TopicId, Layout | None] = {}
         self.turns = count()
@@ -75,12 +82,20 @@ class Core:
         found._limit_seconds = seconds
         return found
 
+    def writing(self, write: Write) -> Core:
+        """The same, but requests that write messages are sent by another one."""
+        found = copy(self)
+        found._write = write
+        return found
+
     async def ask(self, call: Call[T]) -> T:
         """Send a request, and again where that does no harm.
 
         Raises:
             MessagingError: what the last attempt came to.
         """
+        if call.writes and self._write is not None:
+            return await self._write(call)
         return await self.repeat(lambda left: self.wire.ask(call, left), again=call.again)
 
     async def open(self, call: Call[Any]) -> Reading:

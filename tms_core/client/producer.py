@@ -97,6 +97,14 @@ class Instance:
                 self._fenced = error
                 raise
 
+    def signing(self, label: str) -> Core:
+        """What sends as this instance's what is written in a transaction with a label."""
+
+        async def write(call: Call[T]) -> T:
+            return await self.send(call, label)
+
+        return self.core.writing(write)
+
     async def roll_back(self, pointer: int) -> None:
         """Tell that a transaction is rolled back, before it is aborted."""
         signature = Signature(str(self.home), self.name, self.generation, None, "")
@@ -107,18 +115,6 @@ class Instance:
         service, blocking = self._service, self.core.wire.blocking
         open_ = await self.core.repeat(lambda _: blocking(service.invalidate, pointer), again=True)
         return "committed" if not open_ and await is_visible_now(self.core, service, pointer) else "aborted"
-
-
-class _Signing(Core):
-    """Sends what is written in a transaction as a producer's."""
-
-    def __init__(self, instance: Instance, label: str) -> None:
-        self.__dict__.update(instance.core.__dict__)
-        self._instance = instance
-        self._label = label
-
-    async def ask(self, call: Call[T]) -> T:
-        return await (self._instance.send(call, self._label) if call.writes else super().ask(call))
 
 
 class _Begun(Participant):
@@ -169,7 +165,7 @@ class _Producer:
     async def _publish(
         self, messages: Sequence[bytes], topic: Topic | None, ttl: timedelta | int | None, key: Key | None
     ) -> None:
-        core = _Signing(self._instance, "")
+        core = self._instance.signing("")
 
         async def begin() -> ClientTransaction:
             begun = await ClientTransaction.begin(core, self._service, self._limits, None, long=False)
@@ -228,7 +224,7 @@ class Producer(_Producer):
             timeout_seconds, long: as of ``Client.transaction``.
         """
         begun = _Begun(self._instance)
-        core = _Signing(self._instance, label)
+        core = self._instance.signing(label)
         return TransactionContext(core, self._service, self._limits, timeout_seconds, long=long, participants=[begun])
 
 
@@ -258,7 +254,7 @@ class AsyncProducer(_Producer):
     ) -> AsyncTransactionContext:
         """As :meth:`Producer.transaction`: ``async with producer.transaction() as tx:``."""
         begun = _Begun(self._instance)
-        core = _Signing(self._instance, label)
+        core = self._instance.signing(label)
         return AsyncTransactionContext(
             core, self._service, self._limits, timeout_seconds, long=long, participants=[begun]
         )
