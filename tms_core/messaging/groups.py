@@ -201,7 +201,8 @@ class Groups:
             self._write(metadata, former, rows, seen, found._replace(base=seen.base))
             if found.taken and not self._is_open(pointer):
                 # It ended while the claim was on its way to the disk, and what it has claimed is not answered.
-                self._free(metadata, name, lambda claims: _without_those(claims, found.taken))
+                former, rows = self._consumers.found(metadata, name), claims_of(self._side, group)
+                self._free(metadata, former, rows, _without_those([claim for _, claim in rows], found.taken))
                 raise _ended(pointer)
         drained = sealed and found.given.at_end and seen.own == LOWEST
         if drained:
@@ -230,14 +231,14 @@ class Groups:
         metadata = self._topics.get(topic)
         group = ConsumerGroup.of(metadata, name)
         with self._consumers.lock(group):
-            self._consumers.found(metadata, name)
-            if not any(claim.pointer == pointer for _, claim in claims_of(self._side, group)):
+            former, rows = self._consumers.found(metadata, name), claims_of(self._side, group)
+            if not any(claim.pointer == pointer for _, claim in rows):
                 return
             if self._transactions is not None and self._transactions.status(pointer) == "ended":
                 raise ConsumerConflict(f"Transaction {pointer} has ended.", "What it has claimed cannot be given back.")
-            self._free(metadata, name, lambda claims: given_back(claims, pointer, after))
+            self._free(metadata, former, rows, given_back([claim for _, claim in rows], pointer, after))
 
-    def forget(self, concerns: Callable[[bytes], bool] = lambda _: True) -> None:
+    def forget(self, concerns: Callable[[bytes], bool]) -> None:
         """Forget what was read of some topics, because another process may have written.
 
         Args:
@@ -346,10 +347,11 @@ class Groups:
             after = Position(former.name, found.base, updated_ms, former.since_ms)
             self._consumers.move(metadata, former, after, puts, deletes)
 
-    def _free(self, metadata: TopicMetadata, name: str, divide: Callable[[list[GroupClaim]], _Divided]) -> None:
-        """Make marks of some claims: what ``divide`` says is free, and what stays."""
-        former, rows = self._consumers.found(metadata, name), claims_of(self._side, ConsumerGroup.of(metadata, name))
-        free, kept = divide([claim for _, claim in rows])
+    def _free(
+        self, metadata: TopicMetadata, former: Position, rows: list[tuple[bytes, GroupClaim]], divided: _Divided
+    ) -> None:
+        """Make marks of the claims that are free; the others stay."""
+        free, kept = divided
         seen = Look(former.id, None, 0, (), tuple(kept), tuple(free), LOWEST)
         self._write(metadata, former, rows, seen, _Choice(Given([]), [], former.id))
 
