@@ -412,11 +412,7 @@ class MessagingService:
         Args:
             topic: which topic; None: all.
         """
-        self._lines.forget(_every if topic is None else lambda key: key.startswith(topic.prefix))
-        if self._groups is not None and topic is None:
-            self._groups.forget()
-        if self._producers is not None:
-            self._producers.forget()
+        self.start_over(lambda key: topic is None or key.startswith(topic.prefix))
 
     def start_over(self, concerns: Callable[[bytes], bool]) -> bool:
         """Forget what was read of some topics, because another process may have written to them until now.
@@ -450,11 +446,6 @@ class MessagingService:
         _check_pointer(pointer)
         if pointer is not None and self._transactions is not None and pointer > self._transactions.last_pointer:
             raise BadRequest(f"Write pointer {pointer} was not issued.", "Send the one the transaction has.")
-
-
-def _every(_: bytes) -> bool:
-    """That all topics are meant."""
-    return True
 
 
 def _check_pointer(pointer: int | None) -> None:
