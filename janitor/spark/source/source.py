@@ -168,8 +168,8 @@ class FilteringReader(RowReader):
         return filters
 
 
-class MetadataReader(DataSourceReader):
-    """Reads the metadata table, in one task; it is small.
+class _SmallReader(DataSourceReader):
+    """Reads something small, in one task.
 
     Args:
         asked: what to read.
@@ -178,6 +178,10 @@ class MetadataReader(DataSourceReader):
     def __init__(self, asked: SourceOptions) -> None:
         self._asked = asked
         self._wanted = Wanted("message", asked.patterns)
+
+
+class MetadataReader(_SmallReader):
+    """Reads the metadata table."""
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         with _named("metadata rows"), self._asked.access.reading() as store:
@@ -198,16 +202,8 @@ class MetadataReader(DataSourceReader):
                 yield name.namespace, name.topic, topic.generation, topic.ttl_seconds, topic.deleted, text, key, None
 
 
-class ClaimReader(DataSourceReader):
-    """Reads what consumer groups have claimed, in one task; a group has as many claims as workers.
-
-    Args:
-        asked: what to read.
-    """
-
-    def __init__(self, asked: SourceOptions) -> None:
-        self._asked = asked
-        self._wanted = Wanted("message", asked.patterns)
+class ClaimReader(_SmallReader):
+    """Reads what consumer groups have claimed; a group has as many claims as workers."""
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         # What is known of transactions comes first: a claim that is taken back goes before its transaction ends.

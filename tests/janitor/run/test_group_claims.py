@@ -10,46 +10,25 @@ from uuid import uuid4
 import pytest
 
 from janitor.run.deps import Feedback
-from tests.builders import DAY, HOUR, NOW_MS, Rig, janitor
+from tests.builders import DAY, HOUR
+from tests.janitor.run.house import ServedStore
 from tests.messaging.group_desk import GROUP, ORDERS, READ_NONE
-from tms_core.clock import ManualClock
 from tms_core.consumers.claims import ConsumerGroup, claims_of
 from tms_core.errors import StoreError
 from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.producer_rows import Former, TransactionOutcome
 from tms_core.messaging.producers import Sent
-from tms_core.messaging.service import MessagingService, ServiceOptions
-from tms_core.tables.memory import MemoryStore
-from tms_core.tables.side import MemorySide
-from tms_core.transaction.manager.manager import TransactionManager
-from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.model import TX_PER_MS
 
 
-class GroupHouse:
+class GroupHouse(ServedStore):
     """A server with a group, and a janitor that hands back what is proven, on one store at one clock."""
 
     def __init__(self, stack: ExitStack) -> None:
-        self.clock = ManualClock(NOW_MS, running_ms=DAY)
-        self.store, self.side = MemoryStore(), MemorySide()
-        self.manager = stack.enter_context(TransactionManager(MemoryStorage(), self.clock))
-        self.service = stack.enter_context(
-            MessagingService(
-                self.store,
-                self.clock,
-                ServiceOptions(max_lifetime_seconds=3600),
-                side=self.side,
-                transactions=self.manager,
-            )
-        )
-        self.service.create_topic(ORDERS, {"ttl": "8640000"})
+        super().__init__(stack, {"ttl": "8640000"})
         self.service.consumers.put(ORDERS, GROUP, READ_NONE)
-        self.rig = self.made()
+        self.rig = self.made(expiries=None, feedback=Feedback(self.manager, ("messaging",)))
         self.rig.engine.run_once(adopt=True)
-
-    def made(self) -> Rig:
-        told = Feedback(self.manager, ("messaging",))
-        return janitor(self.store, clock=self.clock, snapshots=self.manager, side=self.side, feedback=told)
 
     def poll(self) -> tuple[int, list[bytes]]:
         tx = self.manager.start_short()

@@ -10,35 +10,21 @@ import pytest
 
 from janitor.law.policy import Frontier, Hold
 from janitor.sweep.decided import SEEN_MS, Decided, decided, until_decided
-from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, janitor, pointer, visibility
+from tests.builders import HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, pointer, visibility
+from tests.janitor.run.house import ServedStore
 from tests.messaging.group_desk import ORDERS
-from tms_core.clock import ManualClock
 from tms_core.messaging.model import FetchRequest
-from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import LONG_MAX, Cutoff
-from tms_core.tables.memory import MemoryStore
-from tms_core.tables.side import Expiries, MemorySide
-from tms_core.transaction.manager.manager import TransactionManager
-from tms_core.transaction.manager.storage import MemoryStorage
 
 HOLDING = {"ttl": "60", "hold": "transaction"}
 
 
-class House:
+class House(ServedStore):
     """A server and a janitor that sweeps every minute, with a topic whose messages live a minute."""
 
     def __init__(self, stack: ExitStack, properties: dict[str, str]) -> None:
-        self.clock = ManualClock(NOW_MS, running_ms=DAY)
-        self.store, self.side = MemoryStore(), MemorySide()
-        self.manager = stack.enter_context(TransactionManager(MemoryStorage(), self.clock))
-        options = ServiceOptions(max_lifetime_seconds=3600, cache_bytes=0)
-        self.service = stack.enter_context(
-            MessagingService(self.store, self.clock, options, side=self.side, transactions=self.manager)
-        )
-        self.service.create_topic(ORDERS, properties)
-        self.rig = janitor(
-            self.store, clock=self.clock, snapshots=self.manager, side=self.side, expiries=Expiries(self.side)
-        )
+        super().__init__(stack, properties, cache_bytes=0)
+        self.rig = self.made()
         self.rig.engine.run_once(adopt=True)
         self.pass_time(30 * MINUTE)
 

@@ -11,50 +11,28 @@ import pytest
 from janitor.cli.why import lines
 from janitor.law.policy import Hold, Rule
 from janitor.report import Report
-from tests.builders import DAY, HOUR, NOW_MS, Rig, janitor, watch
+from tests.builders import DAY, HOUR, watch
+from tests.janitor.run.house import ServedStore
 from tests.messaging.group_desk import GROUP, ORDERS, READ_NONE
-from tms_core.clock import ManualClock
 from tms_core.consumers.retention import announce, announced
 from tms_core.errors import StoreError
 from tms_core.messaging.groups import GroupPoll, Order
 from tms_core.messaging.model import FetchRequest
-from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId, MessageKey
-from tms_core.tables.memory import MemoryStore
-from tms_core.tables.side import Expiries, MemorySide, SideTable
+from tms_core.tables.side import MemorySide, SideTable
 from tms_core.topic import TopicMetadata
-from tms_core.transaction.manager.manager import TransactionManager
-from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.model import Transaction
 
 CONSUMED = {"ttl": "8640000", "retention": "consumed"}
 
 
-class House:
+class House(ServedStore):
     """A server with a topic whose messages go once they are processed, and a janitor, at one clock."""
 
     def __init__(self, stack: ExitStack, side: SideTable | None = None) -> None:
-        self.clock = ManualClock(NOW_MS, running_ms=DAY)
-        self.store, self.side = MemoryStore(), side or MemorySide()
-        self.manager = stack.enter_context(TransactionManager(MemoryStorage(), self.clock))
-        self.service = stack.enter_context(
-            MessagingService(
-                self.store,
-                self.clock,
-                ServiceOptions(max_lifetime_seconds=3600),
-                side=self.side,
-                transactions=self.manager,
-            )
-        )
-        self.service.create_topic(ORDERS, CONSUMED)
+        super().__init__(stack, CONSUMED, side)
         self.rig = self.made()
         self.rig.engine.run_once(adopt=True)
-
-    def made(self, **options: Any) -> Rig:
-        expiries = Expiries(self.side)
-        return janitor(
-            self.store, clock=self.clock, snapshots=self.manager, side=self.side, expiries=expiries, **options
-        )
 
     def register(self, name: str = GROUP, message: MessageId = READ_NONE) -> None:
         self.service.consumers.put(ORDERS, name, message)

@@ -1,0 +1,43 @@
+"""A server in memory with one topic, and a janitor of its store, at one clock."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from tests.builders import DAY, NOW_MS, Rig, janitor
+from tests.messaging.group_desk import ORDERS
+from tms_core.clock import ManualClock
+from tms_core.messaging.service import MessagingService, ServiceOptions
+from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import Expiries, MemorySide, SideTable
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+
+
+class ServedStore:
+    """The server, whose topic the janitor has not adopted yet.
+
+    Args:
+        stack: ends it.
+        properties: of the topic.
+        side: where positions, claims and the like are; None: in memory.
+        options: of the service besides.
+    """
+
+    def __init__(
+        self, stack: ExitStack, properties: dict[str, str], side: SideTable | None = None, **options: Any
+    ) -> None:
+        self.clock = ManualClock(NOW_MS, running_ms=DAY)
+        self.store, self.side = MemoryStore(), side or MemorySide()
+        self.manager = stack.enter_context(TransactionManager(MemoryStorage(), self.clock))
+        figures = ServiceOptions(max_lifetime_seconds=3600, **options)
+        self.service = stack.enter_context(
+            MessagingService(self.store, self.clock, figures, side=self.side, transactions=self.manager)
+        )
+        self.service.create_topic(ORDERS, properties)
+
+    def made(self, **options: Any) -> Rig:
+        """A janitor of it; takes what :func:`tests.builders.janitor` takes besides."""
+        given = {"expiries": Expiries(self.side), **options}
+        return janitor(self.store, clock=self.clock, snapshots=self.manager, side=self.side, **given)
