@@ -11,20 +11,8 @@ from hypothesis import strategies as st
 
 from tests.messaging.desk import named
 from tms_core.consumers import claims
-from tms_core.consumers.claims import (
-    ConsumerGroup,
-    GroupClaim,
-    Rank,
-    Truth,
-    claims_of,
-    limited,
-    look,
-    marks,
-    pack,
-    rank,
-    runs,
-    truth,
-)
+from tms_core.consumers.claim_rows import all_claims, claims_of, pack
+from tms_core.consumers.claims import ConsumerGroup, GroupClaim, Rank, Truth, limited, look, marks, rank, runs, truth
 from tms_core.errors import FormatError
 from tms_core.rowkey import MessageId
 from tms_core.tables.side import MemorySide
@@ -145,7 +133,7 @@ def test_given_groups_whose_names_begin_alike_then_each_has_its_own_claims() -> 
         side.put([pack(GROUP._replace(name=name), claim(0, number, number))])
     for number, name in enumerate(names, 1):
         assert [one.pointer for _, one in claims_of(side, GROUP._replace(name=name))] == [number]
-    assert sorted(group.name for _, group, _ in claims.all_claims(side)) == sorted(names)
+    assert sorted(group.name for _, group, _ in all_claims(side)) == sorted(names)
 
 
 def test_given_a_row_of_another_length_then_it_is_said() -> None:
@@ -155,7 +143,7 @@ def test_given_a_row_of_another_length_then_it_is_said() -> None:
         claims_of(side, GROUP)
     side.put([(b"t" + b"x" * 40, b""), (b"tdefault:orders:\0\0\0\1pname\0" + bytes(8), b"")])
     side.delete([GROUP.prefix + bytes(28)])
-    assert list(claims.all_claims(side)) == []
+    assert list(all_claims(side)) == []
 
 
 # --- any rows --------------------------------------------------------------------------------------------------------

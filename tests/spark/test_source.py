@@ -29,7 +29,8 @@ from tests.builders import DAY, HOUR, NOW_MS, pointer, topic, unknown_topic, vis
 from tests.janitor.law.test_differential import LONG_MAX, Scene, leveldb_store, scenes
 from tests.spark.test_columns import said
 from tms_core.clock import SystemClock
-from tms_core.consumers.claims import ConsumerGroup, GroupClaim, pack
+from tms_core.consumers.claim_rows import pack
+from tms_core.consumers.claims import ConsumerGroup, GroupClaim
 from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import ConfigurationError, StoreBusy, StoreNotFound
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey

@@ -7,35 +7,24 @@ position (its *base*) and the claims behind it; nothing is stored for each messa
 
 A void claim is free again. How often its messages were given out is kept as a *mark*: the same row with the pointer 0.
 
-A claim is a row of the side table (:mod:`tms_core.tables.side`): ``t`` + topic + generation + ``c`` + name + 0 + the id
-before its first message (20 bytes) + pointer (8 bytes) holds the id of its last message (20 bytes) and how often they
-were given out (1 byte). No name has a zero byte, so no group's rows begin with those of another one.
-
-Here are the rows and the rules. The rules are pure: rows and a reader's view go in, what may be given out comes out.
+The rules here are pure: claims and a reader's view go in, what may be given out comes out. How claims are kept is in
+:mod:`tms_core.consumers.claim_rows`.
 """
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from tms_core.consumers.positions import highest_id
-from tms_core.errors import FormatError
-from tms_core.rowkey import GENERATION_BYTES, LONG_MAX, MessageId, generation_prefix, stop_key, topic_prefix
-from tms_core.tables.base import every
-from tms_core.tables.side import SideTable
+from tms_core.rowkey import LONG_MAX, MessageId, generation_prefix
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import Transaction
 
 #: The first byte of rows that are written under a transaction, and what says that one is a claim.
-_TRANSACTIONAL, _CLAIM = b"t", b"c"
-_TAIL = struct.Struct(">20sq")
-_VALUE = struct.Struct(">20sB")
-_MOST_TRIES = 255
+TRANSACTIONAL, CLAIM = b"t", b"c"
 #: The highest sequence number of a payload.
 _MOST_SEQUENCE = 2**16 - 1
 
@@ -75,7 +64,8 @@ class ConsumerGroup(NamedTuple):
     @property
     def prefix(self) -> bytes:
         """The start of the keys of its claims."""
-        return _prefix(self.topic, self.generation) + self.name.encode("ascii") + b"\0"
+        start = generation_prefix(self.topic.prefix, self.generation)
+        return TRANSACTIONAL + start + CLAIM + self.name.encode("ascii") + b"\0"
 
 
 class Truth(Enum):
@@ -278,133 +268,3 @@ def _first(claim: GroupClaim) -> Rank:
 
 def _start(span: tuple[MessageId, MessageId]) -> Rank:
     return rank(span[0])
-
-
-# --- rows ------------------------------------------------------------------------------------------------------------
-
-
-def pack(group: ConsumerGroup, claim: GroupClaim) -> tuple[bytes, bytes]:
-    """A claim as a row: its key and its value."""
-    key = group.prefix + _TAIL.pack(claim.first.pack(), claim.pointer)
-    return key, _VALUE.pack(claim.last.pack(), min(claim.tries, _MOST_TRIES))
-
-
-def claims_of(side: SideTable, group: ConsumerGroup) -> list[tuple[bytes, GroupClaim]]:
-    """The claims and marks of a group, each with its key, in the order of their keys.
-
-    Raises:
-        FormatError: a row is damaged.
-        StoreError: the table could not be read.
-    """
-    return [(key, _claim(key, value)) for key, value in _rows(side, group.prefix)]
-
-
-def all_claims(side: SideTable, start: bytes = _TRANSACTIONAL) -> Iterator[tuple[bytes, ConsumerGroup, GroupClaim]]:
-    """The claims and marks of all groups, each with its key; of generations that are gone, too.
-
-    Args:
-        side: where they are.
-        start: the key to begin at.
-
-    Raises:
-        FormatError: a row is damaged.
-        StoreError: the table could not be read.
-    """
-    for key, value in _rows(side, _TRANSACTIONAL, start):
-        group = _group(key)
-        if group is not None:
-            yield key, group, _claim(key, value)
-
-
-def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_gone: Callable[[ConsumerGroup], bool]) -> int:
-    """Make marks of the claims of invalid transactions, and delete those of topics that are gone. Durable on return.
-
-    It comes before an id leaves the invalid list: from then on its claims would count as done. A server that serves the
-    groups meanwhile does the same with such rows, and no claim becomes another one by it.
-
-    Args:
-        side: where claims are.
-        is_invalid: whether a transaction is on the invalid list.
-        is_gone: whether a group's topic was deleted, or has another generation.
-
-    Returns:
-        How many claims were void.
-
-    Raises:
-        FormatError: a row is damaged.
-        StoreError: the table could not be read or written.
-    """
-    freed, gone = 0, []
-    for key, group, claim in all_claims(side):
-        if is_gone(group):
-            gone.append(key)
-        elif claim.pointer > 0 and is_invalid(claim.pointer):
-            _free(side, group, key, claim)
-            freed += 1
-    side.delete(gone)
-    return freed
-
-
-def _free(side: SideTable, group: ConsumerGroup, key: bytes, claim: GroupClaim) -> None:
-    while True:
-        mark_key, _ = pack(group, claim._replace(pointer=0))
-        present = side.get(mark_key)
-        mark = claim._replace(pointer=0)
-        if present is not None:
-            known = _claim(mark_key, present)
-            mark = mark._replace(last=max(mark.last, known.last, key=rank), tries=max(mark.tries, known.tries))
-        if side.exchange(mark_key, present, pack(group, mark)[1], deletes=[key]):
-            return
-
-
-def former_claims(side: SideTable, topic: TopicMetadata) -> list[bytes]:
-    """The keys of the claims of a topic's earlier generations."""
-    start = _TRANSACTIONAL + generation_prefix(topic.topic.prefix, 0)
-    stop = _TRANSACTIONAL + generation_prefix(topic.topic.prefix, topic.generation)
-    return [key for key, _ in every(side.rows, start, stop)]
-
-
-def first_unread(side: SideTable, prefix: bytes) -> int:
-    """The first position (``milliseconds * 65,536 + sequence``) behind all that consumers have read or were given.
-
-    Args:
-        side: where positions and claims are.
-        prefix: the start of a topic's and generation's row keys.
-
-    Raises:
-        StoreError, FormatError: they could not be read.
-    """
-    ids = [_claim(key, value).last for key, value in _rows(side, _TRANSACTIONAL + prefix + _CLAIM)]
-    ids.append(highest_id(side, prefix))
-    return max((found.publish_ms << 16 | found.sequence) + 1 if found != MessageId(0, 0) else 0 for found in ids)
-
-
-def _prefix(topic: TopicId, generation: int) -> bytes:
-    return _TRANSACTIONAL + generation_prefix(topic.prefix, generation) + _CLAIM
-
-
-def _rows(side: SideTable, prefix: bytes, start: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-    return every(side.rows, start or prefix, stop_key(prefix))
-
-
-def _group(key: bytes) -> ConsumerGroup | None:
-    """The group whose claim has this key; None: it is another kind of row."""
-    prefix = topic_prefix(key[1:])
-    topic = None if prefix is None else TopicId.from_prefix(prefix)
-    if topic is None or prefix is None:
-        return None
-    rest = key[1 + len(prefix) :]
-    kind = rest[GENERATION_BYTES : GENERATION_BYTES + 1]
-    name, zero, tail = rest[GENERATION_BYTES + 1 :].partition(b"\0")
-    if kind != _CLAIM or not zero or len(tail) != _TAIL.size:
-        return None
-    return ConsumerGroup(topic, int.from_bytes(rest[:GENERATION_BYTES], "big"), name.decode("ascii", "replace"))
-
-
-def _claim(key: bytes, value: bytes) -> GroupClaim:
-    try:
-        first, pointer = _TAIL.unpack(key[-_TAIL.size :])
-        last, tries = _VALUE.unpack(value)
-    except struct.error as error:
-        raise FormatError(f"the claim {key!r} has {len(value)} bytes, not {_VALUE.size}") from error
-    return GroupClaim(MessageId.parse(first), MessageId.parse(last), pointer, tries)

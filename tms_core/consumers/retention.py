@@ -9,7 +9,8 @@ second sees the first, and what no consumer needed once after it was announced, 
 
 from __future__ import annotations
 
-from tms_core.consumers.claims import ConsumerGroup, claims_of, look, rank
+from tms_core.consumers.claim_rows import claims_of
+from tms_core.consumers.claims import ConsumerGroup, look, rank
 from tms_core.consumers.positions import Positions
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, MessageId, generation_prefix
 from tms_core.tables.side import SideTable

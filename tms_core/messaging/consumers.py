@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from threading import Lock
 
 from tms_core.consumers import lag, retention
-from tms_core.consumers.claims import ConsumerGroup, GroupClaim, claims_of, former_claims, look
+from tms_core.consumers.claim_rows import claims_of, former_claims
+from tms_core.consumers.claims import ConsumerGroup, GroupClaim, look
 from tms_core.consumers.lag import Lag
 from tms_core.consumers.positions import NAME, Position, Positions, cutoff_at
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from tms_core.consumers.claim_rows import claims_of, pack
 from tms_core.consumers.claims import (
     LOWEST,
     ConsumerGroup,
@@ -21,12 +22,10 @@ from tms_core.consumers.claims import (
     Look,
     Segment,
     Truth,
-    claims_of,
     given_back,
     limited,
     look,
     marks,
-    pack,
     rank,
     runs,
     truth,

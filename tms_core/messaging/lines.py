@@ -14,7 +14,7 @@ from threading import Lock
 from typing import cast
 
 from tms_core.clock import HonestClock
-from tms_core.consumers.claims import first_unread
+from tms_core.consumers.claim_rows import first_unread
 from tms_core.consumers.retention import announced_in
 from tms_core.logs.harmless import harmless
 from tms_core.messaging.cache import MessageCache

@@ -8,7 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tms_core.clock import Clock
-from tms_core.consumers.claims import all_claims
+from tms_core.consumers.claim_rows import all_claims
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager

@@ -31,7 +31,8 @@ from janitor.spark.source.wanted import Wanted
 from janitor.spark.stream.feed import Feed
 from janitor.spark.stream.stream import STREAM_SCHEMA, StreamReader
 from tms_core.clock import SystemClock
-from tms_core.consumers.claims import all_claims, truth
+from tms_core.consumers.claim_rows import all_claims
+from tms_core.consumers.claims import truth
 from tms_core.errors import ConfigurationError, MetadataError, StoreError
 from tms_core.tables.base import MetadataReads, Reads
 from tms_core.tables.side import Expiries, SideTable

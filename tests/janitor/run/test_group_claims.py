@@ -13,7 +13,8 @@ from janitor.run.deps import Feedback
 from tests.builders import DAY, HOUR
 from tests.janitor.run.house import ServedStore
 from tests.messaging.group_desk import GROUP, ORDERS, READ_NONE
-from tms_core.consumers.claims import ConsumerGroup, claims_of
+from tms_core.consumers.claim_rows import claims_of
+from tms_core.consumers.claims import ConsumerGroup
 from tms_core.errors import StoreError
 from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.producer_rows import Former, TransactionOutcome
