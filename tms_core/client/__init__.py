@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from tms_core.client.asynchronous import AsyncClient
-from tms_core.client.calls import ConsumerPosition, OpenClaim
+from tms_core.client.consumer_calls import ConsumerPosition, OpenClaim
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages, Consumption, Messages
 from tms_core.client.local import LocalClient, open  # noqa: A004 it is called as tms_core.client.open

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Generic, TypeVar
 
@@ -24,13 +24,9 @@ from tms_core.client.messages import (
     encode_rollback,
     payloads_of,
     seconds,
-    time_at,
 )
-from tms_core.consumers.positions import NAME
 from tms_core.errors import (
     BadRequest,
-    ConsumerConflict,
-    ConsumerNotFound,
     Forbidden,
     FormatError,
     MessagingError,
@@ -57,16 +53,9 @@ Topic = TopicId | str
 #: How long a poll may wait at the server for a message; what its answer says of how far it has read, of whether it
 #: has waited in vain, and of whether the server has cut it short (docs/rest.md, "Polling on").
 WAIT, POSITION, WAITED, LIMITED = "x-tms-wait-seconds", "x-tms-position", "x-tms-waited", "x-tms-limited"
-#: What a poll as a group says of its order and of how often messages are given out at most, and what its answer says of
-#: how often they were and of the transaction that must be decided first (docs/rest.md, "Claims").
-ORDER, MAX_DELIVERIES, DELIVERIES, HELD = "x-tms-order", "x-tms-max-deliveries", "x-tms-deliveries", "x-tms-held"
 #: What an answer says of a topic that takes no more messages; of the partition that comes first; and, with 409, that
 #: messages go to other partitions now.
 SEALED, BEHIND, PARTITIONS = "x-tms-sealed", "x-tms-behind", "x-tms-partitions"
-#: What a group may keep to.
-ORDERS = ("partition", "none")
-#: Has a consumer changed although claims are open.
-FORCE = "x-tms-force"
 #: Goes with 409: a newer instance of the producer counts (docs/rest.md, "Producers").
 FENCED = "x-tms-fenced"
 
@@ -167,7 +156,7 @@ def list_topics(namespace: str) -> Call[list[TopicId]]:
     found = topic_id(f"{namespace}:topics").namespace
 
     def read(body: bytes) -> list[TopicId]:
-        return [TopicId.parse(f"{found}:{name}") for name in _array(body)]
+        return [TopicId.parse(f"{found}:{name}") for name in array(body)]
 
     return Call("GET", f"/v1/namespaces/{found}/topics", read, again=True)
 
@@ -237,118 +226,6 @@ def poll_on(topic: Topic, start: Start, limit: int | None, transaction: Transact
     return ask
 
 
-# --- positions -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerPosition:
-    """A consumer, and how far it is behind.
-
-    Attributes:
-        name: the consumer's.
-        position: the last message it has read.
-        lag_messages: how many it has not read.
-        lag_is_at_least: whether there may be more than that, because no more were counted or payloads are stored in the
-            topic.
-        lag_seconds: the age of the oldest of them; 0 when it has read all.
-        updated: when the position was stored.
-        expired: whether messages may have expired before it read them.
-    """
-
-    name: str
-    position: MessageId
-    lag_messages: int
-    lag_is_at_least: bool
-    lag_seconds: float
-    updated: datetime
-    expired: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OpenClaim:
-    """Messages that a transaction has claimed as one of a consumer group, and that is not decided yet.
-
-    Attributes:
-        transaction: its id.
-        after: the id before the first message.
-        last: the id of the last message.
-        deliveries: how often they were given out, this time included.
-    """
-
-    transaction: int
-    after: MessageId
-    last: MessageId
-    deliveries: int
-
-
-def position(topic: Topic, consumer: str) -> Call[MessageId]:
-    path = _consumer(topic, consumer)
-    return Call("GET", path, lambda body: _position(json.loads(body)), again=True, missing=ConsumerNotFound)
-
-
-def claims(topic: Topic, consumer: str) -> Call[list[OpenClaim]]:
-    def read(body: bytes) -> list[OpenClaim]:
-        return [_claim(given) for given in json.loads(body).get("claims", ())]
-
-    return Call("GET", _consumer(topic, consumer), read, again=True, missing=ConsumerNotFound)
-
-
-def set_position(topic: Topic, consumer: str, at: MessageId, *, force: bool = False) -> Call[None]:
-    body = json.dumps({"position": str(at)}).encode()
-    return Call(
-        "PUT",
-        _consumer(topic, consumer),
-        nothing,
-        body,
-        again=True,
-        conflict=ConsumerConflict,
-        headers={FORCE: "true"} if force else {},
-    )
-
-
-def register(topic: Topic, consumer: str) -> Call[None]:
-    """Registers a consumer that has read nothing yet; ``ConsumerConflict`` where it is there already."""
-    body = json.dumps({"position": str(MessageId(0, 0))}).encode()
-    path, headers = _consumer(topic, consumer), {"if-none-match": "*"}
-    return Call("PUT", path, nothing, body, again=True, conflict=ConsumerConflict, headers=headers)
-
-
-def delete_position(topic: Topic, consumer: str, *, force: bool = False) -> Call[None]:
-    return Call(
-        "DELETE",
-        _consumer(topic, consumer),
-        nothing,
-        missing=ConsumerNotFound,
-        conflict=ConsumerConflict,
-        headers={FORCE: "true"} if force else {},
-    )
-
-
-def group_poll(
-    topic: Topic, group: str, limit: int | None, transaction: Transaction, order: str, max_deliveries: int | None
-) -> Call[None]:
-    """Claims messages. It is not sent twice: what was claimed without an answer would never be processed."""
-    if order not in ORDERS:
-        raise BadRequest(f"{order!r} is no order of a group.", f"Give {' or '.join(ORDERS)}.")
-    headers = {ORDER: order} | ({} if max_deliveries is None else {MAX_DELIVERIES: str(max_deliveries)})
-    body = encode_poll(None, limit, transaction, inclusive=True)
-    path = f"{_consumer(topic, group)}/poll"
-    return Call("POST", path, nothing, body, AVRO, missing=ConsumerNotFound, conflict=ConsumerConflict, headers=headers)
-
-
-def group_rollback(topic: Topic, group: str, pointer: int, after: MessageId | None = None) -> Call[None]:
-    given = {"transactionWritePointer": str(pointer)} | ({} if after is None else {"after": str(after)})
-    path, body = f"{_consumer(topic, group)}/rollback", json.dumps(given).encode()
-    return Call("POST", path, nothing, body, again=True, missing=ConsumerNotFound, conflict=ConsumerConflict)
-
-
-def positions(topic: Topic) -> Call[list[ConsumerPosition]]:
-    def read(body: bytes) -> list[ConsumerPosition]:
-        return [_described(given) for given in _array(body)]
-
-    return Call("GET", path_of(topic, "consumers"), read, again=True)
-
-
 # --- what went wrong -------------------------------------------------------------------------------------------------
 
 _REFUSED: Mapping[int, type[MessagingError]] = {
@@ -408,12 +285,6 @@ def path_of(topic: Topic, verb: str = "") -> str:
     return f"{path}/{verb}" if verb else path
 
 
-def _consumer(topic: Topic, name: object) -> str:
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise BadRequest(f"{name!r} cannot be a consumer.", "Use at most 255 letters, digits, '_' and '-'.")
-    return path_of(topic, f"consumers/{name}")
-
-
 def _properties(ttl: timedelta | int | None, properties: Mapping[str, str] | None) -> bytes:
     given = dict(properties or {})
     if ttl is not None:
@@ -421,32 +292,11 @@ def _properties(ttl: timedelta | int | None, properties: Mapping[str, str] | Non
     return json.dumps(given).encode()
 
 
-def _array(body: bytes) -> list[Any]:
+def array(body: bytes) -> list[Any]:
     found = json.loads(body)
     if not isinstance(found, list):
         raise FormatError("it is no array")
     return found
-
-
-def _position(given: Mapping[str, str]) -> MessageId:
-    return MessageId.from_hex(given["position"])
-
-
-def _described(given: Mapping[str, Any]) -> ConsumerPosition:
-    return ConsumerPosition(
-        given["name"],
-        _position(given),
-        int(given["lagMessages"]),
-        bool(given["lagIsAtLeast"]),
-        float(given["lagSeconds"]),
-        time_at(int(given["updatedMs"])),
-        bool(given["expired"]),
-    )
-
-
-def _claim(given: Mapping[str, Any]) -> OpenClaim:
-    first, last = MessageId.from_hex(given["after"]), MessageId.from_hex(given["last"])
-    return OpenClaim(int(given["transaction"]), first, last, int(given["deliveries"]))
 
 
 def nothing(_: bytes) -> None:

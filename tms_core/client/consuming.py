@@ -13,7 +13,7 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
-from tms_core.client import calls
+from tms_core.client import calls, consumer_calls
 from tms_core.client.core import NOT_DONE, UNKNOWN, Core, Reading
 from tms_core.client.messages import Message, Start
 from tms_core.client.values import Retry
@@ -146,7 +146,7 @@ class Consuming:
         if self._consumer is None or done is None or done == self._stored:
             return
         try:
-            await self._core.ask(calls.set_position(self._topic, self._consumer, done))
+            await self._core.ask(consumer_calls.set_position(self._topic, self._consumer, done))
         except ClientClosed:
             logger.warning(
                 "the position of consumer %s in %s is not stored: the client is closed", self._consumer, self._topic
@@ -184,7 +184,7 @@ class Consuming:
 
     async def _load(self, consumer: str) -> None:
         try:
-            self._stored = await self._core.wire.ask(calls.position(self._topic, consumer))
+            self._stored = await self._core.wire.ask(consumer_calls.position(self._topic, consumer))
         except ConsumerNotFound:
             return
         self._start, self._inclusive = self._stored, False

@@ -7,7 +7,7 @@ from contextlib import suppress
 from inspect import isawaitable
 from typing import NamedTuple, Self
 
-from tms_core.client import calls
+from tms_core.client import calls, consumer_calls
 from tms_core.client.calls import Topic, topic_id
 from tms_core.client.core import UNKNOWN, Core
 from tms_core.client.messages import Message
@@ -119,13 +119,13 @@ class GroupClaims(Participant):
         except ConsumerNotFound:
             for topic in (self._topic, *self._beside):
                 with suppress(ConsumerConflict, *([] if topic == self._topic else [TopicNotFound, PartitionsChanged])):
-                    await self._core.ask(calls.register(topic, self._name))
+                    await self._core.ask(consumer_calls.register(topic, self._name))
             return await self._claim(limit, order, max_deliveries)
 
     async def _claim(self, limit: int | None, order: str, max_deliveries: int | None) -> ClaimedBatch:
         if self._transaction is None:
             raise NotInProgress("The transaction has not begun.", "Register this with one.")
-        call = calls.group_poll(self._topic, self._name, limit, self._transaction, order, max_deliveries)
+        call = consumer_calls.group_poll(self._topic, self._name, limit, self._transaction, order, max_deliveries)
         messages: list[Message] = []
         try:
             reading = await self._core.open(call)
@@ -140,8 +140,8 @@ class GroupClaims(Participant):
         sealed, behind = reading.text(calls.SEALED), reading.text(calls.BEHIND)
         return ClaimedBatch(
             messages,
-            reading.number(calls.DELIVERIES) or 0,
-            reading.number(calls.HELD),
+            reading.number(consumer_calls.DELIVERIES) or 0,
+            reading.number(consumer_calls.HELD),
             reading.position,
             sealed is not None,
             sealed == "drained",
@@ -161,7 +161,7 @@ class GroupClaims(Participant):
     async def _give_back(self, after: MessageId | None) -> None:
         if self._transaction is not None:
             pointer = self._transaction.transaction_id
-            await self._core.ask(calls.group_rollback(self._topic, self._name, pointer, after))
+            await self._core.ask(consumer_calls.group_rollback(self._topic, self._name, pointer, after))
 
 
 class Failures:

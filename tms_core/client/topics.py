@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 
-from tms_core.client import calls, producer_calls
-from tms_core.client.calls import ConsumerPosition, OpenClaim, Topic
+from tms_core.client import calls, consumer_calls, producer_calls
+from tms_core.client.calls import Topic
+from tms_core.client.consumer_calls import ConsumerPosition, OpenClaim
 from tms_core.client.core import Core
 from tms_core.client.producer_calls import ProducerState
 from tms_core.client.wire import run
@@ -82,7 +83,7 @@ class Topics:
         Raises:
             ConsumerNotFound: there is no such consumer, or no such topic.
         """
-        return run(self._core.ask(calls.position(topic, consumer)))
+        return run(self._core.ask(consumer_calls.position(topic, consumer)))
 
     def claims(self, topic: Topic, consumer: str) -> list[OpenClaim]:
         """What transactions in progress have claimed for a consumer.
@@ -90,7 +91,7 @@ class Topics:
         Raises:
             ConsumerNotFound: there is no such consumer, or no such topic.
         """
-        return run(self._core.ask(calls.claims(topic, consumer)))
+        return run(self._core.ask(consumer_calls.claims(topic, consumer)))
 
     def set_position(self, topic: Topic, consumer: str, position: MessageId, *, force: bool = False) -> None:
         """Set up to where a consumer has read; the first time it is registered.
@@ -105,7 +106,7 @@ class Topics:
             TopicNotFound: there is no such topic.
             BadRequest: that is no name.
         """
-        run(self._core.ask(calls.set_position(topic, consumer, position, force=force)))
+        run(self._core.ask(consumer_calls.set_position(topic, consumer, position, force=force)))
 
     def delete_position(self, topic: Topic, consumer: str, *, force: bool = False) -> None:
         """Forget a consumer; with ``force`` also where claims are open, whose transactions are invalidated.
@@ -114,11 +115,11 @@ class Topics:
             ConsumerConflict: claims are open.
             ConsumerNotFound: there is no such consumer, or no such topic.
         """
-        run(self._core.ask(calls.delete_position(topic, consumer, force=force)))
+        run(self._core.ask(consumer_calls.delete_position(topic, consumer, force=force)))
 
     def positions(self, topic: Topic) -> list[ConsumerPosition]:
         """The consumers of a topic by their names, and how far each is behind. Looking consumes nothing."""
-        return run(self._core.ask(calls.positions(topic)))
+        return run(self._core.ask(consumer_calls.positions(topic)))
 
     def producers(self, topic: Topic) -> list[ProducerState]:
         """The producers of a topic by their names."""
@@ -176,23 +177,23 @@ class AsyncTopics:
 
     async def position(self, topic: Topic, consumer: str) -> MessageId:
         """As :meth:`Topics.position`."""
-        return await self._core.ask(calls.position(topic, consumer))
+        return await self._core.ask(consumer_calls.position(topic, consumer))
 
     async def claims(self, topic: Topic, consumer: str) -> list[OpenClaim]:
         """As :meth:`Topics.claims`."""
-        return await self._core.ask(calls.claims(topic, consumer))
+        return await self._core.ask(consumer_calls.claims(topic, consumer))
 
     async def set_position(self, topic: Topic, consumer: str, position: MessageId, *, force: bool = False) -> None:
         """As :meth:`Topics.set_position`."""
-        await self._core.ask(calls.set_position(topic, consumer, position, force=force))
+        await self._core.ask(consumer_calls.set_position(topic, consumer, position, force=force))
 
     async def delete_position(self, topic: Topic, consumer: str, *, force: bool = False) -> None:
         """As :meth:`Topics.delete_position`."""
-        await self._core.ask(calls.delete_position(topic, consumer, force=force))
+        await self._core.ask(consumer_calls.delete_position(topic, consumer, force=force))
 
     async def positions(self, topic: Topic) -> list[ConsumerPosition]:
         """As :meth:`Topics.positions`."""
-        return await self._core.ask(calls.positions(topic))
+        return await self._core.ask(consumer_calls.positions(topic))
 
     async def producers(self, topic: Topic) -> list[ProducerState]:
         """As :meth:`Topics.producers`."""

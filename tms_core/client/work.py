@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle
 
-from tms_core.client import calls
+from tms_core.client import calls, consumer_calls
 from tms_core.client.calls import Topic
 from tms_core.client.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS, Consuming, MessageBatches, ReadPlan
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
@@ -74,8 +74,7 @@ class WorkOptions:
     def __post_init__(self) -> None:
         if self.batch < 1 or (self.max_deliveries is not None and self.max_deliveries < 1):
             raise BadRequest("A batch and a number of deliveries are at least 1.", "Give 1 or more.")
-        if self.order not in calls.ORDERS:
-            raise BadRequest(f"{self.order!r} is no order of a group.", f"Give {' or '.join(calls.ORDERS)}.")
+        consumer_calls.check_order(self.order)
 
 
 class Worker:
