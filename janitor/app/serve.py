@@ -15,10 +15,11 @@ from janitor.app.session import Session
 from janitor.app.signals import ending
 from janitor.control.api import Behind, Observers, greeting
 from janitor.control.server import ControlServer
-from janitor.daemon.daemon import Daemon, DaemonPlan, Job, Watched
+from janitor.daemon.daemon import Daemon, DaemonPlan, Job
 from janitor.daemon.schedule import Schedule
 from janitor.daemon.snapshot_refresh import Refreshed
 from janitor.daemon.trigger import cron, every
+from janitor.daemon.watched import Watched
 from janitor.http.app import make_app
 from janitor.http.server import HttpServer
 from janitor.metrics import Metrics

@@ -10,8 +10,8 @@ A stop is asked for by an event that every run checks between two batches, so it
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from janitor.archive.restore import Request, Restored
 from janitor.daemon.schedule import Schedule
 from janitor.daemon.snapshot_refresh import Refreshed
 from janitor.daemon.trigger import Trigger, every
+from janitor.daemon.watched import Watched
 from janitor.metrics import Metrics
 from janitor.report import Report
 from janitor.run.engine import Engine
@@ -30,9 +31,7 @@ from janitor.run.plan_file import PlanFile
 from janitor.state.base import State
 from janitor.status import collect
 from janitor.status.collect import Deployment, Live
-from janitor.status.status import Running, RunSummary, SnapshotFigures, Status
-from janitor.sweep.progress import EXPECTED, MEASURED
-from tms_core.clock import Clock
+from janitor.status.status import RunSummary, SnapshotFigures, Status
 from tms_core.errors import Halted, LeaseLost, TmsError
 from tms_core.topic import TopicId
 
@@ -76,57 +75,6 @@ class Job:
     name: str
     seconds: int
     chore: Chore
-
-
-class Watched:
-    """What a run does at this moment; the engine's observer."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._lock = Lock()
-        self._running: Running | None = None
-        self._runs = 0
-        self._seen_ms = clock.running_ms()
-
-    def __call__(self, phase: str, topic: TopicId | None, rows: int) -> None:
-        with self._lock:
-            self._seen_ms = self._clock.running_ms()
-            run = self._running
-            if run is not None and phase == EXPECTED:
-                self._running = replace(run, expected=rows)
-            elif run is not None:
-                self._running = replace(
-                    run,
-                    heartbeat_ms=self._clock.now_ms(),
-                    phase=phase,
-                    topic=str(topic) if topic else "",
-                    rows=run.rows + rows,
-                    done=run.done + (rows if phase == MEASURED else 0),
-                )
-
-    @contextmanager
-    def run(self) -> Iterator[None]:
-        """A run is under way while the block runs; the last of several that overlap ends it."""
-        with self._lock:
-            now_ms = self._clock.now_ms()
-            self._seen_ms = self._clock.running_ms()
-            self._running = self._running or Running("", now_ms, now_ms, "beginning", "", 0)
-            self._runs += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._runs -= 1
-                if not self._runs:
-                    self._running = None
-
-    @property
-    def running(self) -> Running | None:
-        return self._running
-
-    def silent_ms(self) -> int:
-        """How long a run under way has shown no sign of life; 0 without one. Takes no lock."""
-        return self._clock.running_ms() - self._seen_ms if self._running is not None else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 import pytest
 
-from janitor.daemon.daemon import HUNG_RUN_MS, LATE_TICK_MS, Daemon, DaemonPlan, Job, Watched
+from janitor.daemon.daemon import HUNG_RUN_MS, LATE_TICK_MS, Daemon, DaemonPlan, Job
 from janitor.daemon.snapshot_refresh import Refreshed
 from janitor.daemon.trigger import every
+from janitor.daemon.watched import Watched
 from janitor.metrics import Metrics
 from janitor.state.base import EVERYTHING, RunRecord
 from janitor.state.records import TopicCount

@@ -1,0 +1,64 @@
+"""What a run does at this moment, for the status and for the checks that notice when it hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import Lock
+
+from janitor.status.status import Running
+from janitor.sweep.progress import EXPECTED, MEASURED
+from tms_core.clock import Clock
+from tms_core.topic import TopicId
+
+
+class Watched:
+    """What a run does at this moment; the engine's observer."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._running: Running | None = None
+        self._runs = 0
+        self._seen_ms = clock.running_ms()
+
+    def __call__(self, phase: str, topic: TopicId | None, rows: int) -> None:
+        with self._lock:
+            self._seen_ms = self._clock.running_ms()
+            run = self._running
+            if run is not None and phase == EXPECTED:
+                self._running = replace(run, expected=rows)
+            elif run is not None:
+                self._running = replace(
+                    run,
+                    heartbeat_ms=self._clock.now_ms(),
+                    phase=phase,
+                    topic=str(topic) if topic else "",
+                    rows=run.rows + rows,
+                    done=run.done + (rows if phase == MEASURED else 0),
+                )
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """A run is under way while the block runs; the last of several that overlap ends it."""
+        with self._lock:
+            now_ms = self._clock.now_ms()
+            self._seen_ms = self._clock.running_ms()
+            self._running = self._running or Running("", now_ms, now_ms, "beginning", "", 0)
+            self._runs += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._runs -= 1
+                if not self._runs:
+                    self._running = None
+
+    @property
+    def running(self) -> Running | None:
+        return self._running
+
+    def silent_ms(self) -> int:
+        """How long a run under way has shown no sign of life; 0 without one. Takes no lock."""
+        return self._clock.running_ms() - self._seen_ms if self._running is not None else 0
