@@ -20,8 +20,8 @@ from janitor.state.records import RESTORED
 from janitor.sweep import transactions as txstate
 from janitor.sweep.consumer_holds import ConsumerHolds
 from janitor.sweep.context import Limits, RunContext
-from janitor.sweep.decided import DECIDED, Decided, decided
 from janitor.sweep.processed import ProcessedRows
+from janitor.sweep.transaction_ends import DECIDED, Decided, decided
 from janitor.sweep.transactions import Observed, TransactionView, TxState
 from tms_core.tables.base import Reads
 
