@@ -16,14 +16,15 @@ from typing import NamedTuple
 
 from janitor.law.ranges import remainder
 from janitor.state.base import State
+from janitor.state.notes import Note
 from tms_core.tables.base import ALL_KEYS, KeyRange, Reads
 
 #: The note that says when the round began that is under way, and which runs have covered something in it.
-ROUND = "round"
+ROUND = Note.ROUND
 #: The note that asks the next run to read everything: since when it is there, in ms.
-WANTED = "thorough_wanted_ms"
+WANTED = Note.WANTED
 #: The note that says how the last claim was refuted, until another one is made.
-REFUTED = "refuted"
+REFUTED = Note.REFUTED
 #: A round that has not ended so long after it began begins anew; one run every night may need several nights.
 ROUND_MS = 7 * 24 * 3600 * 1000
 

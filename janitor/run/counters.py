@@ -14,6 +14,7 @@ from janitor.law.policy import Hold, Rule
 from janitor.report import DataTable, Entry, EntryKey, Report
 from janitor.run.passes import Pass
 from janitor.state.base import CounterKey, State
+from janitor.state.notes import Note
 from janitor.state.topic_history import save_topics
 from janitor.sweep.booking import Sums
 
@@ -21,7 +22,7 @@ from janitor.sweep.booking import Sums
 _TABLE_OF_PHASE = {"message": "message", "invert": "message", "references": "message", "payload": "payload"}
 
 #: The note that says when a daemon that only plans last looked at everything.
-REHEARSED = "rehearsed_ms"
+REHEARSED = Note.REHEARSED
 
 #: How many topics' overdue rows are remembered, those with the most first; the totals are of these.
 NAMED_OVERDUE = 20_000
@@ -44,7 +45,7 @@ def save(
         What is due and held as an earlier run counted it, which this one did not do again.
     """
     state.add_counters({**results(result, 1), **_counters(current, report, calls)})
-    state.save_note("snapshot", _snapshot(current))
+    state.save_note(Note.SNAPSHOT, _snapshot(current))
     if current.mode == "plan":
         _save_plan(state, current, report)
     if current.mode == "plan" or current.ready.stopped or current.halted is not None:
@@ -53,25 +54,25 @@ def save(
     save_topics(state, found, current.ready.now.wall_ms)
     if result == "done":
         finished_ms = report.effective_now_ms
-        state.save_note("success_ms", {"message": finished_ms, "payload": finished_ms})
+        state.save_note(Note.SUCCESS, {"message": finished_ms, "payload": finished_ms})
     if current.context.limits is not None:
         return ()  # a plan file says nothing of what else is due
     if report.thorough and not current.context.patterns:
-        state.save_note("kept", report.to_json()["totals"]["kept"])
+        state.save_note(Note.KEPT, report.to_json()["totals"]["kept"])
     counted = [(key, entry) for key, entry in report.entries.items() if _is_overdue(key, entry)]
     named = {(key.topic.namespace, key.topic.topic) for key, _ in counted}
-    known = _still_held(state.note("overdue") or [], current, named)
-    state.save_note("overdue", [*known, *(_overdue_item(key, entry) for key, entry in _most(counted))])
+    known = _still_held(state.note(Note.OVERDUE) or [], current, named)
+    state.save_note(Note.OVERDUE, [*known, *(_overdue_item(key, entry) for key, entry in _most(counted))])
     return known
 
 
 def _save_plan(state: State, current: Pass, report: Report) -> None:
     """What a daemon that only plans remembers of its plans; all that is due in them is overdue."""
     if report.thorough:
-        state.save_note("kept", report.to_json()["totals"]["kept"])
+        state.save_note(Note.KEPT, report.to_json()["totals"]["kept"])
         state.save_note(REHEARSED, current.ready.now.wall_ms)
     due = [(key, entry) for key, entry in report.entries.items() if entry.rows and key.held is not Hold.PROTECTED]
-    state.save_note("overdue", [_overdue_item(key, entry) for key, entry in _most(due)])
+    state.save_note(Note.OVERDUE, [_overdue_item(key, entry) for key, entry in _most(due)])
 
 
 def _counters(current: Pass, report: Report, calls: Mapping[str, int]) -> dict[CounterKey, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from janitor.law.policy import Rule
-from janitor.report import Report
+from janitor.report import GuardNote, Report
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class RunLog:
         level = logging.INFO if any(figures.values()) or self._first else logging.DEBUG
         self._first = False
         judged = f"judged by {snapshot}" if snapshot else "without a transaction snapshot"
-        kept = f"; {held:,} rows are held" if held else ""
+        kept = f"; {held:,} {'row is' if held == 1 else 'rows are'} held" if held else ""
         logger.log(
             level, "%s %s: %s%s (%s)", _kind(report), report.id, _taken(report), kept, judged, extra={"fields": fields}
         )
@@ -49,9 +49,15 @@ class RunLog:
     def _write_notes(self, report: Report) -> None:
         for note in report.guards:
             if (note.guard, note.tripped) not in self._notes:
-                level = logging.ERROR if note.tripped else logging.WARNING
-                logger.log(level, "%s: %s", note.guard, note.message, extra={"fields": {"run": report.id}})
+                logger.log(_level(note), "%s: %s", note.guard, note.message, extra={"fields": {"run": report.id}})
         self._notes = {(note.guard, note.tripped) for note in report.guards}
+
+
+def _level(note: GuardNote) -> int:
+    """How loud a note is: that a run was asked to stop is no trouble."""
+    if note.guard == "halted":
+        return logging.INFO
+    return logging.ERROR if note.tripped else logging.WARNING
 
 
 def _taken(report: Report) -> str:
@@ -59,9 +65,13 @@ def _taken(report: Report) -> str:
     counts = [(report.total(rule), words) for rule, words in _DELETED.items()]
     deleted = " and ".join(f"{count:,} {words}" for count, words in counts if count)
     inverted = report.total(Rule.INVALID_TRANSACTION)
-    parts = [f"{deleted} rows deleted"] if deleted else []
-    parts += [f"{inverted:,} rows of invalid transactions inverted"] if inverted else []
+    parts = [f"{deleted} {_row(sum(count for count, _ in counts))} deleted"] if deleted else []
+    parts += [f"{inverted:,} {_row(inverted)} of invalid transactions inverted"] if inverted else []
     return (", ".join(parts) or "nothing was due") + (", if it were a run" if parts and report.mode == "plan" else "")
+
+
+def _row(count: int) -> str:
+    return "row" if count == 1 else "rows"
 
 
 def _kind(report: Report) -> str:

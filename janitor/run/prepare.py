@@ -16,6 +16,7 @@ from janitor.run import guards, quarantine
 from janitor.run.deps import Deps
 from janitor.run.guards import InProgressThen
 from janitor.state.base import Claim, ClockAnchor, State, StoreRecord
+from janitor.state.notes import Note
 from janitor.state.records import RESTORED
 from janitor.sweep import transactions as txstate
 from janitor.sweep.consumer_holds import ConsumerHolds
@@ -26,7 +27,7 @@ from janitor.sweep.transactions import Observed, TransactionView, TxState
 from tms_core.tables.base import Reads
 
 #: The note that says what was in progress in the snapshot last used, and what its write pointer was.
-IN_PROGRESS = "in_progress"
+IN_PROGRESS = Note.IN_PROGRESS
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ the decision out: a process that dies leaves both, or neither.
 from __future__ import annotations
 
 from janitor.state.base import State
+from janitor.state.notes import Note
 
 #: Under this name the state keeps the texts, by verb; also when all that was learnt of a store is forgotten.
-NOTE = "decided"
+NOTE = Note.DECISIONS
 #: How many are remembered of a verb; files do not hold more.
 REMEMBERED = 1_000
 

@@ -11,15 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from janitor.state.notes import Note
 from tms_core.topic import TopicId
 
 #: Later than any clock shows: where the wall time of readings lies of a boot whose clock is known to be wrong.
 UNKNOWN_MS = 2**62
 
 #: The note with the store's lineage as it was remembered last (rule S13): ``Store.lineage``.
-LINEAGE = "lineage"
+LINEAGE = Note.LINEAGE
 #: The note that says how it showed that the store was restored; until it is adopted anew.
-RESTORED = "restored"
+RESTORED = Note.RESTORED
 
 #: Bytes of randomness in a store's mark: enough that no two stores ever get the same.
 MARK_BYTES = 16

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from janitor.state.base import State
+from janitor.state.notes import Note
 from janitor.state.records import TopicCount
 from tms_core.topic import TopicId, TopicMetadata
 
-_TOPICS_NOTE = "topics"
-_CHANGES_NOTE = "topic_changes"
-_SIZES_NOTE = "topic_sizes"
+_TOPICS_NOTE = Note.TOPICS
+_CHANGES_NOTE = Note.TOPIC_CHANGES
+_SIZES_NOTE = Note.TOPIC_SIZES
 #: How many changes of one topic are remembered.
 KEPT_CHANGES = 20
 #: How many sizes of one topic are remembered, and of how many topics: the largest.

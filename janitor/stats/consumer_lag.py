@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from janitor.state.base import State
+from janitor.state.notes import Note
 from janitor.stats.scheduler import CountScheduler, Life
 from janitor.sweep.permission import never
 from janitor.sweep.rate_limit import Pacer
@@ -25,7 +26,7 @@ from tms_core.errors import StoreError
 from tms_core.topic import TopicId, TopicMetadata, living_topics
 
 #: The note that figures are kept in: a list of objects, one for each consumer.
-NOTE = "consumers"
+NOTE = Note.CONSUMERS
 #: Rows that are read for one topic before the next one has its turn.
 TURN_ROWS = 100_000
 

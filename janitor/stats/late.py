@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from janitor.state.base import State
+from janitor.state.notes import Note
 from tms_core.clock import Clock
 from tms_core.transaction.model import late_transactions
 
 #: The note they are kept in: a list of objects, the one that readers have waited for longest first.
-NOTE = "late_transactions"
+NOTE = Note.LATE
 #: How long readers wait before a transaction is late, in milliseconds.
 LATE_MS = 60_000
 #: How many transactions are remembered, and how many topics of each.

@@ -19,6 +19,7 @@ from janitor.boundary import coverage as rounds
 from janitor.law.policy import Hold, Rule
 from janitor.run import guards
 from janitor.state.base import OpenIdRecord, RunRecord, State
+from janitor.state.notes import Note
 from janitor.state.topic_history import Change, changes
 from janitor.stats.consumer_lag import NOTE as CONSUMERS
 from janitor.stats.late import NOTE as LATE
@@ -55,9 +56,9 @@ RECENT_RUNS = 20
 #: long as there was between any two of the last ones.
 SILENT_MS = 3_600_000
 #: A daemon leaves this note as long as it is the one that sweeps; a single run takes it away.
-DAEMON_NOTE = "daemon"
+DAEMON_NOTE = Note.DAEMON
 #: What lay in the store when it was last counted on Spark.
-STATISTICS_NOTE = "statistics"
+STATISTICS_NOTE = Note.STATISTICS
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
     runs = state.runs(RECENT_RUNS)
     last = next((run for run in runs if run.finished_ms is not None), None)
     report = _report(last)
-    overdue = state.note("overdue") or []
+    overdue = state.note(Note.OVERDUE) or []
     ahead_ms = guards.ahead_ms(state.anchor(), clocks)
     lease = LeaseRecord.parse(state.lease())
     return Status(
@@ -124,12 +125,12 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
         lease_holder=lease.holder if lease else "",
         running=live.running if live else None,
         last_run=summary(last) if last else None,
-        last_success_ms=state.note("success_ms") or {},
+        last_success_ms=state.note(Note.SUCCESS) or {},
         paused=[(pause.pattern, pause.since_ms) for pause in state.pauses()],
         quarantined=_quarantined(state),
         held=_held(state, site, overdue),
         overdue=_overdue(overdue),
-        kept=state.note("kept") or {},
+        kept=state.note(Note.KEPT) or {},
         guards=[GuardFigures(**note) for note in report.get("guards", ())],
         snapshot=_snapshot(state),
         boundary=_boundary(state, site.terms, clocks.wall_ms),
@@ -210,7 +211,7 @@ def _held(state: State, site: Deployment, overdue: Sequence[Mapping[str, Any]]) 
         _held_topic(name, waiting.get(name, []), ends.get(name), pauses, site.arguments)
         for name in sorted({*waiting, *ends})
     )
-    ttls = {f"{namespace}:{topic}": ttl_seconds for namespace, topic, _, ttl_seconds in state.note("topics") or ()}
+    ttls = {f"{namespace}:{topic}": ttl_seconds for namespace, topic, _, ttl_seconds in state.note(Note.TOPICS) or ()}
     changed = changes(state)
     return [
         _with_cause(_with_end(held, ttls.get(held.topic), site.terms), changed.get(held.topic, ()), site.arguments)
@@ -288,7 +289,7 @@ def _oldest(items: Sequence[Mapping[str, Any]]) -> int | None:
 def _snapshot(state: State) -> SnapshotFigures:
     number, lowest = state.lowest_open(NAMED_OPEN)
     return SnapshotFigures(
-        **(state.note("snapshot") or {}), open=number, oldest_open=[_open_transaction(record) for record in lowest]
+        **(state.note(Note.SNAPSHOT) or {}), open=number, oldest_open=[_open_transaction(record) for record in lowest]
     )
 
 
@@ -325,7 +326,7 @@ def _topics(state: State, overdue: Sequence[Mapping[str, Any]]) -> list[TopicFig
     counts = state.counts()
     return [
         _topic(namespace, topic, generation, ttl_seconds, late.get((namespace, topic), []), counts)
-        for namespace, topic, generation, ttl_seconds in state.note("topics") or ()
+        for namespace, topic, generation, ttl_seconds in state.note(Note.TOPICS) or ()
     ]
 
 

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 from janitor.law.policy import Frontier, Hold
 from janitor.law.references import Lifetime
+from janitor.state.notes import Note
 from tms_core.rowkey import Cutoff
 from tms_core.transaction.model import VisibilityState, transaction_ms
 
 #: The note that has both moments.
-DECIDED = "transactions_decided"
+DECIDED = Note.TRANSACTION_ENDS
 #: How long after the end of its transaction a message is there at least, in milliseconds.
 SEEN_MS = 300_000
 

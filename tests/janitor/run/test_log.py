@@ -38,14 +38,14 @@ def test_given_a_run_that_deleted_when_written_then_its_figures_and_its_snapshot
     report = report_of(NOW_MS - HOUR)
     RunLog().write(report)
     record = next(record for record in caplog.records if record.name == "janitor.run.log")
-    assert record.getMessage() == f"run {report.id}: 1 expired rows deleted (judged by snapshot.{NOW_MS})"
+    assert record.getMessage() == f"run {report.id}: 1 expired row deleted (judged by snapshot.{NOW_MS})"
     assert vars(record)["fields"]["expired"] == 1
     assert vars(record)["fields"]["snapshot"] == f"snapshot.{NOW_MS}"
 
 
 def test_given_a_run_without_a_snapshot_when_written_then_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     RunLog().write(replace(report_of(NOW_MS - HOUR), snapshot=None))
-    assert said(caplog)[-1].endswith(": 1 expired rows deleted (without a transaction snapshot)")
+    assert said(caplog)[-1].endswith(": 1 expired row deleted (without a transaction snapshot)")
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,12 @@ def test_given_a_run_without_a_snapshot_when_written_then_that_is_said(caplog: p
     [
         ({}, 0, "nothing was due"),
         ({}, 1234, "nothing was due; 1,234 rows are held"),
+        ({}, 1, "nothing was due; 1 row is held"),
         ({Rule.EXPIRED: 3560, Rule.OLD_GENERATION: 8}, 0, "3,560 expired and 8 outdated rows deleted"),
         (
             {Rule.PROCESSED: 1, Rule.INVALID_TRANSACTION: 2},
             0,
-            "1 processed rows deleted, 2 rows of invalid transactions inverted",
+            "1 processed row deleted, 2 rows of invalid transactions inverted",
         ),
     ],
 )
@@ -88,6 +89,15 @@ def test_given_a_guard_that_goes_on_warning_when_written_then_it_is_said_when_it
     for report, expected in ((troubled, 1), (worse, 0), (calm, 0), (worse, 1)):
         log.write(report)
         assert len(said(caplog, logging.WARNING)) == expected
+
+
+def test_given_a_run_that_was_asked_to_stop_when_written_then_that_is_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    RunLog().write(replace(report_of(), guards=[GuardNote("halted", False, "the run was asked to stop")]))
+    assert said(caplog, logging.INFO)[-1] == "halted: the run was asked to stop"
+    RunLog().write(replace(report_of(), guards=[GuardNote("halted", False, "the run was asked to stop")]))
+    assert said(caplog, logging.WARNING) == []
 
 
 def test_given_a_guard_that_trips_after_warning_when_written_then_it_is_an_error(
