@@ -56,8 +56,9 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with ControlPlane(tmp_path_factory.mktemp("plane")) as running:
         for name in ("apps", "monitoring"):
             running.create("/api/v1/namespaces", {"metadata": {"name": name}})
-        for plural, kind in (("prometheusrules", "PrometheusRule"), ("servicemonitors", "ServiceMonitor")):
-            running.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", _definition(plural, kind))
+        for kind in ("PodMonitor", "PrometheusRule", "ServiceMonitor"):
+            definition = _definition(f"{kind.lower()}s", kind)
+            running.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
         yield running
 
 

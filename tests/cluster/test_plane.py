@@ -20,22 +20,25 @@ PLACES = {
     "ConfigMap": "/api/v1",
     "CronJob": "/apis/batch/v1",
     "Deployment": "/apis/apps/v1",
+    "Ingress": "/apis/networking.k8s.io/v1",
     "Job": "/apis/batch/v1",
     "NetworkPolicy": "/apis/networking.k8s.io/v1",
     "PersistentVolumeClaim": "/api/v1",
     "Pod": "/api/v1",
     "PodDisruptionBudget": "/apis/policy/v1",
+    "PodMonitor": "/apis/monitoring.coreos.com/v1",
     "PrometheusRule": "/apis/monitoring.coreos.com/v1",
     "Role": "/apis/rbac.authorization.k8s.io/v1",
     "RoleBinding": "/apis/rbac.authorization.k8s.io/v1",
     "Service": "/api/v1",
     "ServiceAccount": "/api/v1",
     "ServiceMonitor": "/apis/monitoring.coreos.com/v1",
+    "StatefulSet": "/apis/apps/v1",
 }
 
 
 def place(kind: str, namespace: str) -> str:
-    plural = "networkpolicies" if kind == "NetworkPolicy" else f"{kind.lower()}s"
+    plural = {"Ingress": "ingresses", "NetworkPolicy": "networkpolicies"}.get(kind, f"{kind.lower()}s")
     return f"{PLACES[kind]}/namespaces/{namespace}/{plural}"
 
 
@@ -66,7 +69,7 @@ def test_the_recorded_schemas_are_those_of_the_server(plane: ControlPlane) -> No
 def test_every_object_of_every_example_is_accepted_to_the_letter(plane: ControlPlane, example: Path) -> None:
     made = template("--values", example)
     for document in filter(None, yaml.safe_load_all(made.stdout)):
-        where = place(document["kind"], document["metadata"]["namespace"])
+        where = place(document["kind"], document["metadata"].get("namespace", "apps"))
         answer = plane.request("POST", f"{where}?dryRun=All&fieldValidation=Strict", document)
         if document["kind"] != "Pod":  # its service account is not there yet
             assert answer.status_code == 201, (document["kind"], answer.text)
