@@ -230,7 +230,7 @@ class Producers:
         try:
             for sent, pointer, number in batch:
                 try:
-                    producer = self._named(sent.home, sent.name)
+                    producer = self._named(sent.home, sent.name, topic)
                     key = producer.request_key(topic)
                     self._in_flight.begin(key, producer, sent.generation)
                     held.append((key, producer, sent.generation))
@@ -293,10 +293,12 @@ class Producers:
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
-    def _named(self, home: TopicId, name: str) -> ProducerName:
+    def _named(self, home: TopicId, name: str, known: TopicMetadata | None = None) -> ProducerName:
         if not NAME.fullmatch(name):
             raise BadRequest(f"{name!r} cannot be a producer.", "Use at most 255 letters, digits, '_' and '-'.")
-        return ProducerName.of(self._topics.get(home), name)
+        if known is None or known.topic != home:
+            known = self._topics.get(home)
+        return ProducerName.of(known, name)
 
     def _admit(self, sent: Sent, producer: ProducerName, key: bytes, pointer: int | None, number: int) -> Admitted:
         """What is known of a producer that counts.

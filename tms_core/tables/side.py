@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, Self
@@ -39,6 +40,8 @@ _BY_TIME, _BY_MESSAGE = b"e", b"m"
 _TIME_BYTES = 8
 #: Our table in HBase, its only column, and a key that no row has.
 HBASE_TABLE, _COLUMN, _NO_ROW = "tms.side", FAMILY + b":v", b"\0"
+#: How many rows of a LevelDB folder are known without being read.
+_KNOWN_ROWS = 10_000
 
 
 class SideChange(NamedTuple):
@@ -183,18 +186,32 @@ class LevelDBSide(SideTable):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync(folder.parent)
         self._database = WritableDatabase(folder, create=not present)
+        # Rows as they were read or written last. A read of LevelDB gives up the interpreter, and among busy threads
+        # waiting for it again takes longer than a synced write does.
+        self._known: dict[bytes, bytes | None] = {}
+        self._changes = 0
+        self._lock = Lock()
+        # Between the reading and the writing of a row no other thread may change it.
+        self._exchanging = Lock()
 
     def get(self, key: bytes) -> bytes | None:
-        return self._database.get(key)
+        if key in self._known:
+            with suppress(KeyError):
+                return self._known[key]
+        changes = self._changes
+        value = self._database.get(key)
+        self._keep(changes, [(key, value)])
+        return value
 
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
         return self._database.rows(start, stop, limit)
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        self._database.put(rows)
+        self._write(rows, ())
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        self._database.delete(keys)
+        with self._exchanging:
+            self._write((), keys)
 
     def exchange(
         self,
@@ -204,10 +221,46 @@ class LevelDBSide(SideTable):
         puts: Sequence[tuple[bytes, bytes]] = (),
         deletes: Sequence[bytes] = (),
     ) -> bool:
-        return self._database.exchange(key, expected, [(key, value), *puts], deletes)
+        return all(self.exchange_each([SideChange(key, expected, value, puts, deletes)]))
 
     def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
-        return self._database.exchange_each(changes)
+        with self._exchanging:
+            made = [self.get(change.key) == change.expected for change in changes]
+            puts: list[tuple[bytes, bytes]] = []
+            deletes: list[bytes] = []
+            for change, is_made in zip(changes, made, strict=True):
+                if is_made:
+                    puts += [(change.key, change.value), *change.puts]
+                    deletes += change.deletes
+            if puts:
+                self._write(puts, deletes)
+        return made
+
+    def _write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
+        """Change rows; what is known of them is what was written, unless others changed or read rows meanwhile."""
+        keys = [*(key for key, _ in puts), *deletes]
+        changes = self._forget(keys)
+        try:
+            self._database.change(puts, deletes)
+        finally:
+            alone = self._forget(keys) == changes + 1
+        if alone:
+            self._keep(changes + 1, puts)
+
+    def _forget(self, keys: Iterable[bytes]) -> int:
+        with self._lock:
+            for key in keys:
+                self._known.pop(key, None)
+            self._changes += 1
+            return self._changes
+
+    def _keep(self, changes: int, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Know rows, unless any were changed since then."""
+        with self._lock:
+            if changes == self._changes:
+                if len(self._known) >= _KNOWN_ROWS:
+                    self._known.clear()
+                self._known.update(rows)
 
     def close(self) -> None:
         self._database.close()

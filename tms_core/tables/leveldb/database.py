@@ -273,37 +273,9 @@ class WritableDatabase(Database):
                 self._write(_Write(puts, repeatable=repeatable))
         return written
 
-    def exchange(
-        self, key: bytes, expected: bytes | None, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]
-    ) -> bool:
-        """Write and delete rows in one synced batch, if a row still holds what was read; returns whether it did."""
-        with self._rewriting:
-            if self.get(key) != expected:
-                return False
-            self._write(_Write(puts, deletes))
-        return True
-
-    def exchange_each(
-        self,
-        changes: Sequence[tuple[bytes, bytes | None, bytes, Sequence[tuple[bytes, bytes]], Sequence[bytes]]],
-    ) -> list[bool]:
-        """Make each change whose row still holds what was read, all in one synced batch; returns which were made.
-
-        Args:
-            changes: the row, what it must hold (None: it is not there), what it holds then, and other rows to write and
-                to delete with it.
-        """
-        with self._rewriting:
-            made = [self.get(key) == expected for key, expected, *_ in changes]
-            puts: list[tuple[bytes, bytes]] = []
-            deletes: list[bytes] = []
-            for (key, _, value, more, gone), is_made in zip(changes, made, strict=True):
-                if is_made:
-                    puts += [(key, value), *more]
-                    deletes += gone
-            if puts:
-                self._write(_Write(puts, deletes))
-        return made
+    def change(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
+        """Write and delete rows in one batch, synced unless it only deletes."""
+        self._write(_Write(puts, deletes, synced=bool(puts)))
 
     def sync(self) -> None:
         """Sync every log there is.
