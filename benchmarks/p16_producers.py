@@ -3,7 +3,8 @@
 * **P16** requests of producers, whose numbers are written down before their rows, beside plain ones: batches of 500,
   and single messages of one and of sixteen producers.
 * **P17** the same batches in transactions of 100 ms each, beside plain ones: begun, published in and committed. Beside
-  it, in its details, the same as a producer.
+  it, in its details, the same as a producer. Also how many syncs a transaction with one batch costs, and how many calls
+  of a transaction (start, canCommit, commit) eight clients get done in the time of a bare synced append to a log.
 
 Clients are raw sockets, so that what is measured is the server; plain and other requests take turns, since disks have
 moods, and a figure is the median of the turns' ratios.
@@ -11,14 +12,17 @@ moods, and a figure is the median of the turns' ratios.
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from itertools import count
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, repeat
 from pathlib import Path
+from unittest.mock import patch
 
 from benchmarks.figure import Figure, report
 from benchmarks.p4_publish import connect
@@ -27,12 +31,20 @@ from tests.server.process import Serve, configure
 from tests.server.test_avro import block, long
 from tests.support import size
 from tms_core.client import Client, TransactionClient
+from tms_core.clock import SystemClock
+from tms_core.messaging.service import MessagingService
+from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.topic import TopicId
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import DirectoryStorage
 
 TURNS = size("TMS_BENCH_TURNS", 5)
 TOPIC, BYTES = "default:bench", 1000
 #: Messages in a request, producers, requests of a turn, and the bar.
 CASES = ((500, 1, 150, 0.95), (1, 1, 2000, 0.5), (1, 16, 6000, 0.85))
 COMMIT_SECONDS = 0.1
+#: Transactions of which the syncs are counted, and the store's calls that sync.
+TRANSACTIONS, _SYNCED = 1000, ("put", "set", "sync", "delete", "invert")
 _HEAD = f"POST /v1/namespaces/default/topics/bench/publish HTTP/1.1\r\nHost: localhost\r\nContent-Type: {AVRO}\r\n"
 _sequences = count(1)
 
@@ -48,6 +60,9 @@ def main() -> None:
             with TransactionClient(server.transactions) as service:
                 in_transactions(client, server.port, service)
         server.end()
+    for clients, bar in ((1, 3), (8, 1.5)):
+        with tempfile.TemporaryDirectory(prefix="p17-") as folder:
+            syncs(Path(folder), clients, bar)
 
 
 def once(client: Client, port: int, messages: int, producers: int, requests: int, bar: float) -> None:
@@ -76,6 +91,55 @@ def in_transactions(client: Client, port: int, service: TransactionClient) -> No
     rates = compared(lambda: publish(port, plain, requests), lambda: transactional(""))
     details = {"as_a_producer": round(ratio(as_producer), 3)}
     tell("P17", "in transactions of 100 ms ÷ plain, batches of 500", rates, 0.97, messages, **details)
+
+
+def syncs(folder: Path, clients: int, bar: float) -> None:
+    """P17: syncs of the log and of the store per transaction with one batch, and calls beside bare synced appends."""
+    synced, fdatasync = count(), os.fdatasync
+
+    def counting(file: int) -> None:
+        next(synced)
+        fdatasync(file)
+
+    def bare() -> float:
+        started = time.perf_counter()
+        with (folder / "bare").open("wb", buffering=0) as file:
+            for _ in range(TRANSACTIONS):
+                file.write(bytes(80))
+                fdatasync(file.fileno())
+        return TRANSACTIONS / (time.perf_counter() - started)
+
+    with (
+        TransactionManager(DirectoryStorage(folder / "tx"), SystemClock()) as manager,
+        LevelDBStore(folder / "messaging", create=True) as store,
+        MessagingService(store, SystemClock()) as service,
+        ThreadPoolExecutor(clients) as threads,
+        patch.object(os, "fdatasync", counting),
+    ):
+        topic = TopicId("default", "bench")
+        service.create_topic(topic)
+
+        def transaction(publishes: bool) -> None:
+            pointer = manager.start_short().transaction_id
+            if publishes:
+                service.publish(topic, [b"x" * BYTES] * 10, pointer=pointer)
+            manager.can_commit(pointer, [b"%d" % pointer])
+            manager.commit(pointer)
+
+        def calls() -> float:
+            started = time.perf_counter()
+            list(threads.map(transaction, repeat(False, TRANSACTIONS)))
+            return 3 * TRANSACTIONS / (time.perf_counter() - started)
+
+        transaction(True)
+        before = next(synced), sum(store.calls[name] for name in _SYNCED)
+        list(threads.map(transaction, repeat(True, TRANSACTIONS)))
+        after = next(synced) - 1, sum(store.calls[name] for name in _SYNCED)
+        each = (sum(after) - sum(before)) / TRANSACTIONS
+        report(Figure("P17", f"syncs per transaction with a batch, {clients} at a time", round(each, 2), at_most=bar))
+        if clients > 1:
+            rates = compared(bare, calls)
+            tell("P17", f"start, canCommit and commit, {clients} at a time, ÷ bare synced appends", rates, 2, 1)
 
 
 def compared(plain: Callable[[], float], other: Callable[[], float]) -> list[tuple[float, float]]:

@@ -199,6 +199,27 @@ def test_given_a_write_that_arrives_when_all_is_over_then_nobody_sees_it(
         assert [message.payload for topic in (ORDERS, BILLS) for message in client.poll(topic)] == []
 
 
+@pytest.mark.parametrize("forgotten", ["begun", "asked"])
+def test_given_a_manager_that_forgot_what_was_changed_when_asked_again_then_it_commits(
+    site: InProcess, faults: Faults, transacts: Transact, monkeypatch: pytest.MonkeyPatch, forgotten: str
+) -> None:
+    commit = site.manager.commit
+
+    def restarted(pointer: int) -> None:
+        """As a manager that has recovered what was on its disk."""
+        with monkeypatch.context() as once, site.manager._durable.looking() as state:
+            once.setattr(state, "recovered_pointer", pointer)
+            if faults.seen["commit"] == 1:
+                state.committing.pop(pointer, None)
+            commit(pointer)
+
+    monkeypatch.setattr(site.manager, "commit", restarted)
+    changes = Changes() if forgotten == "asked" else Participant()
+    transacts(site, faults, changes)
+    assert visible(site) == ALL
+    assert (faults.seen["commit"], faults.seen["canCommit"]) == (2, 1 + (forgotten == "asked"))
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_given_one_lost_answer_to_can_commit_when_asked_again_then_it_commits(
     site: InProcess, faults: Faults, transacts: Transact, when: When, settled: Callable[[], list[bytes]]

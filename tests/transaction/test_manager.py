@@ -521,12 +521,17 @@ def test_given_anything_that_is_decided_when_it_is_answered_then_it_was_synced_b
     one = manager.start_short()
     assert storage.happened == ["append", "sync 1"]
     manager.can_commit(one.transaction_id, [b"k"])
-    assert storage.happened[2:] == ["append", "sync 2"]
+    assert storage.happened[2:] == ["append"]
+    manager.can_commit(one.transaction_id, [b"k"])
+    assert storage.happened[3:] == ["append", "sync 3"]
     manager.visibility()
     manager.clients()
-    with pytest.raises(NotInProgress):
-        manager.commit(7)
-    assert storage.happened[4:] == ["sync 2"] * 3
+    for refused in (manager.commit, lambda pointer: manager.can_commit(pointer, [])):
+        with pytest.raises(NotInProgress):
+            refused(7)
+    assert storage.happened[5:] == ["sync 3"] * 4
+    manager.commit(one.transaction_id)
+    assert storage.happened[9:] == ["append", "sync 4"]
 
 
 def test_given_a_snapshot_when_it_is_taken_then_the_old_log_was_synced_and_the_new_one_begins(

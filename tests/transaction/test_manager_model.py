@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 
 import pytest
 from hypothesis import settings
@@ -22,6 +23,7 @@ from tms_core.errors import Conflict, NotInProgress, TruncateTimeError
 from tms_core.transaction.codec.edits import Edit, decode_edit, encode_edit
 from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.state import ManagerState
 from tms_core.transaction.manager.storage import Recovered
 from tms_core.transaction.model import NO_TX_IN_PROGRESS, Snapshot, Transaction, TransactionType
 
@@ -100,6 +102,8 @@ class Model:
         self.write = self.read = BASE
         #: The read pointer that the log would lead to: timeouts move it there, but not here.
         self.read_on_disk = BASE
+        #: What was issued up to here began before the last restart.
+        self.recovered = BASE
         self.open: dict[int, Tx] = {}
         self.invalid: set[int] = set()
         self.commits: list[tuple[int, frozenset[bytes]]] = []
@@ -211,6 +215,9 @@ class Histories(RuleBasedStateMachine):
         elif known.changes is not None and self.model.conflicts(known.id, known.changes):
             with pytest.raises(Conflict):
                 self.manager.commit(known.id)
+        elif known.changes is None and known.id <= self.model.recovered:
+            with pytest.raises(Conflict, match="was restarted since"):
+                self.manager.commit(known.id)
         else:
             self.manager.commit(known.id)
             self.model.commit(known)
@@ -298,6 +305,7 @@ class Histories(RuleBasedStateMachine):
             self.model.read = self.model.read_on_disk
         self.manager = TransactionManager(self.disk, self.clock)
         self.model.read_on_disk = self.model.read
+        self.model.recovered = self.model.write
 
     @invariant()
     def the_manager_knows_what_the_model_knows(self) -> None:
@@ -317,3 +325,46 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = pytest.mark.no_cover(Histories.TestCase)
 TestHistories.settings = settings(max_examples=size("TMS_TEST_EXAMPLES", 60), stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("forgetful", [False, True], ids=["as it is", "commits what it knows nothing of"])
+def test_given_two_that_change_the_same_when_the_manager_is_killed_at_any_moment_then_only_one_commits(
+    monkeypatch: pytest.MonkeyPatch, forgetful: bool
+) -> None:
+    if forgetful:
+        monkeypatch.setattr(ManagerState, "recovered_pointer", property(lambda _: 0, lambda *_: None), raising=False)
+    steps = set(permutations((0, 0, 1, 1)))
+    committed = {(order, killed): commits(order, killed) for order in steps for killed in range(5)}
+    # The one that had asked is refused; the other one asks behind the restart.
+    assert any(len(found) == 2 for found in committed.values()) == forgetful
+    assert committed[(0, 0, 1, 1), 1] == ({0, 1} if forgetful else {1})
+
+
+def commits(order: tuple[int, ...], killed: int) -> set[int]:
+    """Which of two commit that change the same: each asks, then commits; the manager is killed before a step."""
+    disk, clock = Disk(), ManualClock(NOW_MS)
+    manager = TransactionManager(disk, clock)
+    pointers = [manager.start_short().transaction_id for _ in range(2)]
+    asked, refused, found = set[int](), set[int](), set[int]()
+    for at, which in enumerate(order):
+        if at == killed:
+            manager = TransactionManager(disk, clock)
+        try:
+            if which not in asked:
+                asked.add(which)
+                manager.can_commit(pointers[which], [b"k"])
+            elif which not in refused:
+                manager.commit(pointers[which])
+                found.add(which)
+        except Conflict:
+            refused.add(which)
+    return found
+
+
+def test_given_one_that_asks_again_with_other_changes_when_killed_then_what_it_was_answered_last_counts() -> None:
+    disk, clock = Disk(), ManualClock(NOW_MS)
+    manager = TransactionManager(disk, clock)
+    pointer = manager.start_short().transaction_id
+    manager.can_commit(pointer, [b"a"])
+    manager.can_commit(pointer, [b"b"])
+    assert state(TransactionManager(disk, clock)).committing == {pointer: frozenset([b"b"])}

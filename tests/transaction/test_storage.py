@@ -19,7 +19,7 @@ import pytest
 from tests.transaction.managers import BASE, NOW_MS, recovered, state
 from tests.transaction.vectors import TEPHRA
 from tms_core.clock import ManualClock
-from tms_core.errors import FormatError, NotInProgress, StoreBusy
+from tms_core.errors import Conflict, FormatError, NotInProgress, StoreBusy
 from tms_core.transaction.codec.edits import Edit, EditState
 from tms_core.transaction.codec.log import read_log
 from tms_core.transaction.manager.journal import LogFailed, LogFile
@@ -327,6 +327,9 @@ def test_given_a_log_that_failed_when_the_disk_is_well_again_then_the_manager_go
     else:
         assert state(manager) == left
         assert manager.clients() == {other.transaction_id: "me"}
+        with pytest.raises(Conflict):
+            manager.commit(kept.transaction_id)
+        manager.can_commit(kept.transaction_id, [])
         manager.commit(kept.transaction_id)
     manager.invalidate(manager.start_short().transaction_id)
     shutil.copytree(tmp_path / "tx", tmp_path / "crashed")
@@ -360,8 +363,8 @@ def test_given_many_threads_and_snapshots_among_them_when_recovered_then_it_is_t
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(work, range(16)))
-    shutil.copytree(tmp_path / "tx", tmp_path / "crashed")
     left = state(manager)
+    shutil.copytree(tmp_path / "tx", tmp_path / "crashed")
     assert len(left.visibility.in_progress) > 50
     assert recovered(tmp_path / "crashed") == left
     manager.close()
@@ -379,6 +382,7 @@ while True:
     for _ in range(50):
         pointer = manager.start_long().transaction_id
         manager.can_commit(pointer, [b"%d" % pointer])
+        manager.status(pointer)  # waits for the disk
         print(pointer, flush=True)
     manager.take_snapshot()
 """

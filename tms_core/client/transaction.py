@@ -26,7 +26,15 @@ from tms_core.client.outbox import Outbox
 from tms_core.client.participant import ClaimedBatch, Failures, GroupClaims, Participant, done
 from tms_core.client.partitions import Key, Rotation
 from tms_core.client.values import Limits
-from tms_core.errors import Invalidated, NotInProgress, PostCommitFailed, TmsError, TopicNotFound, TransactionError
+from tms_core.errors import (
+    Conflict,
+    Invalidated,
+    NotInProgress,
+    PostCommitFailed,
+    TmsError,
+    TopicNotFound,
+    TransactionError,
+)
 from tms_core.topic import TopicId
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
@@ -192,19 +200,30 @@ class ClientTransaction:
         """Everything but the commit."""
         if self._incomplete:
             raise Invalidated("Something failed in the transaction that belongs to it.", "Do it again from its begin.")
-        changes = [key for participant in self._participants for key in participant.tx_changes()]
-        with self._doubting():
-            if changes:
-                await self._call(self._service.can_commit, self.transaction.transaction_id, changes)
+        if self._changes():
+            await self._ask()
         for participant in self._participants:
             await done(participant.commit_tx())
         with self._doubting():
             await self._outbox.publish()
 
+    def _changes(self) -> list[bytes]:
+        return [key for participant in self._participants for key in participant.tx_changes()]
+
+    async def _ask(self) -> None:
+        """Ask whether another transaction has changed the same."""
+        with self._doubting():
+            await self._call(self._service.can_commit, self.transaction.transaction_id, self._changes())
+
     async def _commit(self) -> None:
         pointers = (self.transaction.transaction_id, self.transaction.write_pointer)
         try:
-            await self._call(self._service.commit, *pointers)
+            try:
+                await self._call(self._service.commit, *pointers)
+            except Conflict:
+                # A service that was restarted may have forgotten what was changed; else this conflicts again.
+                await self._ask()
+                await self._call(self._service.commit, *pointers)
         except UNKNOWN as error:
             await self._find_out(error)
         except TmsError:

@@ -2,7 +2,8 @@
 
 Decisions are made under one lock, in memory; waiting for the disk happens without it, so that many may wait together.
 An answer waits for all that was decided before it too, also a refusal or a mere question: those show what others
-decided, and no client is ever told anything that a crash could take back.
+decided, and no client is ever told anything that a crash could take back. Only that a transaction can commit is told at
+once: where a crash takes that back, its commit is refused (:meth:`TransactionManager.commit`).
 
 When the log could not be written, memory is ahead of the disk, and what stands at the end of that log is not known. So
 nothing more is answered from it, and the next request begins anew as after a crash: from what is on the disk, with a
@@ -12,7 +13,7 @@ written does no harm otherwise: the logs reach further back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import RLock
 
@@ -73,8 +74,11 @@ class DurableState:
         return not (self._closed or self._failed)
 
     @contextmanager
-    def deciding(self) -> Iterator[ManagerState]:
+    def deciding(self, waits: Callable[[ManagerState], bool] = lambda _: True) -> Iterator[ManagerState]:
         """The state, for one thread at a time; after the block all that was decided until then is on disk.
+
+        Args:
+            waits: whether that holds, asked before the block; where not, only a refusal waits for the disk.
 
         Raises:
             ManagerStopped: it has stopped.
@@ -85,12 +89,14 @@ class DurableState:
         self._mend()
         with self._lock:
             self._require_running()
+            waiting = waits(self._state)
             try:
                 yield self._state
             except TransactionError as error:
                 refusal = error
             log, position = self._log, self._position
-        self._sync(log, position)
+        if waiting or refusal is not None:
+            self._sync(log, position)
         if refusal is not None:
             raise refusal
 
@@ -176,6 +182,7 @@ class DurableState:
             state.apply(edit)
         if not state.write_pointer:
             state.write_pointer = state.read_pointer = self._clock.right_ms() * TX_PER_MS
+        state.recovered_pointer = state.write_pointer
         state.set_deadlines(self._clock.right_ms(), self._clock.running_ms())
         logger.info(
             "recovered: %d write pointers in progress, %d invalid transactions",

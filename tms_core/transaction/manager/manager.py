@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Literal, Self
 
 from tms_core.clock import Clock, HonestClock
-from tms_core.errors import CannotSnapshot, NotInProgress, StoreError, TransactionError, TruncateTimeError
+from tms_core.errors import CannotSnapshot, Conflict, NotInProgress, StoreError, TransactionError, TruncateTimeError
 from tms_core.logs.harmless import get_logger
 from tms_core.logs.printable import printable
 from tms_core.rowkey import LONG_MAX
@@ -42,6 +42,8 @@ MAX_TIMEOUT_SECONDS = 2**31 - 1
 MAX_CLIENT_CHARACTERS = 255
 #: The client of a transaction whose client did not give its name.
 UNKNOWN_CLIENT = "unknown"
+#: The change key that is named where a restart may have forgotten them.
+_FORGOTTEN = "(forgotten by a restart: ask again whether it can commit)"
 
 logger = get_logger(__name__)
 
@@ -142,13 +144,16 @@ class TransactionManager:
     def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
         """Say what a transaction has changed, and check whether another transaction has changed it too.
 
+        Does not wait for the disk: the commit does, and its record follows this one's in the log. Only where it asks
+        again it waits, for what it said before may be on the disk by itself.
+
         Raises:
             NotInProgress: it has ended, or never began.
             ChangesTooLarge: it has changed too much.
             Conflict: it has to be rolled back.
         """
         keys = frozenset(changes)
-        with self._durable.deciding() as state:
+        with self._durable.deciding(lambda state: transaction_id in state.committing) as state:
             _require(state, transaction_id)
             self._limits.check(transaction_id, keys)
             state.committed.check(transaction_id, keys)
@@ -161,13 +166,18 @@ class TransactionManager:
 
         Raises:
             NotInProgress: it has ended, or never began.
-            Conflict: another transaction has committed the same since it asked; it has to be rolled back.
+            Conflict: another transaction has committed the same since it asked, or the manager was restarted since
+                it began and does not know whether it asked; it has to ask (again), or be rolled back.
         """
         with self._durable.deciding() as state:
             _require(state, transaction_id)
             keys = state.committing.get(transaction_id)
             if keys is not None:
                 state.committed.check(transaction_id, keys)
+            elif transaction_id <= state.recovered_pointer:
+                text = f"The transaction manager was restarted since transaction {transaction_id} began, and does not "
+                text += "know what it has changed: ask again whether it can commit, or roll it back."
+                raise Conflict(text, transaction_id, _FORGOTTEN, "")
             self._durable.record(
                 Edit(
                     transaction_id,

@@ -43,6 +43,8 @@ class ManagerState:
     Attributes:
         read_pointer: the highest version that new transactions read; never goes down.
         write_pointer: the highest pointer issued so far; never goes down.
+        recovered_pointer: the highest pointer issued before the last restart, 0 where there was none. Of what began
+            until then, that it can commit may have been told and then lost.
         in_progress: what is in progress by pointer, checkpoints included; ascending.
         clients: who holds what, by transaction id; not kept over a restart.
         published: where transactions have published, by pointer: topics with the time of the first message, in
@@ -57,6 +59,7 @@ class ManagerState:
         visibility = snapshot.visibility
         self.read_pointer = visibility.read_pointer
         self.write_pointer = visibility.write_pointer
+        self.recovered_pointer = 0
         self.in_progress: dict[int, InProgress] = {}
         self.clients: dict[int, str] = {}
         self.published: dict[int, dict[str, int]] = {}
