@@ -197,6 +197,7 @@ def play(order: str, seed: int) -> Counter[str]:
     return history.reached
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("order", ["partition", "none"])
 def test_given_changes_of_the_number_when_histories_are_played_then_each_message_counts_once_and_in_order(
     order: str,
@@ -225,6 +226,7 @@ def _newest(rotation: partitions.Rotation, top: TopicId) -> list[TopicId]:
     return [top] if layout is None else layout.members(layout.families[-1])
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("plant", [not_drained_first, not_sealed, forgotten])
 def test_given_a_planted_bug_when_histories_are_played_then_one_of_them_finds_it(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

@@ -300,6 +300,7 @@ class LevelDBHistory(History):
     maker = "leveldb"
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(("history", "examples"), [(History, 60), (LevelDBHistory, 15)])
 def test_given_any_history_then_the_service_answers_as_the_reference_does(
     history: type[RuleBasedStateMachine], examples: int

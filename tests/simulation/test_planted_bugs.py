@@ -325,6 +325,11 @@ RARE: dict[Plant, int] = {
     apply_knows_no_ranges: 108,
     a_pause_counts_until_the_run_begins: 75,
     announced_as_far_as_the_first_batch: 131,
+    every_pass_counts_as_thorough: 78,
+    claim_after_part_of_the_store: 52,
+    claim_to_the_snapshots_bound: 21,
+    adopt_accepts_whatever_is_there: 15,
+    no_search_for_references: 11,
 }
 
 

@@ -323,7 +323,7 @@ class Histories(RuleBasedStateMachine):
         assert (found.committing, found.committed) == (asked, self.model.committed())
 
 
-TestHistories = Histories.TestCase
+TestHistories = pytest.mark.no_cover(Histories.TestCase)
 TestHistories.settings = settings(max_examples=size("TMS_TEST_EXAMPLES", 60), stateful_step_count=40, deadline=None)
 
 
