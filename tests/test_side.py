@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,8 @@ from tms_core.errors import StoreBusy, StoreError
 from tms_core.rowkey import MessageKey, generation_prefix
 from tms_core.tables.base import Page
 from tms_core.tables.hbase.pool import HBasePool
-from tms_core.tables.side import Expiries, Expiry, HBaseSide, LevelDBSide, MemorySide, SideTable
+from tms_core.tables.leveldb.database import WritableDatabase
+from tms_core.tables.side import Expiries, Expiry, HBaseSide, LevelDBSide, MemorySide, SideChange, SideTable
 from tms_core.topic import TopicId
 
 __all__ = ["hbase", "hbase_tables"]
@@ -62,6 +64,61 @@ def test_given_a_row_when_exchanged_then_it_and_others_change_only_if_it_holds_w
     assert [key for key, _ in side.rows(b"", None, 5).items] == [b"base", b"claim"]
     assert side.exchange(b"base", b"1", b"2", [(b"other", b"x"), (b"more", b"y")], [b"claim", b"none"])
     assert side.rows(b"", None, 5).items == [(b"base", b"2"), (b"more", b"y"), (b"other", b"x")]
+
+
+def test_given_rows_that_were_read_when_changed_then_they_are_read_as_they_are(side: SideTable) -> None:
+    assert [side.get(key) for key in (b"a", b"b", b"c")] == [None] * 3
+    side.put([(b"a", b"1"), (b"b", b"1"), (b"c", b"1")])
+    side.delete([b"b"])
+    assert [side.get(key) for key in (b"a", b"b", b"c")] == [b"1", None, b"1"]
+    change = SideChange(b"a", b"1", b"2", puts=[(b"b", b"2")], deletes=[b"c"])
+    assert side.exchange_each([change, SideChange(b"d", b"x", b"2", puts=[(b"b", b"3")])]) == [True, False]
+    assert [side.get(key) for key in (b"a", b"b", b"c", b"d")] == [b"2", b"2", None, None]
+
+
+@pytest.mark.parametrize("read_at", ["before the write", "behind the write"])
+def test_given_a_row_that_is_written_while_it_is_read_when_read_again_then_it_is_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_at: str
+) -> None:
+    with LevelDBSide(tmp_path) as side:
+        side.put([(b"k", b"old")])
+        get, change = WritableDatabase.get, WritableDatabase.change
+
+        def reading(database: WritableDatabase, key: bytes) -> bytes | None:
+            found = get(database, key)
+            monkeypatch.setattr(WritableDatabase, "get", get)
+            side.put([(b"k", b"new")])
+            return found
+
+        def writing(database: WritableDatabase, *rows: Any) -> None:
+            monkeypatch.setattr(WritableDatabase, "change", change)
+            assert side.get(b"k") == b"old"
+            change(database, *rows)
+
+        if read_at == "before the write":
+            monkeypatch.setattr(WritableDatabase, "change", writing)
+            side.put([(b"k", b"new")])
+        else:
+            side.delete([b"k"])
+            monkeypatch.setattr(WritableDatabase, "get", reading)
+            assert side.get(b"k") is None
+        assert side.get(b"k") == b"new"
+
+
+def test_given_a_write_that_failed_when_read_again_then_the_table_says_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LevelDBSide(tmp_path) as side:
+        side.put([(b"k", b"old")])
+
+        def failing(*_: object) -> None:
+            raise StoreError("the disk is full")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(WritableDatabase, "change", failing)
+            with pytest.raises(StoreError):
+                side.exchange(b"k", b"old", b"new")
+        assert side.get(b"k") == b"old"
 
 
 def test_given_a_side_table_in_leveldb_when_opened_again_then_its_rows_are_there(tmp_path: Path) -> None:
