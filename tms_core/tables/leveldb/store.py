@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -332,8 +332,13 @@ def encode(value: MessageValue) -> bytes:
         if payload is None:
             raise ValueError("a message has a write pointer, a payload or both")
         return _PLAIN_TAG + payload
-    tag = _REFERENCE if payload is None else _TRANSACTIONAL
-    return bytes([tag]) + pointer.to_bytes(_POINTER_BYTES, "big", signed=True) + (payload or b"")
+    return _head(_REFERENCE, pointer) if payload is None else _head(_TRANSACTIONAL, pointer) + payload
+
+
+@lru_cache(maxsize=64)
+def _head(tag: int, pointer: int) -> bytes:
+    """What a value with a pointer begins with; the same in all rows of a request."""
+    return bytes([tag]) + pointer.to_bytes(_POINTER_BYTES, "big", signed=True)
 
 
 def decode(raw: bytes) -> MessageValue | None:
