@@ -80,11 +80,15 @@ class Journal:
 
 @dataclass
 class Tx:
-    """A transaction of the model, or a checkpoint whose transaction was aborted without it."""
+    """A transaction of the model, or a checkpoint whose transaction was aborted without it.
+
+    It expires by wall time, as it is written down; it times out by running time.
+    """
 
     id: int
     long: bool
     expires_ms: int
+    deadline_ms: int
     bound: int
     checkpoints: list[int] = field(default_factory=list)
     orphan: bool = False
@@ -120,10 +124,10 @@ class Model:
         self.write = max(self.write + 1, now_ms * 1_000_000)
         return self.write
 
-    def begin(self, now_ms: int, timeout_ms: int, *, long: bool) -> Tx:
+    def begin(self, now_ms: int, running_ms: int, timeout_ms: int, *, long: bool) -> Tx:
         bound = self.pointers[0] - 1 if self.open else self.read
         pointer = self.issue(now_ms)
-        self.open[pointer] = Tx(pointer, long, now_ms + timeout_ms, min(bound, pointer - 1))
+        self.open[pointer] = Tx(pointer, long, now_ms + timeout_ms, running_ms + timeout_ms, min(bound, pointer - 1))
         return self.open[pointer]
 
     def read_up_to(self, pointer: int) -> None:
@@ -172,7 +176,8 @@ class Histories(RuleBasedStateMachine):
         )
         read = self.model.read
         now_ms = self.clock.now_ms()
-        expected = self.model.begin(now_ms, LONG_MS if long else seconds * 1000, long=long)
+        timeout_ms = LONG_MS if long else seconds * 1000
+        expected = self.model.begin(now_ms, self.clock.running_ms(), timeout_ms, long=long)
         one = self.manager.start_long() if long else self.manager.start_short(seconds)
         assert (one.transaction_id, one.write_pointer, one.read_pointer) == (expected.id, expected.id, read)
         assert (list(one.invalids), list(one.in_progress)) == (given_invalid, given_open)
@@ -239,9 +244,7 @@ class Histories(RuleBasedStateMachine):
         else:
             del self.model.open[known.id]
             for pointer in set(known.checkpoints) - named:
-                self.model.open[pointer] = Tx(
-                    pointer, long=False, expires_ms=known.expires_ms, bound=known.bound, orphan=True
-                )
+                self.model.open[pointer] = replace(known, id=pointer, checkpoints=[], orphan=True, changes=None)
             self.model.read_up_to(known.id)
 
     def _forget_orphans(self, named: set[int]) -> None:
@@ -267,7 +270,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        late = [one for one in self.model.open.values() if self.clock.now_ms() > one.expires_ms]
+        late = [one for one in self.model.open.values() if self.clock.running_ms() > one.deadline_ms]
         assert self.manager.expire() == sum(len(one.pointers) for one in late)
         for one in late:
             self.model.give_up(one)
@@ -306,6 +309,9 @@ class Histories(RuleBasedStateMachine):
         self.manager = TransactionManager(self.disk, self.clock)
         self.model.read_on_disk = self.model.read
         self.model.recovered = self.model.write
+        for one in self.model.open.values():
+            # The clock of another machine, or of one that was started again, counts from somewhere else.
+            one.deadline_ms = self.clock.running_ms() + max(0, one.expires_ms - self.clock.now_ms())
 
     @invariant()
     def the_manager_knows_what_the_model_knows(self) -> None:
