@@ -98,6 +98,32 @@ def test_given_a_producer_then_what_it_publishes_is_in_partitions_once(client: C
     assert consumed(client) == [b"2", b"3"]
 
 
+def test_given_partitions_that_are_gone_when_published_then_messages_go_where_they_go_now(
+    site: InProcess, client: Client
+) -> None:
+    with_partitions(client, 2)
+    assert consumed(client) == []  # from now on this client knows two partitions, which hold nothing
+    with site.client() as other:
+        change(other, 3)
+        change(other, 5)
+    client.publish(EVENTS, [b"1"], key=b"k")
+    assert consumed(client) == [b"1"]
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["published at the commit", "stored ahead"])
+def test_given_partitions_that_are_gone_when_published_in_a_transaction_then_messages_go_where_they_go_now(
+    site: InProcess, client: Client, ahead: bool
+) -> None:
+    with_partitions(client, 2)
+    assert consumed(client) == []
+    with site.client() as other:
+        change(other, 3)
+        change(other, 5)
+    with client.transaction() as tx:
+        tx.publish(EVENTS, [b"x" * (9_000_000 if ahead else 1)], key=b"k")
+    assert [len(one) for one in consumed(client)] == [9_000_000 if ahead else 1]
+
+
 def test_given_routes_then_each_has_a_copy_by_its_own_key_or_none_has(client: Client) -> None:
     client.create_topic(EVENTS, properties={"routes": '{"users": 2, "pages": 3}'})
     key = {"users": b"ada", "pages": b"/cart"}

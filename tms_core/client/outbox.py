@@ -18,7 +18,7 @@ from tms_core.client import calls
 from tms_core.client.calls import topic_id
 from tms_core.client.core import Core
 from tms_core.client.messages import payloads_of, seconds
-from tms_core.client.partitions import Key, number_for, places, read_again, read_layout
+from tms_core.client.partitions import Key, changing, number_for, places, read_again, read_layout
 from tms_core.client.values import Limits
 from tms_core.errors import PartitionsChanged
 from tms_core.messaging.model import RollbackRange
@@ -125,7 +125,8 @@ class Outbox:
             former = dict(self._stored)
             self._stored[topic] = None
             try:
-                await self._core.ask(calls.store(topic, [one.payload for one in batch], self._pointer))
+                with changing(batch[0].topic, topic):
+                    await self._core.ask(calls.store(topic, [one.payload for one in batch], self._pointer))
             except PartitionsChanged as error:
                 if topic in former:
                     # What was stored cannot be published any more.
@@ -142,7 +143,8 @@ class Outbox:
         self._begun.add(topic)
         for batch, behind in self._batches(kept):
             try:
-                await self._publish(topic, [one.payload for one in batch], batch[0].ttl_seconds)
+                with changing(batch[0].topic, topic):
+                    await self._publish(topic, [one.payload for one in batch], batch[0].ttl_seconds)
             except PartitionsChanged as error:
                 await self._move([*batch, *behind], error)
                 return

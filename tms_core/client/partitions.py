@@ -7,7 +7,8 @@ is noticed with the first message that the old ones refuse.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from fnmatch import fnmatchcase
 from itertools import count
@@ -107,6 +108,21 @@ async def read_again(core: Core, topic: TopicId, attempts: int, error: Partition
     await read_layout(core, topic)
 
 
+@contextmanager
+def changing(topic: TopicId, partition: TopicId) -> Iterator[None]:
+    """Take a partition that is not there for one that is there no longer: its topic has others by now.
+
+    Raises:
+        PartitionsChanged: it is not there.
+    """
+    try:
+        yield
+    except TopicNotFound as error:
+        if partition == topic:
+            raise
+        raise PartitionsChanged(error.message, error.hint) from error
+
+
 async def to_partition(core: Core, topic: TopicId, number: int, send: Callable[[TopicId], Awaitable[T]]) -> T:
     """Publish to the partition that takes messages now.
 
@@ -116,7 +132,8 @@ async def to_partition(core: Core, topic: TopicId, number: int, send: Callable[[
     for attempts in count(1):
         [place] = places(core, topic, number)
         try:
-            return await send(place.partition)
+            with changing(topic, place.partition):
+                return await send(place.partition)
         except PartitionsChanged as error:
             await read_again(core, topic, attempts, error)
             if len(places(core, topic, number)) > 1:
