@@ -9,6 +9,8 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,14 @@ import pytest
 from click.shell_completion import shell_complete
 
 from tests.builders import NOW_MS
+from tms_core.cli import topics
 from tms_core.cli.main import cli, execute
 from tms_core.client import Client, NotInProgress, ProducerFenced
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageId
+from tms_core.server import companions
 from tms_core.server.auth.tokens import new_token, token_line
+from tms_core.server.companions import Host
 from tms_core.server.serving import Started, serving
 from tms_core.topic import TopicId
 
@@ -89,7 +94,7 @@ def test_given_a_new_name_when_a_topic_is_made_then_it_is_shown_listed_changed_a
     assert typed("topic", "list", "shop")[:2] == (0, "shop:orders\n")
     code, out, _ = typed("topic", "update", "shop:orders", "--ttl", "90m", "--format", "json")
     properties = {"generation": "1", "owner": "billing", "ttl": "5400"}
-    hidden = {"messages": 0, "older": 0, "at_least": False}
+    hidden = {"messages": 0, "older": 0, "at_least": False, "hold_seconds": None}
     assert (code, json.loads(out)) == (0, {"topic": "shop:orders", "properties": properties, "hidden": hidden})
     assert typed("topic", "show", "shop:orders")[1].startswith("shop:orders: messages live 1 h 30 min, generation")
     assert "  retention = consumed\n" in typed("topic", "update", "shop:orders", "--retention", "consumed")[1]
@@ -251,12 +256,36 @@ def test_given_a_ttl_when_published_then_it_is_that_of_these_messages(
         assert payloads(client, "default:orders") == [b"long"]
 
 
+class Held:
+    """A janitor beside a server."""
+
+    hold_seconds: int | None = None
+
+    def __init__(self, _: Host) -> None:
+        """It is told where it is."""
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+@pytest.mark.parametrize(
+    ("hold_seconds", "said"),
+    [
+        (0, "deletes them with its next run, since janitor.hold_seconds is 0."),
+        (None, "holds them before it deletes them, for as long as janitor.hold_seconds says."),
+        (7200, "holds them before it deletes them, for 2 h from its next run: until about 2026-11-23 12:00:00 UTC."),
+    ],
+)
 def test_given_a_shorter_ttl_then_it_is_said_at_once_what_it_hides_and_how_to_keep_it(
-    typed: Type, monkeypatch: pytest.MonkeyPatch
+    typed: Type, monkeypatch: pytest.MonkeyPatch, hold_seconds: int | None, said: str
 ) -> None:
+    ten = int(datetime(2026, 11, 23, 10, tzinfo=UTC).timestamp() * 1000)
+    monkeypatch.setattr(topics, "SystemClock", lambda: ManualClock(ten))
+    monkeypatch.setattr(companions, "installed", lambda: [EntryPoint("janitor", f"{__name__}:Held", companions.GROUP)])
+    monkeypatch.setattr(Held, "hold_seconds", hold_seconds)
     environ = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
     clock = ManualClock(NOW_MS)
-    with serving(None, environ, {}, janitor=False, clock=clock) as started, Client(started.url) as client:
+    with serving(None, environ, {}, clock=clock) as started, Client(started.url) as client:
         monkeypatch.setenv("TMS_URL", started.url)
         client.create_topic("default:orders", ttl=604_800)
         client.publish("default:orders", [b"one", b"two"])
@@ -264,13 +293,12 @@ def test_given_a_shorter_ttl_then_it_is_said_at_once_what_it_hides_and_how_to_ke
         client.publish("default:orders", [b"three"])
         code, out, err = typed("topic", "update", "default:orders", "--ttl", "1m")
         assert (code, out.splitlines()[1:]) == (0, ["  2 of 3 messages are older than that, and not read any more"])
+        assert err.splitlines()[0] == f"The janitor {said}"
         commands = re.findall(r": +((?:tms|janitor) .+)", err)
-        assert commands == [
-            "janitor topic default:orders",
-            "tms topic update default:orders --ttl 604800",
-            "janitor approve default:orders",
-        ]
-        assert typed(*commands[1].split()[1:])[1:] == ("default:orders: messages live 7 d, generation 1\n", "")
+        keep = "tms topic update default:orders --ttl 604800"
+        ways = ["janitor topic default:orders", keep, "janitor approve default:orders"]
+        assert commands == (ways if hold_seconds != 0 else [keep])
+        assert typed(*keep.split()[1:])[1:] == ("default:orders: messages live 7 d, generation 1\n", "")
         assert payloads(client, "default:orders") == [b"one", b"two", b"three"]
 
 

@@ -46,14 +46,17 @@ class Embedded:
     Args:
         daemon: runs in the thread.
         resources: what it uses; closed after it.
+        hold_seconds: its setting ``janitor.hold_seconds``; None: it only plans.
 
     Attributes:
         daemon: the daemon that runs.
+        hold_seconds: as given.
         url: the status page's address.
     """
 
-    def __init__(self, daemon: Daemon, resources: ExitStack, url: str) -> None:
+    def __init__(self, daemon: Daemon, resources: ExitStack, url: str, hold_seconds: int | None) -> None:
         self.daemon = daemon
+        self.hold_seconds = hold_seconds
         self.url = url
         self._resources = resources
         self._thread = Thread(target=daemon.run, name="janitor")
@@ -77,7 +80,8 @@ def start(host: Host) -> Embedded:
         daemon, _, url = stack.enter_context(opened(session))
         if host.created:
             daemon.adopt()
-        return Embedded(daemon, stack.pop_all(), url)
+        wanted = session.settings.janitor
+        return Embedded(daemon, stack.pop_all(), url, wanted.hold_seconds if wanted.apply else None)
 
 
 class EmbeddedSession(Session):

@@ -47,6 +47,7 @@ class Guest:
     host: Host | None = None
     seen: list[str] = field(default_factory=list)
     refuses: bool = False
+    hold_seconds: int | None = 7200
 
     def start(self, host: Host) -> Guest:
         if self.refuses:

@@ -95,6 +95,8 @@ def test_given_a_server_that_never_began_when_stopped_then_nothing_happens() -> 
 class Janitor:
     """Starts when another one is gone."""
 
+    hold_seconds = 7200
+
     def __init__(self, *refusals: Exception) -> None:
         self.refusals = list(refusals)
         self.asked, self.runs = 0, Event()

@@ -40,6 +40,7 @@ def test_given_an_age_that_is_none_then_400_with_what_to_give(topic: TopicClient
         "messages": 0,
         "older": 0,
         "atLeast": False,
+        "holdSeconds": None,
     }
 
 

@@ -11,6 +11,8 @@ from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.text import columns, duration
 from tms_core.cli.times import TtlType
 from tms_core.client import Ages, Client
+from tms_core.clock import SystemClock
+from tms_core.logs.printable import moment
 from tms_core.messaging.partitions import PARTITIONS
 from tms_core.topic import BY_TTL, CONSUMED, RETENTION, TopicId, parse_java_int
 
@@ -146,7 +148,7 @@ def update(
         client.update_topic(topic, ttl=ttl, properties=wanted)
         _print(options, client.topic(topic).properties, topic, hidden=ages)
     if ages is not None and ages.older and options.format == "table":
-        click.echo(_ways_out(topic, before.ttl_seconds), err=True)
+        click.echo(_ways_out(topic, before.ttl_seconds, ages.hold_seconds), err=True)
 
 
 @topic.command("delete")
@@ -184,12 +186,19 @@ def _count(client: Client, topic: TopicId) -> int:
     return sum(1 for _ in client.poll(topic))
 
 
-def _ways_out(topic: TopicId, ttl_seconds: int) -> str:
+def _ways_out(topic: TopicId, ttl_seconds: int, hold_seconds: int | None) -> str:
     """What becomes of messages that a shorter ttl has hidden, and what decides that."""
+    keep = f"To keep them:           tms topic update {topic} --ttl {ttl_seconds}"
+    if hold_seconds == 0:
+        return f"The janitor deletes them with its next run, since janitor.hold_seconds is 0.\n{keep}"
+    until = "for as long as janitor.hold_seconds says"
+    if hold_seconds is not None:
+        ends = moment(SystemClock().now_ms() + hold_seconds * 1000)
+        until = f"for {duration(hold_seconds * 1000)} from its next run: until about {ends}"
     return (
-        "The janitor holds them before it deletes them, for as long as janitor.hold_seconds says.\n"
+        f"The janitor holds them before it deletes them, {until}.\n"
         f"To see until when:      janitor topic {topic}\n"
-        f"To keep them:           tms topic update {topic} --ttl {ttl_seconds}\n"
+        f"{keep}\n"
         f"To let them go at once: janitor approve {topic}"
     )
 

@@ -147,7 +147,7 @@ def show_topic(topic: Topic) -> Call[TopicMetadata]:
 def ages(topic: Topic, older_than: timedelta | int) -> Call[Ages]:
     def read(body: bytes) -> Ages:
         found = json.loads(body)
-        return Ages(found["messages"], found["older"], found["atLeast"])
+        return Ages(found["messages"], found["older"], found["atLeast"], found.get("holdSeconds"))
 
     return Call("GET", f"{path_of(topic, 'ages')}?olderThanSeconds={seconds(older_than)}", read, again=True)
 

@@ -120,8 +120,10 @@ class Ages(NamedTuple):
         messages: how many live now; what was rolled back or is not committed is among them.
         older: how many of them are older than was asked.
         at_least: whether not all were counted, so that either number may be larger.
+        hold_seconds: for how long the server's janitor holds what a shorter ttl makes due; None: that is not known.
     """
 
     messages: int
     older: int
     at_least: bool
+    hold_seconds: int | None = None

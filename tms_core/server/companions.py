@@ -55,6 +55,11 @@ class Host:
 class Companion(Protocol):
     """Something that was started."""
 
+    @property
+    def hold_seconds(self) -> int | None:
+        """For how long it holds what a shorter ttl makes due, before it deletes it; None: it deletes nothing."""
+        ...
+
     def stop(self) -> None:
         """End it; returns when it uses nothing of its host any more. Called once."""
         ...

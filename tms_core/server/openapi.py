@@ -104,10 +104,15 @@ _SCHEMAS: Document = {
         waitSeconds={"type": "integer", "minimum": 0, "maximum": 60, "default": 0},
     ),
     "Ages": _record(
-        ["messages", "older", "atLeast"],
+        ["messages", "older", "atLeast", "holdSeconds"],
         messages={"type": "integer", "minimum": 0},
         older={"type": "integer", "minimum": 0, "description": "How many of them are older than was asked."},
         atLeast={"type": "boolean", "description": "Whether there are more than were counted."},
+        holdSeconds={
+            "type": ["integer", "null"],
+            "minimum": 0,
+            "description": "For how long the janitor in this server holds what a shorter ttl makes due; null: none.",
+        },
     ),
     "Position": _record(["position"], position=_ID),
     "Consumer": _record(

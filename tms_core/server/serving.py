@@ -149,7 +149,7 @@ def serving(
                 stack.callback(companion.stop)
         waiting = Waiting()
         forwarder = member.forwarder if member else None
-        listener = _listen(settings, service, gate, registry, forwarder, waiting, manager, stack)
+        listener = _listen(settings, service, gate, registry, forwarder, waiting, manager, started, stack)
         if member is None:
             turns.alone = lambda: listener.alone(waiting.polls)
         elif not member.is_alone:
@@ -265,6 +265,7 @@ def _listen(
     forwarder: Forwarder | None,
     waiting: Waiting,
     manager: TransactionManager | None,
+    started: Mapping[str, companions.Companion],
     stack: ExitStack,
 ) -> Listener:
     wanted = settings.server
@@ -283,6 +284,7 @@ def _listen(
         waiting=waiting,
         transaction_ids=wanted.max_transaction_ids,
         present_ids=(lambda: 0) if manager is None else (lambda: manager.listed_ids),
+        hold_seconds=lambda: next((one.hold_seconds for one in started.values() if one.hold_seconds is not None), None),
     )
     app = make_app(site, loopback=is_loopback(wanted.host), access_log=wanted.access_log, forwarder=forwarder)
     listener = Listener(

@@ -97,6 +97,7 @@ class Site:
         transaction_ids: how many ids the transaction of a poll may carry (``server.max_transaction_ids``).
         present_ids: how many ids a transaction of the manager in this process would carry now; a poll may carry as
             many and a tenth more, whatever the setting says.
+        hold_seconds: for how long the janitor in this process holds what a shorter ttl makes due; None: there is none.
     """
 
     service: MessagingService
@@ -112,6 +113,7 @@ class Site:
     sizes: Sizes = field(default_factory=Sizes)
     transaction_ids: int = 100_000
     present_ids: Callable[[], int] = lambda: 0
+    hold_seconds: Callable[[], int | None] = lambda: None
     _decoding: asyncio.Semaphore = field(init=False, repr=False, default_factory=lambda: asyncio.Semaphore(_DECODING))
     _codecs: dict[bytes, Codec] = field(init=False, repr=False)
 

@@ -37,6 +37,11 @@ class Standby:
         self._thread = Thread(target=self._run, name=f"standby-{name}")
         self._thread.start()
 
+    @property
+    def hold_seconds(self) -> int | None:
+        """The companion's, once it runs."""
+        return None if self._companion is None else self._companion.hold_seconds
+
     def stop(self) -> None:
         """End the companion, or the waiting for it."""
         self._stop.set()

@@ -53,7 +53,8 @@ class TopicRoutes:
             raise BadRequest("olderThanSeconds is missing or no ttl.", f"Give whole seconds from 1 to {INT_MAX}.")
         site = self._site
         found = await site.in_poll_thread(site.service.count_ages, topic_of(request.scope), given)
-        return JSONResponse({"messages": found.messages, "older": found.older, "atLeast": found.at_least})
+        counts = {"messages": found.messages, "older": found.older, "atLeast": found.at_least}
+        return JSONResponse({**counts, "holdSeconds": site.hold_seconds()})
 
     async def properties(self, request: Request) -> Response:
         """``PUT …/topics/{topic}/properties``: replaces them all."""

@@ -161,6 +161,15 @@ def test_given_a_wrong_setting_of_the_janitors_when_started_then_the_server_is_t
         server.start()
 
 
+@pytest.mark.parametrize(("apply", "hold_seconds"), [("true", 3600), ("false", None)])
+def test_given_the_embedded_janitor_then_it_says_for_how_long_it_holds_before_it_deletes(
+    tmp_path: Path, stack: ExitStack, apply: str, hold_seconds: int | None
+) -> None:
+    server = Server(tmp_path, stack, kind="memory")
+    server.config.write_text(server.config.read_text().replace("janitor: {", f"janitor: {{apply: {apply}, "))
+    assert server.start().hold_seconds == hold_seconds
+
+
 def test_given_the_embedded_janitor_when_stopped_then_nothing_of_it_holds_the_store(
     tmp_path: Path, stack: ExitStack
 ) -> None:
