@@ -186,9 +186,7 @@ def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
     with options.client() as client:
         entry = _entry(client.latest().snapshot, transaction_id)
         if entry is None or entry.type is InProgressType.CHECKPOINT:
-            raise NotInProgress(
-                f"Transaction {transaction_id} is not in progress.", "tms tx list shows those that are."
-            )
+            raise NotInProgress(f"Transaction {transaction_id} is not in progress.", "See those that are: tms tx list")
         if not yes:
             click.confirm(
                 "Has everything it wrote been rolled back? What was not becomes readable", abort=True, err=True
@@ -312,4 +310,5 @@ def _count(held: dict[str, Any]) -> str:
 def _require_all(done: dict[str, bool]) -> None:
     missed = [pointer for pointer, ok in done.items() if not ok]
     if missed:
-        raise NotInProgress(f"{len(missed)} of {len(done)} were not in progress.", "tms tx show ID says what they are.")
+        hint = f"See what became of the first of them: tms tx show {missed[0]}"
+        raise NotInProgress(f"{len(missed)} of {len(done)} were not in progress.", hint)

@@ -215,7 +215,7 @@ class ConsumerRegistry:
         if pointers and not force:
             raise ConsumerConflict(
                 f"Consumer {name} has claims open in {len(pointers)} transactions, {pointers[0]} the first of them.",
-                "Try again when they have ended, or release them: tms consumer release.",
+                f"Try again when they have ended, or release them: tms consumer release {topic.topic} {name}",
             )
         for pointer in pointers:
             if self._transactions is not None:

@@ -385,7 +385,10 @@ class Producers:
         raw = self._side.get(producer.key)
         known = None if raw is None else registration(raw)
         if raw is None or known is None or known.instance == NO_INSTANCE:
-            raise ProducerNotFound(f"Topic {producer.home} has no producer {producer.name}.", "See tms producer list.")
+            raise ProducerNotFound(
+                f"Topic {producer.home} has no producer {producer.name}.",
+                f"See those there are: tms producer list {producer.home}",
+            )
         return raw, known
 
     def _open(self, producer: ProducerName) -> list[Begun]:

@@ -1,0 +1,116 @@
+"""What ``tms`` and its server print to be typed next: it is typed, as it stands."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+import janitor
+import tms_core
+from tests.test_tms_messages import Type, client, here, server, topic, typed
+from tms_core.cli.main import cli
+from tms_core.client import Client
+from tms_core.server.serving import Started
+
+__all__ = ["client", "here", "server", "topic", "typed"]
+
+#: A command at the end of a line or of a sentence, behind what says what it is for.
+_COMMAND = re.compile(r": +tms ([a-z][^\n;]*?)\.?(?=\n|$|, | \()", re.MULTILINE)
+
+
+def hints(text: str) -> list[list[str]]:
+    return [shlex.split(words) for words in _COMMAND.findall(text)]
+
+
+def test_given_a_producer_that_is_not_there_then_the_list_of_those_there_are_is_what_is_typed_next(
+    typed: Type, topic: str
+) -> None:
+    code, _, err = typed("producer", "show", topic, "importer")
+    assert code != 0
+    [words] = hints(err)
+    assert words == ["producer", "list", topic]
+    assert typed(*words)[0] == 0
+
+
+def test_given_a_consumer_with_open_claims_then_what_releases_them_is_what_is_typed_next(
+    typed: Type, topic: str, client: Client, server: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server.transactions is not None
+    monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", server.transactions)
+    client.publish(topic, [b"one"])
+    hanging = client.transaction()
+    assert list(hanging.__enter__().consume(topic, "billing"))
+    code, _, err = typed("consumer", "set", topic, "billing", "--since", "now")
+    assert code != 0
+    [words] = hints(err)
+    assert words == ["consumer", "release", topic, "billing"]
+    assert typed(*words)[0] == 0
+    assert typed("consumer", "set", topic, "billing", "--since", "now")[0] == 0
+
+
+@pytest.mark.parametrize("verb", ["abort --yes", "invalidate"])
+def test_given_a_transaction_that_has_ended_then_what_says_more_is_what_is_typed_next(
+    typed: Type, server: Started, client: Client, verb: str
+) -> None:
+    assert server.transactions is not None
+    with client.transaction() as tx:
+        ended = tx.transaction.transaction_id
+    code, _, err = typed("tx", *verb.split(), ended, "--server", server.transactions)
+    assert code != 0
+    [words] = hints(err)
+    assert typed(*words, "--server", server.transactions)[0] == 0
+
+
+# --- all there are ---------------------------------------------------------------------------------------------------
+
+
+def texts(package: Path) -> Iterator[str]:
+    """Every text of a package, what is put in as ``X``; without the parts of docstrings that are code."""
+    for path in package.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+                yield re.sub("``.*?``", "", node.value, flags=re.DOTALL)
+
+
+def resolved(words: list[str]) -> click.Command:
+    """The command that words name; its options are options of it.
+
+    Raises:
+        KeyError: there is none, or it has no such option.
+    """
+    found: click.Command = cli
+    for word in words:
+        if isinstance(found, click.Group):
+            command = found.get_command(click.Context(found), word)
+            if command is None:
+                raise KeyError(word)
+            found = command
+    options = {name for parameter in found.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    for word in words:
+        if word.startswith("-") and word != "--no-X" and word not in options:
+            raise KeyError(word)
+    return found
+
+
+def test_every_command_that_a_text_names_is_one() -> None:
+    named = (text for package in (tms_core, janitor) for folder in package.__path__ for text in texts(Path(folder)))
+    found = [words for text in named for words in hints(text)]
+    assert len(found) > 5
+    for words in found:
+        assert not isinstance(resolved(words), click.Group), words
+
+
+@pytest.mark.parametrize("line", ["topics list", "topic list --shelf", "producer fnce X X"])
+def test_given_a_command_that_is_none_then_that_is_found(line: str) -> None:
+    with pytest.raises(KeyError):
+        resolved(line.split())
