@@ -5,7 +5,6 @@ import co.cask.cdap.messaging.MessagingService;
 import co.cask.cdap.messaging.RollbackDetail;
 import co.cask.cdap.messaging.TopicMetadata;
 import co.cask.cdap.messaging.service.MessagingServices;
-import co.cask.cdap.messaging.store.leveldb.LevelDbStore;
 import co.cask.cdap.proto.id.TopicId;
 import interop.Transactions.Outcome;
 import java.io.IOException;
@@ -43,7 +42,7 @@ final class RandomStore {
   private Tally payloads;
   private long references;
 
-  private RandomStore(long seed, long nowMs, int payloadBytes, CConfiguration conf, LevelDbStore store,
+  private RandomStore(long seed, long nowMs, int payloadBytes, CConfiguration conf, Store store,
       Transactions transactions, Output out) {
     this.random = new Random(seed);
     this.nowMs = nowMs;
@@ -59,7 +58,7 @@ final class RandomStore {
     long nowMs = args.number("--now", System.currentTimeMillis());
     Transactions transactions = new Transactions(nowMs - TimeUnit.SECONDS.toMillis(30));
     CConfiguration conf = Main.configuration(dir.toString());
-    LevelDbStore store = new LevelDbStore(conf);
+    Store store = Store.open(conf, args.word(0));
     new RandomStore(seed, nowMs, (int) args.number("--payload-bytes", 100), conf, store, transactions, out)
         .writeTopics((int) args.number("--topics", NAMES.size()), args.number("--rows", 2000));
 

@@ -3,6 +3,7 @@ package interop;
 import co.cask.cdap.api.dataset.lib.CloseableIterator;
 import co.cask.cdap.api.messaging.TopicNotFoundException;
 import co.cask.cdap.common.conf.CConfiguration;
+import co.cask.cdap.common.conf.Constants.MessagingSystem;
 import co.cask.cdap.common.utils.TimeProvider;
 import co.cask.cdap.messaging.MessagingService;
 import co.cask.cdap.messaging.TopicMetadata;
@@ -33,9 +34,10 @@ final class Reading {
 
   /** Every topic, and every entry of the live ones through the table classes, which apply no ttl. */
   static void dump(Arguments args, Output out) throws IOException {
-    try (LevelDbStore store = new LevelDbStore(Main.configuration(args.word(0)))) {
-      MessageTable messages = store.createMessageTable(null);
-      PayloadTable payloads = store.createPayloadTable(null);
+    CConfiguration conf = Main.configuration(args.word(0));
+    try (Store store = Store.open(conf, args.word(0))) {
+      MessageTable messages = store.createMessageTable(conf.get(MessagingSystem.MESSAGE_TABLE_NAME));
+      PayloadTable payloads = store.createPayloadTable(conf.get(MessagingSystem.PAYLOAD_TABLE_NAME));
       List<TopicMetadata> topics = store.topics();
       for (TopicMetadata topic : topics) {
         out.line("kind", "topic", "topic", name(topic.getTopicId()), "generation", topic.getGeneration(),
@@ -95,7 +97,7 @@ final class Reading {
     String snapshot = args.text("--snapshot", null);
     Transaction transaction =
         snapshot == null ? null : TxUtils.createDummyTransaction(Snapshots.read(Path.of(snapshot)));
-    try (LevelDbStore store = new LevelDbStore(conf)) {
+    try (Store store = Store.open(conf, args.word(0))) {
       MessagingService service = MessagingServices.create(conf, store, TimeProvider.SYSTEM_TIME);
       for (TopicMetadata topic : store.topics()) {
         if (topic.exists()) {

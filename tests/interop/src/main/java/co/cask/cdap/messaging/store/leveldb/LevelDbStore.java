@@ -7,8 +7,7 @@ import co.cask.cdap.messaging.TopicMetadata;
 import co.cask.cdap.messaging.store.MessageTable;
 import co.cask.cdap.messaging.store.MetadataTable;
 import co.cask.cdap.messaging.store.PayloadTable;
-import co.cask.cdap.messaging.store.TableFactory;
-import java.io.Closeable;
+import interop.Store;
 import java.io.IOException;
 import java.util.ArrayList;
 import java.util.List;
@@ -18,7 +17,7 @@ import org.iq80.leveldb.DB;
  * A TMS data directory, opened by CDAP's own factory. It stands in CDAP's package because the table classes, and
  * with them the pruning, are not public.
  */
-public final class LevelDbStore implements TableFactory, Closeable {
+public final class LevelDbStore implements Store {
   private final LevelDBMetadataTable metadata;
   private final LevelDBMessageTable messages;
   private final LevelDBPayloadTable payloads;
@@ -36,7 +35,7 @@ public final class LevelDbStore implements TableFactory, Closeable {
         .createPayloadTable(conf.get(MessagingSystem.PAYLOAD_TABLE_NAME));
   }
 
-  /** Every topic of the metadata table, deleted ones (negative generation) too. */
+  @Override
   public List<TopicMetadata> topics() throws IOException {
     List<TopicMetadata> topics = new ArrayList<>();
     try (CloseableIterator<TopicMetadata> rows = metadata.scanTopics()) {
