@@ -107,6 +107,16 @@ class HBaseServer:
         """``HOST:PORT`` of its Thrift 2 server."""
         return None if self.address.thrift2 is None else f"{self.address.host}:{self.address.thrift2}"
 
+    @property
+    def zookeeper(self) -> int:
+        """The port of its ZooKeeper, for clients of HBase's own; or leave the test where that is not known."""
+        if self.folder is None:
+            require_or_skip(
+                f"the ZooKeeper of the HBase at {self.address} is not known, as that of one is which tests start"
+            )
+        port: int = json.loads((self.folder / "ready").read_text())["zookeeper"]
+        return port
+
     def command(self, *words: str | int | bytes) -> str:
         """Have the server do something, or leave the test where it takes no commands; bytes are written in hex.
 

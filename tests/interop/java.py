@@ -6,7 +6,9 @@ afterwards) and every call is a JVM of its own, half a second long, which holds 
 that stays up would be faster, but then two sides would share a store that only one may open.
 
 ``DIR`` is the folder of the three ``system.tms.*`` databases. Every command opens it in place, which rewrites log and
-manifest as any start of CDAP does: hand over a copy where bytes matter.
+manifest as any start of CDAP does: hand over a copy where bytes matter. ``dump``, ``read-service`` and ``write`` take a
+store on HBase as well, ``hbase:ZOOKEEPER_PORT:PREFIX``, and then CDAP's own HBase tables are asked; such a store tells
+of live topics only, and ``write`` needs ``--snapshots``.
 
 ========================================  =============================================================================
 ``dump DIR``                              metadata of all topics, then every entry of the live ones, without ttl

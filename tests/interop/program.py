@@ -1,7 +1,8 @@
 """A program on CDAP, told what to do line by line: one JVM for a module of tests.
 
 CDAP's ``ClientMessagingService`` and Tephra's ``TransactionServiceClient`` in a process of their own, as in any CDAP
-program; ``src/main/java/interop/Program.java`` hands on what a test says and answers what they gave back.
+program, or CDAP's own service on a store; ``src/main/java/interop/Program.java`` hands on what a test says and answers
+what they gave back.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ class Program:
 
     Args:
         java: built classes.
-        port, transactions_port: where the server listens.
+        place: the ports where a server listens, for messages and for transactions; or the place of a store.
     """
 
-    def __init__(self, java: Interop, port: int, transactions_port: int) -> None:
-        command = [*java.command("interop.Program"), str(port), str(transactions_port)]
+    def __init__(self, java: Interop, *place: int | str) -> None:
+        command = [*java.command("interop.Program"), *map(str, place)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Self:

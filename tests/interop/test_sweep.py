@@ -11,13 +11,11 @@ import signal
 import subprocess
 import sys
 import textwrap
-from array import array
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from janitor.law.policy import Delete, Frontier, Invert, Row, Rule, decide
+from janitor.law.policy import Rule
 from janitor.law.references import Lifetime
 from janitor.report import Report
 from janitor.run.deps import Deps
@@ -25,15 +23,12 @@ from janitor.run.engine import Engine
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.context import Terms
 from janitor.sweep.transactions import TransactionView
-from tests.builders import every
 from tests.interop.conftest import Vector
 from tests.interop.java import Interop
+from tests.interop.law import empty_invalid_list, left
 from tms_core.clock import ManualClock
-from tms_core.rowkey import MessageKey, PayloadKey, java_abs
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore
-from tms_core.topic import TopicMetadata
-from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 from tms_core.transaction.source.source import DirectorySource
 
 NOW_MS = 1_700_000_000_000
@@ -46,7 +41,12 @@ LEVELDB_FILES = re.compile(r"\d{6}\.(sst|log)|MANIFEST-\d{6}|CURRENT|LOCK|LOG|LO
 
 
 def sweep(messaging: Path, snapshots: Path, now_ms: int = NOW_MS) -> Report:
-    with LevelDBStore(messaging) as store, SqliteState.in_memory() as state:
+    with LevelDBStore(messaging) as store:
+        return sweep_store(store, snapshots, now_ms)
+
+
+def sweep_store(store: Store, snapshots: Path, now_ms: int) -> Report:
+    with SqliteState.in_memory() as state:
         source = DirectorySource(snapshots)
         engine = Engine(
             Deps(store, state, source, ManualClock(now_ms), TERMS, token_hex=lambda n: "0" * n, batch_rows=500)
@@ -101,7 +101,7 @@ def test_given_a_swept_store_when_cdap_consumes_it_in_a_transaction_then_invalid
     assert {line["topic"] for line in with_list} == {line["topic"] for line in before}
     # The inverted rows stay hidden from a reader whose invalid list has been emptied.
     emptied = sample.snapshot.with_name("emptied")
-    _empty_invalid_list(sample.snapshot, emptied)
+    empty_invalid_list(sample.snapshot, emptied)
     without_list = java.run("read-service", sample.directory, "--snapshot", emptied)
     assert without_list == with_list
 
@@ -186,44 +186,16 @@ def _identity(line: dict[str, object]) -> tuple[object, ...]:
     return (line["topic"], line["publish_ms"], line["seq"], line["pointer"], line["payload_sha256"])
 
 
-def _empty_invalid_list(snapshot: Path, into: Path) -> None:
-    with snapshot.open("rb") as stream:
-        whole = read_snapshot(stream)
-    with into.open("wb") as stream:
-        write_snapshot(stream, replace(whole, visibility=replace(whole.visibility, invalid=array("q"))))
-
-
 def _law(messaging: Path, snapshots: Path, scratch: Path) -> dict[str, dict[bytes, str]]:
     """What the law leaves of each row, judged one by one: key to SHA-256 of the stored value."""
     shutil.copytree(messaging, scratch)
     view = TransactionView(DirectorySource(snapshots).latest().snapshot, NOW_MS, LIFETIME.undecided_ms)
     with LevelDBStore(scratch) as store:
-        topics = {key: TopicMetadata.parse(key, value) for key, value in store.metadata.rows()}
-        messages = every(store.message.rows)
-        payloads = every(store.payload.rows)
-
-    def verdict(row: Row, referenced: bool) -> object:
-        topic = topics.get(row.key.topic.prefix) if row.key else None
-        return decide(row, topic, Frontier.open(NOW_MS, topic) if topic else None, view, referenced, None)
-
-    left: dict[str, dict[bytes, str]] = {"message": {}, "payload": {}}
-    references = set()
-    for key, value in messages:
-        parsed = MessageKey.parse(key)
-        fate = verdict(Row("message", parsed, value.pointer), False)
-        if isinstance(fate, Delete):
-            continue
-        if value.payload is None and value.pointer is not None and parsed:
-            references.add((parsed.topic, parsed.generation, java_abs(value.pointer)))
-        inverted = isinstance(fate, Invert) and value.pointer is not None
-        after = value._replace(pointer=-(value.pointer or 0)) if inverted else value
-        left["message"][key] = hashlib.sha256(_stored(after)).hexdigest()
-    for key, body in payloads:
-        row = PayloadKey.parse(key)
-        referenced = row is not None and (row.topic, row.generation, row.write_pointer) in references
-        if not isinstance(verdict(Row("payload", row), referenced), Delete):
-            left["payload"][key] = hashlib.sha256(body).hexdigest()
-    return left
+        messages, payloads = left(store, view, NOW_MS)
+    return {
+        "message": {key: hashlib.sha256(_stored(value)).hexdigest() for key, value in messages.items()},
+        "payload": {key: hashlib.sha256(body).hexdigest() for key, body in payloads.items()},
+    }
 
 
 def _stored(value: MessageValue) -> bytes:

@@ -1,7 +1,9 @@
 package interop;
 
 import co.cask.cdap.api.dataset.lib.CloseableIterator;
+import co.cask.cdap.common.conf.CConfiguration;
 import co.cask.cdap.common.conf.Constants;
+import co.cask.cdap.common.utils.TimeProvider;
 import co.cask.cdap.messaging.MessageFetcher;
 import co.cask.cdap.messaging.MessagingService;
 import co.cask.cdap.messaging.RollbackDetail;
@@ -10,12 +12,14 @@ import co.cask.cdap.messaging.TopicMetadata;
 import co.cask.cdap.messaging.client.ClientMessagingService;
 import co.cask.cdap.messaging.client.StoreRequestBuilder;
 import co.cask.cdap.messaging.data.RawMessage;
+import co.cask.cdap.messaging.service.MessagingServices;
 import co.cask.cdap.proto.id.NamespaceId;
 import co.cask.cdap.proto.id.TopicId;
 import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonParser;
 import java.io.BufferedReader;
+import java.io.IOException;
 import java.io.InputStreamReader;
 import java.net.InetSocketAddress;
 import java.nio.charset.StandardCharsets;
@@ -26,17 +30,20 @@ import java.util.List;
 import java.util.Map;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.tephra.Transaction;
+import org.apache.tephra.TransactionManager;
 import org.apache.tephra.TransactionSystemClient;
 import org.apache.tephra.TxConstants;
 import org.apache.tephra.distributed.PooledClientProvider;
 import org.apache.tephra.distributed.TransactionServiceClient;
+import org.apache.tephra.inmemory.InMemoryTxSystemClient;
 import org.apache.twill.discovery.Discoverable;
 import org.apache.twill.discovery.InMemoryDiscoveryService;
 
 /**
- * A program on CDAP that publishes and consumes, through CDAP's and Tephra's own clients. It does what each JSON line
- * of standard input says and answers with a line: {@code {"result": …}} or {@code {"error": class, "message": …}}.
- * Transactions and rollback details stay here, under the number the answer gave them.
+ * A program on CDAP that publishes and consumes, through CDAP's and Tephra's own clients, or a CDAP of its own. It does
+ * what each JSON line of standard input says and answers with a line: {@code {"result": …}} or
+ * {@code {"error": class, "message": …}}. Transactions and rollback details stay here, under the number the answer
+ * gave them.
  */
 public final class Program {
   private static final Output OUT = new Output();
@@ -46,9 +53,13 @@ public final class Program {
   private final List<Transaction> begun = new ArrayList<>();
   private final List<RollbackDetail> published = new ArrayList<>();
 
-  /** {@code Program PORT TRANSACTIONS_PORT}: where the servers listen on this machine. */
+  /**
+   * {@code Program PORT TRANSACTIONS_PORT}: where the servers listen on this machine; {@code Program PLACE}: CDAP's
+   * service on that store ({@link Store#open}), with transactions in memory.
+   */
   public static void main(String[] args) throws Exception {
-    Program program = new Program(Integer.parseInt(args[0]), Integer.parseInt(args[1]));
+    Program program = args.length == 1
+        ? new Program(args[0]) : new Program(Integer.parseInt(args[0]), Integer.parseInt(args[1]));
     BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
     for (String line = lines.readLine(); line != null; line = lines.readLine()) {
       JsonObject call = new JsonParser().parse(line).getAsJsonObject();
@@ -70,6 +81,14 @@ public final class Program {
     messaging = new ClientMessagingService(discovery);
     Configuration conf = new Configuration(false);
     transactions = new TransactionServiceClient(conf, new PooledClientProvider(conf, discovery), "program");
+  }
+
+  private Program(String place) throws IOException {
+    CConfiguration conf = Main.configuration(place);
+    messaging = MessagingServices.create(conf, Store.open(conf, place), TimeProvider.SYSTEM_TIME);
+    TransactionManager manager = new TransactionManager(new Configuration(false));
+    manager.startAndWait();
+    transactions = new InMemoryTxSystemClient(manager);
   }
 
   private static InetSocketAddress address(int port) {

@@ -1,0 +1,232 @@
+"""CDAP's own HBase tables and ours are the same tables: each side reads what the other one has made, put and swept."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from janitor.law.policy import Rule
+from janitor.sweep.transactions import TransactionView
+from tests.builders import SECOND, every
+from tests.hbase.conftest import hbase, hbase_tables
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tests.interop.java import Interop
+from tests.interop.law import empty_invalid_list, left
+from tests.interop.program import Program, Refused
+from tests.interop.test_sweep import LIFETIME, sweep_store
+from tests.messaging.desk import Desk, named
+from tms_core.cli.main import execute
+from tms_core.clock import ManualClock, SystemClock
+from tms_core.tables.base import TableName
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.schema import attributes_of, table_name
+from tms_core.tables.side import HBaseSide
+from tms_core.transaction.source.source import DirectorySource
+
+__all__ = ["hbase", "hbase_tables"]
+
+#: Salts of CDAP's tables unless it is told otherwise, and of the tables that are made here.
+CDAP_BUCKETS, OUR_BUCKETS = 16, 3
+TABLES: tuple[TableName, ...] = ("metadata", "message", "payload")
+
+Line = dict[str, Any]
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A CDAP of the test's own: its ``dataset.table.prefix``."""
+    return f"cdap{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def place(hbase: HBaseServer, prefix: str) -> str:
+    """Where CDAP's classes find that CDAP's tables, or make them."""
+    return f"hbase:{hbase.zookeeper}:{prefix}"
+
+
+@pytest.fixture
+def our_tables(hbase_tables: Tables, prefix: str) -> str:
+    """Tables made by ``tms admin create-tables``; their namespace."""
+    namespace = f"{prefix}_system"
+    words = ["--namespace", namespace, "--buckets", str(OUR_BUCKETS), "--compression", "none"]
+    assert execute(["admin", "create-tables", "--thrift2", str(hbase_tables.server.thrift2), *words]) == 0
+    return namespace
+
+
+@pytest.fixture
+def program(java: Interop, our_tables: str, hbase: HBaseServer) -> Iterator[Program]:
+    """CDAP's messaging service on tables that we have made."""
+    with Program(java, f"hbase:{hbase.zookeeper}:{our_tables.removesuffix('_system')}") as running:
+        yield running
+
+
+@pytest.fixture
+def desk(hbase_tables: Tables, our_tables: str) -> Iterator[Desk]:
+    """Our messaging service on the same."""
+    clock = ManualClock(SystemClock().now_ms(), running_ms=SECOND)
+    pool = HBasePool([hbase_tables.server.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS)
+    made = Desk(hbase_tables.open(our_tables, buckets=OUR_BUCKETS), HBaseSide(pool, our_tables), clock)
+    yield made
+    made.close()
+
+
+# --- tables made by CDAP ---------------------------------------------------------------------------------------------
+
+
+def test_given_tables_that_cdap_made_and_filled_when_swept_then_cdap_reads_again_exactly_what_is_live(
+    java: Interop, hbase_tables: Tables, place: str, prefix: str, tmp_path: Path
+) -> None:
+    # Given
+    *_, written = java.run("write", place, 1, "--snapshots", tmp_path)
+    now_ms, snapshot = written["now_ms"], Path(written["snapshot"])
+    before, served = java.run("dump", place), served_by(java, place, snapshot)
+    with hbase_tables.open(f"{prefix}_system", buckets=CDAP_BUCKETS) as store:
+        view = TransactionView(DirectorySource(tmp_path).latest().snapshot, now_ms, LIFETIME.undecided_ms)
+        messages, payloads = left(store, view, now_ms)
+        # When
+        report = sweep_store(store, tmp_path, now_ms)
+        # Then every row is as the law says, by our eyes
+        assert (report.errors, store.wrong_salts) == ([], 0)
+        # CDAP has no consumers whose positions are known.
+        assert min(report.total(rule) for rule in set(Rule) - {Rule.PROCESSED}) > 0
+        assert dict(every(store.message.rows)) == messages
+        assert dict(every(store.payload.rows)) == payloads
+    # And CDAP finds its topics, and of each the messages whose ttl has not passed
+    assert java.run("dump", place) == [line for line in before if is_live(line, before, now_ms)]
+    # And those who consume got the same before, but for what has expired meanwhile
+    again = served_by(java, place, snapshot)
+    assert again
+    assert [line for line in served if line in again] == again
+    lifetimes = {line["topic"]: line["ttl_seconds"] * SECOND for line in before if line["kind"] == "topic"}
+    over_ms = time.time() * SECOND
+    assert all(published_ms(line) < over_ms - lifetimes[line["topic"]] for line in served if line not in again)
+    # And what was invalid stays hidden once it is off the list of invalid transactions
+    emptied = tmp_path / "emptied"
+    empty_invalid_list(snapshot, emptied)
+    assert all(line in again for line in served_by(java, place, emptied))
+
+
+def test_given_tables_that_cdap_made_when_compared_with_ours_then_they_have_the_same_attributes_and_regions(
+    java: Interop, hbase: HBaseServer, hbase_tables: Tables, place: str, prefix: str, tmp_path: Path
+) -> None:
+    java.run("write", place, 1, "--rows", 1, "--topics", 1, "--snapshots", tmp_path)
+    ours = hbase_tables.make(buckets=CDAP_BUCKETS)
+    with_prefix = {"dataset.table.prefix", "cdap.messaging.metadata.hbase.namespace"}
+    admin = HBasePool([str(hbase.thrift2)], service="HbaseAdmin")
+    for table in TABLES:
+        theirs = attributes_of(admin, f"{prefix}_system", table)
+        assert theirs.pop("cdap.version").startswith("5.1.2")
+        assert theirs.pop("cdap.hbase.version") == "1.1"
+        assert theirs.pop("dataset.table.prefix") == prefix
+        made = attributes_of(admin, ours, table)
+        assert {name: value for name, value in theirs.items() if name not in with_prefix} == {
+            name: value for name, value in made.items() if name not in with_prefix
+        }
+        names = [table_name(namespace, table).decode() for namespace in (f"{prefix}_system", ours)]
+        assert hbase.command("regions", names[0]) == hbase.command("regions", names[1])
+        families = [hbase.command("describe", name).partition("}, {")[2] for name in names]
+        assert families[0] == families[1] != ""
+    admin.close()
+
+
+# --- tables made by us -----------------------------------------------------------------------------------------------
+
+
+def test_given_tables_of_ours_when_cdap_reads_and_writes_them_then_each_side_reads_the_other(
+    program: Program, desk: Desk
+) -> None:
+    # Given
+    begun = desk.clock.now_ms() * 1_000_000
+    desk.create("orders", ttl="3600", owner="we & they")
+    desk.publish("orders", *[b"%d" % number for number in range(200)])
+    desk.put("orders", begun, b"stored", b"payloads")
+    desk.publish("orders", pointer=begun)
+    desk.publish("orders", b"in", b"transaction", pointer=begun + 1)
+    rolled = desk.publish("orders", b"rolled back", pointer=begun + 2)
+    desk.service.rollback(named("orders"), rolled)
+    # Then
+    assert program.call("get", "orders") == desk.service.topic(named("orders"))
+    ours = [*[b"%d" % number for number in range(200)], b"stored", b"payloads", b"in", b"transaction", b"rolled back"]
+    assert program.fetch("orders") == ours == desk.payloads()
+    assert program.ids("orders") == [message.id.hex() for message in desk.fetch("orders")]
+    program.call("commit", transaction=program.call("begin"))
+    assert program.fetch("orders", transaction=program.call("begin")) == ours[:-1]
+    # When
+    writing, failing = program.call("begin"), program.call("begin")
+    program.publish("orders", *[b"theirs %d" % number for number in range(200)])
+    program.call("store", "orders", transaction=writing, messages=[b"kept".hex(), b"by them".hex()])
+    program.call("publish", "orders", transaction=writing)
+    program.publish("orders", b"failed", transaction=failing)
+    program.call("rollback", "orders", published=program.publish("orders", b"undone", transaction=writing))
+    program.call("commit", transaction=writing)
+    # Then
+    theirs = [*[b"theirs %d" % number for number in range(200)], b"kept", b"by them", b"failed", b"undone"]
+    desk.clock.advance(SystemClock().now_ms() - desk.clock.now_ms())
+    desk.restart()
+    assert desk.payloads() == [*ours, *theirs] == program.fetch("orders")
+    assert [message.id.hex() for message in desk.fetch("orders")] == program.ids("orders")
+    # And so on
+    desk.publish("orders", b"last")
+    assert program.fetch("orders") == [*ours, *theirs, b"last"]
+
+
+def test_given_topics_of_either_side_when_changed_deleted_and_created_again_then_both_see_the_same_life(
+    program: Program, desk: Desk
+) -> None:
+    desk.create("ours", ttl="60", note="<a> & 'b'")
+    program.call("create", "theirs", properties={"ttl": 120, "note": '<c> = "d" \u00e9'})
+
+    def agree(topic: str) -> dict[str, str]:
+        desk.restart()
+        known = desk.service.topic(named(topic))
+        assert program.call("get", topic) == known
+        return known
+
+    assert agree("ours") == {"generation": "1", "ttl": "60", "note": "<a> & 'b'"}
+    assert agree("theirs") == {"generation": "1", "ttl": "120", "note": '<c> = "d" \u00e9'}
+    # CDAP compares the row with what it would have written itself: a byte that differs, and this never ends.
+    program.call("update", "ours", properties={"ttl": 61})
+    desk.service.update_topic(named("theirs"), {"ttl": "121"})
+    assert (agree("ours")["ttl"], agree("theirs")["ttl"]) == ("61", "121")
+    for topic in ("ours", "theirs"):
+        program.publish(topic, b"of the first life")
+    program.call("delete", "ours")
+    desk.service.delete_topic(named("theirs"))
+    for topic in ("ours", "theirs"):
+        with pytest.raises(Refused, match="TopicNotFound"):
+            program.call("get", topic)
+    desk.restart()
+    desk.create("ours", ttl="60")
+    program.call("create", "theirs", properties={"ttl": 120})
+    assert (agree("ours")["generation"], agree("theirs")["generation"]) == ("2", "2")
+    for topic in ("ours", "theirs"):
+        program.publish(topic, b"of the second")
+        assert desk.payloads(topic) == program.fetch(topic) == [b"of the second"]
+    assert sorted(program.call("list")) == desk.service.topics("default") == ["ours", "theirs"]
+
+
+def served_by(java: Interop, place: str, snapshot: Path) -> list[Line]:
+    """The messages that CDAP hands out without a transaction, and in one begun at a snapshot."""
+    lines = java.run("read-service", place, "--snapshot", snapshot, "--messages")
+    return [line for line in lines if line["kind"] == "message"]
+
+
+def published_ms(line: Line) -> int:
+    """When a message was published: its id begins with that."""
+    return int(line["id"][:16], 16)
+
+
+def is_live(line: Line, lines: list[Line], now_ms: int) -> bool:
+    """Whether a line of ``dump`` has to be there after a sweep."""
+    if line["kind"] == "topic":
+        return True
+    [lifetime] = [
+        other["ttl_seconds"] for other in lines if other["kind"] == "topic" and other["topic"] == line["topic"]
+    ]
+    return bool(line["publish_ms"] >= now_ms - lifetime * SECOND)
