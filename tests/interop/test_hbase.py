@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,9 @@ def our_tables(hbase_tables: Tables, prefix: str) -> str:
 
 
 @pytest.fixture
-def program(java: Interop, our_tables: str, hbase: HBaseServer) -> Iterator[Program]:
-    """CDAP's messaging service on tables that we have made."""
-    with Program(java, f"hbase:{hbase.zookeeper}:{our_tables.removesuffix('_system')}") as running:
-        yield running
+def start(java: Interop, our_tables: str, hbase: HBaseServer) -> Callable[[], Program]:
+    """Starts CDAP's messaging service on tables that we have made."""
+    return lambda: Program(java, f"hbase:{hbase.zookeeper}:{our_tables.removesuffix('_system')}")
 
 
 @pytest.fixture
@@ -83,7 +82,7 @@ def test_given_tables_that_cdap_made_and_filled_when_swept_then_cdap_reads_again
     java: Interop, hbase_tables: Tables, place: str, prefix: str, tmp_path: Path
 ) -> None:
     # Given
-    *_, written = java.run("write", place, 1, "--snapshots", tmp_path)
+    *_, written = java.run("write", place, 1, "--rows", 1000, "--snapshots", tmp_path)
     now_ms, snapshot = written["now_ms"], Path(written["snapshot"])
     before, served = java.run("dump", place), served_by(java, place, snapshot)
     with hbase_tables.open(f"{prefix}_system", buckets=CDAP_BUCKETS) as store:
@@ -139,7 +138,7 @@ def test_given_tables_that_cdap_made_when_compared_with_ours_then_they_have_the_
 
 
 def test_given_tables_of_ours_when_cdap_reads_and_writes_them_then_each_side_reads_the_other(
-    program: Program, desk: Desk
+    start: Callable[[], Program], desk: Desk
 ) -> None:
     # Given
     begun = desk.clock.now_ms() * 1_000_000
@@ -150,65 +149,78 @@ def test_given_tables_of_ours_when_cdap_reads_and_writes_them_then_each_side_rea
     desk.publish("orders", b"in", b"transaction", pointer=begun + 1)
     rolled = desk.publish("orders", b"rolled back", pointer=begun + 2)
     desk.service.rollback(named("orders"), rolled)
-    # Then
-    assert program.call("get", "orders") == desk.service.topic(named("orders"))
-    ours = [*[b"%d" % number for number in range(200)], b"stored", b"payloads", b"in", b"transaction", b"rolled back"]
-    assert program.fetch("orders") == ours == desk.payloads()
-    assert program.ids("orders") == [message.id.hex() for message in desk.fetch("orders")]
-    program.call("commit", transaction=program.call("begin"))
-    assert program.fetch("orders", transaction=program.call("begin")) == ours[:-1]
-    # When
-    writing, failing = program.call("begin"), program.call("begin")
-    program.publish("orders", *[b"theirs %d" % number for number in range(200)])
-    program.call("store", "orders", transaction=writing, messages=[b"kept".hex(), b"by them".hex()])
-    program.call("publish", "orders", transaction=writing)
-    program.publish("orders", b"failed", transaction=failing)
-    program.call("rollback", "orders", published=program.publish("orders", b"undone", transaction=writing))
-    program.call("commit", transaction=writing)
-    # Then
-    theirs = [*[b"theirs %d" % number for number in range(200)], b"kept", b"by them", b"failed", b"undone"]
-    desk.clock.advance(SystemClock().now_ms() - desk.clock.now_ms())
-    desk.restart()
-    assert desk.payloads() == [*ours, *theirs] == program.fetch("orders")
-    assert [message.id.hex() for message in desk.fetch("orders")] == program.ids("orders")
-    # And so on
-    desk.publish("orders", b"last")
-    assert program.fetch("orders") == [*ours, *theirs, b"last"]
+    with start() as program:
+        # Then
+        assert program.call("get", "orders") == desk.service.topic(named("orders"))
+        ours = [
+            *[b"%d" % number for number in range(200)],
+            b"stored",
+            b"payloads",
+            b"in",
+            b"transaction",
+            b"rolled back",
+        ]
+        assert program.fetch("orders") == ours == desk.payloads()
+        assert program.ids("orders") == [message.id.hex() for message in desk.fetch("orders")]
+        program.call("commit", transaction=program.call("begin"))
+        assert program.fetch("orders", transaction=program.call("begin")) == ours[:-1]
+        # When
+        writing, failing = program.call("begin"), program.call("begin")
+        program.publish("orders", *[b"theirs %d" % number for number in range(200)])
+        program.call("store", "orders", transaction=writing, messages=[b"kept".hex(), b"by them".hex()])
+        program.call("publish", "orders", transaction=writing)
+        program.publish("orders", b"failed", transaction=failing)
+        program.call("rollback", "orders", published=program.publish("orders", b"undone", transaction=writing))
+        program.call("commit", transaction=writing)
+        # Then
+        theirs = [*[b"theirs %d" % number for number in range(200)], b"kept", b"by them", b"failed", b"undone"]
+        desk.clock.advance(SystemClock().now_ms() - desk.clock.now_ms())
+        desk.restart()
+        assert desk.payloads() == [*ours, *theirs] == program.fetch("orders")
+        assert [message.id.hex() for message in desk.fetch("orders")] == program.ids("orders")
+        # And so on
+        desk.publish("orders", b"last")
+        assert program.fetch("orders") == [*ours, *theirs, b"last"]
 
 
 def test_given_topics_of_either_side_when_changed_deleted_and_created_again_then_both_see_the_same_life(
-    program: Program, desk: Desk
+    start: Callable[[], Program], desk: Desk
 ) -> None:
-    desk.create("ours", ttl="60", note="<a> & 'b'")
-    program.call("create", "theirs", properties={"ttl": 120, "note": '<c> = "d" \u00e9'})
+    """CDAP remembers topics; so one that is started later reads what we have changed."""
 
-    def agree(topic: str) -> dict[str, str]:
+    def agree(program: Program, topic: str) -> dict[str, str]:
         desk.restart()
         known = desk.service.topic(named(topic))
         assert program.call("get", topic) == known
         return known
 
-    assert agree("ours") == {"generation": "1", "ttl": "60", "note": "<a> & 'b'"}
-    assert agree("theirs") == {"generation": "1", "ttl": "120", "note": '<c> = "d" \u00e9'}
-    # CDAP compares the row with what it would have written itself: a byte that differs, and this never ends.
-    program.call("update", "ours", properties={"ttl": 61})
+    desk.create("ours", ttl="60", note="<a> & 'b'")
+    with start() as program:
+        program.call("create", "theirs", properties={"ttl": 120, "note": '<c> = "d" \u00e9'})
+        assert agree(program, "ours") == {"generation": "1", "ttl": "60", "note": "<a> & 'b'"}
+        assert agree(program, "theirs") == {"generation": "1", "ttl": "120", "note": '<c> = "d" \u00e9'}
+        # CDAP compares the row with what it would have written itself: a byte that differs, and this never ends.
+        program.call("update", "ours", properties={"ttl": 61})
+        for topic in ("ours", "theirs"):
+            program.publish(topic, b"of the first life")
     desk.service.update_topic(named("theirs"), {"ttl": "121"})
-    assert (agree("ours")["ttl"], agree("theirs")["ttl"]) == ("61", "121")
-    for topic in ("ours", "theirs"):
-        program.publish(topic, b"of the first life")
-    program.call("delete", "ours")
-    desk.service.delete_topic(named("theirs"))
-    for topic in ("ours", "theirs"):
-        with pytest.raises(Refused, match="TopicNotFound"):
-            program.call("get", topic)
-    desk.restart()
-    desk.create("ours", ttl="60")
-    program.call("create", "theirs", properties={"ttl": 120})
-    assert (agree("ours")["generation"], agree("theirs")["generation"]) == ("2", "2")
-    for topic in ("ours", "theirs"):
-        program.publish(topic, b"of the second")
-        assert desk.payloads(topic) == program.fetch(topic) == [b"of the second"]
-    assert sorted(program.call("list")) == desk.service.topics("default") == ["ours", "theirs"]
+    with start() as program:
+        assert (agree(program, "ours")["ttl"], agree(program, "theirs")["ttl"]) == ("61", "121")
+        program.call("delete", "ours")
+        desk.service.delete_topic(named("theirs"))
+    with start() as program:
+        for topic in ("ours", "theirs"):
+            with pytest.raises(Refused, match="TopicNotFound"):
+                program.call("get", topic)
+        assert program.call("list") == []
+        desk.restart()
+        desk.create("ours", ttl="60")
+        program.call("create", "theirs", properties={"ttl": 120})
+        for topic in ("ours", "theirs"):
+            assert agree(program, topic)["generation"] == "2"
+            program.publish(topic, b"of the second")
+            assert desk.payloads(topic) == program.fetch(topic) == [b"of the second"]
+        assert sorted(program.call("list")) == desk.service.topics("default") == ["ours", "theirs"]
 
 
 def served_by(java: Interop, place: str, snapshot: Path) -> list[Line]:

@@ -30,7 +30,6 @@ import java.util.List;
 import java.util.Map;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.tephra.Transaction;
-import org.apache.tephra.TransactionManager;
 import org.apache.tephra.TransactionSystemClient;
 import org.apache.tephra.TxConstants;
 import org.apache.tephra.distributed.PooledClientProvider;
@@ -86,9 +85,7 @@ public final class Program {
   private Program(String place) throws IOException {
     CConfiguration conf = Main.configuration(place);
     messaging = MessagingServices.create(conf, Store.open(conf, place), TimeProvider.SYSTEM_TIME);
-    TransactionManager manager = new TransactionManager(new Configuration(false));
-    manager.startAndWait();
-    transactions = new InMemoryTxSystemClient(manager);
+    transactions = new InMemoryTxSystemClient(TransactionSession.manager());
   }
 
   private static InetSocketAddress address(int port) {

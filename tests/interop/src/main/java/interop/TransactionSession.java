@@ -122,13 +122,19 @@ public final class TransactionSession {
     return client.status();
   }
 
-  /** A service of Tephra's, until the JVM ends; answers its port. */
-  private static int serve() {
+  /** A manager of Tephra's that keeps nothing. */
+  static TransactionManager manager() {
     Configuration conf = new Configuration(false);
     conf.setInt(TxConstants.Manager.CFG_TX_CLEANUP_INTERVAL, 0);
     TransactionManager manager = new TransactionManager(
         conf, new NoOpTransactionStateStorage(new SnapshotCodecProvider(conf)), new TxMetricsCollector());
     manager.startAndWait();
+    return manager;
+  }
+
+  /** A service of Tephra's, until the JVM ends; answers its port. */
+  private static int serve() {
+    TransactionManager manager = manager();
     ThriftRPCServer<?, ?> server = ThriftRPCServer.builder(TTransactionServer.class).setHost("127.0.0.1").setPort(0)
         .setIOThreads(1).setWorkerThreads(2).setMaxReadBufferBytes(1 << 24)
         .build(new TransactionServiceThriftHandler(manager, null));
