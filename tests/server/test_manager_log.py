@@ -17,7 +17,7 @@ from tms_core.clock import ManualClock
 from tms_core.errors import Conflict, FormatError, StoreError, StoreUnavailable, Unavailable
 from tms_core.server.ha import manager_log
 from tms_core.server.ha.leadership import not_leading
-from tms_core.server.ha.manager_log import SideLog, SideStorage, manager_address
+from tms_core.server.ha.manager_log import SideLog, SideStorage, root_of
 from tms_core.tables.base import Page
 from tms_core.tables.side import LevelDBSide, MemorySide, SideTable
 from tms_core.transaction.codec.edits import Edit, EditState
@@ -262,12 +262,17 @@ def test_given_no_log_beside_the_store_when_the_first_takes_over_then_it_begins_
 def test_given_managers_when_they_take_over_then_the_root_says_where_the_last_one_is_reached(
     shared: Shared, clock: ManualClock
 ) -> None:
-    assert manager_address(shared.side) is None
+    assert root_of(shared.side) is None
+    logs = set()
     for address in ("one:1", "other:2"):
         storage = shared()
         storage.address = address
         TransactionManager(storage, clock)
-        assert manager_address(shared.side) == address
+        root = root_of(shared.side)
+        assert root is not None
+        assert root.address == address
+        logs.add(root.log)
+    assert len(logs) == 1
 
 
 # --- what comes late -------------------------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ class Root:
         first: the number of the first cell of the log behind it.
         taken_ms: the snapshot's time.
         address: ``HOST:PORT`` where its manager's service is reached.
+        log: what tells this log from that of any other store.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Root:
     first: int
     taken_ms: int
     address: str
+    log: str
 
     @classmethod
     def parse(cls, value: bytes) -> Root:
@@ -90,6 +92,7 @@ class SideStorage:
 
     Attributes:
         address: where the manager's service is reached, for the other servers.
+        name: what tells this log from that of any other store; empty before it was taken over.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class SideStorage:
         self._side = side
         self._lease = lease
         self._former = former or MemoryStorage().recover
-        self.address = ""
+        self.address = self.name = ""
         self._still: Still = lambda: False
         #: What the root holds as far as is known, and what else it may hold, because a change was not answered.
         self._root: bytes | None = None
@@ -159,7 +162,7 @@ class SideStorage:
         parts = _parts(snapshot)
         for number, part in enumerate(parts):
             self._side.put([(_part_key(name, number), part)])
-        self._change_root(Root(name.hex(), len(parts), first, taken_ms, self.address).pack())
+        self._change_root(Root(name.hex(), len(parts), first, taken_ms, self.address, self.name).pack())
         self._side.delete(old)
         self._forget_cells(first)
 
@@ -174,9 +177,11 @@ class SideStorage:
     def _taken_over(self, value: bytes | None) -> tuple[Recovered, int]:
         """What a root leads to, and the first cell that is ours."""
         if value is None:
+            self.name = secrets.token_hex(_NAME_BYTES)
             _, free = self._ended(0)
             return self._former(), free
         root = Root.parse(value)
+        self.name = root.log
         cells, free = self._ended(root.first)
         return Recovered(self._snapshot(root), _edits(cells), root.taken_ms), free
 
@@ -271,15 +276,15 @@ class SideLog(GroupLog):
         )
 
 
-def manager_address(side: SideTable) -> str | None:
-    """Where the manager that has the log last is reached; None: there never was one.
+def root_of(side: SideTable) -> Root | None:
+    """What there is of a log in a side table; None: there never was one.
 
     Raises:
         StoreError: the table cannot be read.
         FormatError: what is in it is damaged.
     """
     value = side.get(_ROOT)
-    return None if value is None else Root.parse(value).address
+    return None if value is None else Root.parse(value)
 
 
 def deposed() -> StoreUnavailable:
