@@ -47,7 +47,7 @@ Still = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Root:
+class LogRoot:
     """Where the state begins, in JSON.
 
     Attributes:
@@ -67,7 +67,7 @@ class Root:
     log: str
 
     @classmethod
-    def parse(cls, value: bytes) -> Root:
+    def parse(cls, value: bytes) -> LogRoot:
         """Read the row.
 
         Raises:
@@ -156,13 +156,13 @@ class SideStorage:
         begun_ms, first = self._begun
         if begun_ms != taken_ms:
             first = self._next
-        # Before the root is changed: names that are there now and not in the root are in nobody's root later.
+        # Before the root is changed: a name that is there now and not in the root is in no root that counts later.
         old = [key for key, _ in self._rows(_PART, stop_key(_PART))]
         name = secrets.token_bytes(_NAME_BYTES)
         parts = _parts(snapshot)
         for number, part in enumerate(parts):
             self._side.put([(_part_key(name, number), part)])
-        self._change_root(Root(name.hex(), len(parts), first, taken_ms, self.address, self.name).pack())
+        self._change_root(LogRoot(name.hex(), len(parts), first, taken_ms, self.address, self.name).pack())
         self._side.delete(old)
         self._forget_cells(first)
 
@@ -180,7 +180,7 @@ class SideStorage:
             self.name = secrets.token_hex(_NAME_BYTES)
             _, free = self._ended(0)
             return self._former(), free
-        root = Root.parse(value)
+        root = LogRoot.parse(value)
         self.name = root.log
         cells, free = self._ended(root.first)
         return Recovered(self._snapshot(root), _edits(cells), root.taken_ms), free
@@ -199,7 +199,7 @@ class SideStorage:
             if self._side.exchange(_cell_key(at), None, ours):
                 return cells, at + 1
 
-    def _snapshot(self, root: Root) -> Snapshot:
+    def _snapshot(self, root: LogRoot) -> Snapshot:
         name = bytes.fromhex(root.name)
         parts = [value for _, value in self._rows(_part_key(name, 0), _part_key(name, root.parts))]
         if len(parts) != root.parts:
@@ -276,7 +276,7 @@ class SideLog(GroupLog):
         )
 
 
-def root_of(side: SideTable) -> Root | None:
+def root_of(side: SideTable) -> LogRoot | None:
     """What there is of a log in a side table; None: there never was one.
 
     Raises:
@@ -284,7 +284,7 @@ def root_of(side: SideTable) -> Root | None:
         FormatError: what is in it is damaged.
     """
     value = side.get(_ROOT)
-    return None if value is None else Root.parse(value)
+    return None if value is None else LogRoot.parse(value)
 
 
 def deposed() -> StoreUnavailable:
