@@ -223,7 +223,9 @@ class DurableState:
                 self._state.clients = {
                     pointer: client for pointer, client in clients.items() if pointer in self._state.in_progress
                 }
-                self._state.published = published
+                self._state.published = {
+                    pointer: topics for pointer, topics in list(published.items()) if pointer in self._state.in_progress
+                }
                 self._state.deadlines |= {
                     pointer: deadline for pointer, deadline in deadlines.items() if pointer in self._state.in_progress
                 }
