@@ -28,12 +28,20 @@ BATCH = 40
 
 
 class Servers:
-    """Two servers on the same tables, at ports that stay the same, and the transaction service that they share."""
+    """Two servers on the same tables, at ports that stay the same.
 
-    def __init__(self, tables: Tables, folder: Path, transactions: str, slots: int) -> None:
-        self._folder, self.transactions, self._slots = folder, transactions, slots
+    Args:
+        tables: where.
+        folder: for their settings.
+        transactions: the transaction service that they share; None: a manager of their own.
+        slots: how many.
+    """
+
+    def __init__(self, tables: Tables, folder: Path, transactions: str | None, slots: int) -> None:
+        self._folder, self._transactions, self._slots = folder, transactions, slots
         self._hbase = {"thrift": [tables.server.thrift], "namespace": tables.make(), "buckets": 4}
         self._ports = [free_port(), free_port()]
+        self._thrift = [f"127.0.0.1:{free_port()}" for _ in self._ports]
         self.running: dict[int, Serve] = {}
         self.published = 0
 
@@ -51,13 +59,20 @@ class Servers:
             yaml.safe_dump(
                 {
                     "storage": {"kind": "hbase", "hbase": self._hbase},
-                    "transactions": {"source": "thrift", "thrift": self.transactions},
+                    "transactions": {"source": "thrift", "thrift": self._transactions}
+                    if self._transactions
+                    else {
+                        "source": "manager",
+                        "thrift": self._thrift[ordinal],
+                        "directory": str(self._folder / "tx"),
+                        "snapshot_interval_seconds": 1,
+                    },
                     "server": {"port": self._ports[ordinal], "leader": leader},
                 }
             )
         )
         self.running[ordinal] = server = Serve(path)
-        server.transactions = self.transactions
+        server.transactions = self._transactions or server.transactions
         return server
 
     def kill(self, ordinal: int) -> None:
@@ -93,7 +108,8 @@ class Servers:
         self.published += BATCH
 
     def client(self, ordinal: int) -> library.Client:
-        return library.Client(self.running[ordinal].url, transactions=self.transactions)
+        server = self.running[ordinal]
+        return library.Client(server.url, transactions=server.transactions)
 
 
 @pytest.fixture
@@ -116,11 +132,12 @@ def working(servers: Servers) -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["a service elsewhere", "their own manager"])
 @pytest.mark.parametrize("slots", [1, 5], ids=["one leader", "a leader for each slot"])
 def test_given_a_group_at_work_when_leaders_are_stopped_killed_and_back_then_each_event_is_in_the_output_once(
-    hbase_tables: Tables, tmp_path: Path, transactions: str, slots: int
+    hbase_tables: Tables, tmp_path: Path, transactions: str, slots: int, own: bool
 ) -> None:
-    servers = Servers(hbase_tables, tmp_path, transactions, slots)
+    servers = Servers(hbase_tables, tmp_path, None if own else transactions, slots)
     try:
         for ordinal in (0, 1):
             servers.start(ordinal)

@@ -50,12 +50,14 @@ class Pair:
     Args:
         tables: where.
         folder: for their settings.
+        source: of transactions.
     """
 
-    def __init__(self, tables: Tables, folder: Path, **leader: object) -> None:
+    def __init__(self, tables: Tables, folder: Path, source: str = "none", **leader: object) -> None:
         self.namespace = tables.make()
         self._hbase = {"thrift": [tables.server.thrift], "namespace": self.namespace, "buckets": 4}
         self._folder = folder
+        self._source = source
         self._leader = {"advertise": "http://127.0.0.1:0", "seconds": 3, "fencing_delay_seconds": 1, **leader}
 
     def server(self, name: str, *tms: str) -> Serve:
@@ -66,7 +68,12 @@ class Pair:
             yaml.safe_dump(
                 {
                     "storage": {"kind": "hbase", "hbase": self._hbase},
-                    "transactions": {"source": "none"},
+                    "transactions": {
+                        "source": self._source,
+                        "thrift": "127.0.0.1:0",
+                        "directory": str(self._folder / "none"),
+                        "snapshot_interval_seconds": 1,
+                    },
                     "server": {"port": 0, "leader": leader},
                 }
             )

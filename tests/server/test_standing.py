@@ -36,11 +36,17 @@ def test_given_several_servers_on_hbase_with_a_transaction_service_when_loaded_t
     assert load(None, SEVERAL, {}).settings.server.leader.advertise == "http://10.0.0.1:11015"
 
 
+@pytest.mark.parametrize("thrift", ["10.0.0.1:15165", "0.0.0.0:15165", "[::]:0"])
+def test_given_several_servers_with_a_manager_that_they_reach_when_loaded_then_that_is_fine(thrift: str) -> None:
+    manager = {"TMS_TRANSACTIONS__SOURCE": "manager", "TMS_TRANSACTIONS__THRIFT": thrift}
+    assert load(None, SEVERAL | manager, {}).settings.transactions.thrift == thrift
+
+
 @pytest.mark.parametrize(
     ("changed", "setting"),
     [
         ({"TMS_STORAGE__KIND": "leveldb"}, r"server\.leader\.advertise"),
-        ({"TMS_TRANSACTIONS__SOURCE": "manager"}, r"transactions\.source.*thrift"),
+        ({"TMS_TRANSACTIONS__SOURCE": "manager"}, r"transactions\.thrift.*127\.0\.0\.1.*10\.0\.0\.1:15165"),
         ({"TMS_SERVER__LEADER__ADVERTISE": "10.0.0.1:11015"}, r"server\.leader\.advertise.*http://HOST:PORT"),
         ({"TMS_SERVER__LEADER__ADVERTISE": "http://10.0.0.1"}, r"server\.leader\.advertise.*HOST:PORT"),
         ({"TMS_SERVER__LEADER__SECONDS": "1"}, r"server\.leader\.seconds"),

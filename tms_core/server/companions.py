@@ -20,6 +20,7 @@ from tms_core.errors import ConfigurationError
 from tms_core.messaging.service import MessagingService
 from tms_core.tables.base import Store
 from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.rpc.client import TransactionClient
 
 #: The entry-point group.
 GROUP = "tms.companions"
@@ -36,7 +37,8 @@ class Host:
         store: the store, open and writable; this process is the only one that may have it, if it is LevelDB.
         created: whether this very start made the store, so that nothing in it is anybody else's.
         service: the messaging service on that store.
-        transactions: the manager in this process, which is a snapshot source too; None: there is none.
+        transactions: who answers for all transactions, which is a snapshot source too: the manager in this process, or
+            a client where several servers have one together; None: they are managed elsewhere.
         registry: whatever is registered here the server's ``/metrics`` shows as well.
         clock: the clocks all of it goes by.
     """
@@ -47,7 +49,7 @@ class Host:
     store: Store
     created: bool
     service: MessagingService
-    transactions: TransactionManager | None
+    transactions: TransactionManager | TransactionClient | None
     registry: CollectorRegistry
     clock: Clock
 

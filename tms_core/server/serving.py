@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry
 
 from tms_core.clock import Clock, SystemClock
-from tms_core.errors import ConfigurationError, StoreError, TopicExists
+from tms_core.errors import StoreError, TopicExists
 from tms_core.messaging.service import MessagingService, ServiceOptions
-from tms_core.messaging.undecided import find_undecided
 from tms_core.server import companions, standby
 from tms_core.server.app import make_app
 from tms_core.server.auth.gate import Gate
@@ -30,10 +29,10 @@ from tms_core.server.auth.kinds import make_gate
 from tms_core.server.exposure import exposed
 from tms_core.server.forward import Forwarder
 from tms_core.server.ha.member import on_hbase
+from tms_core.server.managing import managed, show
 from tms_core.server.memory import Memory
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.site import PollLimit, Site
-from tms_core.server.transaction_metrics import TransactionMetrics
 from tms_core.server.turns import Turns
 from tms_core.server.waiting import Waiting
 from tms_core.settings.models import (
@@ -43,7 +42,6 @@ from tms_core.settings.models import (
     expanded,
     is_loopback,
     load,
-    split_address,
 )
 from tms_core.tables.base import Store
 from tms_core.tables.hbase.pool import HBasePool
@@ -53,9 +51,6 @@ from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import HBaseSide, LevelDBSide, MemorySide, SideTable, beside
 from tms_core.transaction.manager.manager import TransactionManager
-from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Storage
-from tms_core.transaction.rpc.line import read_token
-from tms_core.transaction.rpc.service import TransactionService
 from tms_core.web.listener import Listener, ListenerOptions
 
 #: How many polls read the store at once. Those of a store on this machine use its processor, and each of them has the
@@ -119,7 +114,8 @@ def serving(
         if settings.storage.kind == "hbase":
             among = on_hbase(settings.storage.hbase, settings.server.leader, store, side, clock)
             member = stack.enter_context(among)
-        manager, address = _transactions(settings, clock, stack)
+        transactions = managed(settings, clock, store, side, member, stack)
+        manager = transactions.manager
         turns = Turns()
         service = _messaging(
             settings,
@@ -137,12 +133,12 @@ def serving(
             if member.is_alone:
                 member.begin(service)
         _make_topics(settings.server.system_topics, service)
-        if manager is not None:
-            find_undecided(store, manager, settings.server.clock_allowance_seconds * 1000)
-            registry.register(TransactionMetrics(manager, side, clock))
+        show(transactions, settings, store, side, clock, registry)
         started: dict[str, companions.Companion] = {}
         if janitor:
-            host = companions.Host(config, environ, flags, store, opened.created, service, manager, registry, clock)
+            host = companions.Host(
+                config, environ, flags, store, opened.created, service, transactions.asked, registry, clock
+            )
             for entry in companions.installed():
                 start = partial(companions.load(entry), host)
                 started[entry.name] = companion = start() if member is None else standby.started(entry.name, start)
@@ -153,8 +149,8 @@ def serving(
         if member is None:
             turns.alone = lambda: listener.alone(waiting.polls)
         elif not member.is_alone:
-            member.begin(service, listener.port)
-        yield Started(listener.url, address, started)
+            member.begin(service, listener.port, transactions.shared)
+        yield Started(listener.url, transactions.address, started)
 
 
 class _Opened(NamedTuple):
@@ -178,38 +174,6 @@ def _open(settings: Settings, clock: Clock) -> _Opened:
         store.close()
         raise
     return _Opened(store, created=False)
-
-
-def _transactions(settings: Settings, clock: Clock, stack: ExitStack) -> tuple[TransactionManager | None, str | None]:
-    """The manager of this process and where its service listens; neither, where transactions are managed elsewhere."""
-    wanted = settings.transactions
-    if wanted.source != "manager":
-        return None, None
-    manager = stack.enter_context(
-        TransactionManager(
-            _transaction_storage(settings), clock, clock_allowance_seconds=settings.server.clock_allowance_seconds
-        )
-    )
-    token = None if wanted.token_file is None else partial(read_token, wanted.token_file)
-    if token is not None:
-        token()
-    host, port = split_address(wanted.thrift)
-    service = TransactionService(manager, host, port, snapshot_seconds=wanted.snapshot_interval_seconds, token=token)
-    service.start()
-    stack.callback(service.stop)
-    return manager, service.address
-
-
-def _transaction_storage(settings: Settings) -> Storage:
-    directory = settings.transactions.directory
-    if settings.storage.kind == "memory":
-        return MemoryStorage()
-    if "://" in directory:
-        raise ConfigurationError(
-            f"transactions.directory is {directory}, and a manager keeps its log in a folder of this machine.",
-            "Set transactions.directory to a folder, or transactions.source: directory.",
-        )
-    return DirectoryStorage(Path(directory))
 
 
 def _messaging(

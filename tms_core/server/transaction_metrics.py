@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tms_core.clock import Clock
 from tms_core.consumers.claim_rows import all_claims
+from tms_core.errors import StoreError, TransactionError
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
@@ -48,18 +50,24 @@ class TransactionMetrics(Collector):
             "tms_oldest_open_claim_timestamp_seconds", "When the oldest transaction began that has an open claim."
         )
         if manager.running:
-            before_ms = self._clock.now_ms() - LATE_SECONDS * 1000
-            waiting = sorted(
-                (publish_ms, topic, late.pointer)
-                for late in late_transactions(manager.published(), {}, before_ms)
-                for topic, publish_ms in late.topics
-            )
-            for publish_ms, topic, pointer in waiting[:MOST_SERIES]:
-                name = TopicId.parse(topic)
-                undecided.add_metric([name.namespace, name.topic, str(pointer)], publish_ms / 1000)
-            in_progress = manager.visibility().open_pointers
-            opened = [claim.pointer for _, _, claim in all_claims(self._side) if claim.pointer in in_progress]
-            claims.add_metric([], len(opened))
-            if opened:
-                oldest.add_metric([], transaction_ms(min(opened)) / 1000)
+            # One that has just been deposed says nothing.
+            with suppress(TransactionError, StoreError):
+                self._look(undecided, claims, oldest)
         yield from (undecided, claims, oldest)
+
+    def _look(self, undecided: GaugeMetricFamily, claims: GaugeMetricFamily, oldest: GaugeMetricFamily) -> None:
+        manager = self._manager
+        before_ms = self._clock.now_ms() - LATE_SECONDS * 1000
+        waiting = sorted(
+            (publish_ms, topic, late.pointer)
+            for late in late_transactions(manager.published(), {}, before_ms)
+            for topic, publish_ms in late.topics
+        )
+        for publish_ms, topic, pointer in waiting[:MOST_SERIES]:
+            name = TopicId.parse(topic)
+            undecided.add_metric([name.namespace, name.topic, str(pointer)], publish_ms / 1000)
+        in_progress = manager.visibility().open_pointers
+        opened = [claim.pointer for _, _, claim in all_claims(self._side) if claim.pointer in in_progress]
+        claims.add_metric([], len(opened))
+        if opened:
+            oldest.add_metric([], transaction_ms(min(opened)) / 1000)

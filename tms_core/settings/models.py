@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, Strict, model_validator
 
@@ -496,7 +497,7 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
-    def _one_transaction_manager(self) -> Self:
+    def _several_servers(self) -> Self:
         leader = self.server.leader
         if leader.slots > 1 and leader.advertise is None:
             raise wrong("server.leader.slots", "several slots are for several servers; set server.leader.advertise too")
@@ -510,11 +511,13 @@ class Settings(Section):
             raise wrong(
                 "server.leader.advertise", "several servers can share an HBase only; leave it out, or set storage.kind"
             )
-        if self.transactions.source == "manager":
+        host, _ = split_address(self.transactions.thrift)
+        reached = urlsplit(leader.advertise).hostname or ""
+        if self.transactions.source == "manager" and is_loopback(host) and not is_loopback(reached):
             raise wrong(
-                "transactions.source",
-                "manager keeps transactions in this one server, and several are to serve; write thrift, for a "
-                "transaction service that all of them use, or none",
+                "transactions.thrift",
+                f"{host} is reached from this machine only, and with source manager the other servers ask the leader "
+                f"there; write {reached}:15165, or 0.0.0.0:15165",
             )
         return self
 

@@ -114,6 +114,17 @@ class Leadership:
         """Whether a term has not ended; while the lead is handed back, it goes on for what has begun in it."""
         return self._term is term and self._runs
 
+    def tenure(self) -> Callable[[], bool]:
+        """Whether this server has had the lease since now, without another having had it; asked before a term begins.
+
+        Raises:
+            Unavailable: it does not have it.
+        """
+        fence = self._lease.fence
+        if not fence or self._lease.left_ms <= 0:
+            raise not_leading()
+        return lambda: self._lease.fence == fence and self._lease.left_ms > 0
+
     @contextmanager
     def writing(self) -> Iterator[Term]:
         """Something is written in the term that runs; until it is done, the lead is not handed back.

@@ -24,6 +24,7 @@ from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.leadership import Watch
 from tms_core.server.ha.rota import Rota
 from tms_core.server.ha.sealed_ids import Seals
+from tms_core.server.ha.shared_manager import SharedManager
 from tms_core.settings.models import HBaseSettings, LeaderSettings
 from tms_core.tables.base import Store
 from tms_core.tables.hbase.pool import HBasePool
@@ -66,18 +67,21 @@ class HaMember:
         """Whether it leads before anything else is begun."""
         return self._advertise is None
 
-    def begin(self, service: MessagingService, port: int = 0) -> None:
+    def begin(self, service: MessagingService, port: int = 0, manager: SharedManager | None = None) -> None:
         """Lead, or wait for one's turn. If it stands alone, it leads when this returns.
 
         Args:
             service: what speaks for the store; forgets what it knew before each term.
             port: where this server listens.
+            manager: takes over before each term of slot 0; None: transactions are managed elsewhere.
 
         Raises:
             LeaseHeld: it stands alone, and another server leads.
         """
 
         def prepare(slot: int) -> bool:
+            if slot == 0 and manager is not None and not manager.ready():
+                return False
             # What was accepted in another term has ids of that one; it fails soon.
             return service.start_over(lambda key: self.slots.number(key) == slot)
 

@@ -14,7 +14,7 @@ written does no harm otherwise: the logs reach further back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import RLock
 
 from tms_core.clock import HonestClock
@@ -44,13 +44,14 @@ class DurableState:
         storage: where it is kept; closed with this.
         clock: by which snapshots and first ids are named, and timeouts go on after a restart.
         long_timeout_ms: how long a long transaction may take.
+        at_once: whether it recovers now; else with :meth:`begin`, and until then it is as one whose log has failed.
 
     Raises:
         StoreError: the storage cannot be read or written.
         FormatError: a log in it is damaged.
     """
 
-    def __init__(self, storage: Storage, clock: HonestClock, long_timeout_ms: int) -> None:
+    def __init__(self, storage: Storage, clock: HonestClock, long_timeout_ms: int, *, at_once: bool = True) -> None:
         self._storage = storage
         self._clock = clock
         self._long_timeout_ms = long_timeout_ms
@@ -59,10 +60,14 @@ class DurableState:
         self._position = 0
         self._closed = False
         #: Whether the log has failed, and whether memory is ahead of the disk since then.
-        self._failed = self._ahead = False
+        self._failed = self._ahead = not at_once
+        self._state, self._newest_ms = ManagerState(_EMPTY, long_timeout_ms), 0
+        self._log: Log = _NotBegun()
+        if not at_once:
+            return
         try:
             self._state, self._newest_ms = self._recovered()
-            self._log: Log = storage.log(self._timestamp())
+            self._log = storage.log(self._timestamp())
             self.take_snapshot()
         except BaseException:
             storage.close()
@@ -72,6 +77,16 @@ class DurableState:
     def running(self) -> bool:
         """Whether it was neither closed, nor has its log failed since it began anew."""
         return not (self._closed or self._failed)
+
+    def begin(self) -> None:
+        """Go on if the log still takes what is decided, else begin anew from what is in the storage.
+
+        Raises:
+            StoreError: it cannot begin yet.
+        """
+        with suppress(LogFailed):
+            self._sync(self._log, 0)
+        self._mend()
 
     @contextmanager
     def deciding(self, waits: Callable[[ManagerState], bool] = lambda _: True) -> Iterator[ManagerState]:
@@ -208,7 +223,9 @@ class DurableState:
                 self._state.clients = {
                     pointer: client for pointer, client in clients.items() if pointer in self._state.in_progress
                 }
-                self._state.published = published
+                self._state.published = {
+                    pointer: topics for pointer, topics in list(published.items()) if pointer in self._state.in_progress
+                }
                 self._state.deadlines |= {
                     pointer: deadline for pointer, deadline in deadlines.items() if pointer in self._state.in_progress
                 }
@@ -248,3 +265,16 @@ class DurableState:
             raise ManagerStopped(
                 "The transaction manager has stopped.", "If it was not told to, its log has the reason: try again."
             )
+
+
+class _NotBegun:
+    """Stands for the log before there is one."""
+
+    def append(self, edit: Edit) -> int:
+        return 0
+
+    def sync(self, position: int) -> None:
+        raise LogFailed("The transaction manager has not begun.", "Try again in some seconds.")
+
+    def close(self) -> None:
+        """There is nothing to close."""

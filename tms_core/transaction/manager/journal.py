@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import os
 import struct
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
@@ -27,20 +29,14 @@ class LogFailed(StoreError):
     """The transaction log could not be written; what was appended may or may not be on disk."""
 
 
-class LogFile:
-    """A ``txlog.<ms>`` file while it is written; made when the first edit is synced. Threads may share it.
+class GroupLog(ABC):
+    """A log whose waiting threads share one write. Threads may share it."""
 
-    Args:
-        path: where; no such file may be there.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self) -> None:
         self._pending: list[bytes] = []
         self._appended = 0
         self._synced = 0
-        self._file: int | None = None
-        self._failure: OSError | None = None
+        self._failure: OSError | StoreError | None = None
         self._buffer = Lock()
         self._disk = Lock()
 
@@ -48,12 +44,12 @@ class LogFile:
         """Put an edit at the end, in memory; returns what :meth:`sync` takes to wait for it."""
         data = encode_edit(edit)
         with self._buffer:
-            self._pending.append(_NUMBER.pack(self._appended) + data)
+            self._pending.append(data)
             self._appended += 1
             return self._appended
 
     def sync(self, position: int) -> None:
-        """Return when the first ``position`` edits are on disk.
+        """Return when the first ``position`` edits are safe.
 
         Raises:
             LogFailed: they are not, and will not be.
@@ -66,7 +62,52 @@ class LogFile:
             if self._failure is None:
                 self._write()
             if self._failure is not None:
-                raise _failed(self._path, self._failure) from self._failure
+                raise self._failed(self._failure) from self._failure
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it; what was not synced may be lost."""
+
+    @abstractmethod
+    def _put(self, first: int, edits: Sequence[bytes]) -> None:
+        """Write edits behind the others, and return when they are safe.
+
+        Args:
+            first: the number of the first of them, from 0.
+            edits: encoded.
+
+        Raises:
+            OSError, StoreError: they may be there or not.
+        """
+
+    @abstractmethod
+    def _failed(self, failure: OSError | StoreError) -> LogFailed:
+        """What those are told who wait."""
+
+    def _write(self) -> None:
+        """Write all that was appended so far."""
+        with self._buffer:
+            pending, self._pending = self._pending, []
+            position = self._appended
+        try:
+            self._put(self._synced, pending)
+        except (OSError, StoreError) as error:
+            self._failure = error
+        else:
+            self._synced = position
+
+
+class LogFile(GroupLog):
+    """A ``txlog.<ms>`` file while it is written; made when the first edit is synced.
+
+    Args:
+        path: where; no such file may be there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._file: int | None = None
 
     def close(self) -> None:
         """Close the file; what was not synced may be lost."""
@@ -75,21 +116,19 @@ class LogFile:
                 os.close(self._file)
                 self._file = None
 
-    def _write(self) -> None:
-        """Write and sync all that was appended so far."""
-        with self._buffer:
-            pending, self._pending = self._pending, []
-            position = self._appended
-        try:
-            if self._file is None:
-                self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-                sync_folder(self._path.parent)
-            write_all(self._file, b"".join(pending))
-            os.fdatasync(self._file)
-        except OSError as error:
-            self._failure = error
-        else:
-            self._synced = position
+    def _put(self, first: int, edits: Sequence[bytes]) -> None:
+        if self._file is None:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            sync_folder(self._path.parent)
+        write_all(self._file, b"".join(_NUMBER.pack(first + at) + data for at, data in enumerate(edits)))
+        os.fdatasync(self._file)
+
+    def _failed(self, failure: OSError | StoreError) -> LogFailed:
+        reason = failure.strerror if isinstance(failure, OSError) else None
+        return LogFailed(
+            f"transaction log {self._path} could not be written: {reason or failure}.",
+            "Repair the disk or free space on it, and the manager goes on by itself; what was acknowledged is there.",
+        )
 
 
 def write_all(file: int, data: bytes) -> None:
@@ -106,10 +145,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _failed(path: Path, error: OSError) -> LogFailed:
-    return LogFailed(
-        f"transaction log {path} could not be written: {error.strerror or error}.",
-        "Repair the disk or free space on it, and the manager goes on by itself; what was acknowledged is there.",
-    )

@@ -68,6 +68,7 @@ class TransactionManager:
         max_timeout_seconds: the longest that one may name (``data.tx.max.timeout``).
         long_timeout_seconds: of a long transaction (``data.tx.long.timeout``).
         limits: how much a transaction may change.
+        at_once: whether it begins now; else with :meth:`begin`.
 
     Raises:
         StoreError: the storage cannot be read or written.
@@ -84,13 +85,14 @@ class TransactionManager:
         long_timeout_seconds: int = 86_400,
         limits: ChangeLimits | None = None,
         clock_allowance_seconds: int = 300,
+        at_once: bool = True,
     ) -> None:
         self._clock = HonestClock(clock, clock_allowance_seconds * 1000)
         self._default_timeout_seconds = default_timeout_seconds
         self._max_timeout_seconds = max_timeout_seconds
         self._long_timeout_ms = long_timeout_seconds * 1000
         self._limits = limits or ChangeLimits()
-        self._durable = DurableState(storage, self._clock, self._long_timeout_ms)
+        self._durable = DurableState(storage, self._clock, self._long_timeout_ms, at_once=at_once)
         self._writes: Counter[int] = Counter()
 
     def __enter__(self) -> Self:
@@ -103,6 +105,14 @@ class TransactionManager:
     def running(self) -> bool:
         """Whether it answers; not after its log has failed, until it has begun anew."""
         return self._durable.running
+
+    def begin(self) -> None:
+        """Answer from what is in the storage, where that may have been another manager's since.
+
+        Raises:
+            StoreError: it cannot begin yet.
+        """
+        self._durable.begin()
 
     def close(self) -> None:
         """Take a last snapshot and let the storage go; closing twice is no error."""

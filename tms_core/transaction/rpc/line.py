@@ -21,6 +21,8 @@ from tms_core.transaction.codec.wire import Failure, Fields, MessageKind
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 #: The call that shows a token; the first of a connection, where the service demands one.
 AUTHENTICATE = "authenticate"
+#: The call with which a server begins that passes calls on: they are for the manager with this log, and go no further.
+ANSWER_YOURSELF = "answerYourself"
 _CHUNK_BYTES = 1 << 18
 _LENGTH = struct.Struct(">i")
 
@@ -116,14 +118,25 @@ class SocketConnection:
             OSError, EOFError, FormatError: the connection is of no use any more.
         """
         self._number = (self._number + 1) & 0x7FFFFFFF
-        ends = time.monotonic() + seconds
         data = wire.message(MessageKind.CALL, name, self._number, *fields)
+        return result_of(name, self._number, self.pass_on(data, seconds))
+
+    def pass_on(self, frame: bytes, seconds: float) -> bytes:
+        """Send a call as it came.
+
+        Returns:
+            The answer as it comes, without its length.
+
+        Raises:
+            OSError, EOFError, FormatError: the connection is of no use any more, and whether it was done is not known.
+        """
+        ends = time.monotonic() + seconds
         self._socket.settimeout(seconds)
-        self._socket.sendall(_LENGTH.pack(len(data)) + data)
+        self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
         (size,) = _LENGTH.unpack(self._read(_LENGTH.size, ends))
         if not 0 <= size <= MAX_ANSWER_BYTES:
             raise FormatError(f"an answer of {size} bytes")
-        return result_of(name, self._number, self._read(size, ends))
+        return self._read(size, ends)
 
     def is_quiet(self) -> bool:
         """Whether the service has neither closed the connection nor sent anything unasked."""
@@ -176,7 +189,9 @@ def _failed(name: str, fields: Fields) -> TransactionError:
         return MethodUnknown(f"The transaction service does not know {name}.", "It is Tephra's own, or older.")
     text = f"The transaction service failed at {name}: {as_text(fields, 1)}."
     if kind == Failure.PROTOCOL_ERROR:
-        return ServiceUnavailable(text, "See that both sides are of the same version.")
+        return ServiceUnavailable(
+            text, "Try again in some seconds; where that does not help, see that both sides are of the same version."
+        )
     return OutcomeUnknown(text, "Its log has the reason.")
 
 

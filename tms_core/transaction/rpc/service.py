@@ -21,15 +21,15 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from hmac import compare_digest
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 from tms_core.errors import ConfigurationError, FormatError, TmsError
 from tms_core.logs.harmless import get_logger
 from tms_core.transaction.codec import wire
-from tms_core.transaction.codec.wire import Failure, MessageKind
+from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.rpc.calls import answer, failure
-from tms_core.transaction.rpc.line import AUTHENTICATE
+from tms_core.transaction.rpc.line import ANSWER_YOURSELF, AUTHENTICATE, ServiceUnavailable
 
 #: The largest request, in bytes (``data.tx.thrift.max.read.buffer``).
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -48,11 +48,32 @@ STOP_SECONDS = 10
 #: How often transactions are looked through for what has timed out, in seconds (``data.tx.cleanup.interval``).
 CLEANUP_SECONDS = 10
 _BACKLOG = 128
+#: What the call is shorter than that a server begins with which passes others on, in bytes.
+_SHORT_BYTES = 128
+_NOT_HERE = "Transactions are not managed here now"
 _LENGTH = struct.Struct(">i")
 
 T = TypeVar("T")
 
 logger = get_logger(__name__)
+
+
+class ManagerOfSeveral(Protocol):
+    """What says which of several services has to answer."""
+
+    @property
+    def log_name(self) -> str:
+        """What tells the manager's log from that of any other store; empty where this service has not to answer."""
+        ...
+
+    def pass_on(self, frame: bytes) -> bytes:
+        """Have the one answer that has to.
+
+        Raises:
+            ServiceUnavailable: nothing was done.
+            OSError, EOFError, FormatError: it is not known whether it was done.
+        """
+        ...
 
 
 class TransactionService:
@@ -65,6 +86,7 @@ class TransactionService:
         cleanup_seconds: how often timed-out transactions are given up.
         snapshot_seconds: how often a snapshot is taken (``transactions.snapshot_interval_seconds``).
         token: returns the token that each connection has to show first; None: none is demanded.
+        several: knows whether this is the service that has to answer; None: there is no other.
     """
 
     def __init__(
@@ -76,8 +98,10 @@ class TransactionService:
         cleanup_seconds: float = CLEANUP_SECONDS,
         snapshot_seconds: float = 60,
         token: Callable[[], bytes] | None = None,
+        several: ManagerOfSeveral | None = None,
     ) -> None:
         self._token = token
+        self._several = several
         self._manager = manager
         self._host = host
         self.port = port
@@ -158,14 +182,14 @@ class TransactionService:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection until either side has enough."""
         wait_seconds: float | None = REQUEST_SECONDS
-        known = self._token is None
+        known, direct = self._token is None, False
         try:
             while not self._stopping.is_set():
                 size = await self._size(reader, wait_seconds)
                 async with self._large if size > LARGE_BYTES else nullcontext():
                     frame = await self._awaited(reader.readexactly(size), REQUEST_SECONDS)
                     if known:
-                        data = await self._work(answer, self._manager, frame)
+                        data, direct = await self._work(self._answered, frame, direct)
                     else:
                         known, data = await self._work(self._authenticated, frame)
                     del frame
@@ -181,6 +205,24 @@ class TransactionService:
             logger.debug("%s is gone: %s", writer.get_extra_info("peername"), error)
         finally:
             writer.close()
+
+    def _answered(self, frame: bytes, direct: bool) -> tuple[bytes, bool]:
+        """The answer to a frame, and whether those of its connection are passed on no further from here on."""
+        several = self._several
+        if several is None:
+            return answer(self._manager, frame), direct
+        if len(frame) <= _SHORT_BYTES and (request := wire.read_message(frame)).name == ANSWER_YOURSELF:
+            if request.fields.get(1) == several.log_name.encode() != b"":
+                return wire.message(MessageKind.REPLY, request.name, request.number), True
+            return _refusal(request, _NOT_HERE), True
+        if several.log_name:
+            return answer(self._manager, frame), direct
+        if direct:
+            return _refusal(wire.read_message(frame), _NOT_HERE), direct
+        try:
+            return several.pass_on(frame), direct
+        except ServiceUnavailable as error:
+            return _refusal(wire.read_message(frame), str(error)), direct
 
     def _authenticated(self, frame: bytes) -> tuple[bool, bytes]:
         """Whether a frame shows the token, and what it is answered."""
@@ -228,6 +270,8 @@ class TransactionService:
     async def _repeat(self, seconds: float, work: Callable[[], object]) -> None:
         while True:
             await asyncio.sleep(seconds)
+            if self._several is not None and not self._several.log_name:
+                continue
             try:
                 await self._work(work)
             except TmsError as error:
@@ -235,6 +279,11 @@ class TransactionService:
 
     async def _work(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
+
+
+def _refusal(request: RpcMessage, text: str) -> bytes:
+    """What a call is answered of which nothing was done."""
+    return failure(request, Failure.PROTOCOL_ERROR, text)
 
 
 def _most_connections() -> int:

@@ -1,0 +1,136 @@
+"""Two ``tms serve`` on one HBase that have one transaction manager together: its leader is stopped and killed."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+
+from tests.hbase.tables import Tables
+from tests.hbase.test_two_servers import Pair, leader_of, leads, until
+from tests.server.client import PATIENCE_SECONDS
+from tests.server.process import Serve
+from tms_core.errors import Conflict, TransactionError
+from tms_core.transaction.rpc.client import TransactionClient
+from tms_core.transaction.rpc.line import OutcomeUnknown
+
+#: What is committed before the next blow, by each of the clients.
+SOME = 10
+#: Timeouts that no test lives to see.
+LONG_SECONDS = 3600
+
+
+class Worker:
+    """Starts transactions at one server, and commits every other one, until it is told to stop."""
+
+    def __init__(self, server: Serve, name: str) -> None:
+        self._name = name
+        self._client = TransactionClient(server.transactions, timeout_seconds=10)
+        self.started: list[int] = []
+        self.committed: list[int] = []
+        #: Those of which it is not known whether they were committed.
+        self.unclear: set[int] = set()
+        self.conflicts: set[str] = set()
+        self._stop = Event()
+        self._thread = Thread(target=self._run)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join(PATIENCE_SECONDS)
+        assert not self._thread.is_alive()
+        self._client.close()
+
+    def more(self) -> None:
+        """Return when some more are committed."""
+        wanted = len(self.committed) + SOME
+        until(lambda: len(self.committed) >= wanted)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                transaction = self._client.start_short(LONG_SECONDS, self._name).transaction_id
+            except TransactionError:
+                time.sleep(0.1)
+                continue
+            self.started.append(transaction)
+            if len(self.started) % 2:
+                self._commit(transaction)
+
+    def _commit(self, transaction: int) -> None:
+        while not self._stop.is_set():
+            try:
+                self._client.can_commit(transaction, [b"%d" % transaction])
+                self._client.commit(transaction)
+            except OutcomeUnknown:
+                self.unclear.add(transaction)
+                return
+            except Conflict as error:
+                # The manager is another one since it began: it has to be asked again.
+                self.conflicts.add(error.key)
+            except TransactionError:
+                time.sleep(0.1)
+            else:
+                self.committed.append(transaction)
+                return
+
+
+def counts(workers: list[Worker], client: TransactionClient) -> None:
+    """Check that what was answered holds, as a client sees it."""
+    started = [transaction for worker in workers for transaction in worker.started]
+    assert len(set(started)) == len(started)
+    committed = {transaction for worker in workers for transaction in worker.committed}
+    unclear = {transaction for worker in workers for transaction in worker.unclear}
+    state = client.latest().snapshot
+    open_pointers = state.open_pointers
+    assert all("restart" in key for worker in workers for key in worker.conflicts)
+    assert not committed & open_pointers
+    assert not committed & set(state.invalid)
+    assert set(started) - committed - unclear == set(started) & open_pointers - unclear
+    assert client.start_short().transaction_id > max(started)
+
+
+def answered(ask: Callable[[], object]) -> bool:
+    try:
+        ask()
+    except TransactionError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_given_clients_at_work_when_leaders_are_stopped_and_killed_then_all_that_was_answered_holds(
+    hbase_tables: Tables, tmp_path: Path, slots: int
+) -> None:
+    pair = Pair(hbase_tables, tmp_path, source="manager", slots=slots, servers=min(2, slots))
+    with pair.server("a") as one, pair.server("b") as other:
+        first, second = (one, other) if slots > 1 else leader_of(one, other)
+        workers = [Worker(server, f"{at}") for server in (first, second) for at in range(2)]
+        with ExitStack() as stack:
+            for worker in workers:
+                stack.callback(worker.end)
+            for worker in workers:
+                worker.more()
+            first.process.send_signal(signal.SIGSTOP)
+            # Those of the second server are answered by that one now.
+            workers[2].more()
+            first.process.send_signal(signal.SIGCONT)
+            for worker in workers:
+                worker.more()
+            leader = first if slots > 1 else leader_of(one, other)[0]
+            follower = second if leader is first else first
+            leader.kill()
+            workers[0 if follower is first else 2].more()
+        with TransactionClient(follower.transactions) as client:
+            counts(workers, client)
+        follower.end()
+        with pair.server("c") as third:
+            until(lambda: leads(third))
+            with TransactionClient(third.transactions) as client:
+                until(lambda: answered(client.invalid_size))
+                counts(workers, client)

@@ -1,0 +1,548 @@
+"""A transaction manager on its log, wherever that is kept: in a folder, or in rows that several servers share."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests.hbase.conftest import hbase, hbase_tables
+from tests.test_side import hbase_side
+from tests.transaction.managers import BASE, NOW_MS, LeftBehind, state
+from tms_core.clock import ManualClock
+from tms_core.errors import Conflict, FormatError, StoreError, StoreUnavailable, Unavailable
+from tms_core.server.ha import manager_log
+from tms_core.server.ha.leadership import not_leading
+from tms_core.server.ha.manager_log import SideLog, SideStorage, root_of
+from tms_core.tables.base import Page
+from tms_core.tables.side import LevelDBSide, MemorySide, SideTable
+from tms_core.transaction.codec.edits import Edit, EditState
+from tms_core.transaction.codec.snapshot import read_snapshot
+from tms_core.transaction.manager.journal import LogFailed
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import DirectoryStorage, Storage
+from tms_core.transaction.model import Snapshot, Transaction
+
+__all__ = ["hbase", "hbase_tables"]
+
+#: Opens the same place again, each time as another manager does.
+Open = Callable[[], Storage]
+
+
+class Shared:
+    """Storages in one side table, of which only the last one made has the lead."""
+
+    def __init__(self, side: SideTable) -> None:
+        self.side = side
+        self.fence = 0
+
+    def __call__(self) -> SideStorage:
+        return SideStorage(self.side, self.lease)
+
+    def lease(self) -> Callable[[], bool]:
+        self.fence += 1
+        fence = self.fence
+        return lambda: fence == self.fence
+
+
+def of_folder(path: Path, _: pytest.FixtureRequest) -> Open:
+    held: list[Storage] = []
+
+    def opened() -> Storage:
+        # The one before is dead, and with it its lock.
+        for storage in held:
+            storage.close()
+        held.append(DirectoryStorage(path))
+        return held[-1]
+
+    return opened
+
+
+T = TypeVar("T")
+
+PLACES: dict[str, Callable[[Path, pytest.FixtureRequest], Open]] = {
+    "folder": of_folder,
+    "memory": lambda *_: Shared(MemorySide()),
+    "leveldb": lambda path, request: Shared(closing(LevelDBSide(path / "side"), request)),
+    "hbase": lambda _, request: Shared(closing(hbase_side(request.getfixturevalue("hbase_tables")), request)),
+}
+
+
+def closing(side: SideTable, request: pytest.FixtureRequest) -> SideTable:
+    request.addfinalizer(side.close)
+    return side
+
+
+@pytest.fixture(params=sorted(PLACES))
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    return PLACES[request.param](tmp_path / "tx", request)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS)
+
+
+@pytest.fixture
+def side() -> MemorySide:
+    return MemorySide()
+
+
+@pytest.fixture
+def shared(side: MemorySide) -> Shared:
+    return Shared(side)
+
+
+def work(manager: TransactionManager) -> list[Transaction]:
+    """Something of everything; returns what is still in progress."""
+    one, two, three = manager.start_short(), manager.start_short(), manager.start_long()
+    manager.can_commit(one.transaction_id, [b"a", b"\x00\xff"])
+    manager.commit(one.transaction_id)
+    manager.abort(two)
+    manager.invalidate(manager.start_short().transaction_id)
+    return [manager.checkpoint(manager.start_short()), three]
+
+
+def manager_of(side: SideTable, clock: ManualClock) -> TransactionManager:
+    """One that always believes that it leads."""
+    return TransactionManager(SideStorage(side, lambda: lambda: True), clock)
+
+
+# --- wherever it is kept ---------------------------------------------------------------------------------------------
+
+
+def test_given_a_manager_that_died_when_another_takes_over_then_it_knows_all_that_was_answered(
+    place: Open, clock: ManualClock
+) -> None:
+    former = TransactionManager(place(), clock)
+    work(former)
+    former.take_snapshot()
+    work(former)
+    expected = state(former)
+    for _ in range(2):
+        assert state(TransactionManager(place(), clock)) == expected
+
+
+def test_given_a_manager_that_was_closed_when_another_takes_over_then_pointers_go_on_though_the_clock_went_back(
+    place: Open, clock: ManualClock
+) -> None:
+    with TransactionManager(place(), clock) as former:
+        work(former)
+        expected, last = state(former), former.last_pointer
+    clock.step(-1_000_000)
+    with TransactionManager(place(), clock) as manager:
+        assert state(manager) == expected
+        assert manager.start_short().transaction_id == last + 1
+
+
+def test_given_many_clients_when_they_start_and_commit_at_once_then_each_answer_counts_after_a_crash(
+    place: Open, clock: ManualClock
+) -> None:
+    former = TransactionManager(place(), clock)
+
+    def one(number: int) -> tuple[int, bool]:
+        transaction = former.start_short().transaction_id
+        if number % 2:
+            former.can_commit(transaction, [b"%d" % number])
+            former.commit(transaction)
+        return transaction, bool(number % 2)
+
+    with ThreadPoolExecutor(8) as threads:
+        answered = list(threads.map(one, range(40)))
+    assert len({transaction for transaction, _ in answered}) == 40
+    manager = TransactionManager(place(), clock)
+    for transaction, committed in answered:
+        assert manager.status(transaction) == ("ended" if committed else "in progress")
+
+
+def test_given_a_transaction_of_the_former_manager_when_it_commits_then_only_after_it_asked_again(
+    place: Open, clock: ManualClock
+) -> None:
+    former = TransactionManager(place(), clock)
+    transaction = former.start_short().transaction_id
+    former.can_commit(transaction, [b"a"])
+    manager = TransactionManager(place(), clock)
+    with pytest.raises(Conflict, match="restarted"):
+        manager.commit(transaction)
+    manager.can_commit(transaction, [b"a"])
+    manager.commit(transaction)
+    assert manager.status(transaction) == "ended"
+
+
+# --- several servers -------------------------------------------------------------------------------------------------
+
+
+def test_given_a_deposed_manager_when_it_is_asked_then_it_answers_nothing_and_nothing_of_it_counts(
+    shared: Shared, clock: ManualClock
+) -> None:
+    former = TransactionManager(shared(), clock)
+    begun = former.start_short().transaction_id
+    manager = TransactionManager(shared(), clock)
+    expected = state(manager)
+    with pytest.raises(LogFailed, match="taken over"):
+        former.commit(begun)
+    assert not former.running
+    assert state(TransactionManager(shared(), clock)) == expected
+
+
+def test_given_a_deposed_manager_that_believes_it_leads_when_it_writes_then_its_place_in_the_log_is_taken(
+    side: MemorySide, clock: ManualClock
+) -> None:
+    former = manager_of(side, clock)
+    manager = manager_of(side, clock)
+    with pytest.raises(LogFailed, match="taken over"):
+        former.start_short()
+    manager.start_short()
+    assert manager.status(BASE + 1) == "in progress"
+
+
+def test_given_a_question_to_a_deposed_manager_when_nothing_is_written_then_it_is_not_answered(
+    shared: Shared, clock: ManualClock
+) -> None:
+    former = TransactionManager(shared(), clock)
+    begun = former.start_short().transaction_id
+    assert former.status(begun) == "in progress"
+    TransactionManager(shared(), clock).invalidate(begun)
+    with pytest.raises(LogFailed):
+        former.status(begun)
+
+
+def test_given_a_deposed_manager_when_its_server_leads_again_then_it_begins_with_what_others_have_done(
+    shared: Shared, clock: ManualClock
+) -> None:
+    former = TransactionManager(shared(), clock)
+    first = former.start_short().transaction_id
+    between = TransactionManager(shared(), clock)
+    second = between.start_short().transaction_id
+    between.invalidate(first)
+    former.begin()
+    assert former.running
+    assert (former.status(first), former.status(second)) == ("invalid", "in progress")
+    before = len(rows(shared.side))
+    former.begin()
+    assert len(rows(shared.side)) == before
+
+
+def test_given_a_server_that_does_not_lead_when_its_manager_is_made_then_it_waits_until_it_does(
+    side: MemorySide, clock: ManualClock
+) -> None:
+    leads = False
+
+    def lease() -> Callable[[], bool]:
+        if not leads:
+            raise not_leading()
+        return lambda: True
+
+    manager = TransactionManager(SideStorage(side, lease), clock, at_once=False)
+    assert not manager.running
+    assert manager.last_pointer == 0
+    for ask in (manager.start_short, manager.begin, manager.expire):
+        with pytest.raises(StoreUnavailable, match="does not lead"):
+            ask()
+    assert rows(side) == []
+    leads = True
+    manager.begin()
+    assert manager.start_short().transaction_id == BASE + 1
+    manager.close()
+
+
+def test_given_no_log_beside_the_store_when_the_first_takes_over_then_it_begins_with_what_there_was_before(
+    side: MemorySide, clock: ManualClock
+) -> None:
+    former = LeftBehind(BASE - 5)
+    TransactionManager(SideStorage(side, lambda: lambda: True, former.recover), clock)
+    manager = manager_of(side, clock)
+    assert manager.status(BASE - 5) == "invalid"
+
+
+def test_given_managers_when_they_take_over_then_the_root_says_where_the_last_one_is_reached(
+    shared: Shared, clock: ManualClock
+) -> None:
+    assert root_of(shared.side) is None
+    logs = set()
+    for address in ("one:1", "other:2"):
+        storage = shared()
+        storage.address = address
+        TransactionManager(storage, clock)
+        root = root_of(shared.side)
+        assert root is not None
+        assert root.address == address
+        logs.add(root.log)
+    assert len(logs) == 1
+
+
+# --- what comes late -------------------------------------------------------------------------------------------------
+
+
+class Late(SideTable):
+    """A side table whose changes a test holds back, fails, or loses the answers of.
+
+    Attributes:
+        fails_at: the number of the change that fails, from 0; those after it too.
+        does_it: whether that one is done all the same.
+        before: called before each change, and before a row is read by itself.
+    """
+
+    def __init__(self, side: SideTable) -> None:
+        self._side = side
+        self.changes = 0
+        self.fails_at = -1
+        self.does_it = False
+        self.before: Callable[[bytes], object] = lambda _: None
+
+    def get(self, key: bytes) -> bytes | None:
+        self.before(key)
+        return self._side.get(key)
+
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+        # Small pages, so that a log has several.
+        return self._side.rows(start, stop, min(limit, 2))
+
+    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        self._change(rows[0][0], lambda: self._side.put(rows))
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        self._change(b"", lambda: self._side.delete(keys))
+
+    def exchange(
+        self,
+        key: bytes,
+        expected: bytes | None,
+        value: bytes,
+        puts: Sequence[tuple[bytes, bytes]] = (),
+        deletes: Sequence[bytes] = (),
+    ) -> bool:
+        return self._change(key, lambda: self._side.exchange(key, expected, value, puts, deletes))
+
+    def close(self) -> None:
+        """The test closes it."""
+
+    def _change(self, key: bytes, change: Callable[[], T]) -> T:
+        self.before(key)
+        number, self.changes = self.changes, self.changes + 1
+        if 0 <= self.fails_at < number:
+            raise StoreError("it is dead.")
+        if number == self.fails_at:
+            if self.does_it:
+                change()
+            raise StoreUnavailable("there was no answer.")
+        return change()
+
+
+def rows(side: SideTable) -> list[bytes]:
+    return [key for key, _ in side.rows(b"", None, 1000).items]
+
+
+@pytest.mark.parametrize("does_it", [False, True])
+def test_given_a_crash_at_any_change_when_another_takes_over_then_all_that_was_answered_is_known(
+    clock: ManualClock, does_it: bool
+) -> None:
+    at, died = 0, True
+    while died:
+        side = MemorySide()
+        late = Late(side)
+        late.fails_at, late.does_it = at, does_it
+        started: list[int] = []
+        committed: list[int] = []
+        try:
+            former = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
+            for number in range(6):
+                started.append(former.start_short().transaction_id)
+                if number % 2:
+                    former.commit(started[-1])
+                    committed.append(started[-1])
+                if number == 3:
+                    former.take_snapshot()
+            died = False
+        except StoreError:
+            pass
+        manager = TransactionManager(SideStorage(Late(side), lambda: lambda: True), clock)
+        for transaction in started:
+            wanted = {"ended"} if transaction in committed else {"in progress", "ended"}
+            if transaction not in committed and transaction != started[-1]:
+                wanted = {"in progress"}
+            assert manager.status(transaction) in wanted, f"at {at}"
+        assert manager.start_short().transaction_id > max([0, *started])
+        at += 1
+    assert at > 15
+
+
+@pytest.mark.parametrize("does_it", [False, True])
+def test_given_a_change_without_an_answer_when_asked_again_then_the_manager_goes_on_from_what_is_there(
+    side: MemorySide, clock: ManualClock, does_it: bool
+) -> None:
+    late = Late(side)
+    manager = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
+    begun = manager.start_short().transaction_id
+    late.fails_at, late.does_it = late.changes, does_it
+    with pytest.raises(LogFailed):
+        manager.commit(begun)
+    late.fails_at = -1
+    assert manager.status(begun) == ("ended" if does_it else "in progress")
+
+
+@pytest.mark.parametrize("does_it", [False, True])
+def test_given_a_snapshot_whose_root_was_not_answered_when_the_next_is_taken_then_it_is_kept(
+    side: MemorySide, clock: ManualClock, does_it: bool
+) -> None:
+    late = Late(side)
+    manager = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
+    expected = work(manager)
+    # A part of the snapshot, then the root.
+    late.fails_at, late.does_it = late.changes + 1, does_it
+    for _ in range(2):
+        with pytest.raises(StoreError):
+            manager.take_snapshot()
+        late.fails_at = late.changes + 1
+    late.fails_at = -1
+    manager.take_snapshot()
+    again = manager_of(side, clock)
+    assert [again.status(one.transaction_id) for one in expected] == ["in progress"] * 2
+
+
+def test_given_a_write_held_back_until_its_place_was_taken_and_forgotten_when_it_arrives_then_it_is_refused(
+    side: MemorySide, clock: ManualClock
+) -> None:
+    late = Late(side)
+    former = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
+    former.start_short()
+
+    def meanwhile(_: bytes) -> None:
+        late.before = lambda _: None
+        manager = manager_of(side, clock)
+        for _times in range(3):
+            manager.start_short()
+            manager.take_snapshot()
+
+    late.before = meanwhile
+    with pytest.raises(LogFailed, match="taken over"):
+        former.start_short()
+
+
+def test_given_a_snapshot_held_back_while_another_takes_over_when_both_are_kept_then_nothing_is_lost(
+    shared: Shared, clock: ManualClock
+) -> None:
+    late = Late(shared.side)
+    former = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
+    begun = former.start_short().transaction_id
+    expected: list[int] = []
+
+    def meanwhile(key: bytes) -> None:
+        if key == b"xr":
+            late.before = lambda _: None
+            manager = TransactionManager(shared(), clock)
+            expected.append(manager.start_short().transaction_id)
+
+    late.before = meanwhile
+    with pytest.raises(StoreUnavailable, match="taken over"):
+        former.take_snapshot()
+    manager = TransactionManager(shared(), clock)
+    assert [manager.status(one) for one in (begun, *expected)] == ["in progress"] * 2
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_given_a_snapshot_that_replaces_what_is_being_read_when_taking_over_then_it_is_read_anew(
+    side: MemorySide, clock: ManualClock, at: int
+) -> None:
+    former = manager_of(side, clock)
+    begun = [former.start_short().transaction_id for _ in range(3)]
+    late = Late(side)
+    calls = 0
+
+    def meanwhile(_: bytes) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            if at < 3:
+                # Its log goes on behind what has been read of it.
+                begun.append(former.start_short().transaction_id)
+            former.take_snapshot()
+
+    late.before = meanwhile
+    manager = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
+    assert [manager.status(one) for one in begun] == ["in progress"] * len(begun)
+    assert calls > at
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+def test_given_edits_larger_than_a_row_when_recovered_then_they_are_whole_and_one_that_was_cut_off_counts_for_nothing(
+    side: MemorySide, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager_log, "ROW_BYTES", 50)
+    late = Late(side)
+    former = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
+    one, two = former.start_short().transaction_id, former.start_short().transaction_id
+    keys = [b"%d" % key * 20 for key in range(20)]
+    former.can_commit(one, keys)
+    former.commit(one)
+    former.can_commit(two, [b"another"])
+    late.fails_at = late.changes + 2
+    with pytest.raises(LogFailed):
+        former.commit(two)
+    manager = manager_of(side, clock)
+    assert (manager.status(one), manager.status(two)) == ("ended", "in progress")
+    manager.start_short()
+    again = manager_of(side, clock)
+    assert state(again) == state(manager_of(side, clock))
+    found: Snapshot = read_snapshot(io.BytesIO(again.encoded_snapshot()))
+    assert set(keys) in [set(changes) for changes in found.committed.values()]
+
+
+def test_given_snapshots_when_taken_then_only_the_last_one_and_ends_of_logs_are_kept(
+    side: MemorySide, clock: ManualClock
+) -> None:
+    managers = 3
+    for _ in range(managers):
+        manager = manager_of(side, clock)
+        for _ in range(5):
+            manager.start_short()
+        manager.take_snapshot()
+        manager.take_snapshot()
+    kinds = [key[:2] for key in rows(side)]
+    assert kinds == [b"xl"] * managers + [b"xr", b"xs"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda side: side.put([(b"xr", b"{}")]), "root of the transaction log"),
+        (lambda side: side.delete([key for key in rows(side) if key[:2] == b"xs"]), "0 of 1 rows"),
+        (lambda side: side.delete([[key for key in rows(side) if key[:2] == b"xl"][1]]), "is missing"),
+    ],
+)
+def test_given_damaged_rows_when_recovered_then_it_does_not_start(
+    side: MemorySide, clock: ManualClock, damage: Callable[[SideTable], None], said: str
+) -> None:
+    manager = manager_of(side, clock)
+    for _ in range(3):
+        manager.start_short()
+    damage(side)
+    with pytest.raises(FormatError, match=said):
+        manager_of(side, clock)
+    other = TransactionManager(SideStorage(side, lambda: lambda: True), clock, at_once=False)
+    with pytest.raises(StoreError, match=said):
+        other.begin()
+
+
+def test_given_a_lease_that_cannot_be_had_when_recovered_then_it_says_that_it_does_not_lead(side: MemorySide) -> None:
+    def refuse() -> Callable[[], bool]:
+        raise Unavailable("not now.")
+
+    with pytest.raises(StoreUnavailable, match="not now"):
+        SideStorage(side, refuse).recover()
+
+
+def test_given_edits_when_the_log_is_synced_then_all_that_wait_share_one_row(side: MemorySide) -> None:
+    log = SideLog(side, 0, lambda: True)
+    for pointer in range(5):
+        log.append(Edit(pointer, EditState.INVALID))
+    log.sync(1)
+    log.sync(5)
+    log.close()
+    assert len(rows(side)) == 1

@@ -1,0 +1,168 @@
+"""The transaction manager of a server and its service: of this server alone, of several, or none."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from prometheus_client import CollectorRegistry
+
+from tms_core.clock import Clock
+from tms_core.errors import ConfigurationError
+from tms_core.messaging.undecided import find_undecided
+from tms_core.server.ha.manager_log import root_of
+from tms_core.server.ha.member import HaMember
+from tms_core.server.ha.shared_manager import SharedManager
+from tms_core.server.transaction_metrics import TransactionMetrics
+from tms_core.settings.models import Settings, TransactionSettings, is_loopback, split_address
+from tms_core.tables.base import Store
+from tms_core.tables.side import SideTable
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Recovered, Storage
+from tms_core.transaction.rpc.client import TransactionClient
+from tms_core.transaction.rpc.line import read_token
+from tms_core.transaction.rpc.service import ManagerOfSeveral, TransactionService
+
+#: Addresses that mean all of a machine's.
+_ALL = ("0.0.0.0", "::", "")  # noqa: S104 - they are compared, not listened at
+
+
+class Managed(NamedTuple):
+    """What a server has for transactions.
+
+    Attributes:
+        manager: what requests ask; None: transactions are managed elsewhere, for all or for some of them.
+        own: the manager in this process; None: there is none.
+        asked: who answers for all transactions, wherever they are managed; None: that is for the settings to say.
+        address: ``HOST:PORT`` of the service in this process; None: there is none.
+        shared: what several servers have together; None: this one has all of it.
+    """
+
+    manager: TransactionManager | None = None
+    own: TransactionManager | None = None
+    asked: TransactionManager | TransactionClient | None = None
+    address: str | None = None
+    shared: SharedManager | None = None
+
+
+def managed(
+    settings: Settings, clock: Clock, store: Store, side: SideTable, member: HaMember | None, stack: ExitStack
+) -> Managed:
+    """The manager that the settings want.
+
+    Args:
+        settings: of the server.
+        clock: the clocks of this machine.
+        store: is only read.
+        side: where several servers have the manager's log.
+        member: this server among others; None: there can be no others.
+        stack: what was opened is closed with it.
+
+    Raises:
+        ConfigurationError: the manager's place cannot be one, or the service's port cannot be had.
+        TmsError: the manager cannot begin.
+    """
+    wanted, allowance_seconds = settings.transactions, settings.server.clock_allowance_seconds
+    if wanted.source != "manager":
+        return Managed()
+    if member is not None and not member.is_alone:
+        return _among_several(settings, clock, store, side, member, stack)
+    if member is not None and root_of(side) is not None:
+        raise ConfigurationError(
+            "The transactions of this store are managed by several servers, with their log in HBase, and "
+            "transactions.directory does not have them.",
+            "Set server.leader.advertise, also for a single server.",
+        )
+    storage = _storage(settings)
+    manager = stack.enter_context(TransactionManager(storage, clock, clock_allowance_seconds=allowance_seconds))
+    service = _service(manager, wanted, stack)
+    return Managed(manager, manager, manager, service.address)
+
+
+def show(
+    transactions: Managed, settings: Settings, store: Store, side: SideTable, clock: Clock, registry: CollectorRegistry
+) -> None:
+    """Have the manager's metrics shown, also on what was begun before it was."""
+    if transactions.own is None:
+        return
+    if transactions.shared is None:
+        _find_those_of_before(settings, store, transactions.own)
+    registry.register(TransactionMetrics(transactions.own, side, clock))
+
+
+def _find_those_of_before(settings: Settings, store: Store, manager: TransactionManager) -> None:
+    """Tell a manager where transactions have published that were begun before it was."""
+    find_undecided(store, manager, settings.server.clock_allowance_seconds * 1000)
+
+
+def _among_several(
+    settings: Settings, clock: Clock, store: Store, side: SideTable, member: HaMember, stack: ExitStack
+) -> Managed:
+    wanted, server = settings.transactions, settings.server
+    one_leader = server.leader.slots == 1
+    shared = stack.enter_context(
+        SharedManager(
+            side,
+            member.slots.leaderships[0],
+            clock,
+            clock_allowance_seconds=server.clock_allowance_seconds,
+            token_file=wanted.token_file,
+            former=partial(_left_in, wanted.directory),
+            # With several slots the manager is not told where is published: other servers do that, too.
+            begun=partial(_find_those_of_before, settings, store) if one_leader else lambda _: None,
+        )
+    )
+    service = _service(shared.manager, wanted, stack, shared)
+    shared.at(_reached(server.leader.advertise or "", service))
+    client = stack.enter_context(TransactionClient.configured(wanted, address=service.address))
+    return Managed(shared.manager if one_leader else None, shared.manager, client, service.address, shared)
+
+
+def _service(
+    manager: TransactionManager, wanted: TransactionSettings, stack: ExitStack, several: ManagerOfSeveral | None = None
+) -> TransactionService:
+    token = None if wanted.token_file is None else partial(read_token, wanted.token_file)
+    if token is not None:
+        token()
+    host, port = split_address(wanted.thrift)
+    service = TransactionService(
+        manager, host, port, snapshot_seconds=wanted.snapshot_interval_seconds, token=token, several=several
+    )
+    service.start()
+    stack.callback(service.stop)
+    return service
+
+
+def _storage(settings: Settings) -> Storage:
+    directory = settings.transactions.directory
+    if settings.storage.kind == "memory":
+        return MemoryStorage()
+    if "://" in directory:
+        raise ConfigurationError(
+            f"transactions.directory is {directory}, and a manager keeps its log in a folder of this machine.",
+            "Set transactions.directory to a folder, or transactions.source: directory.",
+        )
+    return DirectoryStorage(Path(directory))
+
+
+def _left_in(directory: str) -> Recovered:
+    """What a manager left in a folder, where there is one."""
+    if "://" in directory or not Path(directory).is_dir():
+        return MemoryStorage().recover()
+    storage = DirectoryStorage(Path(directory))
+    try:
+        found = storage.recover()
+        return Recovered(found.snapshot, iter(list(found.edits)), found.newest_ms)
+    finally:
+        storage.close()
+
+
+def _reached(advertise: str, service: TransactionService) -> str:
+    """Where other servers reach a service: at the host it listens at, or the one they know this server by."""
+    host, port = split_address(service.address)
+    if host in _ALL or is_loopback(host):
+        host = urlsplit(advertise).hostname or host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,96 @@
+"""The transaction service of another server, to which calls are passed on as they came."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Lock
+
+from tms_core.errors import FormatError, TransactionError
+from tms_core.transaction.codec import wire
+from tms_core.transaction.codec.wire import Failure, MessageKind
+from tms_core.transaction.rpc.line import ANSWER_YOURSELF, ServiceUnavailable, SocketConnection
+
+#: How long a call may take, in seconds, and connecting.
+_SECONDS, _CONNECT_SECONDS = 30.0, 5.0
+
+
+class OtherService:
+    """Passes calls on; threads may share it, and each call has a connection of its own.
+
+    Args:
+        address: ``HOST:PORT`` of the service.
+        log: what tells its manager's log from that of any other store.
+        token_file: of the token that it demands; None: it demands none.
+    """
+
+    def __init__(self, address: str, log: str, token_file: Path | None) -> None:
+        self.address = address
+        self._log = log
+        self._token_file = token_file
+        self._lock = Lock()
+        self._idle: list[SocketConnection] = []
+        self._closed = False
+
+    def ask(self, frame: bytes) -> bytes:
+        """Pass a call on; returns the answer.
+
+        Raises:
+            ServiceUnavailable: nothing was done.
+            OSError, EOFError, FormatError: it is not known whether it was done.
+        """
+        line = self._reused() or self._opened()
+        try:
+            answer = line.pass_on(frame, _SECONDS)
+            found = wire.read_message(answer) if len(answer) < 1024 else None
+        except BaseException:
+            line.close()
+            raise
+        if found is not None and found.kind == MessageKind.EXCEPTION and found.fields.get(2) == Failure.PROTOCOL_ERROR:
+            line.close()
+            raise _unavailable(self.address, "it does not manage them any more")
+        self._keep(line)
+        return answer
+
+    def close(self) -> None:
+        """Close what is open; closing twice is no error."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for line in idle:
+            line.close()
+
+    def _keep(self, line: SocketConnection) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(line)
+                return
+        line.close()
+
+    def _reused(self) -> SocketConnection | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                line = self._idle.pop()
+            if line.is_quiet():
+                return line
+            line.close()
+
+    def _opened(self) -> SocketConnection:
+        try:
+            line = SocketConnection(self.address, _CONNECT_SECONDS, self._token_file)
+        except OSError as error:
+            raise _unavailable(self.address, str(error)) from error
+        try:
+            line.ask(ANSWER_YOURSELF, (wire.string(1, self._log),), _CONNECT_SECONDS)
+        except (OSError, EOFError, FormatError, TransactionError) as error:
+            line.close()
+            raise _unavailable(self.address, str(error)) from error
+        return line
+
+
+def _unavailable(address: str, reason: str) -> ServiceUnavailable:
+    return ServiceUnavailable(
+        f"The server at {address} that manages the transactions cannot be asked: {reason}.",
+        "Try again in some seconds.",
+    )
