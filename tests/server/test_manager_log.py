@@ -237,7 +237,7 @@ def test_given_a_server_that_does_not_lead_when_its_manager_is_made_then_it_wait
             raise not_leading()
         return lambda: True
 
-    manager = TransactionManager(SideStorage(side, lease), clock, at_once=False)
+    manager = TransactionManager(SideStorage(side, lease), clock)
     assert not manager.running
     assert manager.last_pointer == 0
     for ask in (manager.start_short, manager.begin, manager.expire):
@@ -525,7 +525,14 @@ def test_given_damaged_rows_when_recovered_then_it_does_not_start(
     damage(side)
     with pytest.raises(FormatError, match=said):
         manager_of(side, clock)
-    other = TransactionManager(SideStorage(side, lambda: lambda: True), clock, at_once=False)
+    tries = iter([not_leading()])
+
+    def later() -> Callable[[], bool]:
+        for error in tries:
+            raise error
+        return lambda: True
+
+    other = TransactionManager(SideStorage(side, later), clock)
     with pytest.raises(StoreError, match=said):
         other.begin()
 

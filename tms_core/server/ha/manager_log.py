@@ -29,7 +29,7 @@ from tms_core.tables.side import SideTable
 from tms_core.transaction.codec.edits import Edit, decode_edit
 from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 from tms_core.transaction.manager.journal import GroupLog, LogFailed
-from tms_core.transaction.manager.storage import MemoryStorage, Recovered
+from tms_core.transaction.manager.storage import MemoryStorage, Recovered, StorageElsewhere
 from tms_core.transaction.model import Snapshot
 
 #: Keys: the root, a cell of the log, a part of a snapshot.
@@ -115,14 +115,14 @@ class SideStorage:
         """Take over from the manager before: end its log, and read what it left.
 
         Raises:
-            StoreUnavailable: this server does not lead.
+            StorageElsewhere: this server does not lead.
             StoreError: the table cannot be read or written.
             FormatError: what is in it is damaged.
         """
         try:
             self._still = self._lease()
         except Unavailable as error:
-            raise StoreUnavailable(error.message, error.hint) from error
+            raise StorageElsewhere(error.message, error.hint) from error
         while True:
             value = self._side.get(_ROOT)
             try:

@@ -62,9 +62,7 @@ class SharedManager:
         self._token_file = token_file
         self._begun = begun
         self._storage = SideStorage(side, leadership.tenure, former)
-        self.manager = TransactionManager(
-            self._storage, clock, clock_allowance_seconds=clock_allowance_seconds, at_once=False
-        )
+        self.manager = TransactionManager(self._storage, clock, clock_allowance_seconds=clock_allowance_seconds)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="manager")
         self._beginning: Future[None] | None = None
         self._closed = False

@@ -23,7 +23,7 @@ from tms_core.logs.harmless import get_logger
 from tms_core.transaction.codec.edits import Edit
 from tms_core.transaction.manager.journal import LogFailed
 from tms_core.transaction.manager.state import ManagerState
-from tms_core.transaction.manager.storage import Log, Storage
+from tms_core.transaction.manager.storage import Log, Storage, StorageElsewhere
 from tms_core.transaction.model import TX_PER_MS, Snapshot, VisibilityState
 
 _EMPTY = Snapshot(VisibilityState(0, 0, 0))
@@ -38,20 +38,20 @@ class ManagerStopped(TransactionError):
 class DurableState:
     """The state of a transaction manager, and the storage it is kept in; threads may share it.
 
-    It recovers what is there and keeps a snapshot of it at once, so that what it goes on from is safe.
+    It recovers what is there and keeps a snapshot of it at once, so that what it goes on from is safe. Where another
+    manager has the storage, it is as one whose log has failed until :meth:`begin`.
 
     Args:
         storage: where it is kept; closed with this.
         clock: by which snapshots and first ids are named, and timeouts go on after a restart.
         long_timeout_ms: how long a long transaction may take.
-        at_once: whether it recovers now; else with :meth:`begin`, and until then it is as one whose log has failed.
 
     Raises:
         StoreError: the storage cannot be read or written.
         FormatError: a log in it is damaged.
     """
 
-    def __init__(self, storage: Storage, clock: HonestClock, long_timeout_ms: int, *, at_once: bool = True) -> None:
+    def __init__(self, storage: Storage, clock: HonestClock, long_timeout_ms: int) -> None:
         self._storage = storage
         self._clock = clock
         self._long_timeout_ms = long_timeout_ms
@@ -60,15 +60,15 @@ class DurableState:
         self._position = 0
         self._closed = False
         #: Whether the log has failed, and whether memory is ahead of the disk since then.
-        self._failed = self._ahead = not at_once
+        self._failed = self._ahead = False
         self._state, self._newest_ms = ManagerState(_EMPTY, long_timeout_ms), 0
         self._log: Log = _NotBegun()
-        if not at_once:
-            return
         try:
             self._state, self._newest_ms = self._recovered()
             self._log = storage.log(self._timestamp())
             self.take_snapshot()
+        except StorageElsewhere:
+            self._failed = self._ahead = True
         except BaseException:
             storage.close()
             raise

@@ -60,7 +60,8 @@ class TransactionManager:
     or could not before and still cannot: what it answered until then counts.
 
     Args:
-        storage: where its state is kept; closed with the manager.
+        storage: where its state is kept; closed with the manager. If another manager has it now, it answers nothing
+            until :meth:`begin`.
         clock: whose wall time ids go by, and whose running time timeouts go by.
         clock_allowance_seconds: how far wall time may get ahead of running time at once; what is more is a jump, which
             ids do not follow (rule S7).
@@ -68,7 +69,6 @@ class TransactionManager:
         max_timeout_seconds: the longest that one may name (``data.tx.max.timeout``).
         long_timeout_seconds: of a long transaction (``data.tx.long.timeout``).
         limits: how much a transaction may change.
-        at_once: whether it begins now; else with :meth:`begin`.
 
     Raises:
         StoreError: the storage cannot be read or written.
@@ -85,14 +85,13 @@ class TransactionManager:
         long_timeout_seconds: int = 86_400,
         limits: ChangeLimits | None = None,
         clock_allowance_seconds: int = 300,
-        at_once: bool = True,
     ) -> None:
         self._clock = HonestClock(clock, clock_allowance_seconds * 1000)
         self._default_timeout_seconds = default_timeout_seconds
         self._max_timeout_seconds = max_timeout_seconds
         self._long_timeout_ms = long_timeout_seconds * 1000
         self._limits = limits or ChangeLimits()
-        self._durable = DurableState(storage, self._clock, self._long_timeout_ms, at_once=at_once)
+        self._durable = DurableState(storage, self._clock, self._long_timeout_ms)
         self._writes: Counter[int] = Counter()
 
     def __enter__(self) -> Self:

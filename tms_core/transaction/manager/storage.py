@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tms_core.errors import FormatError, StoreBusy, StoreError
+from tms_core.errors import FormatError, StoreBusy, StoreError, StoreUnavailable
 from tms_core.logs.harmless import get_logger
 from tms_core.rowkey import LONG_MAX
 from tms_core.transaction.codec.edits import Edit
@@ -44,6 +44,10 @@ logger = get_logger(__name__)
 
 class DirectoryBusy(StoreBusy):
     """Another transaction manager has the directory."""
+
+
+class StorageElsewhere(StoreUnavailable):
+    """Another manager has the storage now; this one may have it later."""
 
 
 class DirectoryFailed(StoreError):
@@ -85,7 +89,11 @@ class Storage(Protocol):
     """Where snapshots and logs go."""
 
     def recover(self) -> Recovered:
-        """The newest snapshot and the edits after it."""
+        """The newest snapshot and the edits after it.
+
+        Raises:
+            StorageElsewhere: another manager has it now.
+        """
         ...
 
     def log(self, timestamp_ms: int) -> Log:
