@@ -47,6 +47,8 @@ _ADDRESS: Schema = {"pattern": r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5
 _SWEEP: Schema = {"contains": {"const": "sweep"}}
 _SPARK_SWEEPS = _all(_is("spark.enabled", True), _holds("spark.command", _SWEEP))
 _SEVERAL: Schema = {"anyOf": [_holds("serverReplicas", {"minimum": 2}), _holds("server.leader.slots", {"minimum": 2})]}
+#: What one server manages is in its volume; several have their log in HBase.
+_MANAGES_IN_VOLUME = _all(_is("transactions.source", "manager"), {"not": _SEVERAL})
 _ARCHIVES = _is("janitor.archive.enabled", True)
 
 #: What goes together: what is said when it does not, if, then.
@@ -73,7 +75,7 @@ COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
     ),
     (
         "The manager's log needs a volume that outlives the pod.",
-        {"allOf": [_is("transactions.source", "manager"), _is("server.enabled", True)]},
+        _all(_MANAGES_IN_VOLUME, _is("server.enabled", True)),
         _is("persistence.enabled", True),
     ),
     (
@@ -82,9 +84,9 @@ COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         _is("server.auth.kind", "tokens", "jwt"),
     ),
     (
-        "Several servers share neither a store in a volume nor a manager's log.",
+        "Several servers share neither a store in a volume nor a manager's log in one; that of theirs is in HBase.",
         _SEVERAL,
-        {"allOf": [_is("storage.kind", "hbase"), _is("transactions.source", "thrift", "none")]},
+        {"allOf": [_is("storage.kind", "hbase"), _is("transactions.source", "manager", "thrift", "none")]},
     ),
     (
         "Spark takes an image that has it.",
@@ -102,8 +104,8 @@ COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         _all(_holds("storage.leveldb.path", _KEPT), _holds("janitor.state", _KEPT)),
     ),
     (
-        "The manager's log is in `/var/lib/tms`.",
-        _is("transactions.source", "manager"),
+        "The log of a single server's manager is in `/var/lib/tms`.",
+        _MANAGES_IN_VOLUME,
         _holds("transactions.directory", _KEPT),
     ),
     (
@@ -111,7 +113,7 @@ COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         _all(
             _is("storage.kind", "hbase"),
             _ARCHIVES,
-            {"anyOf": [_is("transactions.source", "manager"), _SPARK_SWEEPS]},
+            {"anyOf": [_MANAGES_IN_VOLUME, _SPARK_SWEEPS]},
         ),
         _holds("persistence.accessModes", {"contains": {"const": "ReadWriteMany"}}),
     ),

@@ -1,4 +1,4 @@
-"""Where transactions in progress have published, of those that were begun before this process was.
+"""Where transactions have published that were begun before this process was.
 
 From its start on a server notes what is published in transactions. What was published before is searched for, among so
 many rows and no more: a server must not be late for a figure that people look at.
@@ -41,3 +41,25 @@ def find_undecided(store: Reads, manager: TransactionManager, allowance_ms: int)
                 if cell.pointer in began and len(cell.key) == len(prefix) + MESSAGE_TAIL_BYTES:
                     publish_ms, _ = id_parts(int.from_bytes(cell.key[len(prefix) :], "big"))
                     manager.note_published(cell.pointer, str(topic.topic), publish_ms)
+
+
+def may_have_undecided(store: Reads) -> bool:
+    """Whether there may be messages that only a transaction manager's state can tell to be committed or not.
+
+    Args:
+        store: is only read.
+
+    Returns:
+        False: there is none with a write pointer. True also where there are more rows than are searched.
+
+    Raises:
+        StoreError: the store could not be read.
+    """
+    start: bytes | None = b""
+    left = MOST_ROWS
+    while start is not None and left > 0:
+        page = store.message.cells(start, None, PAGE_ROWS)
+        if any(cell.pointer > 0 for cell in page.items):
+            return True
+        left, start = left - PAGE_ROWS, page.resume
+    return start is not None

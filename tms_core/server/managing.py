@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError
-from tms_core.messaging.undecided import find_undecided
+from tms_core.messaging.undecided import find_undecided, may_have_undecided
 from tms_core.server.ha.manager_log import root_of
 from tms_core.server.ha.member import HaMember
 from tms_core.server.ha.shared_manager import SharedManager
@@ -103,6 +103,9 @@ def _among_several(
 ) -> Managed:
     wanted, server = settings.transactions, settings.server
     one_leader = server.leader.slots == 1
+    if root_of(side) is None:
+        # Also looked at when the log is begun, which may be hours later.
+        _check_former(wanted.directory, store)
     shared = stack.enter_context(
         SharedManager(
             side,
@@ -110,7 +113,7 @@ def _among_several(
             clock,
             clock_allowance_seconds=server.clock_allowance_seconds,
             token_file=wanted.token_file,
-            former=partial(_left_in, wanted.directory),
+            former=partial(_left_in, wanted.directory, store),
             # With several slots the manager is not told where is published: other servers do that, too.
             begun=partial(_find_those_of_before, settings, store) if one_leader else lambda _: None,
         )
@@ -148,9 +151,10 @@ def _storage(settings: Settings) -> Storage:
     return DirectoryStorage(Path(directory))
 
 
-def _left_in(directory: str) -> Recovered:
+def _left_in(directory: str, store: Store) -> Recovered:
     """What a manager left in a folder, where there is one."""
-    if "://" in directory or not Path(directory).is_dir():
+    _check_former(directory, store)
+    if not _is_folder(directory):
         return MemoryStorage().recover()
     storage = DirectoryStorage(Path(directory))
     try:
@@ -158,6 +162,25 @@ def _left_in(directory: str) -> Recovered:
         return Recovered(found.snapshot, iter(list(found.edits)), found.newest_ms)
     finally:
         storage.close()
+
+
+def _check_former(directory: str, store: Store) -> None:
+    """See that a manager which begins its log knows what was aborted, or readers would see that.
+
+    Raises:
+        ConfigurationError: there is no folder that says so, and there may be such messages.
+    """
+    if not _is_folder(directory) and may_have_undecided(store):
+        raise ConfigurationError(
+            f"The store has messages, some of transactions maybe, and transactions.directory ({directory}), where the "
+            "transaction manager before this one left which of them were aborted, is no folder here.",
+            "First start one server with server.leader.advertise and that folder. If no transaction was ever used "
+            "here, make an empty folder there.",
+        )
+
+
+def _is_folder(directory: str) -> bool:
+    return "://" not in directory and Path(directory).is_dir()
 
 
 def _reached(advertise: str, service: TransactionService) -> str:

@@ -65,6 +65,16 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- if and .Values.server.enabled (eq .Values.transactions.source "manager") (not (include "tms.embedded" .)) }}yes{{ end }}
 {{- end }}
 
+{{/* Whether there are several servers, or may be. */}}
+{{- define "tms.several" -}}
+{{- if or (gt (int .Values.serverReplicas) 1) (gt (int (dig "leader" "slots" 1 (.Values.server | default dict))) 1) }}yes{{ end }}
+{{- end }}
+
+{{/* Whether the manager's log is in the volume; that of several servers is in HBase. */}}
+{{- define "tms.managesInVolume" -}}
+{{- if and (include "tms.hasManager" .) (not (include "tms.several" .)) }}yes{{ end }}
+{{- end }}
+
 {{- define "tms.sparkOnKubernetes" -}}
 {{- if and .Values.spark.enabled (hasPrefix "k8s://" .Values.spark.master) }}yes{{ end }}
 {{- end }}

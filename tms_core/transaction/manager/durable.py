@@ -86,7 +86,8 @@ class DurableState:
         """
         with suppress(LogFailed):
             self._sync(self._log, 0)
-        self._mend()
+        if self._begin_anew():
+            logger.info("the transaction manager has taken over what the one before it left, with a log of its own")
 
     @contextmanager
     def deciding(self, waits: Callable[[ManagerState], bool] = lambda _: True) -> Iterator[ManagerState]:
@@ -207,12 +208,17 @@ class DurableState:
         return state, found.newest_ms
 
     def _mend(self) -> None:
-        """Begin anew if the log has failed: with what is on the disk, as after a crash."""
+        """Begin anew if the log has failed."""
+        if self._begin_anew():
+            logger.warning("the transaction manager has begun anew from what is on the disk, with another log")
+
+    def _begin_anew(self) -> bool:
+        """If the log has failed, go on with what is on the disk, as after a crash; returns whether it had."""
         if not self._failed:
-            return
+            return False
         with self._saving, self._lock:
             if self._closed or not self._failed:
-                return
+                return False
             if self._ahead:
                 clients, deadlines, published = self._state.clients, self._state.deadlines, self._state.published
                 try:
@@ -236,7 +242,7 @@ class DurableState:
             self._log.close()
             self._log, self._position = self._storage.log(timestamp_ms), 0
             self._failed = False
-            logger.warning("the transaction manager has begun anew from what is on the disk, with another log")
+            return True
 
     def _begin_log(self, timestamp_ms: int) -> None:
         """The new one's edits must not be on disk before the old one's."""
