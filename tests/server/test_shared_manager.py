@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from shutil import rmtree
 from threading import Thread
 
 import pytest
@@ -15,13 +16,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, NotInProgress, StoreError
+from tms_core.messaging import undecided
 from tms_core.server.ha.leadership import Leadership
-from tms_core.server.ha.manager_log import SideStorage, root_of
+from tms_core.server.ha.manager_log import SideLog, SideStorage, root_of
 from tms_core.server.ha.member import HaMember
 from tms_core.server.ha.rota import SideCell
 from tms_core.server.ha.shared_manager import SharedManager
 from tms_core.server.managing import Managed, managed, show
 from tms_core.settings.models import LeaderSettings, Settings, load
+from tms_core.tables.base import MessageValue
 from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
@@ -99,6 +102,34 @@ class Servers:
 def servers() -> Iterator[Servers]:
     with ExitStack() as stack:
         yield Servers(stack)
+
+
+def test_given_an_orderly_change_when_the_next_leader_takes_over_then_that_is_no_warning(
+    servers: Servers, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        servers.change()
+    [said] = [record for record in caplog.records if "taken over what" in record.message]
+    assert said.levelno == logging.INFO
+    assert "begun anew" not in caplog.text
+
+
+def test_given_a_leader_whose_log_has_failed_when_it_goes_on_then_that_is_a_warning(
+    servers: Servers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StoreError("it is gone.")
+
+    manager = servers.first.shared.manager
+    with monkeypatch.context() as broken:
+        broken.setattr(SideLog, "_put", fail)
+        with pytest.raises(StoreError):
+            manager.start_short()
+    with caplog.at_level(logging.INFO):
+        manager.start_short()
+    [said] = [record for record in caplog.records if "begun anew" in record.message]
+    assert said.levelno == logging.WARNING
+    assert "taken over" not in caplog.text
 
 
 def test_given_two_servers_when_either_is_asked_then_the_leaders_manager_answers(servers: Servers) -> None:
@@ -274,8 +305,14 @@ def settings_of(tmp_path: Path, slots: int = 1, thrift: str = "127.0.0.1:0") -> 
     return load(None, environ, {}).settings
 
 
-def made(settings: Settings, side: MemorySide, stack: ExitStack, leader: LeaderSettings | None = None) -> Managed:
-    clock, store = ManualClock(NOW_MS), MemoryStore()
+def made(
+    settings: Settings,
+    side: MemorySide,
+    stack: ExitStack,
+    leader: LeaderSettings | None = None,
+    store: MemoryStore | None = None,
+) -> Managed:
+    clock, store = ManualClock(NOW_MS), store or MemoryStore()
     member = HaMember(store, side, side, leader or settings.server.leader, clock)
     transactions = managed(settings, clock, store, side, member, stack)
     show(transactions, settings, store, side, clock, registry := CollectorRegistry())
@@ -323,3 +360,81 @@ def test_given_a_server_alone_on_hbase_when_made_then_its_manager_has_a_folder(t
         found = made(settings_of(tmp_path), MemorySide(), stack, LeaderSettings())
         assert found.manager is found.own is found.asked
         assert (tmp_path / "tx").is_dir()
+
+
+# --- the first log ---------------------------------------------------------------------------------------------------
+
+
+def store_with(*pointers: int | None) -> MemoryStore:
+    """One with messages of these write pointers."""
+    store = MemoryStore()
+    rows = [(b"%09d" % number, MessageValue(pointer, b"x")) for number, pointer in enumerate(pointers)]
+    store.message.put(rows)
+    return store
+
+
+def test_given_messages_of_transactions_and_no_folder_when_a_server_is_to_begin_the_log_then_it_does_not_start(
+    tmp_path: Path,
+) -> None:
+    settings, side = settings_of(tmp_path), MemorySide()
+    store = store_with(None, -BASE, BASE)
+    with ExitStack() as stack, pytest.raises(ConfigurationError, match=r"transactions\.directory .*/tx") as caught:
+        made(settings, side, stack, store=store)
+    assert "make an empty folder" in caught.value.hint
+    assert side.rows(b"x", b"y", 10).items == []
+    elsewhere = settings.model_copy(
+        update={"transactions": settings.transactions.model_copy(update={"directory": "webhdfs://a:1/tx"})}
+    )
+    with ExitStack() as stack, pytest.raises(ConfigurationError, match="no folder here"):
+        made(elsewhere, side, stack, store=store)
+    (tmp_path / "tx").mkdir()
+    with ExitStack() as stack:
+        assert made(settings, side, stack, store=store).shared is not None
+    # The log is there now.
+    rmtree(tmp_path / "tx")
+    with ExitStack() as stack:
+        clock = ManualClock(NOW_MS)
+        assert managed(
+            settings, clock, store, side, HaMember(store, side, side, settings.server.leader, clock), stack
+        ).shared
+
+
+def test_given_no_messages_of_transactions_and_no_folder_then_the_log_begins_and_no_folder_is_made(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        # What was rolled back is never seen, whatever the manager knows.
+        assert made(settings_of(tmp_path), MemorySide(), stack, store=store_with(None, -BASE)).shared is not None
+    assert not (tmp_path / "tx").exists()
+
+
+def test_given_more_rows_than_are_searched_then_there_may_be_messages_of_transactions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(undecided, "MOST_ROWS", 4)
+    monkeypatch.setattr(undecided, "PAGE_ROWS", 2)
+    assert not undecided.may_have_undecided(store_with(*[None] * 4))
+    assert undecided.may_have_undecided(store_with(*[None] * 5))
+    assert undecided.may_have_undecided(store_with(None, None, BASE))
+
+
+def test_given_messages_that_came_while_a_server_waited_when_it_is_to_begin_the_log_then_it_does_not_lead(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, side, store, clock = settings_of(tmp_path), MemorySide(), MemoryStore(), ManualClock(NOW_MS)
+    member = HaMember(store, side, side, settings.server.leader, clock)
+    with ExitStack() as stack:
+        shared = managed(settings, clock, store, side, member, stack).shared
+        assert shared is not None
+        store.message.put([(b"key", MessageValue(BASE, b"x"))])
+        leadership = member.slots.leaderships[0]
+        with caplog.at_level(logging.ERROR):
+            leadership.step(shared.ready)
+        assert leadership.holds
+        assert not leadership.leads
+        assert "does not begin" in caplog.text
+        assert "make an empty folder" in caplog.text
+        assert root_of(side) is None
+        (tmp_path / "tx").mkdir()
+        leadership.step(shared.ready)
+        assert leadership.leads
