@@ -8,21 +8,24 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from shutil import rmtree
-from threading import Thread
+from threading import Event, Thread
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock
-from tms_core.errors import ConfigurationError, NotInProgress, StoreError
+from tms_core.errors import ConfigurationError, NotInProgress, StoreError, TmsError, TransactionError
 from tms_core.messaging import undecided
-from tms_core.server.ha.leadership import Leadership
+from tms_core.server.ha import shared_manager
+from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
 from tms_core.server.ha.manager_log import SideLog, SideStorage, root_of
 from tms_core.server.ha.member import HaMember
 from tms_core.server.ha.rota import SideCell
 from tms_core.server.ha.shared_manager import SharedManager
-from tms_core.server.managing import Managed, managed, show
+from tms_core.server.managing import Managed, _reached, managed, show
 from tms_core.settings.models import LeaderSettings, Settings, load
 from tms_core.tables.base import MessageValue
 from tms_core.tables.lease import Lease
@@ -202,6 +205,40 @@ def test_given_a_connection_to_a_leader_that_is_one_no_more_when_asked_then_the_
     third.stop()
 
 
+def test_given_time_passes_when_asked_again_then_the_leader_is_looked_for_again_before_it_is_asked(
+    servers: Servers,
+) -> None:
+    third = Node(servers.side, "c", servers.clock)
+    with TransactionClient(third.service.address) as client:
+        begun = client.start_short(3600).transaction_id
+        servers.clock.advance(int(LOOK_SECONDS * 1000))
+        first = third.shared._found()
+        assert client.start_short(3600).transaction_id > begun
+        assert third.shared._found() is first
+        servers.change()
+        # The one before is not asked at all.
+        servers.first.service.stop()
+        assert client.invalidate(begun)
+        assert third.shared._found() is not first
+    third.stop()
+
+
+def test_given_a_manager_that_takes_long_to_begin_when_looked_then_the_server_does_not_lead_before_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node, go_on = Node(MemorySide(), "a", ManualClock(NOW_MS)), Event()
+    monkeypatch.setattr(node.shared, "_begun", lambda _: go_on.wait())
+    with monkeypatch.context() as impatient:
+        impatient.setattr(shared_manager, "_WAIT_SECONDS", 0)
+        assert not node.look()
+        beginning = node.shared._beginning
+        assert not node.look()
+        assert node.shared._beginning is beginning is not None
+    go_on.set()
+    assert node.look()
+    node.stop()
+
+
 def test_given_no_log_yet_when_a_server_that_does_not_lead_is_asked_then_it_says_so() -> None:
     node = Node(MemorySide(), "a", ManualClock(NOW_MS))
     with (
@@ -360,6 +397,68 @@ def test_given_a_server_alone_on_hbase_when_made_then_its_manager_has_a_folder(t
         found = made(settings_of(tmp_path), MemorySide(), stack, LeaderSettings())
         assert found.manager is found.own is found.asked
         assert (tmp_path / "tx").is_dir()
+
+
+def settings_with(kind: str, **transactions: object) -> Settings:
+    settings = Settings()
+    return settings.model_copy(
+        update={
+            "storage": settings.storage.model_copy(update={"kind": kind}),
+            "transactions": settings.transactions.model_copy(update={"thrift": "127.0.0.1:0", **transactions}),
+        }
+    )
+
+
+def managed_alone(settings: Settings, stack: ExitStack) -> Managed:
+    """What a server has that can have no others beside it."""
+    clock, store, side = ManualClock(NOW_MS), MemoryStore(), MemorySide()
+    found = managed(settings, clock, store, side, None, stack)
+    registry = CollectorRegistry()
+    show(found, settings, store, side, clock, registry)
+    assert (b"tms_open_claims" in generate_latest(registry)) == (found.own is not None)
+    return found
+
+
+def test_given_transactions_that_are_managed_elsewhere_when_made_then_there_is_no_manager() -> None:
+    with ExitStack() as stack:
+        assert managed_alone(settings_with("leveldb", source="none"), stack) == Managed()
+
+
+def test_given_a_store_in_memory_when_made_then_its_manager_keeps_nothing_and_demands_its_token(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    settings = settings_with("memory", source="manager", directory=str(tmp_path / "tx"), token_file=token)
+    with ExitStack() as stack, pytest.raises(TmsError, match="token"):
+        managed_alone(settings, stack)
+    token.write_bytes(b"secret")
+    with ExitStack() as stack:
+        found = managed_alone(settings, stack)
+        assert found.address is not None
+        with TransactionClient(found.address) as client, pytest.raises(TransactionError):
+            client.start_short()
+        with TransactionClient.configured(settings.transactions, address=found.address) as client:
+            assert client.start_short().transaction_id == BASE + 1
+    assert not (tmp_path / "tx").exists()
+
+
+def test_given_a_place_for_the_log_that_is_no_folder_when_made_then_it_is_refused() -> None:
+    settings = settings_with("leveldb", source="manager", directory="webhdfs://a:1/tx")
+    with ExitStack() as stack, pytest.raises(ConfigurationError, match="in a folder of this machine"):
+        managed_alone(settings, stack)
+
+
+@pytest.mark.parametrize(
+    ("listens", "advertise", "reached"),
+    [
+        ("10.0.0.7:15165", "http://server-1:11015", "10.0.0.7:15165"),
+        ("0.0.0.0:15165", "http://10.0.0.8:11015", "10.0.0.8:15165"),
+        ("[::]:15165", "http://[fd00::8]:11015", "[fd00::8]:15165"),
+        ("[fd00::7]:15165", "http://server-1:11015", "[fd00::7]:15165"),
+    ],
+)
+def test_the_others_reach_a_manager_where_it_listens_or_else_where_its_server_is_known(
+    listens: str, advertise: str, reached: str
+) -> None:
+    assert _reached(advertise, cast(TransactionService, SimpleNamespace(address=listens))) == reached
 
 
 # --- the first log ---------------------------------------------------------------------------------------------------
