@@ -301,7 +301,7 @@ def test_given_settings_of_spark_then_it_reads_them_as_they_were_written(tmp_pat
         (f"{VOLUME},serverReplicas=2", "share neither a store in a volume"),
         (f"{SERVER},transactions.source=manager,server.leader.slots=65", "slots"),
         (f"{SERVER},transactions.source=manager,serverReplicas=2,server.port=15165", "server/port"),
-        (f"{SERVER},transactions.source=manager", "manager's log needs a volume that outlives the pod"),
+        (f"{SERVER},transactions.source=manager", "log needs a volume that outlives the pod"),
         ("transactions.source=manager,serverReplicas=2", "server"),
         (f"{SERVER},server.leader.slots=65", "slots"),
         ("spark.enabled=true", "spark"),

@@ -16,6 +16,8 @@ from tests.hbase.test_two_servers import Pair, leader_of, leads, until
 from tests.server.client import PATIENCE_SECONDS
 from tests.server.process import Serve
 from tms_core.errors import Conflict, TransactionError
+from tms_core.messaging.undecided import PAGE_ROWS, may_have_undecided
+from tms_core.tables.base import MessageValue
 from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import OutcomeUnknown
 
@@ -134,3 +136,14 @@ def test_given_clients_at_work_when_leaders_are_stopped_and_killed_then_all_that
             with TransactionClient(third.transactions) as client:
                 until(lambda: answered(client.invalid_size))
                 counts(workers, client)
+
+
+def test_given_messages_in_hbase_when_searched_then_those_of_transactions_are_found(hbase_tables: Tables) -> None:
+    store = hbase_tables.store()
+    assert not may_have_undecided(store)
+    store.message.put([(b"a%06d" % number, MessageValue(None, b"x")) for number in range(2 * PAGE_ROWS)])
+    assert not may_have_undecided(store)
+    store.message.put([(b"b1", MessageValue(-7, b"x"))])
+    assert not may_have_undecided(store)
+    store.message.put([(b"b2", MessageValue(7, b"x"))])
+    assert may_have_undecided(store)
