@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from shutil import rmtree
 from threading import Event, Thread
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from tests.hbase.tables import Tables
 from tests.hbase.test_two_servers import Pair, leader_of, leads, until
 from tests.server.client import PATIENCE_SECONDS
-from tests.server.process import Serve
+from tests.server.process import TMS, Serve
 from tms_core.errors import Conflict, TransactionError
 from tms_core.messaging.undecided import PAGE_ROWS, may_have_undecided
 from tms_core.tables.base import MessageValue
@@ -147,3 +149,32 @@ def test_given_messages_in_hbase_when_searched_then_those_of_transactions_are_fo
     assert not may_have_undecided(store)
     store.message.put([(b"b2", MessageValue(7, b"x"))])
     assert may_have_undecided(store)
+
+
+def test_given_a_server_that_was_alone_when_it_is_to_be_one_of_several_then_the_first_start_needs_its_folder(
+    hbase_tables: Tables, tmp_path: Path
+) -> None:
+    pair, folder = Pair(hbase_tables, tmp_path, source="manager"), tmp_path / "none"
+    pair.leader["advertise"] = None
+    with pair.server("a") as alone, TransactionClient(alone.transactions) as client:
+        aborted = client.start_short().transaction_id
+        with hbase_tables.open(pair.namespace) as store:
+            store.message.put([(b"key", MessageValue(aborted, b"x"))])
+        client.invalidate(aborted)
+        alone.end()
+    pair.leader["advertise"] = "http://127.0.0.1:0"
+    folder.rename(tmp_path / "away")
+    command = [str(TMS), "serve", "--config", str(pair.configure("a")), "--no-janitor"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    assert refused.returncode == 2, refused.stderr
+    assert "make an empty folder" in refused.stderr
+    (tmp_path / "away").rename(folder)
+    with pair.server("a") as first:
+        until(lambda: leads(first))
+        rmtree(folder)
+        with pair.server("b") as second, TransactionClient(second.transactions) as client:
+            assert client.invalid_size() == 1
+            first.end()
+            until(lambda: leads(second))
+            until(lambda: answered(client.invalid_size))
+            assert list(client.latest().snapshot.invalid) == [aborted]

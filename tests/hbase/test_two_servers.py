@@ -51,6 +51,9 @@ class Pair:
         tables: where.
         folder: for their settings.
         source: of transactions.
+
+    Attributes:
+        leader: their settings under ``server.leader``.
     """
 
     def __init__(self, tables: Tables, folder: Path, source: str = "none", **leader: object) -> None:
@@ -58,12 +61,21 @@ class Pair:
         self._hbase = {"thrift": [tables.server.thrift], "namespace": self.namespace, "buckets": 4}
         self._folder = folder
         self._source = source
-        self._leader = {"advertise": "http://127.0.0.1:0", "seconds": 3, "fencing_delay_seconds": 1, **leader}
+        self.leader: dict[str, object] = {
+            "advertise": "http://127.0.0.1:0",
+            "seconds": 3,
+            "fencing_delay_seconds": 1,
+            **leader,
+        }
 
     def server(self, name: str, *tms: str) -> Serve:
         """One of them."""
+        return Serve(self.configure(name), tms=tms or (str(TMS),))
+
+    def configure(self, name: str) -> Path:
+        """The settings file of one of them."""
         path = self._folder / f"{name}.yaml"
-        leader = {**self._leader, "ordinal": ORDINALS[name]}
+        leader = {**self.leader, "ordinal": ORDINALS[name]}
         path.write_text(
             yaml.safe_dump(
                 {
@@ -78,7 +90,7 @@ class Pair:
                 }
             )
         )
-        return Serve(path, tms=tms or (str(TMS),))
+        return path
 
 
 def leads(server: Serve) -> bool:
