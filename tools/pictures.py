@@ -81,6 +81,7 @@ def main() -> int:
             ):
                 begin = time.time()
                 tab = browser.open()
+                tab.shape(_WIDTH, _HEIGHT)
                 _take_pages(tab, url)
                 time.sleep(max(0.0, begin + _SCRAPED_SECONDS - time.time()))
                 _take_dashboard(tab, prometheus, (begin, time.time()), folder / "dashboard.html")
@@ -93,7 +94,6 @@ def main() -> int:
 
 def _take_pages(tab: Page, url: str) -> None:
     """The status page and a topic's, while the topic is held."""
-    tab.shape(_WIDTH, _HEIGHT)
     tab.go(url)
     _wait(tab, _HELD)
     _take(tab, "status")
@@ -109,12 +109,13 @@ def _take_dashboard(tab: Page, prometheus: Prometheus, span: tuple[float, float]
     path.write_text(page(document, source, _ROWS), encoding="utf-8")
     tab.go(path.as_uri())
     _wait(tab, "document.readyState === 'complete' && document.querySelector('section')")
-    tab.shape(*tab.run("[document.body.offsetWidth, document.body.offsetHeight]"))
     _take(tab, "dashboard")
 
 
 def _take(tab: Page, name: str) -> None:
-    """What the tab shows, light and dark."""
+    """All of what the tab shows, light and dark."""
+    tab.shape(_WIDTH, _HEIGHT)
+    tab.shape(_WIDTH, tab.run("document.documentElement.scrollHeight"))
     for scheme in ("light", "dark"):
         tab.prefer(prefers_color_scheme=scheme)
         tab.screenshot(FOLDER / f"{name}-{scheme}.png")

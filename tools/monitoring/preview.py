@@ -20,7 +20,7 @@ from tools.monitoring.units import written
 #: How wide a column and how high a line of Grafana's grid is, in pixels, with the gap that follows.
 _COLUMN, _LINE, _GAP = 52, 38, 8
 #: Where the grid begins.
-_LEFT, _TOP = 16, 52
+_LEFT, _TOP = 20, 52
 #: What a panel's title and each line of its legend take, and what is free at its sides.
 _TITLE, _LEGEND, _SIDE = 32, 18, 12
 #: How wide a letter of a legend is, and what its mark and the gap behind it take.
@@ -35,7 +35,7 @@ _STYLE = """
   --soft: #9a9da6; --grid: #26292f; } }
 body { margin: 0; position: relative; background: var(--page); color: var(--text);
   font: 12px/18px Inter, "Helvetica Neue", Arial, "Liberation Sans", sans-serif; }
-h1, h2 { position: absolute; margin: 0; left: 16px; font-weight: 500; }
+h1, h2 { position: absolute; margin: 0; left: 20px; font-weight: 500; }
 h1 { top: 14px; font-size: 18px; line-height: 24px; }
 h2 { font-size: 15px; line-height: 32px; }
 section { position: absolute; box-sizing: border-box; overflow: hidden; border: 1px solid var(--edge);
