@@ -169,7 +169,7 @@ def test_given_another_users_socket_then_who_has_to_ask_is_said(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(api, "address", refuse)
-    with pytest.raises(StoreBusy, match="another user's"):
+    with pytest.raises(StoreBusy, match="runs as another user"):
         Caller(tmp_path).greeting()
 
 

@@ -84,7 +84,8 @@ def test_given_a_consumer_that_has_not_read_when_swept_then_what_it_has_not_read
         assert held(report)["consumer"] == report.held_rows() == 3
         [note] = [note for note in report.guards if note.guard == "consumer"]
         assert (
-            note.message == "default:orders keeps what consumer billing has not read, for 7200 s after its ttl at most"
+            note.message
+            == "default:orders keeps messages that consumer billing has not read, for at most 7200 s after their ttl"
         )
     assert orders.times() == [*times[2:], NOW_MS]
     read(positions, orders, MessageId(times[3], 3))
