@@ -372,7 +372,7 @@ def test_given_several_consumers_when_reported_then_the_one_furthest_behind_is_n
     read(positions, orders, MessageId(DUE_MS - 3, 0), "b")
     read(positions, orders, MessageId(DUE_MS - 2, 0), "c")
     [note] = [note.message for note in rig_of(store, positions).engine.preview().guards if note.guard == "consumer"]
-    assert "what consumer b has not read" in note
+    assert "messages that consumer b has not read" in note
 
 
 def test_given_a_plan_when_applied_then_what_consumers_have_not_read_stays(
