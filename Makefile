@@ -186,7 +186,7 @@ generate: $(STAMP) ## write what is made from code: rules, the dashboard, the ch
 	@$(PY) -m docs.configuration
 	@$(PY) -m charts.generate
 
-pictures: $(STAMP) ## take the pictures of README and docs anew, from the tour in a browser (chromium)
+pictures: $(STAMP) ## take the pictures of README and docs anew, from the tour, with chromium and prometheus
 	@$(PY) -m tools.pictures
 
 # --- proving it ------------------------------------------------------------------------------------------------------

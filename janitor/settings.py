@@ -207,7 +207,7 @@ class JanitorSettings(Section):
         if self.cron is not None and self.every_seconds is not None:
             raise wrong("cron", "every_seconds is set as well; write one of the two, and null for the other")
         if self.cron is None and self.every_seconds is None:
-            raise wrong("every_seconds", "neither it nor cron is set; write one of the two")
+            raise wrong("every_seconds", "neither every_seconds nor cron is set; write one of the two")
         return self
 
 

@@ -1,27 +1,41 @@
 """The pictures of README and docs: ``make pictures`` takes them from the tour on the sample store, light and dark.
 
-A picture of a page that looks different by now misleads, so ``docs/pictures/made-from`` has a digest of the page that
-they were taken of, and a test compares it.
+The status page and a topic are what the tour's janitor serves. The dashboard is drawn from what a real Prometheus has
+scraped of it (:mod:`tools.monitoring.preview`), without Grafana.
+
+A picture of what looks different by now misleads, so ``docs/pictures/made-from`` has a digest of each file that they
+were made from, and a test compares them.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
-from importlib.resources import files
 from pathlib import Path
+from urllib.parse import urlsplit
 
-# The browser of the tests: it needs no package, and this is a tool of those who develop.
+# The browser and the Prometheus of the tests: this is a tool of those who develop.
 from tests.janitor.http.browser import Browser, Page, PageError
+from tests.monitoring.prometheus import Prometheus
+from tools.monitoring.preview import Source, page
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "pictures"
+_BOARD = ROOT / "charts/tms-janitor/files/dashboard.json"
+#: What decides how the pictures look.
+_MADE_FROM = (
+    ROOT / "janitor/http/page.html",
+    _BOARD,
+    *(ROOT / "tools/monitoring" / name for name in ("preview.py", "chart.py", "units.py")),
+)
 #: What the tour is run with: free ports, and a folder that is given up afterwards.
 _TOUR = "import sys, pathlib; from examples.tour import main; main(pathlib.Path(sys.argv[1]), any_ports=True)"
 #: True once a topic is held, and runs are drawn beside it.
@@ -30,55 +44,90 @@ _TOPIC_DRAWN = "document.querySelector('#detail .cmd')"
 _WIDTH, _HEIGHT = 1280, 900
 #: How often the browser waits its whole time limit.
 _LOOKS = 3
+#: For how long Prometheus scrapes the tour: until what was held is approved, and a while longer.
+_SCRAPED_SECONDS = 75
+#: The rows of the dashboard that are drawn, and what its variables stand for.
+_ROWS = ("Is it well?", "What it does")
+_NAMESPACE, _JOB = "messaging", "janitor"
+_CHOSEN = {"$namespace": _NAMESPACE, "$job": _JOB, "$__rate_interval": "15s"}
 
 
-def digest() -> str:
-    """What identifies the status page as it is drawn now."""
-    return hashlib.sha256(files("janitor.http").joinpath("page.html").read_bytes()).hexdigest()
+def digests() -> str:
+    """What identifies what the pictures are made from, as it is now: a line for each file."""
+    found = ((hashlib.sha256(path.read_bytes()).hexdigest(), path.relative_to(ROOT)) for path in _MADE_FROM)
+    return "".join(f"{digest}  {path}\n" for digest, path in found)
 
 
 def main() -> int:
     """Take all pictures; returns an exit code."""
     FOLDER.mkdir(exist_ok=True)
     with (
-        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory() as name,
         subprocess.Popen(  # noqa: S603 our own program
             [sys.executable, "-u", "-c", _TOUR, "data"],
-            cwd=folder,
+            cwd=name,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             text=True,
         ) as tour,
     ):
+        folder = Path(name)
         try:
             url = _page_of(tour)
-            with Browser.start(Path(folder) / "profile") as browser:
-                page = browser.open()
-                page.shape(_WIDTH, _HEIGHT)
-                page.go(url)
-                _wait(page, _HELD)
-                for scheme in ("light", "dark"):
-                    page.prefer(prefers_color_scheme=scheme)
-                    page.screenshot(FOLDER / f"status-{scheme}.png")
-                page.go(f"{url}topics/demo:orders")
-                _wait(page, _TOPIC_DRAWN)
-                for scheme in ("light", "dark"):
-                    page.prefer(prefers_color_scheme=scheme)
-                    page.screenshot(FOLDER / f"topic-{scheme}.png")
+            targets = {_JOB: [urlsplit(url).netloc]}
+            with (
+                Prometheus(folder / "prometheus", targets, {"groups": []}, _NAMESPACE) as prometheus,
+                Browser.start(folder / "profile") as browser,
+            ):
+                begin = time.time()
+                tab = browser.open()
+                tab.shape(_WIDTH, _HEIGHT)
+                _take_pages(tab, url)
+                time.sleep(max(0.0, begin + _SCRAPED_SECONDS - time.time()))
+                _take_dashboard(tab, prometheus, (begin, time.time()), folder / "dashboard.html")
         finally:
             tour.send_signal(signal.SIGINT)
             tour.communicate()
-    (FOLDER / "made-from").write_text(f"{digest()}\n", encoding="ascii")
+    (FOLDER / "made-from").write_text(digests(), encoding="ascii")
     return 0
 
 
-def _wait(page: Page, condition: str) -> None:
+def _take_pages(tab: Page, url: str) -> None:
+    """The status page and a topic's, while the topic is held."""
+    tab.go(url)
+    _wait(tab, _HELD)
+    _take(tab, "status")
+    tab.go(f"{url}topics/demo:orders")
+    _wait(tab, _TOPIC_DRAWN)
+    _take(tab, "topic")
+
+
+def _take_dashboard(tab: Page, prometheus: Prometheus, span: tuple[float, float], path: Path) -> None:
+    """The first rows of the dashboard over a span of time; ``path`` is where its page may be written."""
+    document = json.loads(_BOARD.read_text(encoding="utf-8"))
+    source = Source(lambda expression: prometheus.query_range(expression, *span), span, _CHOSEN)
+    path.write_text(page(document, source, _ROWS), encoding="utf-8")
+    tab.go(path.as_uri())
+    _wait(tab, "document.readyState === 'complete' && document.querySelector('section')")
+    _take(tab, "dashboard")
+
+
+def _take(tab: Page, name: str) -> None:
+    """All of what the tab shows, light and dark."""
+    tab.shape(_WIDTH, _HEIGHT)
+    tab.shape(_WIDTH, tab.run("document.documentElement.scrollHeight"))
+    for scheme in ("light", "dark"):
+        tab.prefer(prefers_color_scheme=scheme)
+        tab.screenshot(FOLDER / f"{name}-{scheme}.png")
+
+
+def _wait(tab: Page, condition: str) -> None:
     """Return when it holds; the tour takes its time until a topic is held."""
     for _ in range(_LOOKS - 1):
         with suppress(PageError):
-            page.until(condition)
+            tab.until(condition)
             return
-    page.until(condition)
+    tab.until(condition)
 
 
 def _page_of(tour: subprocess.Popen[str]) -> str:

@@ -66,7 +66,7 @@ def _wait_for(lease: Lease, end: Event) -> None:
             lease.acquire()
         except LeaseHeld as held:
             if not told:
-                logger.warning("on standby: %s This one takes over when the lease is free.", held.message)
+                logger.warning("on standby: %s This janitor takes over when the lease is free.", held.message)
             told = True
             if end.wait(STANDBY_SECONDS):
                 raise
@@ -88,7 +88,7 @@ def _wait_out(lease: Lease, until: Event) -> None:
         return
     if found is None:
         raise held
-    logger.warning("%s If that one is dead, this run begins in %d s.", held.message, found.seconds)
+    logger.warning("%s If that process is dead, this run begins in %d s.", held.message, found.seconds)
     for _ in range(int(found.seconds / STANDBY_SECONDS) + 2):
         if until.wait(STANDBY_SECONDS):
             break

@@ -196,7 +196,7 @@ def _assemble(
     )
     for run_id in engine.recover():
         logger.warning(
-            "run %s was never finished; it is closed as lost, its ledger says what it may have taken", run_id
+            "run %s did not end; its result is now lost, and the ledger says which rows it may have deleted", run_id
         )
 
     def failed(name: str, error: BaseException) -> None:

@@ -80,7 +80,7 @@ class Session:
         if storage.kind == "leveldb":
             return LevelDBPlace(Path(storage.leveldb.path), self.state_path)
         raise ConfigurationError(
-            f"storage.kind is {storage.kind}, and such a store is gone with its process.",
+            f"storage.kind is {storage.kind}, and such a store is lost when its process ends.",
             "Set storage.kind: leveldb or hbase, or give --leveldb DIR or --hbase HOST:PORT.",
         )
 
@@ -141,8 +141,8 @@ class Session:
         transactions = self.settings.transactions
         if transactions.source in ("directory", "none"):
             raise ConfigurationError(
-                f"janitor.boundary.feedback is on, and transactions.source is {transactions.source}: there is no "
-                "transaction manager to tell what is proven clean.",
+                f"janitor.boundary.feedback is on, but transactions.source is {transactions.source}: there is no "
+                "transaction manager that the janitor could tell which transactions are clean.",
                 "Set transactions.source: thrift and transactions.thrift to its address, or janitor.boundary.feedback: "
                 "off.",
             )
@@ -170,7 +170,11 @@ class Session:
                 "Give each store a state folder of its own (janitor.state).",
             )
         if greeting.settings != config_digest(self.settings):
-            logger.warning("process %d, which holds the store, works by other settings; they count", greeting.pid)
+            logger.warning(
+                "process %d holds the store and has other settings than this command; the settings of that process "
+                "count",
+                greeting.pid,
+            )
         return RemoteEngine(caller, greeting)
 
     def refresh_status(self) -> None:

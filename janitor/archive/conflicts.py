@@ -140,7 +140,7 @@ class Conflicts:
         found = []
         if self._taken:
             found.append(
-                f"{len(self._taken)} of its rows have the keys of archived ones and other values, the first "
+                f"{len(self._taken)} of its rows have the same key as an archived row but another value, the first "
                 f"one {min(self._taken).hex()}"
             )
         if mixed := sorted(pointer for pointer in self._stored & self._referred if self._mixes(pointer)):
@@ -150,7 +150,8 @@ class Conflicts:
         if found:
             raise Refused(
                 f"Nothing is restored to {self._topic.topic}: {'; '.join(found)}.",
-                "Both would be mixed: restore to another topic with --to, or less, with --run, --since and --until.",
+                "Old and new messages would be mixed: restore to another topic (--to), or restore fewer rows (--run, "
+                "--since, --until).",
             )
 
     @property

@@ -180,7 +180,8 @@ def _opened(path: Path) -> Iterator[Any]:
     except (pa.ArrowException, OSError, ValueError) as error:
         raise ArchiveError(
             f"{path} cannot be read: {' '.join(str(error).split()).rstrip('.')}.",
-            "It is damaged or none of ours: move it out of the archive. The other files can be read without it.",
+            "The file is damaged, or the janitor did not write it: move the file out of the archive. The other files "
+            "can be read without it.",
         ) from error
 
 

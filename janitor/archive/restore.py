@@ -266,8 +266,8 @@ class _Restore:
             until = "when the topic is resumed" if self._same_topic else "with the next run, unless the topic is paused"
             result.warnings.append(
                 f"{result.expired} of these rows are older than the ttl of {result.target} "
-                f"({duration(self._topic.ttl_seconds * 1000)}) and go again {until}; "
-                f"set its ttl to {wanted} before, to keep them for a day"
+                f"({duration(self._topic.ttl_seconds * 1000)}) and the janitor deletes them again {until}; to keep "
+                f"them for a day, first set the ttl of the topic to {wanted}"
             )
         return result
 
@@ -294,7 +294,8 @@ class _Restore:
         paused = any(matches(topic, (pause.pattern,)) for pause in self._state.pauses())
         if self._same_topic and not paused:
             raise Refused(
-                f"Topic {topic} is not paused, so what is restored could go again at once.", f"janitor pause {topic}"
+                f"Topic {topic} is not paused, so the janitor could delete the restored rows again at once.",
+                f"janitor pause {topic}",
             )
         return found
 
@@ -303,8 +304,8 @@ class _Restore:
         present = self._target(self._topic.topic)
         if present.generation != self._topic.generation:
             raise Refused(
-                f"Topic {self._topic.topic} was created anew while it was restored to.",
-                "What was written before goes as an old generation; restore again.",
+                f"Topic {self._topic.topic} was created again while this command wrote to it.",
+                "The janitor deletes the rows that were already written, as an old generation. Restore again.",
             )
 
     # -- rows ----------------------------------------------------------------------------------------------------
@@ -371,8 +372,8 @@ class _Restore:
             raise StoreError(
                 f"{len(hidden)} rows that were restored to the {table.name} table cannot be seen, "
                 f"the first one {hidden[0].hex()}.",
-                "They were deleted with a mark from the future, by a server's clock: restore again when it has passed, "
-                "or to another topic with --to.",
+                "HBase's delete marks are in the future, because a server's clock was ahead: restore again when that "
+                "time has passed, or restore to another topic with --to.",
             )
 
     def _count(self, table: str, rows: list[_Row]) -> None:

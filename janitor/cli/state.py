@@ -44,7 +44,7 @@ def explain_beginning(current: Session, state: State | None, oldest_ms: int | No
     """
     archive = f"rows that were archived can still be listed: janitor archive list {current.arguments()}".rstrip()
     if state is None:
-        return [f"no state at {current.place.state_name}: nothing ran here yet, or it was lost; {archive}"]
+        return [f"no state at {current.place.state_name}: no janitor ran here yet, or the state was lost; {archive}"]
     known = beginning(state)
     since_ms, adopted_ms = known["known_since_ms"], known["adopted_ms"]
     if since_ms is None:

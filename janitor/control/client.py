@@ -153,7 +153,7 @@ class Caller:
             raise self._silent() from error
         except PermissionError as error:
             raise StoreBusy(
-                f"The janitor that holds the store is another user's, and {self._path} is for that user only.",
+                f"The janitor that holds the store runs as another user, and only that user may use {self._path}.",
                 "Run this as that user.",
             ) from error
         except OSError as error:
@@ -170,7 +170,7 @@ class Caller:
 
     def _not_understood(self, error: Exception) -> StoreError:
         return StoreError(
-            f"What answers on {self._path} is not understood: {error}.", "Use one version for both sides."
+            f"The answer from {self._path} cannot be understood: {error}.", "Use one version for both sides."
         )
 
     def _result(self, answer: httpx2.Response) -> Any:

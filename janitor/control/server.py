@@ -102,7 +102,7 @@ class ControlServer:
                 self._bind(listening)
             except OSError as error:
                 raise StoreError(
-                    f"There can be no control socket {self._path}: {error.strerror or error}.",
+                    f"The control socket {self._path} cannot be made: {error.strerror or error}.",
                     "Put the state (janitor.state) into a folder of your own on a local disk.",
                 ) from error
             stack.pop_all()
@@ -121,7 +121,7 @@ class ControlServer:
         )
         self._server = ServerThread(config, listening, "control", give_up_seconds=LAST_SECONDS + 1)
         if not self._server.start():
-            raise StoreError(f"There can be no control socket {self._path}.", "The log says why.")
+            raise StoreError(f"The control socket {self._path} cannot be made.", "The log says why.")
 
     def stop(self) -> None:
         """Take no more questions, end those under way, and remove the socket. Without effect where it has stopped."""
@@ -178,7 +178,7 @@ class ControlServer:
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["client"][1] not in (0, os.geteuid()):
                 refusal = _refused(
-                    403, StoreBusy("The janitor that holds the store is another user's.", "Ask as that user.")
+                    403, StoreBusy("The janitor that holds the store runs as another user.", "Ask as that user.")
                 )
                 await refusal(scope, receive, send)
             else:

@@ -49,7 +49,7 @@ def read_clocks(clock: Clock) -> ClockAnchor:
 
 
 def ahead_ms(anchor: ClockAnchor | None, now: ClockAnchor) -> int | None:
-    """How far wall time is ahead of what running time makes of the last run; None where that cannot be told."""
+    """How far wall time is ahead of the machine's running time since the last run; None where that cannot be told."""
     return now.wall_ms - _expected_ms(anchor, now) if anchor is not None and _same_boot(anchor, now) else None
 
 
@@ -61,12 +61,12 @@ def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int)
         return _check_across_boots(now.wall_ms - anchor.wall_ms)
     ahead_ms = now.wall_ms - _expected_ms(anchor, now)
     if ahead_ms > allowance_ms:
-        message = f"the clock is {duration(ahead_ms)} ahead of what running time makes of the last run"
+        message = f"the clock is {duration(ahead_ms)} ahead of the machine's running time since the last run"
         return GuardNote(
-            "clock", True, f"{message}; set it right, or if it is right now, say so with: janitor approve --clock"
+            "clock", True, f"{message}; set the clock right; if the clock is right now: janitor approve --clock"
         )
     if ahead_ms < -allowance_ms:
-        message = f"the clock is {duration(-ahead_ms)} behind what running time makes of the last run"
+        message = f"the clock is {duration(-ahead_ms)} behind the machine's running time since the last run"
         return GuardNote("clock", False, f"{message}; less is deleted than is due")
     return None
 
@@ -99,10 +99,10 @@ def check_elsewhere(elsewhere_ms: int | None, now: ClockAnchor, allowance_ms: in
 
 def _check_across_boots(passed_ms: int) -> GuardNote | None:
     if passed_ms > REBOOT_ALLOWANCE_MS:
-        message = f"the last run was {duration(passed_ms)} ago by this machine's clock, in another boot"
-        return GuardNote("clock", True, f"{message}; if that is right, say so with: janitor approve --clock")
+        message = f"by this machine's clock the last run was {duration(passed_ms)} ago, before a reboot"
+        return GuardNote("clock", True, f"{message}; if the clock is right: janitor approve --clock")
     if passed_ms < -REBOOT_ALLOWANCE_MS:
-        message = f"the last run, in another boot, was {duration(-passed_ms)} later than the clock shows now"
+        message = f"the last run, before a reboot, was {duration(-passed_ms)} later than this machine's clock shows now"
         return GuardNote("clock", False, f"{message}; less is deleted than is due")
     return None
 
@@ -179,7 +179,10 @@ def check_transaction_system(record: StoreRecord, snapshot: VisibilityState | No
     if snapshot is None or known is None or snapshot.write_pointer >= known:
         return None
     message = f"the snapshot's write pointer {snapshot.write_pointer} is below {known}, which was seen before"
-    advice = "another transaction system's? set transactions.directory right, or if it is: janitor adopt"
+    advice = (
+        "do these snapshots belong to another transaction system? then correct transactions.directory; if it is "
+        "correct: janitor adopt"
+    )
     return GuardNote("identity", True, f"{message}; {advice}")
 
 
@@ -203,9 +206,10 @@ def check_history(
     for what, pointers in (("invalid", new), ("in progress", in_progress)):
         for pointer in takewhile(before.had_issued, pointers):
             if pointer not in before.pointers:
-                message = f"transaction {pointer} is {what} in the snapshot, and was decided before"
+                message = f"transaction {pointer} is {what} in the snapshot, but had already ended before"
                 advice = (
-                    "another transaction system's, or a damaged file? look, and if it is the right one: janitor adopt"
+                    "does the snapshot belong to another transaction system, or is its file damaged? if it is the "
+                    "right snapshot: janitor adopt"
                 )
                 return GuardNote("identity", True, f"{message}; {advice}")
     return None

@@ -252,7 +252,7 @@ def _notes_on_aside(current: Pass, state: State) -> list[GuardNote]:
     strikes = state.strikes() if context.quarantined else {}
     for topic in sorted(set(context.quarantined) & set(strikes)):
         record = strikes[topic]
-        message = f"{topic} is passed by after {record.count} failures in a row, the last one: {record.error}"
+        message = f"{topic} is left out after {record.count} failures in a row, the last error: {record.error}"
         notes.append(GuardNote("quarantine", False, message))
     return notes
 
@@ -265,7 +265,8 @@ def _notes_on_consumers(current: Pass) -> list[GuardNote]:
         GuardNote(
             "consumer",
             False,
-            f"{topic} keeps what consumer {position.name} has not read, for {seconds} s after its ttl at most",
+            f"{topic} keeps messages that consumer {position.name} has not read, for at most {seconds} s after their "
+            "ttl",
         )
         for topic, position in waiting[:NAMED_TOPICS]
     ]
@@ -274,7 +275,10 @@ def _notes_on_consumers(current: Pass) -> list[GuardNote]:
     unknown = current.context.processed.unknown if current.context.processed is not None else {}
     notes += [
         GuardNote(
-            "consumer", False, f"{topic} keeps what its consumers have processed, since they cannot be read: {why}"
+            "consumer",
+            False,
+            f"{topic} keeps messages that its consumers have processed, because the consumers' positions cannot be "
+            f"read: {why}",
         )
         for topic, why in sorted(unknown.items())[:NAMED_TOPICS]
     ]

@@ -53,11 +53,11 @@ class PlanFile:
             PlanRefused: the store, a setting, or a topic's generation, ttl or protection has moved.
         """
         if store_id != self.store_id:
-            raise _refused("it was made for another store, or for this one before it was copied or restored")
+            raise _refused("it was made for another store, or for this store before the store was copied or restored")
         present = describe_terms(terms)
         moved = sorted(name for name in present if self.terms.get(name) != present[name])
         if moved:
-            raise _refused(f"the settings it rests on have moved: {', '.join(moved)}")
+            raise _refused(f"these settings have changed since the plan was made: {', '.join(moved)}")
         for topic, (generation, ttl_seconds) in self.topics.items():
             self._check_topic(topic, generation, ttl_seconds, context)
 

@@ -121,7 +121,7 @@ class SweepRun:
         if current.outcome.archive_error is not None:
             why = current.outcome.archive_error
             current.outcome.failures["message", "archive"] += 1
-            current.outcome.errors.append(f"nothing more was deleted, since it could not be archived: {why}")
+            current.outcome.errors.append(f"nothing more was deleted, because rows could not be archived: {why}")
         if current.halted is not None or not self._conclude():
             return
         with passes.phase(deps, current, "compact"):
@@ -246,7 +246,7 @@ class SweepRun:
             if current.finished:
                 raise
             # It has failed in the pass already, so there is little to conclude.
-            current.outcome.errors.append(f"nothing was concluded: {error}")
+            current.outcome.errors.append(f"what this run has proven is not saved, because the store failed: {error}")
         return None
 
     @contextmanager
@@ -272,7 +272,10 @@ class SweepRun:
             current.halted = error
         except StoreError as error:
             # The rows are gone and what was reached is saved; only their space is not free yet.
-            current.outcome.errors.append(f"space was not given back: {error}")
+            current.outcome.errors.append(
+                "the rows are deleted, but the store could not be compacted, so the disk shows no free space yet: "
+                f"{error}"
+            )
 
     def _feed_back(self) -> None:
         """Hand over what is proven, after a run of everything in whose way nothing was (rule S4)."""

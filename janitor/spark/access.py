@@ -178,7 +178,10 @@ class Access:
                     frontiers = {name: (one, rows.extend(one, at)[0]) for name, (one, at) in frontiers.items()}
                     for name, why in rows.unknown.items():
                         logger.warning(
-                            "%s keeps what its consumers have processed, since they cannot be read: %s", name, why
+                            "%s keeps messages that its consumers have processed, because the consumers' positions "
+                            "cannot be read: %s",
+                            name,
+                            why,
                         )
         return Policy(frontiers, view)
 

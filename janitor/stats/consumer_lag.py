@@ -100,7 +100,7 @@ class LagCount:
 
     def failed(self, life: Life, error: StoreError) -> None:
         """Say once that a topic's consumers could not be counted."""
-        _log.warning("how far the consumers of %s are could not be counted: %s", life[0], error)
+        _log.warning("the janitor could not count how far the consumers of %s are: %s", life[0], error)
 
     def save(self) -> None:
         """Save the figures, if they are others than before."""

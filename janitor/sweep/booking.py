@@ -54,5 +54,9 @@ class Booking:
                 self._save(self._sums)
             except StateError as error:
                 if not self._failed:
-                    logger.warning("counters stand still until the run ends: %s", error)
+                    logger.warning(
+                        "the counters of this run do not change in the metrics until it ends, because they cannot be "
+                        "saved: %s",
+                        error,
+                    )
                 self._failed = True

@@ -109,7 +109,7 @@ def refresh(source: SnapshotSource | None, now_ms: int, *, interval_seconds: int
 
 def older(state: TxState) -> TxState:
     """The state, not to be used: it is of a snapshot from before the one last used, which may have been removed."""
-    message = f"{state.name} is older than the snapshot that was used last; the next one will do"
+    message = f"{state.name} is older than the snapshot that was used last; the janitor waits for the next snapshot"
     return replace(state, problem=Problem.OLDER, message=message)
 
 

@@ -51,10 +51,12 @@ class WhatIf:
         well_named = all(name in ("ttl", "topic") for name, _, _ in pairs)
         well_formed = len(ttls) == 1 and all(pattern.count(":") == 1 for pattern in patterns)
         if not (well_named and well_formed and _AMOUNTS.fullmatch(ttls[0])):
-            raise ConfigurationError(f"{text.strip()!r} is no policy.", _EXAMPLE)
+            raise ConfigurationError(f"{text.strip()!r} is not a ttl for a what-if plan.", _EXAMPLE)
         seconds = sum(int(number) * _UNIT_SECONDS[unit] for number, unit in _AMOUNT.findall(ttls[0]))
         if not 1 <= seconds <= INT_MAX:
-            raise ConfigurationError(f"A ttl of {seconds} s is none.", f"It lies between 1 and {INT_MAX} seconds.")
+            raise ConfigurationError(
+                f"A ttl of {seconds} s is not possible.", f"It lies between 1 and {INT_MAX} seconds."
+            )
         return cls(seconds, patterns or ("*:*",))
 
 

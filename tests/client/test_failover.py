@@ -335,7 +335,7 @@ def test_given_a_limit_when_a_server_is_away_then_the_call_ends_in_time_and_othe
         with pytest.raises(Unavailable):
             next(client.within(3).poll(ORDERS))
         for seconds in (0, -1, float("nan")):
-            with pytest.raises(ConfigurationError, match="is none"):
+            with pytest.raises(ConfigurationError, match="is not possible"):
                 client.within(seconds)
 
 

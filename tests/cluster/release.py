@@ -15,7 +15,8 @@ from tests.cluster.plane import until
 #: Whoever the image's processes are.
 USER = 65532
 CONFIG = "--config /etc/tms/tms.yaml --format json"
-WAITING = ("--wait", "--timeout", "300s")
+#: Less than a command may take, so that Helm gives up first and what the pods said is shown.
+WAITING = ("--wait", "--timeout", "240s")
 NAMESPACE = "/api/v1/namespaces/apps"
 JOBS = "/apis/batch/v1/namespaces/apps/jobs"
 
@@ -54,7 +55,7 @@ class Release:
 
     def answers(self) -> bool:
         """Whether the chart's own test succeeds."""
-        return "Phase:          Succeeded" in self.helm("test", self.name, "--timeout", "300s")
+        return "Phase:          Succeeded" in self.helm("test", self.name, "--timeout", "240s")
 
     def told(self) -> str:
         """What becomes of the pods, for whoever looks for a mistake."""

@@ -11,10 +11,12 @@ from tests.cluster.node import watch
 
 
 @pytest.fixture(scope="module")
-def saw(engine: Engine, image: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def saw(
+    engine: Engine, image: str, archive_image: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """What was seen of a release's life."""
     folder = tmp_path_factory.mktemp("node")
-    return watch("tests.cluster.life", folder, engine.save(folder / "images.tar", image))
+    return watch("tests.cluster.life", folder, engine.save(folder / "images.tar", image, archive_image))
 
 
 def test_an_installed_release_answers_through_its_service(saw: dict[str, Any]) -> None:

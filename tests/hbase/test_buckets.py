@@ -128,7 +128,7 @@ def test_given_empty_tables_that_cannot_be_asked_then_that_is_said_once_and_rows
         store.message.put([(b"k", ROW)])
         store.check_buckets()
     [said] = [record.getMessage() for record in caplog.records]
-    assert said.startswith(f"storage.hbase.buckets is taken to be 16: the tables of {namespace} are empty")
+    assert said.startswith(f"storage.hbase.buckets is assumed to be 16: the tables of {namespace} are empty")
     assert [row for row, _ in message.scan()] == [salt(b"k", BUCKETS) + b"k"]
 
 

@@ -126,7 +126,7 @@ def test_given_a_cron_when_loaded_then_it_stands_alone(tmp_path: Path) -> None:
 
 def test_given_two_schedules_or_none_when_loaded_then_that_is_refused(tmp_path: Path) -> None:
     assert "write one of the two" in refused(tmp_path, "janitor: {every_seconds: 60, cron: '* * * * *'}")
-    assert "neither it nor cron is set" in refused(tmp_path, "janitor: {every_seconds: null}")
+    assert "neither every_seconds nor cron is set" in refused(tmp_path, "janitor: {every_seconds: null}")
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ def test_given_readers_when_the_clock_steps_back_then_what_is_published_is_seen_
 
 def test_given_a_row_at_the_end_of_time_when_published_then_it_is_unavailable(desk: Desk) -> None:
     desk.store.message.put([(message_key(LONG_MAX, 65_535), MessageValue(None, b"poison"))])
-    with pytest.raises(Unavailable, match="end of time"):
+    with pytest.raises(Unavailable, match="no later id is left"):
         desk.publish("orders", b"a")
 
 

@@ -38,9 +38,12 @@ class Prometheus:
         folder: its own.
         targets: ``HOST:PORT`` of what it scrapes, by job.
         rules: the alerts it looks after.
+        namespace: the label of that name, of all that it scrapes.
     """
 
-    def __init__(self, folder: Path, targets: dict[str, list[str]], rules: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, targets: dict[str, list[str]], rules: dict[str, Any], namespace: str = "tests"
+    ) -> None:
         program = require_tool("prometheus", "apt-get install prometheus, or make system-deps")
         folder.mkdir()
         (folder / "rules.yaml").write_text(yaml.safe_dump(rules), encoding="utf-8")
@@ -48,7 +51,7 @@ class Prometheus:
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
             "rule_files": ["rules.yaml"],
             "scrape_configs": [
-                {"job_name": job, "static_configs": [{"targets": names, "labels": {"namespace": "tests"}}]}
+                {"job_name": job, "static_configs": [{"targets": names, "labels": {"namespace": namespace}}]}
                 for job, names in targets.items()
             ],
         }
@@ -67,8 +70,15 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The series of an expression, now."""
-        answer = self._client.get(f"{self._url}/api/v1/query", params={"query": expression})
-        assert answer.status_code == 200, f"{expression}: {answer.text}"
+        return self._ask("query", query=expression)
+
+    def query_range(self, expression: str, begin: float, end: float) -> list[dict[str, Any]]:
+        """The series of an expression in each second between two times of the epoch."""
+        return self._ask("query_range", query=expression, start=str(begin), end=str(end), step="1s")
+
+    def _ask(self, path: str, **params: str) -> list[dict[str, Any]]:
+        answer = self._client.get(f"{self._url}/api/v1/{path}", params=params)
+        assert answer.status_code == 200, f"{params['query']}: {answer.text}"
         found: list[dict[str, Any]] = answer.json()["data"]["result"]
         return found
 

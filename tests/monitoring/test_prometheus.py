@@ -27,6 +27,7 @@ from tms_core import client as library
 from tms_core.clock import SystemClock
 from tms_core.tables.leveldb.store import LevelDBStore
 from tools.monitoring.dashboard import dashboard, expressions
+from tools.monitoring.preview import chosen
 from tools.monitoring.rules import rules, thresholds
 
 #: What a dashboard's own variables stand for here.
@@ -114,7 +115,7 @@ def test_alerts_come_and_go_and_every_panel_of_the_dashboard_has_data(site: Site
         def all_have_data() -> bool:
             client.publish("default:orders", [b"more"])
             assert list(client.poll("default:orders", limit=1))
-            missing.difference_update([panel for panel in missing if prometheus.query(chosen(panel[1]))])
+            missing.difference_update([panel for panel in missing if prometheus.query(chosen(panel[1], CHOSEN))])
             return not missing
 
         until(all_have_data, lambda: f"these panels have data: {missing}")
@@ -142,10 +143,3 @@ def sizing() -> str:
     guide = (Path(__file__).parents[2] / "docs/operations.md").read_text(encoding="utf-8")
     [found] = re.findall(r"`(sum\(rate\([^`]+)`", guide)
     return str(found).replace("\\|", "|")
-
-
-def chosen(expression: str) -> str:
-    """A panel's expression as Grafana asks it."""
-    for name, value in CHOSEN.items():
-        expression = expression.replace(name, value)
-    return expression

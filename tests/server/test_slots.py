@@ -360,7 +360,7 @@ def test_given_a_server_that_was_killed_when_another_number_is_wanted_then_that_
     site.look(old)
     with caplog.at_level(logging.WARNING):
         assert changed(site, new, 2 * SECONDS) == []
-    assert "has not ended in good order" in caplog.text
+    assert "did not end in an orderly way" in caplog.text
     site.clock.advance(REACH_MS)
     assert changed(site, new) == [0, 1, 2, 3]
 

@@ -466,7 +466,7 @@ def test_given_a_query_that_was_forgotten_when_a_batch_comes_then_a_person_has_t
     site.at.clock.advance(AWAY_MS + 1)
     site.at.client.delete_producer(BILLS, "query-1")
     for _ in range(2):
-        with pytest.raises(Refused, match=r"Batch 1 of query query-1 may .* first_batch=1 if not, .*=2 if so"):
+        with pytest.raises(Refused, match=r"batch 1 of query query-1 is published .* if not, give first_batch=1; .*=2"):
             site.publish(1, 1)
     site.publish(2, 2, first_batch=2)
     site.publish(2, 2)
@@ -511,7 +511,7 @@ def test_given_a_first_batch_that_comes_long_after_it_was_planned_when_the_query
     site: Site,
 ) -> None:
     site.at.clock.advance(AWAY_MS + 1)
-    with pytest.raises(Refused, match=r"Batch 0 of query query-1 may be published .* first_batch=0 if not, .*=1 if so"):
+    with pytest.raises(Refused, match=r"batch 0 of query query-1 is published .* if not, give first_batch=0; .*=1"):
         site.publish(0, 0)
     site.publish(0, 0, first_batch=1)
     assert site.bills == []

@@ -348,7 +348,10 @@ def test_given_consumers_that_cannot_be_read_when_judged_then_their_topic_is_kep
         [*_, (key, _)] = side.rows(b"t", b"u", 100).items
         side.put([(key, b"damaged")])
     assert {row["rule"] for row in read(place, **options)} == {"live"}
-    assert "default:orders keeps what its consumers have processed, since they cannot be read: the claim" in caplog.text
+    assert (
+        "default:orders keeps messages that its consumers have processed, because the consumers' positions cannot be "
+        "read: the claim" in caplog.text
+    )
 
 
 def test_given_claims_when_read_then_each_says_what_has_become_of_it(place: Path, tmp_path: Path) -> None:

@@ -87,7 +87,11 @@ def remote(command: Callable[..., None]) -> Callable[..., None]:
         envvar="TMS_TOKEN_FILE",
         help="A file with the token to show (server.auth).",
     )
-    @click.option("--ca-file", type=click.Path(dir_okay=False, path_type=Path), help="Who signed its certificate.")
+    @click.option(
+        "--ca-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="Certificates (PEM) by which the server's one is checked.",
+    )
     @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A settings file.")
     @click.option("--format", type=click.Choice(["table", "json"]), default="table", help="How the answer is written.")
     @wraps(command)

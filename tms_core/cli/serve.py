@@ -32,7 +32,11 @@ logger = logging.getLogger(__name__)
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Settings file (YAML).")
 @click.option("--leveldb", metavar="DIR", help="A LevelDB store; made where there is none. Transactions go to DIR.tx.")
 @click.option("--hbase", metavar="HOST:PORT[,…]", help="HBase Thrift servers.")
-@click.option("--snapshots", metavar="DIR", help="Whose transactions these are; then none are managed here.")
+@click.option(
+    "--snapshots",
+    metavar="DIR",
+    help="Another manager's transaction snapshots; this server then manages no transactions.",
+)
 @click.option("--no-janitor", is_flag=True, help="Serve without the janitor: nothing is cleaned.")
 @click.option(
     "--log-format", type=click.Choice(["auto", "text", "json"]), default="text", help="auto: JSON, but for a terminal."

@@ -26,7 +26,7 @@ def _changes(command: Command) -> Command:
         click.option(
             "--retention",
             type=click.Choice([BY_TTL, CONSUMED]),
-            help="consumed: its messages go once all its consumers have processed them, if not by their ttl before.",
+            help="consumed: a message is deleted when all consumers have processed it, or when its ttl ends.",
         ),
         click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Any other; repeatable."),
         click.option("--ttl", type=TtlType(), help="How long its messages live: 7d, 1h30m, or seconds."),

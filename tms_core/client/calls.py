@@ -271,7 +271,7 @@ def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, st
         raise kind(text)
     if 300 <= status < 500:
         raise BadRequest(f"{call} was refused with {status}: {text}")
-    raise ServerFailed(f"{call} failed with {status}: {text}", "Whether it was done is not known.")
+    raise ServerFailed(f"{call} failed with {status}: {text}", "It is not known whether the server did it.")
 
 
 def _writing(path: str, read: Callable[[bytes], T_co], body: bytes, content_type: str = JSON) -> Call[T_co]:

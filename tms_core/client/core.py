@@ -77,7 +77,7 @@ class Core:
             ConfigurationError: the time is none.
         """
         if not seconds > 0:
-            raise ConfigurationError(f"A limit of {seconds} s is none.", "Give a number above 0.")
+            raise ConfigurationError(f"A limit of {seconds} s is not possible.", "Give a number above 0.")
         found = copy(self)
         found._limit_seconds = seconds
         return found

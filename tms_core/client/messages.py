@@ -109,7 +109,7 @@ def encode_poll(start: Start, limit: int | None, transaction: Transaction | None
         BadRequest: a start that is none, a time that names no zone or lies before 1970, or a limit that is none.
     """
     if limit is not None and not _is_count(limit):
-        raise BadRequest(f"A limit of {limit} messages is none.", "Give 1 or more.")
+        raise BadRequest(f"A limit of {limit} messages is not possible.", "Give 1 or more.")
     parts = [_start(start, inclusive=inclusive), b"\1" if inclusive else b"\0"]
     parts.append(_NULL if limit is None else _VALUE + encode_long(limit))
     parts.append(_NULL if transaction is None else _VALUE + _bytes(encode_transaction(transaction)))
@@ -257,7 +257,7 @@ def seconds(ttl: timedelta | int) -> int:
     """
     found = -(-ttl // timedelta(seconds=1)) if isinstance(ttl, timedelta) else ttl
     if not _is_count(found):
-        raise BadRequest(f"A ttl of {found} s is none.", f"Give whole seconds from 1 to {INT_MAX}.")
+        raise BadRequest(f"A ttl of {found} s is not possible.", f"Give whole seconds from 1 to {INT_MAX}.")
     return found
 
 

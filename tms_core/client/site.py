@@ -189,7 +189,7 @@ def _checked(given: str) -> str:
 
 
 _URL_HINT = "Write it as http://127.0.0.1:11015."
-_UNKNOWN = "Whether it was done is not known."
+_UNKNOWN = "It is not known whether the server did it."
 
 
 def service_at(transactions: str | TransactionClient, timeouts: Timeouts) -> TransactionClient:

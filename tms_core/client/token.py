@@ -45,7 +45,7 @@ class Token:
         else:
             found = self._given if isinstance(self._given, str) else self._given()
         if not _TOKEN.fullmatch(found):
-            raise ConfigurationError("The token is none: it holds other characters than tokens do, or none at all.")
+            raise ConfigurationError("The token is not valid: it is empty, or has characters that no token has.")
         return {"authorization": f"Bearer {found}"}
 
     def _read(self, file: Path) -> str:

@@ -204,7 +204,8 @@ class Families:
         self._topics.check(properties)
         if len(after.families) > MOST_FAMILIES:
             raise BadRequest(
-                f"Topic {topic} has messages of {len(kept)} numbers of partitions.",
+                f"The number of partitions of topic {topic} was changed too often: messages of {len(kept)} earlier "
+                "numbers are still there.",
                 "Change it again when the oldest have expired.",
             )
         self._check_free(made)
@@ -299,7 +300,10 @@ class Families:
             with suppress(TopicNotFound):
                 found = self._topics.get(topic)
                 if found.properties.get(PART_OF) != properties.get(PART_OF) or self._whole(found) is not None:
-                    raise TopicExists(f"There is a topic {topic} already.", "A part would have its name.")
+                    raise TopicExists(
+                        f"There is a topic {topic} already.",
+                        "One of the partitions would have that name. Choose another name.",
+                    )
 
     def _require_whole(self, topic: TopicMetadata) -> None:
         whole = self._whole(topic)

@@ -118,7 +118,10 @@ class Ids:
 
 def _check(free: int) -> None:
     if free > POSITIONS:
-        raise Unavailable("The topic has a message from the end of time.", "Delete the topic and create it again.")
+        raise Unavailable(
+            "The topic has a message with the latest time there is, so no later id is left.",
+            "Delete the topic and create it again.",
+        )
 
 
 def first_free(read: ReadKeys, prefix: bytes, now_ms: int) -> int:

@@ -65,4 +65,7 @@ class InFlight:
 
         with self._changed:
             if not self._changed.wait_for(is_over, _WAIT_SECONDS):
-                raise Unavailable(f"Requests of the former producer {producer.name} take long.", "Try again.")
+                raise Unavailable(
+                    f"Requests of the former instance of producer {producer.name} are still being written.",
+                    "Try again.",
+                )

@@ -108,7 +108,7 @@ class FetchRequest:
                 f"A poll cannot wait for {self.wait_seconds} s.", f"Give 0 to {MOST_WAIT_SECONDS} whole seconds."
             )
         if self.limit < 1:
-            raise BadRequest(f"A limit of {self.limit} messages is none.", "Give 1 or more.")
+            raise BadRequest(f"A limit of {self.limit} messages is not possible.", "Give 1 or more.")
         if isinstance(self.start, int) and not 0 <= self.start <= LONG_MAX:
             raise BadRequest(f"{self.start} is no time.", "Give milliseconds since the epoch.")
 

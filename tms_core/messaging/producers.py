@@ -333,8 +333,8 @@ class Producers:
             )
         if former.number != number:
             raise BadRequest(
-                f"Request {sent.sequence} of producer {sent.name} was another one before.",
-                "Repeat a request as it was.",
+                f"Request {sent.sequence} of producer {sent.name} was sent before with other contents.",
+                "Repeat a request unchanged, or give the new request the next number.",
             )
         return found
 
@@ -371,7 +371,7 @@ class Producers:
         if known is None or known.instance == NO_INSTANCE:
             return ProducerFenced(
                 f"Producer {producer.name} of {producer.home} is not known: it was idle too long, or deleted.",
-                "Register it again; this instance is done with.",
+                "Register the producer again; this instance can no longer publish.",
             )
         if generation == known.generation:
             return None

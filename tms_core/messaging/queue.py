@@ -242,9 +242,9 @@ class Queue(ABC, Generic[R]):
                 self._answer_again(request, former.first, former.number)
             elif may_be_gone:
                 raise MessagingError(
-                    f"Whether request {admitted.sent.sequence} of producer {admitted.sent.name} was done is not known "
-                    "any more: its messages would have expired by now.",
-                    "See whether what was to follow from them is there.",
+                    f"It is no longer known whether request {admitted.sent.sequence} of producer "
+                    f"{admitted.sent.name} was done: its messages would have expired by now.",
+                    "Look whether the results of these messages are there.",
                 )
         except TmsError as error:
             request.answer.set_exception(error)

@@ -247,7 +247,7 @@ class MessagingService:
             raise BadRequest("A message outside a transaction has a payload.", "Send at least one.")
         self._check_issued(pointer)
         if ttl_seconds is not None and not 0 < ttl_seconds <= INT_MAX:
-            raise BadRequest(f"A ttl of {ttl_seconds} s is none.", f"Give whole seconds from 1 to {INT_MAX}.")
+            raise BadRequest(f"A ttl of {ttl_seconds} s is not possible.", f"Give whole seconds from 1 to {INT_MAX}.")
         if ttl_seconds is not None and self._expiries is None:
             raise BadRequest("This server has nowhere to note a ttl of single messages.", "Leave it to the topic.")
         ttl_ms = None if ttl_seconds is None else ttl_seconds * 1000

@@ -214,7 +214,7 @@ class TopicRegistry:
         wanted = self._defaults | dict(properties)
         ttl = parse_java_int(wanted[_TTL])
         if ttl is None or ttl <= 0:
-            raise BadRequest(f"A ttl of {wanted[_TTL]!r} is none.", f"Give whole seconds from 1 to {INT_MAX}.")
+            raise BadRequest(f"A ttl of {wanted[_TTL]!r} is not possible.", f"Give whole seconds from 1 to {INT_MAX}.")
         if _GENERATION in wanted and parse_java_int(wanted[_GENERATION]) in (None, 0, INT_MIN):
             raise BadRequest(f"{wanted[_GENERATION]!r} is no generation.", "Leave it out: the store counts them.")
         if wanted.get(TRANSACTIONS, OPTIONAL) not in (REQUIRED, FORBIDDEN, OPTIONAL):

@@ -191,7 +191,7 @@ class _Passage:
         """
         if self._answering:
             raise Unanswered(reason)
-        text = f"{reason} Whether it has done what was asked is not known."
+        text = f"{reason} It is not known whether that server has done what was asked."
         await answer(self._send, 502, text.encode(), _TEXT)
 
     def _request(self, leader: str) -> httpx2.Request:

@@ -149,4 +149,7 @@ class ReadOnlyMetadataTable(MetadataReads):
 
 def read_only_error() -> StoreError:
     """The error for a run that was given a store for reading only."""
-    return StoreError("A question to a store cannot write to it.", "What may write is janitor run and janitor apply.")
+    return StoreError(
+        "This command only reads the store; it cannot write to it.",
+        "The commands that write are janitor run and janitor apply.",
+    )

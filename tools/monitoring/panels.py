@@ -101,7 +101,7 @@ OVERVIEW = (
         _of("max(tms_janitor_plan_only{${scope}})"),
         ((None, "green"), (1.0, "orange")),
         YES_IS_A_WARNING,
-        width=3,
+        width=4,
     ),
     Panel(
         "Paused",
@@ -111,7 +111,7 @@ OVERVIEW = (
         _of("max(tms_janitor_paused{${scope}})"),
         ((None, "green"), (1.0, "orange")),
         YES_IS_A_WARNING,
-        width=3,
+        width=4,
     ),
     Panel(
         "Quarantined topics",
@@ -120,7 +120,7 @@ OVERVIEW = (
         "Topics put aside because they failed three times in a row.",
         _of("sum(max by (namespace, job) (tms_janitor_quarantined_topics{${scope}}))"),
         BAD,
-        width=3,
+        width=4,
     ),
 )
 
@@ -195,8 +195,14 @@ WORK = (
         "Until the next run",
         "timeseries",
         "s",
-        "Not there where the schedule is not the janitor's, as with CronJobs.",
-        _of("max by (namespace, job) (tms_janitor_next_run_timestamp_seconds{${scope}}) - time()", JANITOR),
+        "Below 0 the run is late. Nothing is shown where the schedule is not the janitor's, as with CronJobs.",
+        # As it was when it was scraped: by now the run may have begun.
+        _of(
+            "max by (namespace, job) (tms_janitor_next_run_timestamp_seconds{${scope}}"
+            " - timestamp(tms_janitor_next_run_timestamp_seconds{${scope}}))",
+            JANITOR,
+        ),
+        signed=True,
     ),
 )
 
@@ -236,10 +242,10 @@ WAITING = (
         _of("sum by (reason) (max by (namespace, job, reason) (tms_janitor_kept_rows{${scope}}))", "{{reason}}"),
     ),
     Panel(
-        "Payloads without messages, and messages without payloads",
+        "Orphan and missing payloads",
         "timeseries",
         "short",
-        "As janitor spark stats last counted them.",
+        "Payloads without messages, and messages without payloads, as janitor spark stats last counted them.",
         (
             Target("sum(max by (namespace, job) (tms_janitor_orphan_payload_rows{${scope}}))", "orphan payload rows"),
             Target("sum(max by (namespace, job) (tms_janitor_missing_payloads{${scope}}))", "missing payloads"),
@@ -418,7 +424,7 @@ SERVER = (
         "Slow requests",
         "timeseries",
         "s",
-        "99 of 100 requests were answered within this, by route.",
+        "99 of 100 requests were answered within this, by route. A poll that waits for a message counts with its wait.",
         _of(
             "histogram_quantile(0.99,"
             " sum by (route, le) (rate(tms_request_duration_seconds_bucket{${servers}}[$__rate_interval])))",

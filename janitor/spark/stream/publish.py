@@ -170,10 +170,11 @@ class BatchPublisher:
                 return False
             if batch.number > 0 or batch.ms + _FORGOTTEN_MS < now_ms:
                 raise Refused(
-                    f"Batch {batch.number} of query {query} may be published in {self.topic} or not: it was away so "
-                    "long that the server has forgotten it, or the topic was made again.",
-                    f"Look whether it is, and give first_batch={batch.number} if not, "
-                    f"first_batch={batch.number + 1} if so.",
+                    f"It is not known whether batch {batch.number} of query {query} is published in {self.topic}: "
+                    "the query was stopped for so long that the server has forgotten it, or the topic was made "
+                    "again.",
+                    f"Look whether the batch is in the topic: if not, give first_batch={batch.number}; if so, give "
+                    f"first_batch={batch.number + 1}.",
                 )
             return False
         last, committed = PlannedBatch(*map(int, former.label.split())), former.outcome == "committed"

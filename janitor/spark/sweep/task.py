@@ -212,7 +212,9 @@ def _finish(part: Store, allowed: Permission, outcome: Outcome) -> None:
     except Interrupted as error:
         outcome.ended = error
     except StoreError as error:
-        outcome.errors.append(f"space was not given back: {error}")
+        outcome.errors.append(
+            f"the rows are deleted, but the store could not be compacted, so the disk shows no free space yet: {error}"
+        )
 
 
 def _step(spec: TaskSpec, share: TaskShare, store: Reads, whole: Reads, act: Act) -> Outcome:

@@ -145,8 +145,8 @@ class Commits:
         if self._is_fenced_off(present, changes):
             record = LeaseRecord.parse(present.lease)
             raise StateBusy(
-                f"{self._table.name}: {record.holder if record and record.holder else 'no process'} has the lease now, "
-                "and what was learnt under the former one is not written.",
+                f"{self._table.name}: {record.holder if record and record.holder else 'no process'} has the lease "
+                "now, so this process may not write its state any more.",
                 "The next holder goes on from there.",
             )
         if any(present.entry(name) != base.entry(name) for name in changes.touched):

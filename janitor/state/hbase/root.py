@@ -71,7 +71,8 @@ class Root:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateError(
                 f"The root of {where} cannot be read: {error!r}.",
-                "Another program has written into the table. Drop it, and the store is a first contact again.",
+                "Another program has written into the table. Drop the table; the janitor then deletes nothing until "
+                "janitor adopt.",
             ) from error
 
     def next(self, token: str, **changes: Any) -> Root:

@@ -56,7 +56,7 @@ def test_given_a_holder_that_has_died_when_run_once_then_its_lease_is_waited_out
         assert lease.held
         assert 60 <= until.seconds <= 70
     assert "the run before has the lease" in caplog.text
-    assert "If that one is dead, this run begins in 60 s." in caplog.text
+    assert "If that process is dead, this run begins in 60 s." in caplog.text
 
 
 def test_given_a_holder_that_is_alive_when_run_once_then_it_is_not_waited_for(

@@ -537,7 +537,7 @@ def between(store: Store, number: int, happening: Callable[[], object]) -> None:
     [
         ("resumed", "janitor pause default:orders"),
         ("deleted", "is deleted"),
-        ("created anew", "created anew"),
+        ("created anew", "created again"),
     ],
 )
 def test_given_a_topic_that_moves_while_it_is_restored_to_then_no_more_is_written(
@@ -592,7 +592,7 @@ def test_given_rows_older_than_the_ttl_when_restored_then_it_names_the_ttl_that_
     # A day more than the oldest row's age, in whole days.
     assert done.ttl_seconds == 3 * 86_400
     [warning] = done.warnings
-    assert "set its ttl to 3d" in warning
+    assert "first set the ttl of the topic to 3d" in warning
     assert "when the topic is resumed" in warning
     kept = TopicMetadata(TopicId("default", "orders"), 1, done.ttl_seconds)
     assert NOW_MS + DAY - kept.ttl_seconds * 1000 <= min(orders.times())

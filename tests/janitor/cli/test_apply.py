@@ -47,8 +47,8 @@ def protect(site: Site) -> None:
             lambda site: change(site, lambda orders: orders.write_metadata(b"{}")),
             "topic default:orders has no readable metadata any more",
         ),
-        (protect, "the settings it rests on have moved: protect"),
-        (replace_by_copy, "it was made for another store, or for this one before it was copied or restored"),
+        (protect, "these settings have changed since the plan was made: protect"),
+        (replace_by_copy, "it was made for another store, or for this store before the store was copied or restored"),
     ],
     ids=["ttl", "generation", "metadata", "protect", "store"],
 )

@@ -117,7 +117,7 @@ def test_given_a_paused_topic_when_restored_then_its_rows_are_back_and_the_inval
     assert done.code == 0
     assert done.out.startswith("2 rows restored to default:billing, generation 1")
     assert "1 of them negated" in done.out
-    assert "set its ttl to 3d before" in done.out
+    assert "first set the ttl of the topic to 3d" in done.out
     assert billing(archived) == [(OLD_MS, None), (OLD_MS + HOUR, -INVALID)]
     again = archived.janitor("archive restore default:billing --format json").json
     assert (again["restored"], again["already_there"], again["warnings"]) == (0, 2, [])

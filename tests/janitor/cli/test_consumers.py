@@ -45,7 +45,8 @@ def test_given_a_consumer_when_planned_and_run_then_what_it_has_not_read_is_held
     shown = consumer.janitor("run --once --adopt").out
     assert "for a consumer" in shown
     assert (
-        "consumer: default:orders keeps what consumer billing has not read, for 172800 s after its ttl at most" in shown
+        "consumer: default:orders keeps messages that consumer billing has not read, for at most 172800 s after "
+        "their ttl" in shown
     )
     assert messages(consumer) == [NOW_MS - 2 * DAY, NOW_MS - 3 * 60 * MINUTE, NOW_MS - MINUTE]
     [held] = consumer.janitor("status --format json").json["held"]

@@ -117,7 +117,7 @@ def test_given_a_plan_by_other_ttls_when_applied_then_2_and_no_policy_is_2_too(s
     refused = site.janitor("apply plan.json --adopt")
     assert (refused.code, "--what-if" in refused.err) == (2, True)
     unread = site.janitor("plan --what-if ttl=soon")
-    assert (unread.code, "is no policy" in unread.err) == (2, True)
+    assert (unread.code, "is not a ttl for a what-if plan" in unread.err) == (2, True)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"sha256": 1}'])

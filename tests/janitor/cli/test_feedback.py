@@ -78,7 +78,7 @@ def test_given_no_manager_to_tell_when_started_then_2_and_the_setting_is_named(
     site.set(settings(source, "127.0.0.1:15165"))
     refused = site.janitor(verb)
     assert refused.code == 2
-    assert f"janitor.boundary.feedback is on, and transactions.source is {source}" in refused.err
+    assert f"janitor.boundary.feedback is on, but transactions.source is {source}" in refused.err
     assert "transactions.source: thrift" in refused.err
 
 

@@ -96,7 +96,10 @@ def test_given_what_is_paused_when_planned_then_resume_is_what_is_typed_next(sit
         ("say so with: janitor approve --clock", "say so with: janitor approve --clock -o"),
         ("janitor pause default:orders", "janitor pause default:orders -o"),
         ("See what there is: janitor archive list", "See what there is: janitor archive list -o"),
-        ("What may write is janitor run and janitor apply.", "What may write is janitor run and janitor apply."),
+        (
+            "The commands that write are janitor run and janitor apply.",
+            "The commands that write are janitor run and janitor apply.",
+        ),
     ],
 )
 def test_given_a_sentence_that_names_commands_when_completed_then_each_leads_to_the_same_store(
@@ -106,7 +109,7 @@ def test_given_a_sentence_that_names_commands_when_completed_then_each_leads_to_
 
 
 #: Sentences, not commands: what is said of a program, or needs more than its options.
-_SAID = ("What may write is", "the first janitor run", "exit 2", "Open the store itself", "or janitor run")
+_SAID = ("The commands that write are", "the first janitor run", "exit 2", "Open the store itself", "or janitor run")
 
 
 def _texts() -> list[str]:

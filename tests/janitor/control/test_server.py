@@ -83,7 +83,7 @@ def test_given_a_file_of_that_name_then_it_is_left_alone(desk: Desk) -> None:
 
 def test_given_a_folder_that_is_not_there_then_the_error_names_it(desk: Desk, tmp_path: Path) -> None:
     desk.folder = tmp_path / "missing"
-    with pytest.raises(StoreError, match=r"no control socket .*missing/control\.sock: No such file"):
+    with pytest.raises(StoreError, match=r"control socket .*missing/control\.sock cannot be made: No such file"):
         desk.start()
 
 

@@ -134,12 +134,12 @@ def test_given_a_store_nobody_has_adopted_then_it_says_so_with_the_commands_and_
         "#rows": "No run has finished yet.",
         "#held": "the whole store waits until it is adopted",
         "#aside": "nothing is paused",
-        "#overdue": "No run has looked yet.",
+        "#overdue": "No run has looked for overdue rows yet.",
         "#snapshot": "No transaction snapshots are configured.",
         "#boundary": "Nothing is claimed yet.",
         "#guards": "No guard has been asked yet.",
         "#phases": "No run has been timed yet.",
-        "#kept": "Nothing has been looked at yet.",
+        "#kept": "No run has read the store yet.",
         "#queues": "The store has no topics yet.",
     }.items():
         assert sentence in page.text(part)
@@ -157,9 +157,9 @@ def test_given_nothing_to_do_after_a_run_then_the_parts_say_that_all_is_done(
     )
     page = shown(serve, look, calm, statuses.runs(now_ms))
     assert "Nothing is held: whatever is due may go." in page.text("#held")
-    assert "Nothing is overdue: all that was due has gone." in page.text("#overdue")
+    assert "Nothing is overdue: the janitor has done all that was due." in page.text("#overdue")
     assert "The last run kept no row back." in page.text("#kept")
-    assert "All guards are quiet." in page.text("#guards")
+    assert "No guard stops a run or warns." in page.text("#guards")
     assert "empty" in page.text("#queues tbody")
 
 
@@ -625,7 +625,7 @@ def test_given_a_picture_nobody_has_renewed_then_its_age_is_said(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
     page = shown(serve, look, statuses.full(now_ms - 10 * MINUTE - SECOND))
-    assert "Old figures. The janitor answers, but what it shows was drawn 10 min" in page.text("#stale")
+    assert "Old figures. The janitor answers, but its figures are from 10 min" in page.text("#stale")
 
 
 def test_the_names_of_the_example_are_hostile_enough(browser: Browser, tmp_path: Path) -> None:

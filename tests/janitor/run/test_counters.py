@@ -127,7 +127,8 @@ def test_given_a_state_that_cannot_book_when_swept_then_the_run_goes_on_and_its_
     assert rig.engine.run_once(adopt=True).errors == []
     assert (told, counter(rig, "rows_deleted_total")) == ([0] * 5, 10)
     assert [record.getMessage() for record in caplog.records].count(
-        "counters stand still until the run ends: the disk is full."
+        "the counters of this run do not change in the metrics until it ends, because they cannot be saved: the disk "
+        "is full."
     ) == 1
 
 

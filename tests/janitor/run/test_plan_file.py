@@ -364,7 +364,7 @@ def test_given_another_store_when_checked_then_it_is_refused(store: MemoryStore,
 def test_given_settings_that_moved_when_checked_then_they_are_named(
     store: MemoryStore, made: PlanFile, terms: Terms, names: str
 ) -> None:
-    with pytest.raises(PlanRefused, match=rf"settings it rests on have moved: {names}\."):
+    with pytest.raises(PlanRefused, match=rf"these settings have changed since the plan was made: {names}\."):
         made.check(MARK, terms, world_of(store))
 
 

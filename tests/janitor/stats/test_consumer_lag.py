@@ -244,7 +244,9 @@ def test_given_a_topic_that_cannot_be_read_when_counted_then_it_is_said_once_and
         clock.advance(60 * SECOND)
         count.step()
     assert found(state) == {"a/billing": 3, "b/billing": 1, "c/billing": 3}
-    assert caplog.messages == ["how far the consumers of default:b are could not be counted: a block is corrupt."]
+    assert caplog.messages == [
+        "the janitor could not count how far the consumers of default:b are: a block is corrupt."
+    ]
     broken[0] = False
     clock.advance(60 * SECOND)
     count.step()

@@ -84,7 +84,8 @@ def test_given_a_consumer_that_has_not_read_when_swept_then_what_it_has_not_read
         assert held(report)["consumer"] == report.held_rows() == 3
         [note] = [note for note in report.guards if note.guard == "consumer"]
         assert (
-            note.message == "default:orders keeps what consumer billing has not read, for 7200 s after its ttl at most"
+            note.message
+            == "default:orders keeps messages that consumer billing has not read, for at most 7200 s after their ttl"
         )
     assert orders.times() == [*times[2:], NOW_MS]
     read(positions, orders, MessageId(times[3], 3))
@@ -371,7 +372,7 @@ def test_given_several_consumers_when_reported_then_the_one_furthest_behind_is_n
     read(positions, orders, MessageId(DUE_MS - 3, 0), "b")
     read(positions, orders, MessageId(DUE_MS - 2, 0), "c")
     [note] = [note.message for note in rig_of(store, positions).engine.preview().guards if note.guard == "consumer"]
-    assert "what consumer b has not read" in note
+    assert "messages that consumer b has not read" in note
 
 
 def test_given_a_plan_when_applied_then_what_consumers_have_not_read_stays(

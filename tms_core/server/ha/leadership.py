@@ -315,7 +315,7 @@ def undecided() -> StoreUnavailable:
     """What a publisher is told whose messages were written when this server may not have led any more."""
     return StoreUnavailable(
         "This server lost the lead while it wrote; whether that counts is not known.",
-        "Look whether it is there before you send it again.",
+        "Look whether the change is there before you send it again.",
     )
 
 

@@ -206,7 +206,7 @@ class Agreement:
         if (slots, changes) == (self._wanted.slots, False):
             return True
         if reason := self._hindrance(slots):
-            self._say(f"{self._wanted.slots} slots do not count yet: {reason}")
+            self._say(f"{self._wanted.slots} slots are not in force yet: {reason}")
             return False
         try:
             done = (
@@ -240,14 +240,16 @@ class Agreement:
             else:
                 lease.acquire()
         except (LeaseHeld, LeaseLost):
-            return f"servers that share {slots} run. They wait until those have ended."
+            return (
+                f"servers whose server.leader.slots is {slots} still run. The new servers wait until those have ended."
+            )
         seen = lease.seen
         left = None if seen is None else seen if seen.holder else seen.former
         if left is None or left.renewed_ms + REACH_MS <= self._clock.now_ms():
             return None
         return (
-            f"{left.holder} has not ended in good order, and something of it may be under way. They wait "
-            f"{REACH_MS // 60_000} minutes, or a server with {slots} starts and ends."
+            f"{left.holder} did not end in an orderly way, and HBase may still be writing for it. The new servers wait "
+            f"{REACH_MS // 60_000} minutes, or until a server with server.leader.slots: {slots} starts and ends."
         )
 
     def _write(self, value: bytes | None, slots: int) -> bool:

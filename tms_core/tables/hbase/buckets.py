@@ -74,8 +74,8 @@ class Buckets:
                 raise self._misfit(table, sample, number)
         if not said and not any(sample.rows for sample in samples.values()):
             logger.info(
-                "storage.hbase.buckets is taken to be %d: the tables of %s are empty, and what they say themselves can "
-                "only be read with storage.hbase.thrift2",
+                "storage.hbase.buckets is assumed to be %d: the tables of %s are empty, and without "
+                "storage.hbase.thrift2 their own number cannot be read",
                 number,
                 self._namespace,
             )

@@ -184,8 +184,8 @@ class HBaseRows:
             self.wrong_salts += rows
         if is_news:
             logger.warning(
-                "%s has rows under a salt that is not theirs; they are swept like all others, but CDAP never finds "
-                "them: something has put them by a wrong number of buckets",
+                "%s has rows under a wrong salt, so CDAP never finds them: a program has written them with a wrong "
+                "number of buckets. The janitor sweeps them like all others",
                 self.name.decode(),
             )
 

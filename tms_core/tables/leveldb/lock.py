@@ -24,7 +24,7 @@ from tms_core.errors import StoreBusy, StoreError, StoreFull, WriteRefused
 
 #: What the library and the operating system say, and what the operator can do about it.
 _FULL = ("No space left", "quota exceeded", "File too large")
-_FREE = "Free some space on that disk, and it goes on by itself: rows are deleted by writing a little first."
+_FREE = "Free some space on that disk; then it goes on by itself. Deleting rows needs a little space first."
 _HINTS = (
     (
         ("Permission denied", "not permitted", "Read-only file system"),

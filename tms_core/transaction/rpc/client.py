@@ -287,7 +287,8 @@ class TransactionClient:
     def _unclear(self, name: str, what: str) -> OutcomeUnknown:
         return OutcomeUnknown(
             f"It is not known whether the transaction service {self.address} has done {name}: {what}.",
-            "After a commit invalidate the transaction, and take nothing back: what had been committed stays so.",
+            "If this was a commit: invalidate the transaction, and roll nothing back. If it was committed, it stays "
+            "committed.",
         )
 
 

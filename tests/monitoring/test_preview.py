@@ -1,0 +1,96 @@
+"""The dashboard without Grafana: each panel in its place, with what answers its questions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from tools.monitoring.chart import COLOURS, Chart
+from tools.monitoring.dashboard import dashboard
+from tools.monitoring.preview import Source, chosen, page
+
+BEGIN = 1_700_000_000
+VALUES = {"$namespace": "apps", "$job": "janitor", "$__rate_interval": "1m"}
+OPEN = {row["title"]: row for row in dashboard()["panels"] if row["type"] == "row" and not row["collapsed"]}
+
+
+def series(*numbers: float | str, **labels: str) -> dict[str, Any]:
+    """A line as Prometheus gives it: a number for each second."""
+    return {"metric": labels, "values": [[BEGIN + at, str(number)] for at, number in enumerate(numbers)]}
+
+
+def source(ask: Callable[[str], Sequence[Mapping[str, Any]]]) -> Source:
+    return Source(ask, (BEGIN, BEGIN + 60), VALUES)
+
+
+def drawn(html: str, title: str) -> str:
+    """The panel of that title."""
+    [found] = re.findall(f"<section[^>]*><h3>{re.escape(title)}</h3>.*?</section>", html)
+    return str(found)
+
+
+def test_given_variables_when_panels_are_asked_then_none_of_them_is_left_in_any_question() -> None:
+    asked: list[str] = []
+
+    def ask(expression: str) -> list[dict[str, Any]]:
+        asked.append(expression)
+        return []
+
+    page(dashboard(), source(ask), list(OPEN))
+    assert [expression for expression in asked if "$" in expression] == []
+    assert 'max(tms_janitor_paused{namespace=~"apps",job=~"janitor"})' in asked
+    assert chosen("rate(x[$__rate_interval])", VALUES) == "rate(x[1m])"
+
+
+def test_given_no_answers_when_drawn_then_every_panel_of_the_rows_is_there_and_says_so() -> None:
+    html = page(dashboard(), source(lambda _: []), ["Is it well?", "Queues and consumers"])
+    assert html.count("<section") == html.count("<p>No data</p>") == 6 + 8
+    assert re.findall("<h2[^>]*>([^<]*)<", html) == ["Is it well?", "Queues and consumers"]
+
+
+def test_given_rows_that_are_left_out_when_drawn_then_they_leave_no_hole() -> None:
+    alone = page(dashboard(), source(lambda _: []), ["Queues and consumers"])
+    first = page(dashboard(), source(lambda _: []), ["Is it well?"])
+    assert re.findall(r"<h2 style=\"top:(\d+)px", alone) == re.findall(r"<h2 style=\"top:(\d+)px", first)
+
+
+@pytest.mark.parametrize(("waiting", "colour"), [("0", "#3d9142"), ("3022", "#d9730d")])
+def test_given_a_number_when_it_is_drawn_then_its_ground_has_the_colour_of_its_threshold(
+    waiting: str, colour: str
+) -> None:
+    html = page(dashboard(), source(lambda _: [series(7, waiting)]), ["Is it well?"])
+    panel = drawn(html, "Rows that are due and stay")
+    assert f"background:{colour}" in panel
+    assert ("<p>3.02 K</p>" in panel) == (waiting == "3022")
+
+
+def test_given_a_panel_with_words_for_its_numbers_when_drawn_then_it_shows_the_word() -> None:
+    html = page(dashboard(), source(lambda _: [series(0, 1)]), ["Is it well?"])
+    assert "<p>yes</p>" in drawn(html, "Paused")
+
+
+def test_given_two_lines_when_drawn_then_each_has_its_name_its_colour_and_its_unit() -> None:
+    lines = [series(1, 1500, table="message", rule="<expired>"), series(0, "NaN", 0, table="payload", rule="expired")]
+    panel = drawn(page(dashboard(), source(lambda _: lines), ["What it does"]), "Rows deleted")
+    for name, colour in zip(("message &lt;expired&gt;", "payload expired"), COLOURS, strict=False):
+        assert f'<i style="background:{colour}"></i>{name}</span>' in panel
+        assert f'stroke="{colour}"' in panel
+    assert "1.5 K rows/s" in panel
+    assert "nan" not in panel.lower()
+
+
+def test_given_a_line_with_a_hole_when_drawn_then_nothing_is_drawn_across_it() -> None:
+    points = [(BEGIN + at, 5.0) for at in (0, 1, 2, 30, 31)]
+    chart = Chart.around([points], (BEGIN, BEGIN + 60), "s", (400, 200), low=0)
+    assert chart.svg([points]).count("<polyline") == 2
+    # The largest and the smallest number are the ends of the axis, and the highest is near the top.
+    assert (chart.marks[0], chart.marks[-1]) == (0, 5)
+    assert ">22:13:30<" in chart.svg([points])
+
+
+def test_given_a_kind_of_panel_that_is_not_drawn_when_it_has_data_then_it_is_refused() -> None:
+    with pytest.raises(ValueError, match="a table cannot be drawn: Versions"):
+        page(dashboard(), source(lambda _: [series(1)]), ["Process"])

@@ -1,0 +1,198 @@
+"""The dashboard as a page, without Grafana: the panels' own questions, answered by a Prometheus, drawn in HTML and SVG.
+
+The documentation's pictures are taken of it. It draws what this dashboard uses of Grafana and nothing else: places,
+units, thresholds, words for numbers, legends. Grafana's own look differs a little.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import isfinite
+from typing import Any, NamedTuple
+
+from tools.monitoring.chart import COLOURS, Chart, Points
+from tools.monitoring.dashboard import COLUMNS
+from tools.monitoring.units import written
+
+#: How wide a column and how high a line of Grafana's grid is, in pixels, with the gap that follows.
+_COLUMN, _LINE, _GAP = 52, 38, 8
+#: Where the grid begins.
+_LEFT, _TOP = 20, 52
+#: What a panel's title and each line of its legend take, and what is free at its sides.
+_TITLE, _LEGEND, _SIDE = 32, 18, 12
+#: How wide a letter of a legend is, and what its mark and the gap behind it take.
+_LETTER, _MARK, _MOST_LEGENDS = 7, 34, 5
+#: Of stats; the text on them is white.
+_BACKGROUNDS = {"green": "#3d9142", "orange": "#d9730d", "red": "#cf2f45"}
+
+_STYLE = """
+:root { color-scheme: light dark; --page: #f4f5f5; --panel: #fff; --edge: #dfe0e2; --text: #24292e; --soft: #5f656e;
+  --grid: #ebecee; }
+@media (prefers-color-scheme: dark) { :root { --page: #111217; --panel: #181b1f; --edge: #2b2e34; --text: #d5d7dc;
+  --soft: #9a9da6; --grid: #26292f; } }
+body { margin: 0; position: relative; background: var(--page); color: var(--text);
+  font: 12px/18px Inter, "Helvetica Neue", Arial, "Liberation Sans", sans-serif; }
+h1, h2 { position: absolute; margin: 0; left: 20px; font-weight: 500; }
+h1 { top: 14px; font-size: 18px; line-height: 24px; }
+h2 { font-size: 15px; line-height: 32px; }
+section { position: absolute; box-sizing: border-box; overflow: hidden; border: 1px solid var(--edge);
+  border-radius: 3px; background: var(--panel); }
+h3 { margin: 0; padding: 4px 12px; font-size: 13px; line-height: 24px; font-weight: 500; white-space: nowrap; }
+.stat { color: #fff; border-color: transparent; }
+.stat p { margin: 0; font-size: 38px; line-height: 88px; text-align: center; font-weight: 500; }
+.none p { margin: 0; text-align: center; color: var(--soft); font-size: 14px; padding-top: 30px; }
+.legend { padding: 0 12px; }
+.legend span { display: inline-block; margin-right: 14px; white-space: nowrap; }
+.legend i { display: inline-block; width: 14px; height: 4px; border-radius: 2px; margin: 0 6px 3px 0; }
+svg { display: block; }
+svg text { fill: var(--soft); font-size: 11px; }
+svg .grid { stroke: var(--grid); }
+svg polyline { fill: none; stroke-width: 1.5; stroke-linejoin: round; }
+svg polygon { fill-opacity: .1; }
+"""
+
+
+class Line(NamedTuple):
+    """One line of a panel: what its legend says, and its points."""
+
+    name: str
+    points: Points
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What answers the panels.
+
+    Args:
+        ask: the lines that answer an expression over all of the time, as Prometheus gives them: each has its labels as
+            ``metric``, and pairs of a time and a number as ``values``.
+        span: when that time began and ended, in seconds of the epoch.
+        values: what stands for each of the dashboard's variables, as ``{"$job": "janitor"}``.
+    """
+
+    ask: Callable[[str], Sequence[Mapping[str, Any]]]
+    span: tuple[float, float]
+    values: Mapping[str, str]
+
+    def lines(self, panel: Mapping[str, Any]) -> list[Line]:
+        """What answers a panel's questions; numbers that are none are left out."""
+        found = []
+        for target in panel["targets"]:
+            for series in self.ask(chosen(target["expr"], self.values)):
+                points = [(float(time), float(number)) for time, number in series["values"]]
+                name = _named(target["legendFormat"], series["metric"])
+                found.append(Line(name, [point for point in points if isfinite(point[1])]))
+        return [line for line in found if line.points]
+
+
+def chosen(expression: str, values: Mapping[str, str]) -> str:
+    """A panel's expression as Grafana asks it.
+
+    Args:
+        expression: with the dashboard's variables in it.
+        values: what stands for each variable.
+    """
+    for name, value in values.items():
+        expression = expression.replace(name, value)
+    return expression
+
+
+def page(document: Mapping[str, Any], source: Source, rows: Collection[str]) -> str:
+    """Some rows of a dashboard as an HTML page, light or dark as its reader prefers.
+
+    Args:
+        document: the dashboard.
+        source: answers its panels.
+        rows: the titles of the rows that are drawn.
+
+    Raises:
+        KeyError: for a unit that cannot be written here.
+        ValueError: for a kind of panel that cannot be drawn here.
+    """
+    drawn: list[str] = []
+    top = _TOP
+    for row, panels in _rows(document):
+        if row["title"] in rows:
+            drawn.append(f'<h2 style="top:{top}px">{escape(row["title"])}</h2>')
+            # Rows that are left out leave no hole.
+            shift = top - row["gridPos"]["y"] * _LINE
+            drawn += [_section(panel, source, shift) for panel in panels]
+            top = shift + max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels) * _LINE
+    size = f"width:{2 * _LEFT + COLUMNS * _COLUMN - _GAP}px;height:{top + _GAP}px"
+    title = escape(document["title"])
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
+        f'<body style="{size}"><h1>{title}</h1>{"".join(drawn)}</body></html>\n'
+    )
+
+
+def _rows(document: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+    """Each row with its panels: folded rows have them inside, open ones behind them."""
+    found: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = []
+    for panel in document["panels"]:
+        if panel["type"] == "row":
+            found.append((panel, list(panel["panels"])))
+        else:
+            found[-1][1].append(panel)
+    return found
+
+
+def _named(legend: str, labels: Mapping[str, str]) -> str:
+    """What a line is called: its labels stand for their names in braces."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda name: labels.get(name[1], ""), legend)
+
+
+def _section(panel: Mapping[str, Any], source: Source, shift: int) -> str:
+    """A panel in its place; ``shift`` is how far down it is moved, in pixels."""
+    place, lines = panel["gridPos"], source.lines(panel)
+    width, height = place["w"] * _COLUMN - _GAP, place["h"] * _LINE - _GAP
+    style = f"left:{_LEFT + place['x'] * _COLUMN}px;top:{shift + place['y'] * _LINE}px"
+    style += f";width:{width}px;height:{height}px"
+    if not lines:
+        kind, inside = "none", "<p>No data</p>"
+    elif panel["type"] == "stat":
+        kind, (inside, colour) = "stat", _stat(panel["fieldConfig"]["defaults"], lines[0])
+        style += f";background:{colour}"
+    elif panel["type"] == "timeseries":
+        kind, inside = "chart", _chart(panel, lines, source.span, (width, height))
+    else:
+        raise ValueError(f"a {panel['type']} cannot be drawn: {panel['title']}")
+    return f'<section class="{kind}" style="{style}"><h3>{escape(panel["title"])}</h3>{inside}</section>'
+
+
+def _stat(defaults: Mapping[str, Any], line: Line) -> tuple[str, str]:
+    """The last number, or the word for it, and the colour of its threshold."""
+    _, number = line.points[-1]
+    words = {value: word["text"] for mapping in defaults["mappings"] for value, word in mapping["options"].items()}
+    steps = defaults["thresholds"]["steps"]
+    *_, colour = (step["color"] for step in steps if step["value"] is None or number >= step["value"])
+    text = words.get(f"{number:g}") or written(number, defaults["unit"])
+    return f"<p>{escape(text)}</p>", _BACKGROUNDS[colour]
+
+
+def _chart(panel: Mapping[str, Any], lines: Sequence[Line], span: tuple[float, float], shape: tuple[int, int]) -> str:
+    """All lines over one time, with their names below."""
+    width, height = shape
+    left = width - 2, height - _TITLE - _LEGEND * _legends(lines, width - 2 * _SIDE) - _SIDE
+    defaults = panel["fieldConfig"]["defaults"]
+    points = [line.points for line in lines]
+    chart = Chart.around(points, span, defaults["unit"], left, low=defaults.get("min"))
+    names = "".join(
+        f'<span><i style="background:{COLOURS[at % len(COLOURS)]}"></i>{escape(line.name)}</span>'
+        for at, line in enumerate(lines)
+    )
+    return f'{chart.svg(points)}<div class="legend">{names}</div>'
+
+
+def _legends(lines: Sequence[Line], width: int) -> int:
+    """Into how many lines the names of a chart's lines are broken."""
+    count, taken = 1, 0
+    for line in lines:
+        wanted = len(line.name) * _LETTER + _MARK
+        if taken and taken + wanted > width:
+            count, taken = count + 1, 0
+        taken += wanted
+    return min(_MOST_LEGENDS, count)

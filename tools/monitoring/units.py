@@ -1,0 +1,69 @@
+"""Numbers as Grafana writes them: a few digits, and the unit that fits their size."""
+
+from __future__ import annotations
+
+from math import ceil, floor, log10
+
+#: Of time, from which number of seconds on it is counted in what.
+_TIMES = ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "mins"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+#: Of the other units: what a number of it is divided by once, what the steps are called, and what stands behind them.
+_STEPS = {
+    "bytes": (1024, ("B", "KiB", "MiB", "GiB", "TiB"), ""),
+    "Bps": (1000, ("B", "kB", "MB", "GB", "TB"), "/s"),
+    "rowsps": (1000, ("", "K", "M", "B", "T"), " rows/s"),
+    "ops": (1000, ("", "K", "M", "B", "T"), " ops/s"),
+    "reqps": (1000, ("", "K", "M", "B", "T"), " req/s"),
+    "cps": (1000, ("", "K", "M", "B", "T"), " c/s"),
+    "short": (1000, ("", "K", "Mil", "Bil", "Tri"), ""),
+}
+
+
+def scale(value: float, unit: str) -> tuple[float, str]:
+    """By what a number of this size is divided, and what stands behind the quotient.
+
+    Args:
+        value: in the unit.
+        unit: as Grafana names it: ``s``, ``percentunit``, ``bytes``, ``Bps``, ``rowsps``, ``ops``, ``reqps``, ``cps``
+            or ``short``.
+
+    Raises:
+        KeyError: for a unit that is not one of those.
+    """
+    size = abs(value)
+    if unit == "percentunit":
+        return 0.01, "%"
+    if unit == "s":
+        by, name = next((found for found in _TIMES if size >= found[0]), _TIMES[-1] if size else (1.0, "s"))
+        return by, f" {name}"
+    base, names, behind = _STEPS[unit]
+    power = 0
+    while size >= base ** (power + 1) and power + 1 < len(names):
+        power += 1
+    return float(base**power), f"{' ' if names[power] else ''}{names[power]}{behind}"
+
+
+def written(value: float, unit: str) -> str:
+    """A number with its unit, in three digits or more where it has more before the point."""
+    by, behind = scale(value, unit)
+    quotient = value / by
+    if quotient == 1 and behind in (" days", " hours", " mins"):
+        behind = behind.removesuffix("s")
+    return f"{quotient:.0f}{behind}" if abs(quotient) >= 100 else f"{float(f'{quotient:.3g}'):g}{behind}"
+
+
+def ticks(low: float, high: float, unit: str, most: int = 6) -> list[float]:
+    """Round numbers for an axis, so that all values are between the first and the last.
+
+    Args:
+        low: the smallest value.
+        high: the largest.
+        unit: of both.
+        most: how many steps there are at most.
+    """
+    by, _ = scale(max(abs(low), abs(high)), unit)
+    high = high if high > low else low + by
+    span = (high - low) / by
+    power = 10.0 ** floor(log10(span / most))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * most >= span * 0.999)
+    first, last = floor(low / by / step), ceil(high / by / step)
+    return [at * step * by for at in range(first, max(last, first + 1) + 1)]
