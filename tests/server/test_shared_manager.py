@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -28,7 +29,7 @@ from tms_core.tables.side import MemorySide
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import MessageKind
 from tms_core.transaction.manager.manager import TransactionManager
-from tms_core.transaction.manager.storage import DirectoryStorage
+from tms_core.transaction.manager.storage import DirectoryStorage, Recovered
 from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable
 from tms_core.transaction.rpc.passing import OtherService
@@ -41,11 +42,24 @@ OVER_MS = SECONDS * 1000 + 1
 class Node:
     """One of the servers."""
 
-    def __init__(self, side: MemorySide, name: str, clock: ManualClock, token_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        side: MemorySide,
+        name: str,
+        clock: ManualClock,
+        token_file: Path | None = None,
+        former: Callable[[], Recovered] | None = None,
+    ) -> None:
         lease = Lease(SideCell(side, b"l"), name, SECONDS, clock, wall_clocks=False)
         self.leadership = Leadership(lease, clock, fencing_delay_seconds=0)
         self.shared = SharedManager(
-            side, self.leadership, clock, clock_allowance_seconds=300, token_file=token_file, begun=self.begun
+            side,
+            self.leadership,
+            clock,
+            clock_allowance_seconds=300,
+            token_file=token_file,
+            former=former,
+            begun=self.begun,
         )
         token = None if token_file is None else token_file.read_bytes
         self.service = TransactionService(
@@ -54,8 +68,10 @@ class Node:
         self.service.start()
         self.shared.at(self.service.address)
         self.takeovers = 0
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def begun(self, manager: TransactionManager) -> None:
+        self.meanwhile()
         assert manager.running
         self.takeovers += 1
 
@@ -178,6 +194,43 @@ def test_given_no_log_yet_when_a_server_that_does_not_lead_is_asked_then_it_says
         pytest.raises(ServiceUnavailable, match="No server manages"),
     ):
         client.start_short()
+    node.stop()
+
+
+def test_given_a_server_that_took_over_in_a_tenure_that_is_over_when_it_leads_again_then_it_takes_over_anew(
+    servers: Servers,
+) -> None:
+    transaction = servers.clients[0].start_short(3600)
+    servers.change()
+    for _ in range(2):
+        assert not servers.first.look()
+    servers.clock.advance(OVER_MS)
+    # The first takes over, and is paused before its term begins.
+    goes_on = Event()
+    servers.first.meanwhile = partial(goes_on.wait, 60)
+    servers.first.leadership.step(servers.first.shared.ready)
+    assert servers.first.leadership.holds
+    assert not servers.second.look()
+    assert not servers.second.look()
+    servers.change()
+    servers.clients[1].abort(transaction)
+    servers.second.leadership.resign()
+    goes_on.set()
+    assert not servers.first.look()
+    assert servers.first.look()
+    assert not servers.first.shared.manager.is_in_progress(transaction.transaction_id)
+
+
+def test_given_a_folder_that_cannot_be_read_when_a_server_is_to_lead_then_it_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail() -> Recovered:
+        raise PermissionError(13, "Permission denied")
+
+    node = Node(MemorySide(), "a", ManualClock(NOW_MS), former=fail)
+    with caplog.at_level(logging.ERROR):
+        assert not node.look()
+    assert "does not begin" in caplog.text
     node.stop()
 
 
