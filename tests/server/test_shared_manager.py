@@ -27,11 +27,11 @@ from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.transaction.codec import wire
-from tms_core.transaction.codec.wire import MessageKind
+from tms_core.transaction.codec.wire import Failure, MessageKind
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, Recovered
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable
+from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable, SocketConnection
 from tms_core.transaction.rpc.passing import OtherService
 from tms_core.transaction.rpc.service import TransactionService
 
@@ -254,6 +254,24 @@ def test_given_a_token_when_calls_are_passed_on_then_it_is_shown(tmp_path: Path)
     with ExitStack() as stack:
         servers = Servers(stack, token)
         assert servers.clients[1].start_short().transaction_id == BASE + 1
+
+
+def test_given_calls_that_are_none_when_they_are_passed_on_then_they_are_answered_as_by_the_leader_and_disturb_no_one(
+    servers: Servers,
+) -> None:
+    servers.clients[1].start_short()
+    known = servers.second.shared._other
+    without_its_argument = wire.message(MessageKind.CALL, "startShortTimeout", 7)
+    answers = []
+    for node in (servers.first, servers.second):
+        line = SocketConnection(node.service.address, 60)
+        answers.append(line.pass_on(without_its_argument, 60))
+        with pytest.raises(EOFError):
+            line.pass_on(b"\xff" * 1000, 60)
+        line.close()
+    assert answers[0] == answers[1]
+    assert wire.read_message(answers[0]).fields[2] == Failure.PROTOCOL_ERROR
+    assert servers.second.shared._other is known
 
 
 def test_given_a_leader_that_is_cut_off_in_the_middle_when_asked_then_it_is_not_known_whether_it_was_done(

@@ -109,7 +109,8 @@ class SharedManager:
         other = self._found()
         try:
             return other.ask(frame)
-        except (ServiceUnavailable, OSError, EOFError, FormatError):
+        except ServiceUnavailable:
+            # Not where the line broke: whoever sends what is no call would take away those of all others.
             self._forget()
             raise
 

@@ -29,7 +29,7 @@ from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.rpc.calls import answer, failure
-from tms_core.transaction.rpc.line import ANSWER_YOURSELF, AUTHENTICATE, ServiceUnavailable
+from tms_core.transaction.rpc.line import ANSWER_YOURSELF, AUTHENTICATE, NOT_HERE, ServiceUnavailable
 
 #: The largest request, in bytes (``data.tx.thrift.max.read.buffer``).
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -50,7 +50,6 @@ CLEANUP_SECONDS = 10
 _BACKLOG = 128
 #: What the call is shorter than that a server begins with which passes others on, in bytes.
 _SHORT_BYTES = 128
-_NOT_HERE = "Transactions are not managed here now"
 _LENGTH = struct.Struct(">i")
 
 T = TypeVar("T")
@@ -214,11 +213,11 @@ class TransactionService:
         if len(frame) <= _SHORT_BYTES and (request := wire.read_message(frame)).name == ANSWER_YOURSELF:
             if request.fields.get(1) == several.log_name.encode() != b"":
                 return wire.message(MessageKind.REPLY, request.name, request.number), True
-            return _refusal(request, _NOT_HERE), True
+            return _refusal(request, NOT_HERE), True
         if several.log_name:
             return answer(self._manager, frame), direct
         if direct:
-            return _refusal(wire.read_message(frame), _NOT_HERE), direct
+            return _refusal(wire.read_message(frame), NOT_HERE), direct
         try:
             return several.pass_on(frame), direct
         except ServiceUnavailable as error:
