@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Semaphore, Thread
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -33,7 +34,7 @@ from tms_core.transaction.manager.storage import DirectoryStorage, Recovered
 from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable, SocketConnection
 from tms_core.transaction.rpc.passing import OtherService
-from tms_core.transaction.rpc.service import TransactionService
+from tms_core.transaction.rpc.service import WORKERS, TransactionService
 
 SECONDS = 15
 OVER_MS = SECONDS * 1000 + 1
@@ -297,6 +298,31 @@ def test_given_a_leader_that_is_cut_off_in_the_middle_when_asked_then_it_is_not_
         servers.clients[1].start_short()
     thread.join()
     listener.close()
+
+
+def test_given_calls_that_wait_for_a_leader_that_is_paused_when_this_server_leads_then_it_answers_others(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, waiting = Event(), Semaphore(0)
+
+    def paused(_: bytes) -> bytes:
+        waiting.release()
+        goes_on.wait(60)
+        raise ServiceUnavailable("it is gone.")
+
+    monkeypatch.setattr(servers.second.shared, "pass_on", paused)
+    with ThreadPoolExecutor(WORKERS) as threads:
+        try:
+            stuck = [threads.submit(servers.clients[1].start_short) for _ in range(WORKERS)]
+            for _ in stuck:
+                assert waiting.acquire(timeout=60)
+            servers.change()
+            assert servers.clients[0].start_short().transaction_id > BASE
+        finally:
+            goes_on.set()
+        for one in stuck:
+            with pytest.raises(ServiceUnavailable, match="gone"):
+                one.result()
 
 
 def test_given_the_manager_of_another_log_at_the_address_when_calls_are_to_be_passed_on_then_it_is_not_asked(
