@@ -205,7 +205,7 @@ class SideStorage:
                 cells.append(value)
             at = first + len(cells)
             if not self._still():
-                # Or this would end the log of who leads now, and that one would not know what is decided behind it. Who
+                # Or this would end the log of who leads now, which would not know what is decided behind it. Who
                 # leads from here on takes the same place, or the next.
                 raise deposed()
             if self._side.exchange(_cell_key(at), None, ours):

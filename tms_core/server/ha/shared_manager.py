@@ -96,7 +96,7 @@ class SharedManager:
         except (TmsError, OSError) as error:
             logger.error("the transaction manager of this server does not begin: %s", error)
             return False
-        # Or it is from before another server led, and knows nothing of what that one has decided.
+        # Or it is from before another server led, and knows nothing of what was decided there.
         return still()
 
     @property
@@ -110,7 +110,7 @@ class SharedManager:
         try:
             return other.ask(frame)
         except ServiceUnavailable:
-            # Not where the line broke: whoever sends what is no call would take away those of all others.
+            # Not where a line broke: a client that sends what is no call would take away the lines of all others.
             self._forget()
             raise
 

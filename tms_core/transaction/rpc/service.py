@@ -106,7 +106,7 @@ class TransactionService:
         self.port = port
         self._jobs = ((cleanup_seconds, manager.expire), (snapshot_seconds, manager.take_snapshot))
         self._workers = ThreadPoolExecutor(WORKERS, "transactions")
-        # Of their own: those who wait for another server may wait for long, and that one for us.
+        # Of their own: those who wait for another server may wait for long, and the other one for us.
         self._passing = ThreadPoolExecutor(WORKERS, "transactions-elsewhere")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
