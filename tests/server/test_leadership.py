@@ -295,6 +295,45 @@ def test_given_a_write_under_way_when_the_lead_is_handed_back_then_it_ends_first
     assert first.step(), "no other server wants it"
 
 
+def test_given_a_lease_given_back_without_an_answer_when_asked_then_what_is_read_counts_no_more(
+    node: Callable[[str], Node], cell: Cell
+) -> None:
+    first, second = node("a"), node("b")
+    first.step()
+    term, still = first.leadership.term(), first.leadership.tenure()
+
+    def meanwhile() -> None:
+        assert not first.leadership.is_still(term)
+        assert not still()
+
+    cell.before_swap = meanwhile
+    cell.fails_after_writing = True
+    with pytest.raises(StoreError):
+        first.leadership.resign()
+    cell.fails_after_writing = False
+    assert second.step()
+    assert not first.leadership.is_still(term)
+    assert not still()
+    assert not first.step()
+
+
+def test_given_a_lease_that_could_not_be_given_back_when_it_is_still_held_then_it_is_given_back_at_the_next_look(
+    node: Callable[[str], Node], cell: Cell
+) -> None:
+    first = node("a")
+    first.step()
+
+    def fail() -> None:
+        raise StoreError("it does not answer.")
+
+    first.leadership.hand_back()
+    cell.before_swap = fail
+    assert not first.step()
+    assert cell.record.holder == "a"
+    assert not first.step()
+    assert cell.record.holder == ""
+
+
 # --- acknowledging ---------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -468,6 +469,56 @@ def test_given_a_snapshot_that_replaces_what_is_being_read_when_taking_over_then
     assert calls > at
 
 
+@pytest.mark.parametrize("at", [b"xr", b"xl"])
+def test_given_a_manager_that_was_paused_while_it_took_over_when_it_is_woken_then_nothing_is_decided_behind_the_leader(
+    shared: Shared, clock: ManualClock, at: bytes
+) -> None:
+    late = Late(shared.side)
+    former = TransactionManager(SideStorage(late, shared.lease), clock)
+    transaction = former.start_short()
+    late.fails_at = late.changes
+    with pytest.raises(LogFailed):
+        former.start_short()
+    late.fails_at = -1
+    leaders: list[TransactionManager] = []
+
+    def meanwhile(key: bytes) -> None:
+        if key.startswith(at):
+            late.before = lambda _: None
+            leaders.append(TransactionManager(shared(), clock))
+
+    late.before = meanwhile
+    with pytest.raises(StoreError):
+        former.abort(transaction)
+    [leader] = leaders
+    assert leader.is_in_progress(transaction.transaction_id)
+    leader.start_short()
+    assert TransactionManager(shared(), clock).status(transaction.transaction_id) == "in progress"
+
+
+def test_given_a_manager_that_was_paused_while_it_took_over_when_it_is_woken_then_the_root_still_names_the_leader(
+    shared: Shared, clock: ManualClock
+) -> None:
+    late = Late(shared.side)
+    paused = SideStorage(late, shared.lease)
+    paused.address = "paused:1"
+    manager = TransactionManager(paused, clock)
+
+    def meanwhile(_: bytes) -> None:
+        late.before = lambda _: None
+        storage = shared()
+        storage.address = "leader:1"
+        TransactionManager(storage, clock)
+
+    shared.lease()
+    late.before = meanwhile
+    with pytest.raises(StoreError):
+        manager.begin()
+    root = root_of(shared.side)
+    assert root is not None
+    assert root.address == "leader:1"
+
+
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
@@ -508,13 +559,23 @@ def test_given_snapshots_when_taken_then_only_the_last_one_and_ends_of_logs_are_
     assert kinds == [b"xl"] * managers + [b"xr", b"xs"]
 
 
+def rooted(side: SideTable, **changed: object) -> bytes:
+    """The root with something else in it."""
+    return json.dumps(json.loads(side.get(b"xr") or b"") | changed).encode()
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
         (lambda side: side.put([(b"xr", b"{}")]), "root of the transaction log"),
         (lambda side: side.delete([key for key in rows(side) if key[:2] == b"xs"]), "0 of 1 rows"),
+        (lambda side: side.delete([b"xr"]), "root of the transaction log"),
+        (lambda side: side.put([(b"xr", b'{"name": "z", "parts": "1"}')]), "root of the transaction log"),
+        (lambda side: side.put([(b"xr", rooted(side, name="no hexadecimal"))]), "root of the transaction log"),
+        (lambda side: side.put([(b"xr", rooted(side, first="1"))]), "root of the transaction log"),
         (lambda side: side.delete([[key for key in rows(side) if key[:2] == b"xl"][1]]), "is missing"),
     ],
+    ids=["root", "snapshot", "no root", "root of another kind", "root's name", "root's number", "cell"],
 )
 def test_given_damaged_rows_when_recovered_then_it_does_not_start(
     side: MemorySide, clock: ManualClock, damage: Callable[[SideTable], None], said: str

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
-from threading import Event, Thread
+from threading import Event, Semaphore, Thread
 from types import SimpleNamespace
 from typing import cast
 
@@ -32,13 +34,13 @@ from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.transaction.codec import wire
-from tms_core.transaction.codec.wire import MessageKind
+from tms_core.transaction.codec.wire import Failure, MessageKind
 from tms_core.transaction.manager.manager import TransactionManager
-from tms_core.transaction.manager.storage import DirectoryStorage
+from tms_core.transaction.manager.storage import DirectoryStorage, Recovered
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable
+from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable, SocketConnection
 from tms_core.transaction.rpc.passing import OtherService
-from tms_core.transaction.rpc.service import TransactionService
+from tms_core.transaction.rpc.service import WORKERS, TransactionService
 
 SECONDS = 15
 OVER_MS = SECONDS * 1000 + 1
@@ -47,11 +49,24 @@ OVER_MS = SECONDS * 1000 + 1
 class Node:
     """One of the servers."""
 
-    def __init__(self, side: MemorySide, name: str, clock: ManualClock, token_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        side: MemorySide,
+        name: str,
+        clock: ManualClock,
+        token_file: Path | None = None,
+        former: Callable[[], Recovered] | None = None,
+    ) -> None:
         lease = Lease(SideCell(side, b"l"), name, SECONDS, clock, wall_clocks=False)
         self.leadership = Leadership(lease, clock, fencing_delay_seconds=0)
         self.shared = SharedManager(
-            side, self.leadership, clock, clock_allowance_seconds=300, token_file=token_file, begun=self.begun
+            side,
+            self.leadership,
+            clock,
+            clock_allowance_seconds=300,
+            token_file=token_file,
+            former=former,
+            begun=self.begun,
         )
         token = None if token_file is None else token_file.read_bytes
         self.service = TransactionService(
@@ -60,8 +75,10 @@ class Node:
         self.service.start()
         self.shared.at(self.service.address)
         self.takeovers = 0
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def begun(self, manager: TransactionManager) -> None:
+        self.meanwhile()
         assert manager.running
         self.takeovers += 1
 
@@ -249,6 +266,43 @@ def test_given_no_log_yet_when_a_server_that_does_not_lead_is_asked_then_it_says
     node.stop()
 
 
+def test_given_a_server_that_took_over_in_a_tenure_that_is_over_when_it_leads_again_then_it_takes_over_anew(
+    servers: Servers,
+) -> None:
+    transaction = servers.clients[0].start_short(3600)
+    servers.change()
+    for _ in range(2):
+        assert not servers.first.look()
+    servers.clock.advance(OVER_MS)
+    # The first takes over, and is paused before its term begins.
+    goes_on = Event()
+    servers.first.meanwhile = partial(goes_on.wait, 60)
+    servers.first.leadership.step(servers.first.shared.ready)
+    assert servers.first.leadership.holds
+    assert not servers.second.look()
+    assert not servers.second.look()
+    servers.change()
+    servers.clients[1].abort(transaction)
+    servers.second.leadership.resign()
+    goes_on.set()
+    assert not servers.first.look()
+    assert servers.first.look()
+    assert not servers.first.shared.manager.is_in_progress(transaction.transaction_id)
+
+
+def test_given_a_folder_that_cannot_be_read_when_a_server_is_to_lead_then_it_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail() -> Recovered:
+        raise PermissionError(13, "Permission denied")
+
+    node = Node(MemorySide(), "a", ManualClock(NOW_MS), former=fail)
+    with caplog.at_level(logging.ERROR):
+        assert not node.look()
+    assert "does not begin" in caplog.text
+    node.stop()
+
+
 def test_given_a_damaged_log_when_a_server_is_asked_or_is_to_lead_then_it_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -269,6 +323,24 @@ def test_given_a_token_when_calls_are_passed_on_then_it_is_shown(tmp_path: Path)
     with ExitStack() as stack:
         servers = Servers(stack, token)
         assert servers.clients[1].start_short().transaction_id == BASE + 1
+
+
+def test_given_calls_that_are_none_when_they_are_passed_on_then_they_are_answered_as_by_the_leader_and_disturb_no_one(
+    servers: Servers,
+) -> None:
+    servers.clients[1].start_short()
+    known = servers.second.shared._other
+    without_its_argument = wire.message(MessageKind.CALL, "startShortTimeout", 7)
+    answers = []
+    for node in (servers.first, servers.second):
+        line = SocketConnection(node.service.address, 60)
+        answers.append(line.pass_on(without_its_argument, 60))
+        with pytest.raises(EOFError):
+            line.pass_on(b"\xff" * 1000, 60)
+        line.close()
+    assert answers[0] == answers[1]
+    assert wire.read_message(answers[0]).fields[2] == Failure.PROTOCOL_ERROR
+    assert servers.second.shared._other is known
 
 
 def test_given_a_leader_that_is_cut_off_in_the_middle_when_asked_then_it_is_not_known_whether_it_was_done(
@@ -294,6 +366,31 @@ def test_given_a_leader_that_is_cut_off_in_the_middle_when_asked_then_it_is_not_
         servers.clients[1].start_short()
     thread.join()
     listener.close()
+
+
+def test_given_calls_that_wait_for_a_leader_that_is_paused_when_this_server_leads_then_it_answers_others(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, waiting = Event(), Semaphore(0)
+
+    def paused(_: bytes) -> bytes:
+        waiting.release()
+        goes_on.wait(60)
+        raise ServiceUnavailable("it is gone.")
+
+    monkeypatch.setattr(servers.second.shared, "pass_on", paused)
+    with ThreadPoolExecutor(WORKERS) as threads:
+        try:
+            stuck = [threads.submit(servers.clients[1].start_short) for _ in range(WORKERS)]
+            for _ in stuck:
+                assert waiting.acquire(timeout=60)
+            servers.change()
+            assert servers.clients[0].start_short().transaction_id > BASE
+        finally:
+            goes_on.set()
+        for one in stuck:
+            with pytest.raises(ServiceUnavailable, match="gone"):
+                one.result()
 
 
 def test_given_the_manager_of_another_log_at_the_address_when_calls_are_to_be_passed_on_then_it_is_not_asked(

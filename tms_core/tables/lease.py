@@ -229,6 +229,8 @@ class Lease:
             if mine is None:
                 return False
             left = replace(mine, holder=holder, seconds=seconds, former=former)
+            # From here on another process can get it, and the answer to this may come late or never.
+            self._renewed_at_ms = self._clock.running_ms() - self._seconds * 1000
             done = self._cell.swap_lease(self._mine, left.pack())
             self._mine, self.fence, self.seen = None, 0, left
             return done

@@ -23,7 +23,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from tms_core.errors import FormatError, StoreError, StoreUnavailable, Unavailable
+from tms_core.errors import FormatError, StoreError, Unavailable
 from tms_core.rowkey import stop_key
 from tms_core.tables.side import SideTable
 from tms_core.transaction.codec.edits import Edit, decode_edit
@@ -74,9 +74,13 @@ class LogRoot:
             FormatError: it cannot be read.
         """
         try:
-            return cls(**json.loads(value))
+            root = cls(**json.loads(value))
+            bytes.fromhex(root.name)
+            if [type(field) for field in asdict(root).values()] != [str, int, int, int, str, str]:
+                raise ValueError("something in it is of another kind")
         except (ValueError, TypeError) as error:
             raise FormatError(f"the root of the transaction log beside the store cannot be read: {error}") from error
+        return root
 
     def pack(self) -> bytes:
         return json.dumps(asdict(self), sort_keys=True).encode()
@@ -115,7 +119,7 @@ class SideStorage:
         """Take over from the manager before: end its log, and read what it left.
 
         Raises:
-            StorageElsewhere: this server does not lead.
+            StorageElsewhere: this server does not lead, or did not do so until the end.
             StoreError: the table cannot be read or written.
             FormatError: what is in it is damaged.
         """
@@ -149,7 +153,7 @@ class SideStorage:
         """Keep a snapshot in the place of the one before, and delete what was before it.
 
         Raises:
-            StoreUnavailable: another server has taken over.
+            StorageElsewhere: another server has taken over.
             StoreError: it could not be written.
         """
         taken_ms = snapshot.visibility.timestamp_ms
@@ -178,7 +182,11 @@ class SideStorage:
         """What a root leads to, and the first cell that is ours."""
         if value is None:
             self.name = secrets.token_hex(_NAME_BYTES)
-            _, free = self._ended(0)
+            cells, free = self._ended(0)
+            if any(cell.startswith(_EDITS) for cell in cells):
+                raise FormatError(
+                    "the root of the transaction log beside the store is missing, and its cells are there"
+                )
             return self._former(), free
         root = LogRoot.parse(value)
         self.name = root.log
@@ -196,6 +204,10 @@ class SideStorage:
                     raise FormatError(f"cell {first + len(cells)} of the transaction log beside the store is missing")
                 cells.append(value)
             at = first + len(cells)
+            if not self._still():
+                # Or this would end the log of who leads now, which would not know what is decided behind it. Who
+                # leads from here on takes the same place, or the next.
+                raise deposed()
             if self._side.exchange(_cell_key(at), None, ours):
                 return cells, at + 1
 
@@ -287,9 +299,9 @@ def root_of(side: SideTable) -> LogRoot | None:
     return None if value is None else LogRoot.parse(value)
 
 
-def deposed() -> StoreUnavailable:
+def deposed() -> StorageElsewhere:
     """What is said to those who ask a manager whose server does not lead any more."""
-    return StoreUnavailable("Another server has taken over the transactions.", "Try again in some seconds.")
+    return StorageElsewhere("Another server has taken over the transactions.", "Try again in some seconds.")
 
 
 def _edits(cells: Sequence[bytes]) -> Iterator[Edit]:

@@ -17,7 +17,7 @@ from tms_core.clock import Clock
 from tms_core.errors import FormatError, StoreError, TmsError
 from tms_core.logs.harmless import get_logger
 from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
-from tms_core.server.ha.manager_log import SideStorage, root_of
+from tms_core.server.ha.manager_log import SideStorage, Still, root_of
 from tms_core.tables.side import SideTable
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import Recovered
@@ -64,7 +64,7 @@ class SharedManager:
         self._storage = SideStorage(side, leadership.tenure, former)
         self.manager = TransactionManager(self._storage, clock, clock_allowance_seconds=clock_allowance_seconds)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="manager")
-        self._beginning: Future[None] | None = None
+        self._beginning: Future[Still] | None = None
         self._closed = False
         self._clock = clock
         self._other: OtherService | None = None
@@ -92,11 +92,12 @@ class SharedManager:
             return False
         beginning, self._beginning = self._beginning, None
         try:
-            beginning.result()
-        except TmsError as error:
+            still = beginning.result()
+        except (TmsError, OSError) as error:
             logger.error("the transaction manager of this server does not begin: %s", error)
             return False
-        return True
+        # Or it is from before another server led, and knows nothing of what was decided there.
+        return still()
 
     @property
     def log_name(self) -> str:
@@ -108,7 +109,8 @@ class SharedManager:
         other = self._found()
         try:
             return other.ask(frame)
-        except (ServiceUnavailable, OSError, EOFError, FormatError):
+        except ServiceUnavailable:
+            # Not where a line broke: a client that sends what is no call would take away the lines of all others.
             self._forget()
             raise
 
@@ -122,9 +124,12 @@ class SharedManager:
         except (TmsError, OSError) as error:
             logger.warning("the transaction manager has left no snapshot, but its log: %s", error)
 
-    def _begin(self) -> None:
+    def _begin(self) -> Still:
+        """Have the manager take over; returns what says whether that still counts."""
+        still = self._leadership.tenure()
         self.manager.begin()
         self._begun(self.manager)
+        return still
 
     def _found(self) -> OtherService:
         """The leader's service, which is looked for again from time to time."""

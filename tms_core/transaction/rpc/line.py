@@ -23,6 +23,8 @@ MAX_ANSWER_BYTES = 256 * 1024 * 1024
 AUTHENTICATE = "authenticate"
 #: The call with which a server begins that passes calls on: they are for the manager with this log, and go no further.
 ANSWER_YOURSELF = "answerYourself"
+#: What such a call is answered where that manager is not, or not any more.
+NOT_HERE = "Transactions are not managed here now"
 _CHUNK_BYTES = 1 << 18
 _LENGTH = struct.Struct(">i")
 

@@ -7,11 +7,13 @@ from threading import Lock
 
 from tms_core.errors import FormatError, TransactionError
 from tms_core.transaction.codec import wire
-from tms_core.transaction.codec.wire import Failure, MessageKind
-from tms_core.transaction.rpc.line import ANSWER_YOURSELF, ServiceUnavailable, SocketConnection
+from tms_core.transaction.codec.wire import MessageKind
+from tms_core.transaction.rpc.line import ANSWER_YOURSELF, NOT_HERE, ServiceUnavailable, SocketConnection, as_text
 
 #: How long a call may take, in seconds, and connecting.
 _SECONDS, _CONNECT_SECONDS = 30.0, 5.0
+#: What an answer is shorter than that is none but a refusal, in bytes.
+_SHORT_BYTES = 1024
 
 
 class OtherService:
@@ -41,11 +43,11 @@ class OtherService:
         line = self._reused() or self._opened()
         try:
             answer = line.pass_on(frame, _SECONDS)
-            found = wire.read_message(answer) if len(answer) < 1024 else None
+            refused = _is_refused(answer)
         except BaseException:
             line.close()
             raise
-        if found is not None and found.kind == MessageKind.EXCEPTION and found.fields.get(2) == Failure.PROTOCOL_ERROR:
+        if refused:
             line.close()
             raise _unavailable(self.address, "it does not manage them any more")
         self._keep(line)
@@ -87,6 +89,14 @@ class OtherService:
             line.close()
             raise _unavailable(self.address, str(error)) from error
         return line
+
+
+def _is_refused(answer: bytes) -> bool:
+    """Whether the service has not even looked at the call."""
+    if len(answer) > _SHORT_BYTES:
+        return False
+    found = wire.read_message(answer)
+    return found.kind == MessageKind.EXCEPTION and as_text(found.fields, 1) == NOT_HERE
 
 
 def _unavailable(address: str, reason: str) -> ServiceUnavailable:

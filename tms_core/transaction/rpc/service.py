@@ -29,7 +29,7 @@ from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.rpc.calls import answer, failure
-from tms_core.transaction.rpc.line import ANSWER_YOURSELF, AUTHENTICATE, ServiceUnavailable
+from tms_core.transaction.rpc.line import ANSWER_YOURSELF, AUTHENTICATE, NOT_HERE, ServiceUnavailable
 
 #: The largest request, in bytes (``data.tx.thrift.max.read.buffer``).
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -50,7 +50,6 @@ CLEANUP_SECONDS = 10
 _BACKLOG = 128
 #: What the call is shorter than that a server begins with which passes others on, in bytes.
 _SHORT_BYTES = 128
-_NOT_HERE = "Transactions are not managed here now"
 _LENGTH = struct.Struct(">i")
 
 T = TypeVar("T")
@@ -107,6 +106,8 @@ class TransactionService:
         self.port = port
         self._jobs = ((cleanup_seconds, manager.expire), (snapshot_seconds, manager.take_snapshot))
         self._workers = ThreadPoolExecutor(WORKERS, "transactions")
+        # Of their own: those who wait for another server may wait for long, and the other one for us.
+        self._passing = ThreadPoolExecutor(WORKERS, "transactions-elsewhere")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._thread: threading.Thread | None = None
@@ -142,6 +143,7 @@ class TransactionService:
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
         self._workers.shutdown()
+        self._passing.shutdown()
         self._thread = None
 
     def _listen(self) -> socket.socket:
@@ -189,7 +191,8 @@ class TransactionService:
                 async with self._large if size > LARGE_BYTES else nullcontext():
                     frame = await self._awaited(reader.readexactly(size), REQUEST_SECONDS)
                     if known:
-                        data, direct = await self._work(self._answered, frame, direct)
+                        found, direct = await self._work(self._answered, frame, direct)
+                        data = await self._passed_on(frame) if found is None else found
                     else:
                         known, data = await self._work(self._authenticated, frame)
                     del frame
@@ -206,23 +209,30 @@ class TransactionService:
         finally:
             writer.close()
 
-    def _answered(self, frame: bytes, direct: bool) -> tuple[bytes, bool]:
-        """The answer to a frame, and whether those of its connection are passed on no further from here on."""
+    def _answered(self, frame: bytes, direct: bool) -> tuple[bytes | None, bool]:
+        """The answer to a frame, and whether those of its connection are passed on no further from here on.
+
+        No answer: it has to be passed on.
+        """
         several = self._several
         if several is None:
             return answer(self._manager, frame), direct
         if len(frame) <= _SHORT_BYTES and (request := wire.read_message(frame)).name == ANSWER_YOURSELF:
             if request.fields.get(1) == several.log_name.encode() != b"":
                 return wire.message(MessageKind.REPLY, request.name, request.number), True
-            return _refusal(request, _NOT_HERE), True
+            return _refusal(request, NOT_HERE), True
         if several.log_name:
             return answer(self._manager, frame), direct
         if direct:
-            return _refusal(wire.read_message(frame), _NOT_HERE), direct
+            return _refusal(wire.read_message(frame), NOT_HERE), direct
+        return None, direct
+
+    async def _passed_on(self, frame: bytes) -> bytes:
+        several = cast("ManagerOfSeveral", self._several)
         try:
-            return several.pass_on(frame), direct
+            return await asyncio.get_running_loop().run_in_executor(self._passing, several.pass_on, frame)
         except ServiceUnavailable as error:
-            return _refusal(wire.read_message(frame), str(error)), direct
+            return _refusal(wire.read_message(frame), str(error))
 
     def _authenticated(self, frame: bytes) -> tuple[bool, bytes]:
         """Whether a frame shows the token, and what it is answered."""
