@@ -124,7 +124,7 @@ def test_given_rows_under_wrong_salts_when_walked_in_parts_then_they_are_found_c
         found = [part.message.keys(b"", None, 1000).items for part in parts]
         assert sorted(key for items in found for key in items) == sorted([*keys(200), b"stray", b"far", b"last"])
         assert janitor.wrong_salts - before == 3
-        [said] = [record.getMessage() for record in caplog.records if "under a salt" in record.getMessage()]
+        [said] = [record.getMessage() for record in caplog.records if "under a wrong salt" in record.getMessage()]
         assert said.startswith(f"{namespace}:tms.message has rows")
         for part, items in zip(parts, found, strict=True):
             part.message.delete(items)
