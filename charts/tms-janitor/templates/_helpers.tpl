@@ -48,6 +48,13 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 {{- end }}
 
+{{/* The image for Spark, in the registry of all charts where there is one, whatever registry it names. */}}
+{{- define "tms.sparkImage" -}}
+{{- $name := .Values.spark.image }}
+{{- with .Values.global.imageRegistry }}{{ $name = printf "%s/%s" . (regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $name "") }}{{ end }}
+{{- $name }}
+{{- end }}
+
 {{- define "tms.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create }}
 {{- default (include "tms.fullname" .) .Values.serviceAccount.name }}
@@ -374,7 +381,7 @@ spec:
 
 {{/* What Spark makes pods of for its executors on Kubernetes. It says itself how much memory they get, and what they run. */}}
 {{- define "tms.executor" -}}
-{{- $pod := include "tms.pod" (dict "root" . "component" "executor" "image" .Values.spark.image "args" list "restartPolicy" "Never" "data" (eq (include "tms.sparkKeepsFiles" .) "yes")) | fromYaml }}
+{{- $pod := include "tms.pod" (dict "root" . "component" "executor" "image" (include "tms.sparkImage" .) "args" list "restartPolicy" "Never" "data" (eq (include "tms.sparkKeepsFiles" .) "yes")) | fromYaml }}
 {{- $_ := unset (first $pod.spec.containers) "resources" }}
 {{- merge (dict "apiVersion" "v1" "kind" "Pod") $pod | toPrettyJson }}
 {{- end }}
@@ -407,13 +414,9 @@ readinessProbe:
 {{- end }}
 {{- end }}
 
-{{/* Where `tms` finds the server of its own pod, without being told. A certificate would be for another name. */}}
+{{/* By what `tms` finds the server and the transactions of its own pod, without being told. */}}
 {{- define "tms.clientEnv" -}}
-{{- if .Values.server.tls }}
-[]
-{{- else }}
-- {name: TMS_URL, value: {{ printf "http://%s:%d" (ternary "[::1]" "127.0.0.1" (contains ":" .Values.server.host)) (int .Values.server.port) | quote }}}
-{{- end }}
+- {name: TMS_CONFIG, value: /etc/tms/tms.yaml}
 {{- end }}
 
 {{/* How far apart two turns are at most that a field of a crontab names. Takes a dict: field; size, how many there are. */}}
