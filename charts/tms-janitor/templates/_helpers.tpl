@@ -351,7 +351,8 @@ spec:
         {{- with .extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-    {{- with .extraContainers }}
+    {{- /* A run with a neighbour that never ends would never end. */}}
+    {{- with ternary .extraContainers $own.extraContainers (empty $.restartPolicy) }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   volumes:
