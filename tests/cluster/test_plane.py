@@ -135,3 +135,27 @@ def test_a_cronjob_that_was_stopped_by_hand_stays_so_when_helm_4_upgrades_it(pla
     helm(plane, "rollback", "stopped", "1", "--no-hooks", program="helm4")
     assert plane.get(where)["spec"]["suspend"] is True
     helm(plane, "uninstall", "stopped", "--no-hooks", program="helm4")
+
+
+def test_a_decision_that_helm_gave_up_waiting_for_ends_by_itself_and_never_reads_later_settings(
+    plane: ControlPlane,
+) -> None:
+    name = ("--namespace", "apps", "--set", "fullnameOverride=late")
+    decided = ("--set", "decisions.adopt=a,decisions.activeDeadlineSeconds=20", "--timeout", "5s")
+    # No pod ever runs here, as where an image or a store cannot be had.
+    gave_up = run("helm", "install", "late", CHART, *name, *decided, kubeconfig=plane.kubeconfig)
+    assert (gave_up.returncode, "timed out" in gave_up.stderr) == (1, True), gave_up.stderr
+    job = f"{place('Job', 'apps')}/late-adopt-0"
+    mounted = plane.get(job)["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"]
+    assert mounted in plane.named("/api/v1/namespaces/apps/configmaps")
+
+    later = ("--set", "fullnameOverride=late,storage.hbase.thrift={other:9090}", "--no-hooks")
+    helm(plane, "upgrade", "late", CHART, *later)
+    assert mounted not in plane.named("/api/v1/namespaces/apps/configmaps")
+
+    def reasons() -> list[str]:
+        return [each["reason"] for each in plane.get(job).get("status", {}).get("conditions", ())]
+
+    until(lambda: "DeadlineExceeded" in reasons(), "the Job is over")
+    helm(plane, "uninstall", "late", "--no-hooks")
+    assert plane.request("DELETE", f"{job}?propagationPolicy=Background").status_code == 200
