@@ -196,6 +196,15 @@ def test_given_a_mistyped_name_when_loaded_then_the_right_one_is_suggested(tmp_p
     assert "Did you mean TMS_SERVER__PORT?" in refused(tmp_path, "", {name: "1"})
 
 
+@pytest.mark.parametrize("name", ["TMS_server__port", "TMS_Server__Port", "TMS_SERVER__port"])
+def test_given_a_name_that_is_not_in_capitals_when_loaded_then_it_is_refused_and_never_wins(
+    tmp_path: Path, name: str
+) -> None:
+    message = refused(tmp_path, "", {"TMS_SERVER__PORT": "1", name: "2"})
+    assert message.startswith(f"{name} in the environment is not a setting.")
+    assert "Did you mean TMS_SERVER__PORT?" in message
+
+
 # --- files that are not right ----------------------------------------------------------------------------------------
 
 

@@ -689,3 +689,13 @@ def test_given_the_beginning_of_a_verb_then_the_shell_can_complete_it(
     monkeypatch.setenv("COMP_CWORD", "1")
     assert shell_complete(cli, {}, "tms", "_TMS_COMPLETE", "bash_complete") == 0
     assert {line.partition(",")[2] for line in capsys.readouterr().out.splitlines()} == {"poll", "producer", "publish"}
+
+
+def test_given_settings_that_the_environment_names_then_their_server_is_asked(
+    typed: Type, server: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "tms.yaml"
+    settings.write_text(f"server: {{port: {server.url.rpartition(':')[2]}}}\n", encoding="utf-8")
+    monkeypatch.delenv("TMS_URL")
+    monkeypatch.setenv("TMS_CONFIG", str(settings))
+    assert typed("topic", "list")[0] == 0

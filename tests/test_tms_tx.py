@@ -232,6 +232,10 @@ def test_given_no_service_then_1_with_the_next_step(
         settings.write_text(f"transactions: {{thrift: '{address}'}}\n", encoding="utf-8")
         assert execute(["tx", "list", "--config", str(settings)]) == 1
         assert f"The transaction service {address} cannot be reached" in capsys.readouterr().err
+        with monkeypatch.context() as patch:
+            patch.setenv("TMS_CONFIG", str(settings))
+            assert execute(["tx", "list"]) == 1
+        assert f"The transaction service {address} cannot be reached" in capsys.readouterr().err
         monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", address)
         assert execute(["tx", "invalidate", "1"]) == 1
         assert "Start it (tms serve)" in capsys.readouterr().err

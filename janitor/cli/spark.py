@@ -152,7 +152,7 @@ def sweep(
             show(current, on_spark.preview(patterns))
             return 0
         try:
-            with on_spark.feedback() as feedback, on_spark.writing(feedback) as engine:
+            with on_spark.feedback() as feedback, on_spark.writing(feedback, waits=True) as engine:
                 report = engine.run_once(adopt=adopt, patterns=patterns)
                 after_run(engine)
         except (StoreBusy, StateBusy) as error:

@@ -22,6 +22,7 @@ from tms_core.client import (
     Unanswered,
 )
 from tms_core.client.testing import InProcess
+from tms_core.clock import ManualClock
 
 ORDERS, BILLS = "default:orders", "default:bills"
 
@@ -194,6 +195,19 @@ def test_given_payloads_that_others_have_stored_when_committed_then_those_asked_
     assert committed(client, ORDERS) == ([b"0a", b"0b", b"2a", b"2b"] if end == "commit" else [])
     found = last(client)
     assert (found.label if found else None) == ("batch 1" if end == "commit" else None)
+
+
+def test_given_a_ttl_when_what_others_have_stored_is_published_then_it_lives_so_long(
+    site: InProcess, client: Client, clock: ManualClock
+) -> None:
+    with client.transaction() as tx:
+        part = site.transactions().checkpoint(tx.transaction)
+        client.store(ORDERS, [b"a", b"b"], transaction=part)
+        tx.publish_stored(ORDERS, [part.write_pointer], ttl=60)
+    clock.advance(60_000)
+    assert committed(client, ORDERS) == [b"a", b"b"]
+    clock.advance(1)
+    assert committed(client, ORDERS) == []
 
 
 def test_given_a_loop_then_a_producer_does_the_same_in_it(site: InProcess) -> None:

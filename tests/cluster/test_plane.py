@@ -42,9 +42,9 @@ def place(kind: str, namespace: str) -> str:
     return f"{PLACES[kind]}/namespaces/{namespace}/{plural}"
 
 
-def helm(plane: ControlPlane, *words: object) -> str:
+def helm(plane: ControlPlane, *words: object, program: str = "helm") -> str:
     """A helm command that has to succeed; what it said."""
-    done = run("helm", *words, "--namespace", "apps", kubeconfig=plane.kubeconfig)
+    done = run(program, *words, "--namespace", "apps", kubeconfig=plane.kubeconfig)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -118,3 +118,44 @@ def test_a_cronjob_makes_its_job_and_no_second_one_beside_it(plane: ControlPlane
         "a pod is made",
     )
     helm(plane, "uninstall", "every", "--no-hooks")
+
+
+def test_a_cronjob_that_was_stopped_by_hand_stays_so_when_helm_4_upgrades_it(plane: ControlPlane) -> None:
+    options = ("--values", CHART / "ci/cronjob-values.yaml", "--no-hooks", "--set", "fullnameOverride=stopped")
+    helm(plane, "install", "stopped", CHART, *options, program="helm4")
+    where = f"{place('CronJob', 'apps')}/stopped"
+    # As `kubectl patch` does: from then on the field is somebody else's.
+    there = plane.get(where)
+    there["spec"]["suspend"] = True
+    assert plane.request("PUT", f"{where}?fieldManager=kubectl-patch", there).status_code == 200
+
+    helm(plane, "upgrade", "stopped", CHART, *options, "--set", "janitor.history_days=7", program="helm4")
+    assert settings(plane, "stopped")["janitor"]["history_days"] == 7
+    assert plane.get(where)["spec"]["suspend"] is True
+    helm(plane, "rollback", "stopped", "1", "--no-hooks", program="helm4")
+    assert plane.get(where)["spec"]["suspend"] is True
+    helm(plane, "uninstall", "stopped", "--no-hooks", program="helm4")
+
+
+def test_a_decision_that_helm_gave_up_waiting_for_ends_by_itself_and_never_reads_later_settings(
+    plane: ControlPlane,
+) -> None:
+    name = ("--namespace", "apps", "--set", "fullnameOverride=late")
+    decided = ("--set", "decisions.adopt=a,decisions.activeDeadlineSeconds=20", "--timeout", "5s")
+    # No pod ever runs here, as where an image or a store cannot be had.
+    gave_up = run("helm", "install", "late", CHART, *name, *decided, kubeconfig=plane.kubeconfig)
+    assert (gave_up.returncode, "timed out" in gave_up.stderr) == (1, True), gave_up.stderr
+    job = f"{place('Job', 'apps')}/late-adopt-0"
+    mounted = plane.get(job)["spec"]["template"]["spec"]["volumes"][0]["configMap"]["name"]
+    assert mounted in plane.named("/api/v1/namespaces/apps/configmaps")
+
+    later = ("--set", "fullnameOverride=late,storage.hbase.thrift={other:9090}", "--no-hooks")
+    helm(plane, "upgrade", "late", CHART, *later)
+    assert mounted not in plane.named("/api/v1/namespaces/apps/configmaps")
+
+    def reasons() -> list[str]:
+        return [each["reason"] for each in plane.get(job).get("status", {}).get("conditions", ())]
+
+    until(lambda: "DeadlineExceeded" in reasons(), "the Job is over")
+    helm(plane, "uninstall", "late", "--no-hooks")
+    assert plane.request("DELETE", f"{job}?propagationPolicy=Background").status_code == 200

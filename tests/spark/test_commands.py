@@ -8,22 +8,26 @@ import sys
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pandas  # type: ignore[import-untyped]
 import pytest
 
+from janitor.app.session import Session
 from janitor.app.stores import LevelDBPlace
 from janitor.cli import stats_table
 from janitor.cli.exporter import Exporter
 from janitor.metrics import Metrics
 from janitor.spark import session as on
+from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
 from janitor.status.collect import Deployment as Shown
 from janitor.sweep.context import Terms
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, every, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
 from tms_core.clock import ManualClock
+from tms_core.tables.base import Reads
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
@@ -136,6 +140,22 @@ def test_given_a_store_that_is_held_when_swept_then_it_says_so_or_skips(desk: Si
         assert desk.janitor("spark sweep --adopt").code == 4
         skipped = desk.janitor("spark sweep --adopt --skip-if-locked")
     assert (skipped.code, skipped.err.startswith("skipped:")) == (0, True)
+
+
+def test_given_a_driver_that_was_killed_when_swept_again_then_its_lease_is_waited_out_as_by_run_once(
+    desk: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, lease = [], Session.lease
+
+    def watched(
+        self: Session, state: State, store: Reads, standby: Event | None = None, until: Event | None = None
+    ) -> Any:
+        asked.append((standby, until is not None))
+        return lease(self, state, store, standby, until)
+
+    monkeypatch.setattr(Session, "lease", watched)
+    assert desk.janitor("spark sweep --adopt").code == 0
+    assert asked == [(None, True)]
 
 
 def test_given_a_janitor_that_only_plans_when_swept_then_it_only_plans(desk: Site) -> None:

@@ -109,11 +109,6 @@ class Batch:
         assert column == "as bytes"
         return self
 
-    def toLocalIterator(self) -> Iterator[tuple[bytearray | None]]:  # noqa: N802
-        for payload in self._payloads:
-            yield (None if payload is None else bytearray(payload),)
-        self._meanwhile()
-
     def mapInArrow(self, function: Any, schema: str) -> Batch:  # noqa: N802
         assert schema == "at long, pointer long"
         sent = _DUMPS(function)

@@ -92,7 +92,12 @@ def remote(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Path(dir_okay=False, path_type=Path),
         help="Certificates (PEM) by which the server's one is checked.",
     )
-    @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A settings file.")
+    @click.option(
+        "--config",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        envvar="TMS_CONFIG",
+        help="A settings file.",
+    )
     @click.option("--format", type=click.Choice(["table", "json"]), default="table", help="How the answer is written.")
     @wraps(command)
     def wrapped(

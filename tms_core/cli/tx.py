@@ -70,7 +70,12 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
     """The options of every command, handed to it as one."""
 
     @click.option("--server", metavar="HOST:PORT", help="The transaction service (transactions.thrift).")
-    @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A settings file.")
+    @click.option(
+        "--config",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        envvar="TMS_CONFIG",
+        help="A settings file.",
+    )
     @click.option("--format", type=click.Choice(["table", "json"]), default="table", help="How the answer is written.")
     @wraps(command)
     def wrapped(*, server: str | None, config: Path | None, format: str, **rest: Any) -> None:  # noqa: A002

@@ -54,7 +54,7 @@ class _Context:
         """Have it rolled back, without an error, when the block ends."""
         self._work.cancelled = True
 
-    def publish_stored(self, topic: Topic, pointers: Sequence[int]) -> None:
+    def publish_stored(self, topic: Topic, pointers: Sequence[int], ttl: timedelta | int | None = None) -> None:
         """Publish, when it commits, what other processes have stored in a topic as part of it.
 
         Each of them asks for a checkpoint of the transaction (:meth:`TransactionClient.checkpoint`) and stores with its
@@ -63,8 +63,9 @@ class _Context:
         Args:
             topic: where to.
             pointers: the write pointers of those whose payloads are wanted, in order.
+            ttl: how long they live, where that is shorter than the topic's ttl.
         """
-        self._work.publish_stored(topic, pointers)
+        self._work.publish_stored(topic, pointers, ttl)
 
     @property
     def _work(self) -> ClientTransaction:

@@ -65,8 +65,8 @@ class Outbox:
         self._begun: set[TopicId] = set()
         self._published: list[tuple[TopicId, RollbackRange]] = []
         self._moves = 0
-        #: Write pointers of checkpoints, whose payloads other processes have stored.
-        self._elsewhere: list[tuple[TopicId, Sequence[int]]] = []
+        #: Write pointers of checkpoints, whose payloads other processes have stored, and how long those live.
+        self._elsewhere: list[tuple[TopicId, Sequence[int], int | None]] = []
 
     async def add(
         self,
@@ -91,14 +91,14 @@ class Outbox:
             for name in list(self._kept):
                 await self._send_ahead(name)
 
-    def refer(self, topic: calls.Topic, pointers: Sequence[int]) -> None:
+    def refer(self, topic: calls.Topic, pointers: Sequence[int], ttl: timedelta | int | None = None) -> None:
         """Have what was stored with pointers of the transaction's checkpoints published, too."""
-        self._elsewhere.append((topic_id(topic), pointers))
+        self._elsewhere.append((topic_id(topic), pointers, None if ttl is None else seconds(ttl)))
 
     async def publish(self) -> None:
         """Publish all; in each topic in the order in which it was given, what others have stored first."""
-        for topic, pointers in self._elsewhere:
-            await self._publish_elsewhere(topic, pointers)
+        for topic, pointers, ttl_seconds in self._elsewhere:
+            await self._publish_elsewhere(topic, pointers, ttl_seconds)
         while waiting := [*self._stored, *self._kept]:
             topic = waiting[0]
             if topic in self._stored:
@@ -149,7 +149,7 @@ class Outbox:
                 await self._move([*batch, *behind], error)
                 return
 
-    async def _publish_elsewhere(self, topic: TopicId, pointers: Sequence[int]) -> None:
+    async def _publish_elsewhere(self, topic: TopicId, pointers: Sequence[int], ttl_seconds: int | None) -> None:
         """Publish what was stored with other pointers.
 
         The first request has the transaction's own: a producer's server knows a transaction by that alone, so the
@@ -159,7 +159,7 @@ class Outbox:
         self._begun.add(topic)
         await self._publish(topic, [], None)
         for pointer in pointers:
-            call = replace(calls.publish_in(topic, [], pointer, None), writes=False)
+            call = replace(calls.publish_in(topic, [], pointer, ttl_seconds), writes=False)
             self._published.append((topic, await self._core.ask(call)))
 
     async def _publish(self, topic: TopicId, messages: list[bytes], ttl_seconds: int | None) -> None:

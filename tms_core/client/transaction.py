@@ -101,10 +101,10 @@ class ClientTransaction:
         with self._step():
             await self._outbox.add(topic, messages, ttl, key)
 
-    def publish_stored(self, topic: Topic, pointers: Sequence[int]) -> None:
+    def publish_stored(self, topic: Topic, pointers: Sequence[int], ttl: timedelta | int | None = None) -> None:
         """Have published, when it commits, what was stored with pointers of checkpoints."""
         with self._step():
-            self._outbox.refer(topic, pointers)
+            self._outbox.refer(topic, pointers, ttl)
 
     async def checkpoint(self) -> None:
         """Give it another write pointer, once all have written what they have."""

@@ -147,8 +147,9 @@ def _from_environment(
             continue
         path, origin = inner.replace("__", "."), f"environment {name}"
         _refuse_removed(path, value, origin, model.removed)
-        if path not in known:
-            close = closest(path, known)
+        # One spelling only: of two, the one that is read last would win.
+        if path not in known or name != name.upper():
+            close = path if path in known else closest(path, known)
             better = f"Did you mean {PREFIX}{close.replace('.', '__').upper()}? " if close else ""
             raise ConfigurationError(f"{name} in the environment is not a setting.", better + _INJECTED)
         given[path] = _Given(_scalar(path, known[path], value, origin), origin, folder)

@@ -22,8 +22,6 @@ from typing import Any, Literal
 SCOPE = 'job="tms-janitor"'
 #: Those, and the servers beside them, in which some of them run.
 SERVERS = 'job=~"tms-janitor(-server)?"'
-#: Where the guide with a section for each alert is read; forks and sites name their own.
-RUNBOOK = "https://tms-janitor.example/alerts.md"
 
 Severity = Literal["critical", "warning", "info"]
 
@@ -269,7 +267,7 @@ def thresholds(mode: Literal["daemon", "cronjob"] = "daemon") -> dict[str, int]:
 
 
 def rules(
-    values: Mapping[str, int | str] | None = None, scope: str = SCOPE, runbook: str = RUNBOOK, servers: str = SERVERS
+    values: Mapping[str, int | str] | None = None, scope: str = SCOPE, runbook: str = "", servers: str = SERVERS
 ) -> dict[str, Any]:
     """The rules as Prometheus reads them.
 
@@ -277,7 +275,7 @@ def rules(
         values: what stands for each threshold; the figures of a daemon by default.
         scope: which janitors, as a selector has it.
         servers: which janitors and servers.
-        runbook: where ``docs/alerts.md`` is read.
+        runbook: where ``docs/alerts.md`` is read, with a section for each alert; empty: alerts have no link.
     """
     figures = {**(thresholds() if values is None else values), "scope": scope, "servers": servers}
     return {"groups": [{"name": "tms-janitor", "rules": [_rule(alert, figures, runbook) for alert in ALERTS]}]}
@@ -292,6 +290,6 @@ def _rule(alert: Alert, figures: Mapping[str, int | str], runbook: str) -> dict[
         "annotations": {
             "summary": alert.summary,
             "description": alert.meaning,
-            "runbook_url": f"{runbook}#{alert.name.lower()}",
+            **({"runbook_url": f"{runbook}#{alert.name.lower()}"} if runbook else {}),
         },
     }

@@ -48,6 +48,13 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 {{- end }}
 
+{{/* The image for Spark, in the registry of all charts where there is one, whatever registry it names. */}}
+{{- define "tms.sparkImage" -}}
+{{- $name := .Values.spark.image }}
+{{- with .Values.global.imageRegistry }}{{ $name = printf "%s/%s" . (regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $name "") }}{{ end }}
+{{- $name }}
+{{- end }}
+
 {{- define "tms.serviceAccountName" -}}
 {{- if .Values.serviceAccount.create }}
 {{- default (include "tms.fullname" .) .Values.serviceAccount.name }}
@@ -189,16 +196,16 @@ podFailurePolicy:
 {{/* Environment variables, each once: the chart's, then the site's. Takes a dict: root, env. */}}
 {{- define "tms.env" -}}
 {{- $extra := .root.Values.extraEnv | default list }}
-{{- $names := list }}
-{{- range $extra }}{{ $names = append $names .name }}{{ end }}
+{{- $names := list }}{{ $capitals := list }}
+{{- range $extra }}{{ $names = append $names .name }}{{ $capitals = append $capitals (upper .name) }}{{ end }}
 {{- $env := list }}
 {{- /* Neither a variable of the site's nor one out of a Secret switches deleting on: a variable that stands here wins over those. */}}
 {{- $apply := dict "name" "TMS_JANITOR__APPLY" "value" (toString .root.Values.janitor.apply) }}
 {{- range append (.env | default list) $apply }}
-{{- if not (has .name $names) }}
-{{- $env = append $env . }}
-{{- else if hasPrefix "TMS_" .name }}
+{{- if and (hasPrefix "TMS_" .name) (has .name $capitals) }}
 {{- fail (printf "extraEnv: %s is what the chart itself tells the pods of this release; leave it out" .name) }}
+{{- else if not (has .name $names) }}
+{{- $env = append $env . }}
 {{- end }}
 {{- end }}
 {{- concat $env $extra | toJson }}
@@ -344,7 +351,8 @@ spec:
         {{- with .extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-    {{- with .extraContainers }}
+    {{- /* A run with a neighbour that never ends would never end. */}}
+    {{- with ternary .extraContainers $own.extraContainers (empty $.restartPolicy) }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   volumes:
@@ -374,7 +382,7 @@ spec:
 
 {{/* What Spark makes pods of for its executors on Kubernetes. It says itself how much memory they get, and what they run. */}}
 {{- define "tms.executor" -}}
-{{- $pod := include "tms.pod" (dict "root" . "component" "executor" "image" .Values.spark.image "args" list "restartPolicy" "Never" "data" (eq (include "tms.sparkKeepsFiles" .) "yes")) | fromYaml }}
+{{- $pod := include "tms.pod" (dict "root" . "component" "executor" "image" (include "tms.sparkImage" .) "args" list "restartPolicy" "Never" "data" (eq (include "tms.sparkKeepsFiles" .) "yes")) | fromYaml }}
 {{- $_ := unset (first $pod.spec.containers) "resources" }}
 {{- merge (dict "apiVersion" "v1" "kind" "Pod") $pod | toPrettyJson }}
 {{- end }}
@@ -407,26 +415,45 @@ readinessProbe:
 {{- end }}
 {{- end }}
 
-{{/* Where `tms` finds the server of its own pod, without being told. A certificate would be for another name. */}}
+{{/* By what `tms` finds the server and the transactions of its own pod, without being told. */}}
 {{- define "tms.clientEnv" -}}
-{{- if .Values.server.tls }}
-[]
-{{- else }}
-- {name: TMS_URL, value: {{ printf "http://%s:%d" (ternary "[::1]" "127.0.0.1" (contains ":" .Values.server.host)) (int .Values.server.port) | quote }}}
-{{- end }}
+- {name: TMS_CONFIG, value: /etc/tms/tms.yaml}
 {{- end }}
 
-{{/* How many seconds lie between two turns of a crontab's at most. */}}
+{{/* How far apart two turns are at most that a field of a crontab names. Takes a dict: field; size, how many there are. */}}
+{{- define "tms.cronGap" -}}
+{{- $size := int .size }}{{ $named := list }}{{ $gap := 0 }}{{ $last := -1 }}
+{{- range splitList "," .field }}
+{{- $parts := splitList "/" . }}
+{{- $ends := first $parts | replace "?" "*" | replace "*" (printf "0-%d" (sub $size 1)) | splitList "-" }}
+{{- $to := ternary (sub $size 1) (last $ends | int64) (and (eq (len $ends) 1) (gt (len $parts) 1)) }}
+{{- range untilStep (first $ends | int) (add1 $to | int) (ternary (last $parts) "1" (gt (len $parts) 1) | int) }}
+{{- $named = append $named (mod . $size) }}
+{{- end }}
+{{- end }}
+{{- range until (mul 2 $size | int) }}
+{{- if has (mod . $size) $named }}
+{{- if ge $last 0 }}{{ $gap = max $gap (sub . $last) }}{{ end }}
+{{- $last = . }}
+{{- end }}
+{{- end }}
+{{- $gap }}
+{{- end }}
+
+{{/* How many seconds lie between two turns of a crontab's at most, or a little more. */}}
 {{- define "tms.cronSeconds" -}}
 {{- $named := dict "@hourly" "0 * * * *" "@daily" "0 0 * * *" "@midnight" "0 0 * * *" "@weekly" "0 0 * * 0" "@monthly" "0 0 1 * *" "@yearly" "0 0 1 1 *" "@annually" "0 0 1 1 *" }}
-{{- $fields := regexSplit "\\s+" (get $named . | default . | trim) -1 }}
-{{- $minute := index $fields 0 }}{{ $hour := index $fields 1 }}
+{{- $fields := regexSplit "\\s+" (get $named . | default . | trim | upper | replace "?" "*") -1 }}
+{{- $minute := index $fields 0 }}{{ $hour := index $fields 1 }}{{ $day := index $fields 2 }}{{ $weekday := index $fields 4 }}
+{{- range $number, $name := list "SUN" "MON" "TUE" "WED" "THU" "FRI" "SAT" }}
+{{- $weekday = replace $name (toString $number) $weekday }}
+{{- end }}
 {{- if ne (index $fields 3) "*" }}31622400
-{{- else if not (has (index $fields 2) (list "*" "?")) }}2678400
-{{- else if not (has (index $fields 4) (list "*" "?")) }}604800
-{{- else if regexMatch "^[*]/[0-9]+$" $hour }}{{ trimPrefix "*/" $hour | int64 | mul 3600 }}
-{{- else if ne $hour "*" }}86400
-{{- else if regexMatch "^[*]/[0-9]+$" $minute }}{{ trimPrefix "*/" $minute | int64 | mul 60 }}
-{{- else }}3600
+{{- else if regexMatch "^(29|3[01])([,-](29|3[01]))*$" $day }}{{ mul 61 86400 }}
+{{- else if regexMatch "29|3[01]" $day }}{{ mul 31 86400 }}
+{{- else if ne $day "*" }}{{ include "tms.cronGap" (dict "field" $day "size" 31) | int64 | mul 86400 }}
+{{- else if ne $weekday "*" }}{{ include "tms.cronGap" (dict "field" $weekday "size" 7) | int64 | mul 86400 }}
+{{- else if ne $hour "*" }}{{ include "tms.cronGap" (dict "field" $hour "size" 24) | int64 | mul 3600 }}
+{{- else }}{{ include "tms.cronGap" (dict "field" $minute "size" 60) | int64 | mul 60 }}
 {{- end }}
 {{- end }}

@@ -144,14 +144,8 @@ class BatchPublisher:
                         transaction.roll_back()
                         return
                     rows = batch.select(batch[self.column].cast("binary"))
-                    if self.ttl_seconds is None:
-                        pointers = _stored(rows, _Storing(self.site, self.topic, self.column, transaction.transaction))
-                    else:
-                        # What is stored has no ttl of its own.
-                        pointers = []
-                        for chunk in _chunks((row[0] for row in rows.toLocalIterator()), self.column):
-                            transaction.publish(self.topic, chunk, ttl=self.ttl_seconds)
-                    transaction.publish_stored(self.topic, pointers)
+                    pointers = _stored(rows, _Storing(self.site, self.topic, self.column, transaction.transaction))
+                    transaction.publish_stored(self.topic, pointers, self.ttl_seconds)
         except NotInProgress as error:
             raise NotInProgress(
                 f"Batch {batch_id} took longer than its transaction may, {self.site.timeout_seconds} s, or another "
