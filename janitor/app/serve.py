@@ -40,8 +40,8 @@ from tms_core.tables.side import Expiries, SideTable
 
 #: How often a daemon whose store does not answer tries again, in seconds.
 RETRY_SECONDS = 10.0
-#: How often the background count goes on where it was, in seconds.
-COUNT_SECONDS = 60
+#: How often the background count goes on where it was, in seconds: so soon a topic that was swept is counted anew.
+COUNT_SECONDS = 15
 #: How often the transaction manager is asked for late transactions, in seconds.
 LATE_SECONDS = 10
 
