@@ -12,7 +12,7 @@ from janitor.app.session import Session, session
 from janitor.cli import render
 from janitor.cli.hints import typed
 from janitor.cli.options import common_options
-from janitor.cli.state import open_state
+from janitor.cli.state import complete_topics, open_state
 from janitor.status.collect import collect
 from janitor.status.past import topic_detail
 from tms_core.cli.names import TopicType
@@ -24,7 +24,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @click.command("topic")
-@click.argument("topic", type=TopicType(), metavar="NS:TOPIC")
+@click.argument("topic", type=TopicType(), metavar="NS:TOPIC", shell_complete=complete_topics)
 @common_options
 def command(topic: TopicId) -> None:
     """Show one topic: size over time, ttl, what is held and why, consumers, what was taken.

@@ -1,10 +1,10 @@
 """Turns: how counts of many topics share one budget of rows, so that a huge one keeps no small one waiting.
 
 A count is a generator that yields what each page counts for, in rows, and returns what was found. A topic is due again
-some time after its last count, or when that is known to be outdated. Rows are read in *turns*. A count that is longer than a turn stays unfinished, and from
-then on turns alternate: one for an unfinished count, one turn's worth of rows for topics that are due. So a huge topic
-costs the small ones half of the budget and never more, and ten thousand small ones cost a huge one no more than that.
-What is unfinished is kept as long as the process lives.
+some time after its last count, or when that is known to be outdated. Rows are read in *turns*. A count that is longer
+than a turn stays unfinished, and from then on turns alternate: one for an unfinished count, one turn's worth of rows
+for topics that are due. So a huge topic costs the small ones half of the budget and never more, and ten thousand small
+ones cost a huge one no more than that. What is unfinished is kept as long as the process lives.
 """
 
 from __future__ import annotations

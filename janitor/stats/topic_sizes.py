@@ -13,8 +13,8 @@ swept yet, rolled back or not committed yet. What a sweep would take is in the p
 Foreign keys (rule L0) and rows whose value cannot be read are left out. Exact means that every row was looked at, not
 that it was at one moment: what is published while a topic is counted may be in this count or in the next one.
 
-Topics share the budget in turns (:mod:`janitor.stats.scheduler`): those swept since their count first, which are counted
-anew at once, then those never counted, then those counted longest ago.
+Topics share the budget in turns (:mod:`janitor.stats.scheduler`): those swept since their count first, which are
+counted anew at once, then those never counted, then those counted longest ago.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Census:
             self._turns.step()
 
     def living(self) -> Sequence[Life]:
-        """Topics that are not deleted: the swept ones, then by the age of the count; the counts of others are dropped."""
+        """Topics that are not deleted: swept ones, then by the age of the count; the counts of others are dropped."""
         unreadable, living = set(), {}
         for key, value in self._store.metadata.rows():
             try:

@@ -334,3 +334,24 @@ def test_given_a_shell_asks_then_verbs_and_options_are_completed(
         with pytest.raises(SystemExit):
             site.run("")
         assert {line.partition(",")[2] for line in capsys.readouterr().out.splitlines()} == expected
+
+
+@pytest.mark.parametrize("line", ["topic", "approve", "why", "pause", "resume", "archive restore"])
+def test_given_a_shell_asks_for_a_topic_then_those_that_the_state_knows_are_completed(
+    site: Site, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def completed() -> set[str]:
+        with pytest.raises(SystemExit):
+            site.run("")
+        return {line.partition(",")[2] for line in capsys.readouterr().out.split()}
+
+    monkeypatch.setenv("_JANITOR_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", f"janitor --config janitor.yaml {line} default:o")
+    monkeypatch.setenv("COMP_CWORD", str(3 + len(line.split())))
+    assert completed() == set()
+    monkeypatch.delenv("_JANITOR_COMPLETE")
+    site.janitor("run --once --adopt")
+    monkeypatch.setenv("_JANITOR_COMPLETE", "bash_complete")
+    assert completed() == {"default:orders"}
+    monkeypatch.setenv("COMP_WORDS", f"janitor {line} --config nothing.yaml default:o")
+    assert completed() == set()
