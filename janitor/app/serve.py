@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from threading import Event
 from typing import NamedTuple
@@ -224,7 +225,7 @@ def _assemble(
         watched,
         source,
         schedule,
-        current.site(),
+        replace(current.site(), arguments=current.common.arguments(anywhere=True)),
         Metrics(wanted.metrics.per_topic, wanted.metrics.top, current.registry),
         DaemonPlan(
             trigger,
@@ -241,7 +242,7 @@ def _assemble(
 def _open_servers(current: Session, daemon: Daemon, observers: Observers, held: _Held, stack: ExitStack) -> str:
     """Open the HTTP server and the control socket; returns the status page's address."""
     wanted = current.settings.janitor.http
-    page = make_app(daemon, wanted.host, current.arguments())
+    page = make_app(daemon, wanted.host, current.common.arguments(anywhere=True))
     http = HttpServer(page, wanted.host, wanted.port)
     http.start()
     stack.callback(http.stop)
