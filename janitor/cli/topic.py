@@ -101,10 +101,17 @@ def _size(figures: Mapping[str, Any], sizes: Sequence[Mapping[str, Any]], now_ms
         yield render.line("oldest", render.when(figures["oldest_ms"], now_ms))
         yield render.line("newest", render.when(figures["newest_ms"], now_ms))
     if len(sizes) > 1:
-        most = max(size["size_bytes"] for size in sizes) or 1
-        curve = "".join(_BLOCKS[size["size_bytes"] * (len(_BLOCKS) - 1) // most] for size in sizes)
         since = duration(now_ms - sizes[0]["counted_ms"])
+        curve, most = _curve([size["size_bytes"] for size in sizes])
         yield render.line("over time", f"{curve} in the last {since}, at most {render.size(most)}")
+        curve, most = _curve([size["messages"] for size in sizes])
+        yield render.line("", f"{curve} at most {most:,} messages")
+
+
+def _curve(figures: Sequence[int]) -> tuple[str, int]:
+    """Figures as blocks in a line, and the highest of them."""
+    most = max(figures)
+    return "".join(_BLOCKS[figure * (len(_BLOCKS) - 1) // (most or 1)] for figure in figures), most
 
 
 def _held(held: Mapping[str, Any] | None, now_ms: int) -> Iterator[Text]:
