@@ -82,7 +82,7 @@ def bring_back(
     """Bring archived rows of a topic back.
 
     They go into the topic's current generation. The topic has to be paused, or a run would take
-    them again at once. Rows that are there already are left alone. Rows of transactions that are
+    them again at once; not for --dry-run. Rows that are there already are left alone. Rows of transactions that are
     not known to be committed come back negated, so that no transactional reader sees them.
 
     \b
