@@ -36,9 +36,9 @@ def open_state(current: Session) -> Iterator[State | None]:
 def complete_topics(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """The topics that begin so, for a shell to complete: those of the last run; none where the state cannot be read."""
     before = context.find_root().params
-    given = {name: context.params.get(name) or before.get(name) for name in ("config", "leveldb", "hbase")}
+    config, leveldb, hbase = (context.params.get(name) or before.get(name) for name in ("config", "leveldb", "hbase"))
     try:
-        with open_state(Session(Common(**given), SystemClock())) as state:
+        with open_state(Session(Common(config, leveldb, hbase), SystemClock())) as state:
             rows = (state.note(Note.TOPICS) if state else None) or ()
     except TmsError:
         return []
