@@ -699,3 +699,22 @@ def test_given_settings_that_the_environment_names_then_their_server_is_asked(
     monkeypatch.delenv("TMS_URL")
     monkeypatch.setenv("TMS_CONFIG", str(settings))
     assert typed("topic", "list")[0] == 0
+
+
+def test_given_the_beginning_of_a_topic_then_the_shell_can_complete_it_as_long_as_the_server_answers(
+    topic: str, server: Started, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def completed(url: str) -> set[str]:
+        monkeypatch.setenv("COMP_WORDS", f"tms topic show --server {url} {topic[:-1]}")
+        monkeypatch.setenv("COMP_CWORD", "5")
+        assert shell_complete(cli, {}, "tms", "_TMS_COMPLETE", "bash_complete") == 0
+        return {line.partition(",")[2] for line in capsys.readouterr().out.split()}
+
+    assert topic in completed(server.url)
+    assert all(name.startswith(topic[:-1]) for name in completed(server.url))
+    assert completed("http://127.0.0.1:9") == set()
+
+
+def test_given_bash_then_its_script_keeps_a_topic_in_one_word(typed: Type) -> None:
+    assert "COMP_WORDBREAKS=${COMP_WORDBREAKS//:/}" in typed("completion", "bash")[1]
+    assert "COMP_WORDBREAKS" not in typed("completion", "zsh")[1]

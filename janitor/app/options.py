@@ -21,8 +21,17 @@ class Common:
     format: Literal["table", "json"] = "table"
     log_format: LogFormat = "auto"
 
-    def arguments(self) -> str:
-        """The options that name the store, to be typed again after another verb."""
+    def arguments(self, *, anywhere: bool = False) -> str:
+        """The options that name the store, to be typed again after another verb.
+
+        Args:
+            anywhere: in whatever folder that is: with absolute paths.
+        """
         names = ("config", "leveldb", "hbase", "snapshots")
         given = {name: getattr(self, name) for name in names}
+        if anywhere:
+            is_path = {name: name != "hbase" and "://" not in str(value) for name, value in given.items()}
+            given = {
+                name: Path(value).absolute() if value and is_path[name] else value for name, value in given.items()
+            }
         return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from threading import Event
 from typing import NamedTuple
@@ -40,8 +41,8 @@ from tms_core.tables.side import Expiries, SideTable
 
 #: How often a daemon whose store does not answer tries again, in seconds.
 RETRY_SECONDS = 10.0
-#: How often the background count goes on where it was, in seconds.
-COUNT_SECONDS = 60
+#: How often the background count goes on where it was, in seconds: so soon a topic that was swept is counted anew.
+COUNT_SECONDS = 15
 #: How often the transaction manager is asked for late transactions, in seconds.
 LATE_SECONDS = 10
 
@@ -224,7 +225,7 @@ def _assemble(
         watched,
         source,
         schedule,
-        current.site(),
+        replace(current.site(), arguments=current.common.arguments(anywhere=True)),
         Metrics(wanted.metrics.per_topic, wanted.metrics.top, current.registry),
         DaemonPlan(
             trigger,
@@ -241,7 +242,7 @@ def _assemble(
 def _open_servers(current: Session, daemon: Daemon, observers: Observers, held: _Held, stack: ExitStack) -> str:
     """Open the HTTP server and the control socket; returns the status page's address."""
     wanted = current.settings.janitor.http
-    page = make_app(daemon, wanted.host, current.arguments())
+    page = make_app(daemon, wanted.host, current.common.arguments(anywhere=True))
     http = HttpServer(page, wanted.host, wanted.port)
     http.start()
     stack.callback(http.stop)

@@ -125,8 +125,9 @@ def restore(
         heartbeat: told how many rows were read.
 
     Raises:
-        Refused: the target is unknown, deleted, or the source itself and not paused; if that came about on the way,
-            what was written stays. Or it has other rows under the same keys or of the same transactions.
+        Refused: the target is unknown, deleted, or the source itself and not paused (but for a dry run); if that came
+            about on the way, what was written stays. Or it has other rows under the same keys or of the same
+            transactions.
         ArchiveError: a file cannot be read. Mostly that is seen before anything is written; what was written stays.
         StoreError: the store failed; what was written stays.
     """
@@ -161,6 +162,7 @@ class _Restore:
         self._heartbeat = heartbeat
         target = request.target or request.source
         self._same_topic = target == request.source
+        self._must_be_paused = self._same_topic and not request.dry_run
         self._topic = self._target(target)
         self._cutoff = Cutoff.at(now_ms, self._topic.ttl_seconds)
         self._conflicts = Conflicts(store, self._topic, transactions, same_topic=self._same_topic, heartbeat=heartbeat)
@@ -292,7 +294,7 @@ class _Restore:
                 "Create it again, or name another one with --to NS:TOPIC.",
             )
         paused = any(matches(topic, (pause.pattern,)) for pause in self._state.pauses())
-        if self._same_topic and not paused:
+        if self._must_be_paused and not paused:
             raise Refused(
                 f"Topic {topic} is not paused, so the janitor could delete the restored rows again at once.",
                 f"janitor pause {topic}",

@@ -11,13 +11,14 @@ from janitor.cli import render
 from janitor.cli.hints import next_pass, typed
 from janitor.cli.once import is_done, once_for_option
 from janitor.cli.options import PatternType, common_options
+from janitor.cli.state import complete_topics
 from janitor.state.base import EVERYTHING
 from janitor.state.decided import approval
 from tms_core.topic import TopicId
 
 
 @click.command("approve")
-@click.argument("topic", type=PatternType(), required=False)
+@click.argument("topic", type=PatternType(), required=False, shell_complete=complete_topics)
 @click.option("--all", "everything", is_flag=True, help="Let every held topic go.")
 @click.option("--clock", is_flag=True, help="This machine's clock is right; lets no topic go.")
 @once_for_option

@@ -13,6 +13,7 @@ from janitor.archive.index import Listing, Selection
 from janitor.archive.restore import Request, Restored
 from janitor.cli import render
 from janitor.cli.options import PARTLY, Command, common_options, topic_patterns
+from janitor.cli.state import complete_topics
 from tms_core.cli.names import TopicType
 from tms_core.cli.outcome import DONE
 from tms_core.cli.times import Moment, TimeType
@@ -65,7 +66,7 @@ def show(patterns: tuple[str, ...], run_id: str | None, since: Moment | None, un
 
 
 @command.command("restore")
-@click.argument("topic", type=TopicType())
+@click.argument("topic", type=TopicType(), shell_complete=complete_topics)
 @click.option("--to", "target", type=TopicType(), help="Another topic to restore to; it need not be paused.")
 @click.option("--dry-run", is_flag=True, help="Only show what there is, and count; nothing is written.")
 @selecting
@@ -81,7 +82,7 @@ def bring_back(
     """Bring archived rows of a topic back.
 
     They go into the topic's current generation. The topic has to be paused, or a run would take
-    them again at once. Rows that are there already are left alone. Rows of transactions that are
+    them again at once; not for --dry-run. Rows that are there already are left alone. Rows of transactions that are
     not known to be committed come back negated, so that no transactional reader sees them.
 
     \b

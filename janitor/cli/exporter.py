@@ -125,11 +125,12 @@ def command() -> None:
     """
     current = session()
     wanted = current.settings.janitor
-    site = replace(current.site(), schedule=wanted.started_by or "started from outside")
+    typed = current.common.arguments(anywhere=True)
+    site = replace(current.site(), schedule=wanted.started_by or "started from outside", arguments=typed)
     metrics = Metrics(wanted.metrics.per_topic, wanted.metrics.top)
     exporter = Exporter(current.place, site, metrics, current.clock)
     exporter.refresh()
-    http = HttpServer(make_app(exporter, wanted.http.host, current.arguments()), wanted.http.host, wanted.http.port)
+    http = HttpServer(make_app(exporter, wanted.http.host, typed), wanted.http.host, wanted.http.port)
     with _signals() as stop:
         http.start()
         try:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from janitor.app.session import Session, session
 from janitor.cli import render
-from janitor.cli.options import common_options
+from janitor.cli.options import common_options, complete
 from janitor.cli.state import beginning, explain_beginning, open_state
 from janitor.law.policy import Rule
 from janitor.state.base import RunRecord
@@ -96,7 +96,8 @@ def _cells(current: Session, run: RunRecord) -> list[str | Text]:
     took = duration(round(short.duration_seconds * 1000)) if short.result else ""
     style = {"done": "", RUNNING: "green", "stopped": "bold red", "failed": "bold red", LOST: "bold red"}
     shown = render.styled(state, style.get(state, "yellow"))
-    return [run.id, render.moment(run.started_ms), took, run.mode, shown, *figures, _note(run, state)]
+    note = complete(_note(run, state), current.arguments())
+    return [run.id, render.moment(run.started_ms), took, run.mode, shown, *figures, note]
 
 
 def _note(run: RunRecord, state: str) -> str:
@@ -129,12 +130,12 @@ def _show_run(current: Session, run_id: str) -> None:
     state_word = _status(current, run)
     out.print(f"run {run.id}, {run.mode}, {state_word}; began {render.moment(run.started_ms)}")
     if "topics" not in report:
-        out.print(_note(run, state_word))
+        out.print(complete(_note(run, state_word), current.arguments()))
         return
-    _print_report(report)
+    _print_report(report, current.arguments())
 
 
-def _print_report(report: dict[str, Any]) -> None:
+def _print_report(report: dict[str, Any], arguments: str) -> None:
     out = render.console()
     snapshot = report["snapshot"]
     source = f"snapshot {snapshot['source']}" if snapshot else "no transaction snapshot"
@@ -158,7 +159,8 @@ def _print_report(report: dict[str, Any]) -> None:
         why = f"{item['table']}, {_words(item['rule'])}, {_words(item['held'])}"
         out.print(f"still held, as an earlier run counted: {rows} ({why})")
     for note in report["guards"]:
-        out.print(render.styled(f"{note['guard']}: {note['message']}", "bold red" if note["tripped"] else "yellow"))
+        message = complete(note["message"], arguments)
+        out.print(render.styled(f"{note['guard']}: {message}", "bold red" if note["tripped"] else "yellow"))
     for error in report["errors"]:
         out.print(render.styled(f"failed: {error}", "bold red"))
 

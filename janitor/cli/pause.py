@@ -10,11 +10,12 @@ import click
 from janitor.app.session import session
 from janitor.cli import render
 from janitor.cli.options import PatternType, common_options
+from janitor.cli.state import complete_topics
 from janitor.state.base import EVERYTHING, Pause
 
 
 @click.command("pause")
-@click.argument("topic", type=PatternType(), required=False)
+@click.argument("topic", type=PatternType(), required=False, shell_complete=complete_topics)
 @common_options
 def command(topic: str | None) -> None:
     """Stop deleting and inverting.

@@ -11,13 +11,13 @@ from janitor.app.session import session
 from janitor.cli import render
 from janitor.cli.options import PatternType, common_options
 from janitor.cli.pause import as_json, names
-from janitor.cli.state import open_state
+from janitor.cli.state import complete_topics, open_state
 from janitor.state.base import EVERYTHING, Pause, State
 from tms_core.cli.outcome import DONE, FAILED
 
 
 @click.command("resume")
-@click.argument("topic", type=PatternType(), required=False)
+@click.argument("topic", type=PatternType(), required=False, shell_complete=complete_topics)
 @common_options
 def command(topic: str | None) -> int:
     """Take pauses back, and try quarantined topics again.

@@ -6,9 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import click
+
+from janitor.app.options import Common
 from janitor.app.session import Session
 from janitor.cli import render
 from janitor.state.base import State
+from janitor.state.notes import Note
+from tms_core.clock import SystemClock
+from tms_core.errors import TmsError
 
 _DAY_MS = 86_400_000
 
@@ -25,6 +31,18 @@ def open_state(current: Session) -> Iterator[State | None]:
         return
     with current.place.state() as state:
         yield state
+
+
+def complete_topics(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """The topics that begin so, for a shell to complete: those of the last run; none where the state cannot be read."""
+    before = context.find_root().params
+    config, leveldb, hbase = (context.params.get(name) or before.get(name) for name in ("config", "leveldb", "hbase"))
+    try:
+        with open_state(Session(Common(config, leveldb, hbase), SystemClock())) as state:
+            rows = (state.note(Note.TOPICS) if state else None) or ()
+    except TmsError:
+        return []
+    return [name for namespace, topic, *_ in rows if (name := f"{namespace}:{topic}").startswith(incomplete)]
 
 
 def beginning(state: State | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 import click
@@ -36,14 +37,17 @@ _PLUGIN = {"well": ("OK", 0), "attention": ("WARNING", 1), "down": ("CRITICAL", 
 _UNKNOWN = 3
 #: How many lines of one kind are shown before they are only counted.
 _NAMED = 10
+#: How often --watch shows it.
+WATCH_SECONDS = 2
 
 logger = logging.getLogger(__name__)
 
 
 @click.command("status")
 @click.option("--check", is_flag=True, help="One line, and the exit code of a monitoring plugin: 0, 1, 2 or 3.")
+@click.option("--watch", is_flag=True, help=f"Show it again every {WATCH_SECONDS} s, until Ctrl-C.")
 @common_options
-def command(check: bool) -> int:
+def command(check: bool, watch: bool) -> int:
     """Show what the janitor does, what waits and why.
 
     Asks the janitor that holds the store; where none runs, it shows what is remembered of the last
@@ -55,19 +59,33 @@ def command(check: bool) -> int:
     Examples:
       janitor status --config janitor.yaml
       janitor status --check --config janitor.yaml
+      janitor status --watch --config janitor.yaml
     """
     current = session()
+    if check and watch:
+        raise click.UsageError("--check asks once, --watch again and again: give one of them")
     if check:
         return _check(current)
+    _show(current)
+    with suppress(KeyboardInterrupt):
+        while watch:
+            current.clock.sleep(WATCH_SECONDS)
+            _show(current, clear=True)
+    return DONE
+
+
+def _show(current: Session, *, clear: bool = False) -> None:
+    """The whole status; on a terminal in the place of what is there, if that is to be cleared."""
     status = _status(current)
     health = judge(status)
     if current.as_json:
         render.print_json({**status.to_json(), "health": health.to_json()})
-        return DONE
+        return
+    if clear:
+        click.clear()
     out = render.console()
     for line in lines(status, health, current.arguments()):
         out.print(line)
-    return DONE
 
 
 def _check(current: Session) -> int:

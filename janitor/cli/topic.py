@@ -12,7 +12,7 @@ from janitor.app.session import Session, session
 from janitor.cli import render
 from janitor.cli.hints import typed
 from janitor.cli.options import common_options
-from janitor.cli.state import open_state
+from janitor.cli.state import complete_topics, open_state
 from janitor.status.collect import collect
 from janitor.status.past import topic_detail
 from tms_core.cli.names import TopicType
@@ -24,7 +24,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 @click.command("topic")
-@click.argument("topic", type=TopicType(), metavar="NS:TOPIC")
+@click.argument("topic", type=TopicType(), metavar="NS:TOPIC", shell_complete=complete_topics)
 @common_options
 def command(topic: TopicId) -> None:
     """Show one topic: size over time, ttl, what is held and why, consumers, what was taken.
@@ -101,10 +101,17 @@ def _size(figures: Mapping[str, Any], sizes: Sequence[Mapping[str, Any]], now_ms
         yield render.line("oldest", render.when(figures["oldest_ms"], now_ms))
         yield render.line("newest", render.when(figures["newest_ms"], now_ms))
     if len(sizes) > 1:
-        most = max(size["size_bytes"] for size in sizes) or 1
-        curve = "".join(_BLOCKS[size["size_bytes"] * (len(_BLOCKS) - 1) // most] for size in sizes)
         since = duration(now_ms - sizes[0]["counted_ms"])
+        curve, most = _curve([size["size_bytes"] for size in sizes])
         yield render.line("over time", f"{curve} in the last {since}, at most {render.size(most)}")
+        curve, most = _curve([size["messages"] for size in sizes])
+        yield render.line("", f"{curve} at most {most:,} messages")
+
+
+def _curve(figures: Sequence[int]) -> tuple[str, int]:
+    """Figures as blocks in a line, and the highest of them."""
+    most = max(figures)
+    return "".join(_BLOCKS[figure * (len(_BLOCKS) - 1) // (most or 1)] for figure in figures), most
 
 
 def _held(held: Mapping[str, Any] | None, now_ms: int) -> Iterator[Text]:

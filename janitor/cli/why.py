@@ -13,6 +13,7 @@ from janitor.cli import render
 from janitor.cli.hints import typed
 from janitor.cli.ledger import policy
 from janitor.cli.options import common_options
+from janitor.cli.state import complete_topics
 from janitor.inspect.answer import Found, Missing, Trace, Why
 from janitor.inspect.fate import Fate
 from janitor.law.policy import Hold, Reason, Rule
@@ -36,7 +37,7 @@ _TRANSACTIONS = {
 
 
 @click.command("why")
-@click.argument("topic", type=TopicType(), metavar="NS:TOPIC")
+@click.argument("topic", type=TopicType(), metavar="NS:TOPIC", shell_complete=complete_topics)
 @click.argument("message_id", type=MessageIdType(), metavar="MESSAGE_ID")
 @common_options
 def command(topic: TopicId, message_id: MessageId) -> None:

@@ -195,7 +195,7 @@ def heartbeat(deps: Deps, rows: int) -> None:
 def report(deps: Deps, current: Pass) -> Report:
     """What has come of a pass; rows and topics that nothing is known of are named in the log."""
     ready, outcome = current.ready, current.outcome
-    deps.unrecognised.name(outcome)
+    deps.unrecognised.name(outcome, deps.store.metadata)
     return Report(
         id=current.id,
         mode=current.mode,

@@ -6,7 +6,9 @@ import logging
 
 from janitor.report import ForeignKey
 from janitor.sweep.outcome import Outcome
-from tms_core.topic import TopicId
+from tms_core.errors import MetadataError
+from tms_core.tables.base import MetadataReads
+from tms_core.topic import TopicId, TopicMetadata
 
 logger = logging.getLogger(__name__)
 
@@ -17,12 +19,27 @@ class UnrecognisedRows:
     def __init__(self) -> None:
         self._named: set[ForeignKey | TopicId] = set()
 
-    def name(self, outcome: Outcome) -> None:
-        """Log what a pass met and what was not logged before."""
+    def name(self, outcome: Outcome, metadata: MetadataReads) -> None:
+        """Log what a pass met and what was not logged before; not a topic that was made after the pass began.
+
+        Args:
+            metadata: as it is now.
+
+        Raises:
+            StoreError: it could not be read.
+        """
+        unknown = {topic for topic in outcome.unknown - self._named if not _is_there(metadata, topic)}
         for found in outcome.foreign:
             if found not in self._named:
                 logger.warning("left alone: a row of the %s table with an unrecognised key: %s", *found)
-        for topic in sorted(outcome.unknown):
-            if topic not in self._named:
-                logger.warning("left alone: rows of topic %s, which has no metadata that can be read", topic)
-        self._named.update(outcome.foreign, outcome.unknown)
+        for topic in sorted(unknown):
+            logger.warning("left alone: rows of topic %s, which has no metadata that can be read", topic)
+        self._named.update(outcome.foreign, unknown)
+
+
+def _is_there(metadata: MetadataReads, topic: TopicId) -> bool:
+    value = metadata.get(topic.prefix)
+    try:
+        return value is not None and bool(TopicMetadata.parse(topic.prefix, value))
+    except MetadataError:
+        return False

@@ -88,6 +88,10 @@ class LagCount:
         self._figures = {life: figures for life, figures in self._figures.items() if life in self._present}
         return list(self._present)
 
+    def outdated(self, life: Life) -> bool:
+        """Never: only time makes these figures old."""
+        return False
+
     def begin(self, life: Life) -> Counting:
         """A new count of a topic."""
         topic, found = self._present[life]

@@ -1,10 +1,10 @@
 """Turns: how counts of many topics share one budget of rows, so that a huge one keeps no small one waiting.
 
 A count is a generator that yields what each page counts for, in rows, and returns what was found. A topic is due again
-some time after its last count. Rows are read in *turns*. A count that is longer than a turn stays unfinished, and from
-then on turns alternate: one for an unfinished count, one turn's worth of rows for topics that are due. So a huge topic
-costs the small ones half of the budget and never more, and ten thousand small ones cost a huge one no more than that.
-What is unfinished is kept as long as the process lives.
+some time after its last count, or when that is known to be outdated. Rows are read in *turns*. A count that is longer
+than a turn stays unfinished, and from then on turns alternate: one for an unfinished count, one turn's worth of rows
+for topics that are due. So a huge topic costs the small ones half of the budget and never more, and ten thousand small
+ones cost a huge one no more than that. What is unfinished is kept as long as the process lives.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ class Counts(Protocol[T]):
 
     def living(self) -> Sequence[Life]:
         """The topics there are now, in the order in which they are to be counted."""
+        ...
+
+    def outdated(self, life: Life) -> bool:
+        """Whether the last count of one of them is known to be wrong by now, however young it is."""
         ...
 
     def begin(self, life: Life) -> Generator[int, None, T]:
@@ -115,7 +119,8 @@ class CountScheduler(Generic[T]):
 
     def _is_due(self, life: Life) -> bool:
         tried_ms = self._tried_ms.get(life)
-        return tried_ms is None or self._looked_ms - tried_ms >= self._refresh_ms
+        old = tried_ms is None or self._looked_ms - tried_ms >= self._refresh_ms
+        return old or self._counts.outdated(life)
 
     def _take_turn(self) -> bool:
         """Count for one turn; returns whether there was anything to count."""

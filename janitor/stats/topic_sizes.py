@@ -13,8 +13,8 @@ swept yet, rolled back or not committed yet. What a sweep would take is in the p
 Foreign keys (rule L0) and rows whose value cannot be read are left out. Exact means that every row was looked at, not
 that it was at one moment: what is published while a topic is counted may be in this count or in the next one.
 
-Topics share the budget in turns (:mod:`janitor.stats.scheduler`): those never counted first, then those counted longest
-ago.
+Topics share the budget in turns (:mod:`janitor.stats.scheduler`): those swept since their count first, which are
+counted anew at once, then those never counted, then those counted longest ago.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ PAGE_ROWS = 1000
 FIRST_PAGE_ROWS = 100
 #: About how many bytes one page may hold in memory.
 PAGE_BYTES = 4 << 20
+#: How many of the ledger's last entries are asked for what was swept since it was counted.
+SWEPT_ENTRIES = 500
 #: How long a turn lasts, in seconds of the budget.
 TURN_SECONDS = 2
 #: What a write pointer counts for.
@@ -93,6 +95,7 @@ class Census:
             halted=halted,
         )
         self._found: dict[TopicId, TopicCount | None] = {}
+        self._swept: set[TopicId] = set()
 
     def step(self) -> None:
         """Count what is due, until nothing is unfinished, or until halted; to be called now and then.
@@ -106,7 +109,7 @@ class Census:
             self._turns.step()
 
     def living(self) -> Sequence[Life]:
-        """Topics that are not deleted, those counted longest ago first; the counts of others are dropped."""
+        """Topics that are not deleted: swept ones, then by the age of the count; the counts of others are dropped."""
         unreadable, living = set(), {}
         for key, value in self._store.metadata.rows():
             try:
@@ -118,8 +121,15 @@ class Census:
                 living[metadata.topic] = metadata.generation
         counts: dict[TopicId, TopicCount | None] = {**self._state.counts(), **self._found}
         self._found.update({topic: None for topic in counts if topic not in living and topic not in unreadable})
-        order = sorted(living, key=lambda topic: count.counted_ms if (count := counts.get(topic)) else -1)
+        at_ms = {topic: count.counted_ms for topic, count in counts.items() if count is not None}
+        swept = self._state.ledger(SWEPT_ENTRIES)
+        self._swept = {entry.topic for entry in swept if entry.at_ms > at_ms.get(entry.topic, entry.at_ms)}
+        order = sorted(living, key=lambda topic: (topic not in self._swept, at_ms.get(topic, -1)))
         return [(topic, living[topic]) for topic in order]
+
+    def outdated(self, life: Life) -> bool:
+        """Whether a topic was swept since it was counted."""
+        return life[0] in self._swept
 
     def begin(self, life: Life) -> Generator[int, None, TopicCount]:
         """A new count of a topic."""

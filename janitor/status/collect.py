@@ -7,6 +7,7 @@ down, and where sweeps are CronJobs and only an exporter runs. Nothing here read
 from __future__ import annotations
 
 import json
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -137,7 +138,7 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
         skew_seconds={} if ahead_ms is None else {"running_time": ahead_ms / 1000},
         topics=_topics(state, overdue),
         consumers=[ConsumerFigures(**figures) for figures in state.note(CONSUMERS) or ()],
-        late=[BlockedReaders(**found) for found in state.note(LATE) or ()] if live else [],
+        late=[_late(found, site.arguments) for found in state.note(LATE) or ()] if live else [],
         statistics=_statistics(state),
         counters=state.counters(),
     )
@@ -232,8 +233,19 @@ def _with_cause(held: HeldTopic, changed: Sequence[Change], arguments: str) -> H
         what = f"generation {last.generation_before} → {last.generation}"
         return replace(held, cause=f"{what}, seen {moment(last.seen_ms)}", keep=(pause,))
     what = f"ttl {duration(last.ttl_before * 1000)} → {duration(last.ttl_seconds * 1000)}"
-    back = f"tms topic update {held.topic} --ttl {last.ttl_before}"
+    back = _asking_server(f"tms topic update {held.topic} --ttl {last.ttl_before}", arguments)
     return replace(held, cause=f"{what}, seen {moment(last.seen_ms)}", keep=(back, pause))
+
+
+def _late(found: Mapping[str, Any], arguments: str) -> BlockedReaders:
+    return BlockedReaders(**found, command=_asking_server(f"tms tx invalidate {found['transaction']}", arguments))
+
+
+def _asking_server(command: str, arguments: str) -> str:
+    """A command of the server's with the settings file that led here; it takes no other of these options."""
+    words = shlex.split(arguments)
+    at = words.index("--config") if "--config" in words else len(words)
+    return shlex.join([*command.split(), *words[at : at + 2]])
 
 
 def _with_end(held: HeldTopic, ttl_seconds: int | None, terms: Terms) -> HeldTopic:

@@ -252,6 +252,7 @@ class BlockedReaders:
         since_ms: when the first of its messages was published.
         topics: where it has published.
         more_topics: how many topics there are beside those.
+        command: what ends it; what it wrote is hidden for good.
     """
 
     transaction: str
@@ -259,11 +260,7 @@ class BlockedReaders:
     since_ms: int
     topics: Sequence[str]
     more_topics: int = 0
-
-    @property
-    def command(self) -> str:
-        """What ends it; what it wrote is hidden for good."""
-        return f"tms tx invalidate {self.transaction}"
+    command: str = ""
 
     @property
     def readers(self) -> str:

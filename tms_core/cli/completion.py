@@ -1,4 +1,4 @@
-"""``completion``: let the shell complete verbs and options."""
+"""``completion``: let the shell complete verbs, options and topics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from click.shell_completion import get_completion_class
 
 _HELP = """Print a shell's completion script.
 
-With it the shell completes {program}'s commands and options.
+With it the shell completes {program}'s commands, options and topics.
 
 \b
 Examples:
@@ -25,6 +25,9 @@ def completion(program: str) -> click.Command:
         kind = get_completion_class(shell)
         if kind is None:
             raise click.UsageError(f"there is no completion for {shell}")
+        if shell == "bash":
+            # A colon would end a word, and each topic has one.
+            click.echo("COMP_WORDBREAKS=${COMP_WORDBREAKS//:/}")
         root = click.get_current_context().find_root().command
         click.echo(kind(root, {}, program, f"_{program.upper()}_COMPLETE").source())
 

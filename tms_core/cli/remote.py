@@ -15,10 +15,12 @@ import click
 
 from tms_core.cli.names import TopicType
 from tms_core.client import Client, Options
-from tms_core.errors import ConfigurationError
+from tms_core.errors import ConfigurationError, TmsError
 from tms_core.settings.models import load
 from tms_core.transaction.rpc.client import TransactionClient
 
+#: How long a shell waits for the names of topics.
+COMPLETION_SECONDS = 2.0
 #: What stands for "on every address" where one listens, and where one can then ask.
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 nothing is bound here
 
@@ -114,4 +116,16 @@ def remote(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-topic_argument = click.argument("topic", metavar="NS:TOPIC", type=TopicType())
+def _topics(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """The server's topics that begin so, for a shell to complete; none where it does not answer soon."""
+    namespace = incomplete.partition(":")[0] if ":" in incomplete else "default"
+    server, token, authority, config = map(context.params.get, ("server", "token_file", "ca_file", "config"))
+    try:
+        with Remote(server, token, authority, config, "table").client() as client:
+            found = map(str, client.within(COMPLETION_SECONDS).topics(namespace))
+            return [name for name in found if name.startswith(incomplete)]
+    except (TmsError, ValueError):
+        return []
+
+
+topic_argument = click.argument("topic", metavar="NS:TOPIC", type=TopicType(), shell_complete=_topics)

@@ -98,6 +98,9 @@ def test_given_a_topic_that_is_not_paused_when_restored_then_it_names_the_comman
     assert refused.code == 3
     assert refused.err.splitlines()[-1] == "janitor pause default:billing --config janitor.yaml"
     assert billing(archived) == []
+    looked_at = archived.janitor("archive restore default:billing --dry-run")
+    assert (looked_at.code, "2 rows would be restored to default:billing" in looked_at.out) == (0, True)
+    assert billing(archived) == []
 
 
 def test_given_a_paused_topic_when_restored_then_its_rows_are_back_and_the_invalid_one_is_not_visible(

@@ -17,9 +17,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
+from janitor.app.options import Common
+from janitor.app.serve import opened
+from janitor.app.session import Session
 from janitor.cli.main import execute
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Outcome, Site
@@ -418,3 +422,10 @@ def test_given_a_topic_without_an_approval_when_approved_through_the_holder_then
     holder.tell("sweep")
     holder.hear("swept")
     assert "plain" not in site.janitor("inspect message --topic default:orders --format json").json["counts"]
+
+
+def test_given_a_daemon_when_its_page_shows_a_command_then_it_leads_to_its_store_from_any_folder(site: Site) -> None:
+    site.set(SETTINGS.replace("janitor: {", "janitor: {http: {port: 0}, "))
+    common = Common(Path("janitor.yaml"))
+    with opened(Session(common, site.clock)) as (_, _, url), urlopen(f"{url}api/status") as answer:  # noqa: S310
+        assert json.load(answer)["adopt_command"] == f"janitor adopt --config {site.folder}/janitor.yaml"

@@ -83,6 +83,13 @@ def test_given_a_state_when_a_command_is_typed_then_each_command_it_prints_works
         assert (typed.code, words.startswith("plan")) != (3, True), typed
 
 
+def test_given_a_run_that_a_guard_stopped_when_looked_back_at_then_what_it_named_works_as_it_stands(site: Site) -> None:
+    site.janitor("run --once")
+    [run] = site.janitor("history --format json").json["runs"]
+    for line in ("history", f"history {run['id']}"):
+        assert commands(site.janitor(line))[-2:] == ["plan --config janitor.yaml", "adopt --config janitor.yaml"]
+
+
 def test_given_what_is_paused_when_planned_then_resume_is_what_is_typed_next(site: Site) -> None:
     paused(site)
     shown = site.janitor("plan")

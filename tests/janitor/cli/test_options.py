@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from janitor.app.options import Common
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND
 from tests.janitor.cli.conftest import Site
 from tms_core.cli.times import Moment, parse_time
@@ -102,3 +105,11 @@ def test_given_a_topic_pattern_then_only_those_topics_are_looked_at(site: Site, 
 def test_given_several_patterns_then_any_of_them_fits(site: Site) -> None:
     found = site.janitor("plan --topic default:orders --topic default:retired --format json").json
     assert {entry["topic"] for entry in found["topics"]} == {"orders", "retired"}
+
+
+def test_given_options_as_they_were_typed_then_what_a_daemon_shows_leads_there_from_any_folder() -> None:
+    common = Common(Path("janitor.yaml"), "data", "hbase-1:9090", "hdfs://name/tx")
+    assert common.arguments() == "--config janitor.yaml --leveldb data --hbase hbase-1:9090 --snapshots hdfs://name/tx"
+    here = Path.cwd()
+    whole = f"--config {here}/janitor.yaml --leveldb {here}/data --hbase hbase-1:9090 --snapshots hdfs://name/tx"
+    assert common.arguments(anywhere=True) == whole

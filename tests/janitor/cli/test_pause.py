@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 
@@ -245,3 +246,20 @@ def test_given_a_monitoring_plugin_then_status_check_is_one_line_and_its_exit_co
     shutil.rmtree(site.folder / "data")
     unknown = site.janitor("status --check")
     assert (unknown.code, unknown.out[:17]) == (3, "JANITOR UNKNOWN: ")
+
+
+def test_given_watch_then_the_status_is_shown_again_and_again_until_ctrl_c(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.janitor("run --once --adopt")
+
+    def later(seconds: float) -> None:
+        site.clock.advance(int(seconds * SECOND))
+        if site.clock.now_ms() >= NOW_MS + 6 * SECOND:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(site.clock, "sleep", later)
+    watched = site.janitor("status --watch")
+    assert (watched.code, watched.err) == (0, "")
+    assert re.findall(r"last run .*?\((.*?)\)", watched.out) == ["0 s ago", "2 s ago", "4 s ago"]
+    assert site.janitor("status --watch --check").code == 2

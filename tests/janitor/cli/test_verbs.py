@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
+from janitor.state.records import TopicCount
+from janitor.state.sqlite.state import SqliteState
+from janitor.state.topic_history import save_sizes
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
 from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.topic import TopicId
 
 
 def digests(folder: Path) -> dict[str, bytes]:
@@ -334,3 +338,36 @@ def test_given_a_shell_asks_then_verbs_and_options_are_completed(
         with pytest.raises(SystemExit):
             site.run("")
         assert {line.partition(",")[2] for line in capsys.readouterr().out.splitlines()} == expected
+
+
+@pytest.mark.parametrize("line", ["topic", "approve", "why", "pause", "resume", "archive restore"])
+def test_given_a_shell_asks_for_a_topic_then_those_that_the_state_knows_are_completed(
+    site: Site, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def completed() -> set[str]:
+        with pytest.raises(SystemExit):
+            site.run("")
+        return {line.partition(",")[2] for line in capsys.readouterr().out.split()}
+
+    monkeypatch.setenv("_JANITOR_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", f"janitor --config janitor.yaml {line} default:o")
+    monkeypatch.setenv("COMP_CWORD", str(3 + len(line.split())))
+    assert completed() == set()
+    monkeypatch.delenv("_JANITOR_COMPLETE")
+    site.janitor("run --once --adopt")
+    monkeypatch.setenv("_JANITOR_COMPLETE", "bash_complete")
+    assert completed() == {"default:orders"}
+    monkeypatch.setenv("COMP_WORDS", f"janitor {line} --config nothing.yaml default:o")
+    assert completed() == set()
+
+
+def test_given_counts_of_a_topic_when_shown_then_size_and_messages_are_there_over_time(site: Site) -> None:
+    site.janitor("run --once --adopt")
+    orders = TopicId("default", "orders")
+    with SqliteState(site.folder / "data/janitor") as state:
+        for number, messages in enumerate((0, 50, 100)):
+            count = TopicCount(messages, 1000 * number, None, None, NOW_MS - (3 - number) * HOUR)
+            state.save_counts({orders: count})
+            save_sizes(state, {orders: count})
+    shown = site.janitor("topic default:orders").out
+    assert "over time    ▁▄█ in the last 3 h, at most 2.0 kB\n             ▁▄█ at most 100 messages\n" in shown

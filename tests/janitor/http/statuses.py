@@ -209,7 +209,12 @@ def wrong(now_ms: int) -> Status:
         skew_seconds={HOSTILE: 7_200.0},
         late=(
             BlockedReaders(
-                "1699990000000000001", f"import@{HOSTILE}", now_ms - 2 * HOUR, (hostile, "default:audit"), 3
+                "1699990000000000001",
+                f"import@{HOSTILE}",
+                now_ms - 2 * HOUR,
+                (hostile, "default:audit"),
+                3,
+                "tms tx invalidate 1699990000000000001",
             ),
         ),
         topics=(

@@ -309,8 +309,16 @@ def test_given_a_topic_then_its_page_has_its_size_over_time_its_changes_and_both
     page.go(f"{site.url}/topics/{name}")
     page.until("document.querySelector('#detail h2')")
     shown_text = page.text("#detail")
-    for words in (name, "ttl 3,650 d → 1 d, seen 1 h ago", "at most 4.0 kB", "Keep it:", "No consumer is registered."):
+    for words in (
+        name,
+        "ttl 3,650 d → 1 d, seen 1 h ago",
+        "at most 4.0 kB",
+        "at most 4 messages",
+        "Keep it:",
+        "No consumer is registered.",
+    ):
         assert words in shown_text
+    assert page.run("document.querySelectorAll('#detail svg.curve polyline').length") == 2
     assert page.run("document.querySelector('#detail a[href=\"/runs/r-7\"]') !== null")
     page.type_into("#detail input", "ab" * 20)
     page.run("document.querySelector('#detail form').requestSubmit()")

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from janitor.report import NAMED_KEYS
-from tests.builders import NOW_MS, Rig, janitor, unknown_topic
+from tests.builders import NOW_MS, Call, Rig, janitor, topic, unknown_topic, watch
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
 
@@ -51,3 +51,19 @@ def test_given_very_many_foreign_rows_when_run_then_all_are_counted_and_the_firs
         "held": 0,
     }
     assert len(named(caplog)) == NAMED_KEYS + 1
+
+
+def test_given_a_topic_that_is_made_while_a_run_is_under_way_then_it_is_not_said_to_be_unknown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    site = rig(0)
+
+    def make(call: Call) -> None:
+        if call.name.startswith("message.") and site.store.metadata.get(b"default:new:") is None:
+            topic(site.store, "default:new", ttl_seconds=60).plain(NOW_MS)
+
+    watch(site.store, before=make)
+    site.engine.run_once(adopt=True)
+    lost = "left alone: rows of topic default:lost, which has no metadata that can be read"
+    assert named(caplog) == [lost]

@@ -10,6 +10,7 @@ from janitor.state.base import State, TopicCount
 from janitor.stats.scheduler import SAVE_EVERY_MS
 from janitor.stats.topic_sizes import PAGE_BYTES, Census
 from tests.builders import DAY, NOW_MS, SECOND, Call, topic, unknown_topic, watch, watch_state
+from tests.janitor.state.entries import entry
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
 from tms_core.rowkey import generation_prefix
@@ -223,6 +224,28 @@ def test_given_a_count_that_is_fresh_when_asked_again_then_nothing_is_read(
     clock.advance(1)
     count.step()
     assert read == ["a"]
+
+
+def test_given_a_topic_that_was_swept_since_it_was_counted_then_it_is_counted_first_and_at_once(
+    store: MemoryStore, state: State, clock: ManualClock
+) -> None:
+    for name in "abc":
+        topic(store, f"default:{name}", ttl_seconds=60)
+    count = census(store, state, clock, refresh_seconds=60)
+    count.step()
+    read = pages(store)
+    clock.advance(10 * SECOND)
+    state.add_ledger([entry(topic=TopicId.parse("default:b"), at_ms=clock.now_ms())])
+    clock.advance(10 * SECOND)
+    count.step()
+    assert read == ["b"]
+    clock.advance(20 * SECOND)
+    count.step()
+    assert read == ["b"]
+    state.add_ledger([entry(topic=TopicId.parse("default:c"), at_ms=clock.now_ms())])
+    clock.advance(60 * SECOND)
+    count.step()
+    assert read == ["b", "c", "a", "b"]
 
 
 def test_given_a_budget_when_counted_then_it_is_kept(store: MemoryStore, state: State, clock: ManualClock) -> None:

@@ -15,7 +15,7 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Rig, janitor, poin
 from tms_core.clock import ManualClock
 from tms_core.tables.memory import MemoryStore
 
-ARGUMENTS = "--config janitor.yaml"
+ARGUMENTS = "--config janitor.yaml --snapshots tx"
 
 
 def seen(rig: Rig, **options: Any) -> Status:
@@ -56,6 +56,8 @@ def test_given_a_shortened_ttl_when_looked_at_then_what_is_held_is_there_with_th
     assert (held.topic, held.reason, held.rows, held.oldest_ms) == ("default:orders", "frontier", 1, NOW_MS - HOUR)
     assert held.until_ms == NOW_MS + 600 * SECOND
     assert held.command == f"janitor approve default:orders {ARGUMENTS}"
+    back = "tms topic update default:orders --ttl 86400 --config janitor.yaml"
+    assert held.keep == (back, f"janitor pause default:orders {ARGUMENTS}"), "tms takes none of its other options"
     [late] = seen(rig).overdue
     assert (late.table, late.rule, late.rows, late.oldest_ms) == ("message", "expired", 1, NOW_MS - HOUR)
     [figures] = seen(rig).topics
@@ -171,7 +173,11 @@ def test_given_late_transactions_then_a_daemon_shows_them_with_their_topics_and_
     status = seen(rig, live=Live(NOW_MS, NOW_MS))
     [late] = status.late
     assert (late.transaction, late.client, late.since_ms) == ("17", "import@host-7", NOW_MS - 20 * MINUTE)
-    assert (len(late.topics), late.more_topics, late.command) == (MOST_TOPICS, 3, "tms tx invalidate 17")
+    assert (len(late.topics), late.more_topics, late.command) == (
+        MOST_TOPICS,
+        3,
+        "tms tx invalidate 17 --config janitor.yaml",
+    )
     assert late.readers.endswith(f" and {MOST_TOPICS} more")
     assert "late" not in [reason.about for reason in judge(status).reasons], "the server has just been started"
     status = replace(status, started_ms=NOW_MS - 11 * MINUTE)
