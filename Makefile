@@ -33,7 +33,8 @@ mkdir -p $(BIN); for program in "$$place"/*; do ln -sf "$$program" "$(BIN)/$$(ba
 endef
 #: The modules that decide what is deleted: not one branch of theirs may go untested.
 LAW := tms_core/rowkey.py,janitor/law/policy.py,janitor/law/ranges.py,janitor/law/references.py,janitor/boundary/claim.py
-WORKERS ?= 2
+# A third of the time tests wait for something, so there are more of them at work than processors.
+WORKERS ?= 3
 PYTEST_ARGS ?=
 BENCH ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -219,7 +220,7 @@ endif
 # A part that cannot be had here is skipped, and named at the end.
 # The programs are kept in the user's cache, the engine and its base image in .tools.
 test-cluster: $(STAMP) ## a real API server and a container engine, apart from `make test`; whole as root on Debian
-	@echo "test-cluster: building takes 20 to 35 minutes the first time, the tests 12 more"
+	@echo "test-cluster: building takes 20 to 40 minutes the first time, images and tests 20 more"
 	@$(MAKE) --no-print-directory tools || echo "test-cluster: the chart's tools could not be built" >&2
 	@$(MAKE) --no-print-directory kubebox || echo "test-cluster: no API server, so what needs one is skipped" >&2
 	@$(MAKE) --no-print-directory publisher || echo "test-cluster: no cosign, so what needs it is skipped" >&2
