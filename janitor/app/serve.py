@@ -21,7 +21,7 @@ from janitor.daemon.schedule import Schedule
 from janitor.daemon.snapshot_refresh import Refreshed
 from janitor.daemon.trigger import cron, every
 from janitor.daemon.watched import Watched
-from janitor.http.app import make_app
+from janitor.http.app import make_app, make_waiting_app
 from janitor.http.server import HttpServer
 from janitor.metrics import Metrics
 from janitor.run.deps import Feedback
@@ -48,6 +48,9 @@ LATE_SECONDS = 10
 
 #: Something that lives as long as the daemon, beside it; given the store, the daemon and the status page's address.
 Companion = Callable[[Store, Daemon, str], AbstractContextManager[object]]
+
+#: What is answered until the janitor begins.
+WAITING = "the janitor waits for its store or for the lease of another janitor; its log says which"
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +83,8 @@ def serve(
         standby: wait while another janitor has the lease of a store that several can have open.
         companion: started when all is up, ended before anything is closed.
 
-    A store that does not answer, as HBase before it is up, is waited for.
+    A store that does not answer, as HBase before it is up, is waited for. Of a store that several can have open, probes
+    are answered meanwhile: the process is alive, and not ready.
 
     Raises:
         StoreBusy: another process has the store or its lease.
@@ -88,11 +92,14 @@ def serve(
     """
     stop = Event()
     with ExitStack() as stack:
+        waiting = stack.enter_context(ExitStack())
+        if not current.place.exclusive:
+            _answer_probes(current, waiting)
         try:
             with ending(stop.set):
                 daemon, store, url = _begun(
                     lambda: stack.enter_context(
-                        opened(current, adopt=adopt, patterns=patterns, stop=stop, standby=standby)
+                        opened(current, adopt=adopt, patterns=patterns, stop=stop, standby=standby, waiting=waiting)
                     ),
                     stop,
                 )
@@ -126,6 +133,13 @@ def _begun(begin: Callable[[], Opened], stop: Event) -> Opened:
                 raise
 
 
+def _answer_probes(current: Session, stack: ExitStack) -> None:
+    wanted = current.settings.janitor.http
+    http = HttpServer(make_waiting_app(WAITING), wanted.host, wanted.port)
+    http.start()
+    stack.callback(http.stop)
+
+
 class _Held(NamedTuple):
     """The store and state that the daemon works on; ``side`` has messages with a ttl of their own, and consumers."""
 
@@ -142,12 +156,14 @@ def opened(
     patterns: tuple[str, ...] = (),
     stop: Event | None = None,
     standby: bool = False,
+    waiting: ExitStack | None = None,
 ) -> Iterator[Opened]:
     """Everything a daemon needs, open while the block runs, its servers too; it works when told to.
 
     Args:
         stop: ends the daemon, also before it has begun.
         standby: as of :func:`serve`.
+        waiting: what answers at the status page's address until then; closed when the page can be shown.
 
     Raises:
         StoreBusy: another process has the store or its lease.
@@ -162,6 +178,8 @@ def opened(
         watched = Watched(current.clock)
         observers = Observers(watched)
         daemon = _assemble(current, held, stack, stop, standby, adopt, patterns, watched, observers, feedback)
+        if waiting is not None:
+            waiting.close()
         yield Opened(daemon, store, _open_servers(current, daemon, observers, held, stack))
 
 

@@ -107,6 +107,22 @@ def make_app(views: StatusViews, host: str = "127.0.0.1", arguments: str = "") -
     return app
 
 
+def make_waiting_app(reason: str) -> Starlette:
+    """The application of a janitor that has not begun yet: alive, not ready, and nothing else.
+
+    Args:
+        reason: why it has not begun, in a sentence.
+    """
+
+    async def alive(_: Request) -> Response:
+        return _probe("")
+
+    async def waits(_: Request) -> Response:
+        return _probe(reason)
+
+    return Starlette(routes=[Route("/healthz", alive), Route("/{path:path}", waits)])
+
+
 class _Routes:
     """The answers, by path."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from threading import Event
 from typing import cast
 
+import httpx2
 import pytest
 
 from janitor.app import lease as leases
@@ -14,6 +16,7 @@ from janitor.app.options import Common
 from janitor.app.session import Session
 from janitor.app.stores import Place
 from janitor.state.sqlite.state import SqliteState
+from tests.support import free_port
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, LeaseHeld, StoreUnavailable
 from tms_core.tables.base import Store
@@ -21,6 +24,7 @@ from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
 
 SECONDS = 60
+PROBES = ("healthz", "readyz", "metrics")
 
 
 class Patience(Event):
@@ -54,7 +58,7 @@ def clock(now_ms: int) -> ManualClock:
 
 @pytest.fixture
 def current(clock: ManualClock) -> Session:
-    found = Session(Common(hbase="127.0.0.1:9"), clock, {})
+    found = Session(Common(hbase="127.0.0.1:9"), clock, {"TMS_JANITOR__HTTP__PORT": str(free_port())})
     found.place = cast(Place, SharedPlace())
     return found
 
@@ -130,6 +134,27 @@ def test_given_a_store_that_is_down_when_a_daemon_begins_then_it_tries_until_it_
     with pytest.raises(ConfigurationError, match="It answers"):
         serving.serve(current, standby=True)
     assert waiting.waits == [serving.RETRY_SECONDS] * 3
+
+
+def test_given_a_daemon_that_waits_for_its_store_when_probed_then_it_is_alive_and_not_ready(
+    clock: ManualClock, current: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current.place = cast(Place, PlaceThatIsDown(1))
+    url = f"http://127.0.0.1:{current.settings.janitor.http.port}"
+    seen: list[tuple[int, str]] = []
+
+    class Probed(Patience):
+        def wait(self, timeout: float | None = None) -> bool:
+            seen.extend((found.status_code, found.text) for found in (httpx2.get(f"{url}/{each}") for each in PROBES))
+            return super().wait(timeout)
+
+    monkeypatch.setattr(serving, "Event", partial(Probed, clock))
+    with pytest.raises(ConfigurationError, match="It answers"):
+        serving.serve(current, standby=True)
+    assert seen == [(200, "ok"), (503, serving.WAITING), (503, serving.WAITING)]
+    # And afterwards the port is free again
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(url)
 
 
 def test_given_a_daemon_that_waits_for_its_store_when_it_is_to_end_then_it_ends_well(
