@@ -67,7 +67,9 @@ def _taken(report: Report) -> str:
     inverted = report.total(Rule.INVALID_TRANSACTION)
     parts = [f"{deleted} {_row(sum(count for count, _ in counts))} deleted"] if deleted else []
     parts += [f"{inverted:,} {_row(inverted)} of invalid transactions inverted"] if inverted else []
-    return (", ".join(parts) or "nothing was due") + (", if it were a run" if parts and report.mode == "plan" else "")
+    # What stopped it may have come before anything was read.
+    nothing = "nothing was done" if report.tripped else "nothing was due"
+    return (", ".join(parts) or nothing) + (", if it were a run" if parts and report.mode == "plan" else "")
 
 
 def _row(count: int) -> str:

@@ -148,6 +148,15 @@ def test_given_a_store_nobody_has_adopted_then_it_says_so_with_the_commands_and_
     assert page.console == []
 
 
+def test_given_runs_that_stop_because_the_store_is_not_adopted_then_nothing_is_said_of_what_is_due(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    stopped = RunSummary("r-1", "apply", now_ms - 1000, now_ms, "stopped", stopped_by=("adoption",))
+    page = shown(serve, look, replace(statuses.empty(now_ms), last_run=stopped))
+    assert page.text("#overdue").endswith("No run has looked for overdue rows yet.")
+    assert page.text("#kept").endswith("No run has read the store yet.")
+
+
 def test_given_nothing_to_do_after_a_run_then_the_parts_say_that_all_is_done(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:

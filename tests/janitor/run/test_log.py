@@ -72,6 +72,13 @@ def test_given_what_a_run_did_when_written_then_it_is_a_sentence(
     assert f": {words} (" in said(caplog)[-1]
 
 
+def test_given_a_run_that_a_guard_stopped_when_written_then_nothing_is_said_of_what_was_due(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    RunLog().write(replace(report_of(), guards=[GuardNote("adoption", True, "this store is not adopted yet")]))
+    assert ": nothing was done (" in said(caplog)[-2]
+
+
 def test_given_idle_runs_when_written_then_only_the_first_is_worth_a_line(caplog: pytest.LogCaptureFixture) -> None:
     log, report = RunLog(), report_of()
     log.write(report)
