@@ -104,6 +104,16 @@ class GuardNote:
     message: str
 
 
+class StoreBytes(NamedTuple):
+    """What the store took on its disk when a pass began, and when a run had given back what it could; None: unknown."""
+
+    before: int | None = None
+    after: int | None = None
+
+
+NO_SIZES = StoreBytes()
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """The outcome of a plan or a run; see ``docs/formats.md``, "Report"."""
@@ -124,6 +134,7 @@ class Report:
     thorough: bool
     seeks_spared: int = 0
     truncated: int = 0
+    store_bytes: StoreBytes = NO_SIZES
 
     @property
     def tripped(self) -> bool:
@@ -166,6 +177,7 @@ class Report:
             "topics": [_entry_json(key, entry) for key, entry in self.sorted_entries()],
             "totals": {**{str(rule): self.total(rule) for rule in Rule}, "kept": kept},
             "deleted_bytes": self.deleted_bytes(),
+            "store_bytes": self.store_bytes._asdict(),
             "boundary": None if self.boundary is None else str(self.boundary),
             "guards": [{"guard": g.guard, "tripped": g.tripped, "message": g.message} for g in self.guards],
             "errors": list(self.errors),

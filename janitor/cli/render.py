@@ -96,7 +96,10 @@ def print_report(
         print_table(_by_topic(report) if summary else _by_entry(report))
     out.print(_totals(report))
     if freed := report.deleted_bytes():
-        out.print(f"size: {'about ' if report.mode == 'plan' else ''}{size(freed)} of rows {_verb(report)}deleted")
+        about, of = ("about ", on_disk(report.store_bytes.before)) if report.mode == "plan" else ("", "")
+        out.print(f"size: {about}{size(freed)} of rows {_verb(report)}deleted{of}")
+        if gained := gain(**report.store_bytes._asdict()):
+            out.print(gained)
     for line in _kept(report):
         out.print(line)
     if report.boundary is not None:
@@ -138,6 +141,16 @@ def size(count: int) -> str:
             return f"{amount:.0f} {unit}" if unit == "B" or amount >= 10 else f"{amount:.1f} {unit}"
         amount /= 1000
     return f"{amount:.1f} TB"
+
+
+def gain(before: int | None = None, after: int | None = None) -> str:
+    """What a run has changed in the store's size; empty where that is not known, as of old runs."""
+    return "" if before is None or after is None else f"the store: {size(before)} before, {size(after)} after"
+
+
+def on_disk(present: int | None) -> str:
+    """What else a plan says of the store's size, behind what would go."""
+    return "" if present is None else f", of {size(present)} on disk"
 
 
 def age(ms: int | None, report: Report) -> str:

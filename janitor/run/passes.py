@@ -11,7 +11,7 @@ from functools import partial
 from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Round
 from janitor.law.policy import Hold
-from janitor.report import GuardNote, Mode, Report
+from janitor.report import GuardNote, Mode, Report, StoreBytes
 from janitor.run.claims import claim_in_force
 from janitor.run.deps import Deps
 from janitor.run.prepare import Prepared, run_context
@@ -44,6 +44,7 @@ class Pass:
         truncated: transactions that were taken off the invalid list.
         refutation: how the last claim was refuted, as that was known when it began.
         notes: what else is to be said of it.
+        bytes_before: what the store took on its disk when it began; None where that is not known.
     """
 
     id: str
@@ -60,6 +61,7 @@ class Pass:
     truncated: int = 0
     refutation: rounds.Refutation | None = None
     notes: list[GuardNote] = field(default_factory=list)
+    bytes_before: int | None = None
 
     @property
     def finished(self) -> bool:
@@ -97,7 +99,18 @@ def begin(deps: Deps, mode: Mode, ready: Prepared, context: RunContext) -> Pass:
     started_ms = deps.clock.now_ms()
     run_id = f"{started_ms}-{deps.token_hex(4)}"
     calls, refuted = Counter(deps.store.calls), rounds.refutation(deps.state)
-    return Pass(run_id, mode, started_ms, deps.clock.running_ms(), calls, ready, context, Outcome(), refutation=refuted)
+    return Pass(
+        run_id,
+        mode,
+        started_ms,
+        deps.clock.running_ms(),
+        calls,
+        ready,
+        context,
+        Outcome(),
+        refutation=refuted,
+        bytes_before=deps.store.disk_bytes(),
+    )
 
 
 def begin_plan(deps: Deps, ready: Prepared, patterns: tuple[str, ...], *, thorough: bool) -> Pass:
@@ -213,6 +226,7 @@ def report(deps: Deps, current: Pass) -> Report:
         phase_seconds=outcome.phase_seconds,
         thorough=current.context.thorough,
         truncated=current.truncated,
+        store_bytes=StoreBytes(current.bytes_before, deps.store.disk_bytes() if current.mode == "apply" else None),
     )
 
 

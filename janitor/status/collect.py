@@ -167,6 +167,7 @@ def summary(run: RunRecord) -> RunSummary:
         **{str(rule): totals.get(str(rule), 0) for rule in Rule},
         held=totals.get("kept", {}).get("held", 0) + report.get("held_before", {}).get("rows", 0),
         deleted_bytes=report.get("deleted_bytes", 0),
+        store_bytes=report.get("store_bytes", {}),
         duration_seconds=report.get("duration_seconds", 0.0),
         phase_seconds=report.get("phase_seconds", {}),
         thorough=report.get("thorough", False),

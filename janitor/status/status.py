@@ -141,6 +141,7 @@ class RunSummary:
         result: ``done``, ``partial``, ``stopped`` (by a guard), ``halted`` (by a signal or a pause), ``failed`` or
             ``lost``; empty while it goes on.
         deleted_bytes: of the rows that were deleted; about, since values are estimated.
+        store_bytes: what the store took on its disk ``before`` and ``after``; empty for a run of an older version.
         error: why it failed, empty otherwise.
         stopped_by: the guards that stopped it.
     """
@@ -162,6 +163,7 @@ class RunSummary:
     stopped_by: Sequence[str] = ()
     deleted_bytes: int = 0
     processed: int = 0
+    store_bytes: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
     def bad(self) -> bool:

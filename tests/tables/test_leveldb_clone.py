@@ -42,6 +42,7 @@ def test_given_cdaps_stores_when_cloned_then_all_rows_are_there_and_the_original
     before = fingerprint(path)
     with clone(path, state) as cloned:
         assert set(cloned.message.keys(*EVERYTHING).items) == set(vector.of("message"))
+        assert cloned.disk_bytes() == sum((path / name).stat().st_size for name in before if name.count("/") == 1)
         assert set(cloned.payload.keys(*EVERYTHING).items) == set(vector.of("payload"))
         assert {key for key, _ in cloned.metadata.rows()} == set(vector.of("meta"))
         assert fingerprint(path) == before

@@ -103,6 +103,15 @@ def test_given_a_value_that_cannot_be_read_then_the_face_counts_it(tmp_path: Pat
         assert face.operations == 1
 
 
+def test_given_a_store_then_its_face_tells_the_room_of_its_three_folders_and_one_in_memory_none(tmp_path: Path) -> None:
+    with LevelDBStore(tmp_path, create=True) as store:
+        topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS)
+        (tmp_path / "beside").write_bytes(b"x" * 10_000)
+        held = sum(file.stat().st_size for folder in FOLDERS.values() for file in (tmp_path / folder).iterdir())
+        assert read_only(store).disk_bytes() == store.apart().disk_bytes() == held
+    assert read_only(MemoryStore()).disk_bytes() is None
+
+
 def damage(folder: Path) -> None:
     """Add a message row whose pointer is cut short."""
     database = plyvel.DB(str(folder / FOLDERS["message"]))

@@ -347,6 +347,10 @@ class Reads(ABC):
         each: others are at work on it, too. None of a store that only its holder changes."""
         return ()
 
+    def disk_bytes(self) -> int | None:
+        """How much room the store takes on its disk now; None where that cannot be told without a search."""
+        return None
+
     @abstractmethod
     def identity(self) -> str:
         """Names this very store, and changes when it is copied or replaced (rule S13)."""

@@ -45,11 +45,15 @@ class ReadOnlyStore(Reads):
     def __init__(self, store: Reads) -> None:
         store = store.apart()
         self.calls = Counter()
-        self._identity, self._obstacles = store.identity, store.obstacles
+        self._identity, self._obstacles, self._disk_bytes = store.identity, store.obstacles, store.disk_bytes
         self._region, self._lineage, self._restored_since = store.region, store.lineage, store.restored_since
         self.metadata = ReadOnlyMetadataTable(store.metadata, self.calls)
         self.message = ReadOnlyMessageTable(store.message, self.calls, store.calls)
         self.payload = ReadOnlyPayloadTable(store.payload, self.calls)
+
+    def disk_bytes(self) -> int | None:
+        """That of the store itself."""
+        return self._disk_bytes()
 
     def identity(self) -> str:
         """That of the store itself."""

@@ -33,14 +33,15 @@ default:orders     1  message  expired            2   58 B  3 d     2 d     unti
 default:orders     1  message  invert             1   29 B  3 h     3 h     until adopted
 default:retired    1  message  old generation     1   30 B  1 h     1 h     until adopted
 rows: 2 expired, 1 of old generations would be deleted, 1 of invalid transactions would be inverted
-size: about 88 B of rows would be deleted
+size: about 88 B of rows would be deleted, of … kB on disk
 next: janitor run --once --adopt --config janitor.yaml
 """
 
 
 def plain(text: str) -> list[str]:
-    """The lines without ids, and without the spaces that fill a table."""
-    return [re.sub(r"^(plan|run) \S+", r"\1 …", line).rstrip() for line in text.splitlines()]
+    """The lines without ids and sizes on disk, and without the spaces that fill a table."""
+    lines = (re.sub(r"^(plan|run) \S+", r"\1 …", line).rstrip() for line in text.splitlines())
+    return [re.sub(r"[\d.]+ kB", "… kB", line) for line in lines]
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------
@@ -56,8 +57,9 @@ def test_given_a_run_then_it_reads_like_its_plan(site: Site) -> None:
     assert shown[2:5] == [line.rstrip() for line in expected[2:5]]
     assert shown[5] == expected[5]
     assert shown[6] == "size: 88 B of rows deleted"
-    assert shown[7].startswith(f"proven clean up to transaction {INVALID} (")
-    assert len(shown) == 8, "nothing is left to type"
+    assert shown[7] == "the store: … kB before, … kB after"
+    assert shown[8].startswith(f"proven clean up to transaction {INVALID} (")
+    assert len(shown) == 9, "nothing is left to type"
 
 
 def test_given_a_summary_then_each_topic_has_one_line_the_most_bytes_first_and_the_gain_is_told(site: Site) -> None:
@@ -74,7 +76,30 @@ def test_given_a_summary_then_each_topic_has_one_line_the_most_bytes_first_and_t
     assert names == sorted(totals, key=lambda name: (-totals[name], name))
     freed = sum(entry["bytes"] for entry in report["topics"] if entry["rule"] != "invalid_transaction")
     assert report["deleted_bytes"] == freed > 0
-    assert any(line.startswith("size: about ") and line.endswith("of rows would be deleted") for line in lines)
+    assert any(line.startswith("size: about ") and " of rows would be deleted, of " in line for line in lines)
+
+
+def test_given_a_run_of_much_then_run_history_and_plan_tell_the_size_that_the_disk_has(site: Site) -> None:
+    with LevelDBStore(site.store) as store:
+        bulk = topic(store, "default:bulk", ttl_seconds=86400)
+        bulk.plain(*range(NOW_MS - 3 * DAY, NOW_MS - 3 * DAY + 20_000), body=b"x" * 40)
+    disk = sum(file.stat().st_size for file in site.store.rglob("*") if file.is_file())
+    before = site.janitor("plan --format json").json["store_bytes"]["before"]
+    assert disk == before
+    assert f" of rows would be deleted, of {render.size(before)} on disk" in site.janitor("plan").out
+    shown = site.janitor("run --once --adopt").out
+    (run,) = site.janitor("history --format json").json["runs"]
+    measured = run["store_bytes"]
+    assert measured["after"] < measured["before"] // 2
+    line = f"the store: {render.size(measured['before'])} before, {render.size(measured['after'])} after"
+    assert line in shown.splitlines()
+    assert line in site.janitor(f"history {run['id']}").out.splitlines()
+
+
+def test_given_a_run_that_deleted_nothing_or_an_unknown_size_then_no_size_is_told(site: Site) -> None:
+    site.janitor("run --once --adopt")
+    assert "the store:" not in site.janitor("run --once").out
+    assert render.gain() == render.gain(5) == render.on_disk(None) == ""
 
 
 def test_given_rows_kept_on_purpose_then_they_are_counted_by_reason(site: Site) -> None:
@@ -116,7 +141,7 @@ def test_given_other_ttls_when_planned_then_it_is_the_plan_once_they_are_in_forc
         topic(store, "default:orders", ttl_seconds=30)
     planned = site.janitor("plan --format json").json
     for report in (planned, supposed):
-        for name in ("id", "duration_seconds", "phase_seconds", "store_calls", "seeks_spared"):
+        for name in ("id", "duration_seconds", "phase_seconds", "store_calls", "seeks_spared", "store_bytes"):
             del report[name]
     assert supposed == planned
     assert [item["held"] for item in planned["topics"]] == ["frontier"], "and it says that it would wait"

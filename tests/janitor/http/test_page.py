@@ -294,6 +294,28 @@ def test_given_a_bar_when_it_is_clicked_then_its_runs_are_listed_and_lead_to_the
     assert page.console == []
 
 
+@pytest.mark.parametrize(
+    ("store_bytes", "told"),
+    [
+        ({"before": 130_000_000, "after": 4_700_000}, "130 MB before, 4.7 MB after"),
+        ({"before": 130_000_000, "after": None}, "130 MB on disk"),
+        ({"before": None, "after": None}, ""),
+        ({}, ""),
+    ],
+)
+def test_given_a_run_then_it_tells_how_large_the_store_was_before_and_after_as_far_as_it_knows(
+    serve: Callable[..., Site], look: Open, now_ms: int, store_bytes: dict[str, int | None], told: str
+) -> None:
+    last = replace(statuses.runs(now_ms)[0], deleted_bytes=1_300_000, store_bytes=store_bytes)
+    page = shown(serve, look, replace(statuses.full(now_ms), last_run=last), (last,))
+    assert f"the store: {told}" in page.text("#facts") if told else "the store:" not in page.text("#facts")
+    page.go(f"{page.run('location.origin')}/runs/{last.id}")
+    page.until("document.querySelector('#detail h2')")
+    assert "1.3 MB" in page.text("#detail")
+    assert told in page.text("#detail")
+    assert ("The store" in page.text("#detail")) is bool(told)
+
+
 def test_given_a_topic_then_its_page_has_its_size_over_time_its_changes_and_both_ways_out_of_a_hold(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:

@@ -33,7 +33,7 @@ from tms_core.tables.base import (
     TxCell,
 )
 from tms_core.tables.leveldb.database import Database
-from tms_core.tables.leveldb.layout import FOLDERS, find_tables, identity
+from tms_core.tables.leveldb.layout import FOLDERS, disk_bytes, find_tables, identity
 from tms_core.tables.leveldb.lineage import StoreTrace, trace_folder
 from tms_core.tables.leveldb.lock import locked, translated
 from tms_core.tables.leveldb.manifest import check_logs, cure, current_manifest, table_files
@@ -139,7 +139,7 @@ class ClonedStore(Store):
     """
 
     def __init__(self, path: Path, into: Path) -> None:
-        self.calls = Counter()
+        self.calls, self._path = Counter(), path
         files = _Files()
         sources = find_tables(path)
         self._identity = identity(path)
@@ -155,6 +155,10 @@ class ClonedStore(Store):
         self.metadata = ClonedMetadataTable(databases["metadata"], self.calls)
         self.message = ClonedMessageTable(databases["message"], self.calls)
         self.payload = ClonedPayloadTable(databases["payload"], self.calls)
+
+    def disk_bytes(self) -> int | None:
+        """The original's, as it is now."""
+        return disk_bytes(self._path)
 
     def identity(self) -> str:
         """The original's."""

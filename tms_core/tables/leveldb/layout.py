@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from tms_core.errors import StoreError, StoreLayoutError, StoreNotFound
@@ -36,6 +37,22 @@ def identity(path: Path) -> str:
     """
     with translated(path):
         return f"leveldb:{path.resolve()}:{(path / FOLDERS['metadata']).stat().st_ino}"
+
+
+def disk_bytes(path: Path) -> int | None:
+    """What the files of the three folders take together; None where they cannot be read. The janitor's are not counted.
+
+    LevelDB tidies up meanwhile, so a file that has just gone counts as none.
+    """
+    total = 0
+    try:
+        for folder in FOLDERS.values():
+            for file in (path / folder).glob("*"):
+                with suppress(FileNotFoundError):
+                    total += file.stat().st_size
+    except OSError:
+        return None
+    return total
 
 
 def find_tables(path: Path, *, create: bool = False) -> dict[TableName, Path]:

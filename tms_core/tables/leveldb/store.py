@@ -38,7 +38,7 @@ from tms_core.tables.base import (
     columns_of,
 )
 from tms_core.tables.leveldb.database import PAGE_BYTES, Database, RowColumns, WritableDatabase
-from tms_core.tables.leveldb.layout import find_tables, holds_database, identity
+from tms_core.tables.leveldb.layout import disk_bytes, find_tables, holds_database, identity
 from tms_core.tables.leveldb.lineage import FolderTrace, StoreTrace, trace_folder
 from tms_core.tables.leveldb.lock import locked, sync, translated
 from tms_core.tables.leveldb.manifest import prepare, rename_tables
@@ -105,6 +105,9 @@ class LevelDBStore(Store):
         other.calls, other._open = Counter(), ExitStack()
         other._lay_out(self._databases)
         return other
+
+    def disk_bytes(self) -> int | None:
+        return disk_bytes(self.path)
 
     def identity(self) -> str:
         return identity(self.path)
