@@ -28,16 +28,16 @@ from janitor.run.deps import Feedback
 from janitor.run.questions import Questions
 from janitor.settings import config_digest
 from janitor.state.base import State
-from janitor.stats.consumer_lag import LagCount
+from janitor.stats.consumer_lag import UNINFORMED, LagCount
 from janitor.stats.late import note_late
 from janitor.stats.topic_sizes import Census
 from janitor.sweep.progress import Observer
 from tms_core.consumers.lag import LagTables
-from tms_core.consumers.positions import Positions
 from tms_core.errors import LeaseHeld, StateUnavailable, StoreError, StoreUnavailable
 from tms_core.tables.base import Store
 from tms_core.tables.read_only import read_only
 from tms_core.tables.side import Expiries, SideTable
+from tms_core.transaction.model import Transaction
 
 #: How often a daemon whose store does not answer tries again, in seconds.
 RETRY_SECONDS = 10.0
@@ -231,11 +231,12 @@ def _assemble(
     if side is not None:
         lags = LagCount(
             LagTables(read_only(store), Expiries(side), current.floor(store, side)),
-            Positions(side),
+            side,
             state,
             clock,
             census.pacer,
             halted=stop.is_set,
+            reader=partial(_reader, source),
         )
         jobs.append(Job("lag", COUNT_SECONDS, lags.step))
     daemon = Daemon(
@@ -255,6 +256,12 @@ def _assemble(
         ),
     )
     return daemon
+
+
+def _reader(source: Refreshed | None) -> Transaction:
+    """Who reads as one would at the snapshot that was seen last."""
+    loaded = source.seen if source is not None else None
+    return UNINFORMED if loaded is None else loaded.snapshot.dummy_transaction()
 
 
 def _open_servers(current: Session, daemon: Daemon, observers: Observers, held: _Held, stack: ExitStack) -> str:

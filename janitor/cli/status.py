@@ -19,6 +19,7 @@ from janitor.cli.history import RUNNING
 from janitor.cli.history import status as run_status
 from janitor.cli.options import common_options, complete
 from janitor.cli.state import open_state
+from janitor.cli.topic import claimed
 from janitor.law.policy import Hold
 from janitor.state.base import EVERYTHING, State
 from janitor.state.sqlite.state import SqliteState
@@ -254,7 +255,8 @@ def _consumers(status: Status) -> Iterator[Text]:
         oldest = one.oldest_unread_ms
         age = "" if oldest is None else f"the oldest {duration(status.now_ms - oldest)} old"
         lag = f"{one.lag_messages:,} messages behind"
-        yield render.line("consumer", f"{one.consumer} of {one.tms_namespace}:{one.topic}", lag, age)
+        claims = claimed(one.open_claims, one.redelivered)
+        yield render.line("consumer", f"{one.consumer} of {one.tms_namespace}:{one.topic}", lag, age, claims)
     if len(behind) > _NAMED:
         yield render.line("", f"and {len(behind) - _NAMED:,} more consumers behind", "all of them with --format json")
 

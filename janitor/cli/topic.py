@@ -69,7 +69,8 @@ def lines(current: Session, topic: TopicId, found: Mapping[str, Any]) -> Iterato
         again = f"tried again {render.when(entry['probe_ms'], now_ms)}"
         yield render.line("quarantined", f"failed {entry['strikes']} times: {entry['error'].rstrip('.')}; {again}")
     for consumer in found["consumers"]:
-        yield render.line("consumer", f"{consumer['consumer']}: {lag(consumer, now_ms)}")
+        claims = claimed(consumer["open_claims"], consumer["redelivered"])
+        yield render.line("consumer", f"{consumer['consumer']}: {lag(consumer, now_ms)}", claims)
     for change in found["changes"]:
         yield render.line("changed", f"{_changed(change)}, seen {render.when(change['seen_ms'], now_ms)}")
     for entry in found["ledger"]:
@@ -89,6 +90,15 @@ def lag(consumer: Mapping[str, Any], now_ms: int) -> str:
         behind += f", the oldest {duration(now_ms - consumer['oldest_unread_ms'])} old"
     lost = "; some may have expired before it read them" if consumer["expired"] else ""
     return f"{behind}; last read {render.when(consumer['updated_ms'], now_ms)}{lost}"
+
+
+def claimed(open_claims: int, redelivered: int) -> str:
+    """What is open of a consumer group, in words; empty where nothing is."""
+    parts = [
+        f"{open_claims:,} open {'claim' if open_claims == 1 else 'claims'}" if open_claims else "",
+        f"{redelivered:,} redelivered" if redelivered else "",
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def _size(figures: Mapping[str, Any], sizes: Sequence[Mapping[str, Any]], now_ms: int) -> Iterator[Text]:

@@ -4,14 +4,17 @@ What counts is :mod:`tms_core.consumers.lag`'s to say; here it is said of all to
 time for metrics and status. Topics share the budget in turns (:mod:`janitor.stats.scheduler`), so a consumer that is a
 billion messages behind does not keep the figures of those who are almost there from being fresh.
 
+Of a consumer group it is also said how many claims are open, and how many ranges of messages were given out again. That
+goes by the newest snapshot of transactions, so a claim whose transaction has ended since still counts as open.
+
 Nothing is written here but the note the figures are kept in: counting consumes nothing.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Generator, Sequence
+from typing import Any, NamedTuple
 
 from janitor.state.base import State
 from janitor.state.notes import Note
@@ -20,17 +23,36 @@ from janitor.sweep.permission import never
 from janitor.sweep.rate_limit import Pacer
 from tms_core.clock import Clock
 from tms_core.consumers import lag
-from tms_core.consumers.lag import Counting, Lag, LagTables
+from tms_core.consumers.claim_rows import claims_of
+from tms_core.consumers.claims import ConsumerGroup, Truth, look, truth
+from tms_core.consumers.lag import Lag, LagTables
 from tms_core.consumers.positions import Position, Positions
-from tms_core.errors import StoreError
+from tms_core.errors import FormatError, StoreError
+from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata, living_topics
+from tms_core.transaction.model import Transaction
 
 #: The note that figures are kept in: a list of objects, one for each consumer.
 NOTE = Note.CONSUMERS
 #: Rows that are read for one topic before the next one has its turn.
 TURN_ROWS = 100_000
 
+#: Who knows of no transaction, so that each of them may be in progress.
+UNINFORMED = Transaction(read_pointer=0, transaction_id=0, write_pointer=0)
+
 _log = logging.getLogger(__name__)
+
+
+class Counted(NamedTuple):
+    """What was found of one consumer.
+
+    Attributes:
+        open_claims, redelivered: as of :class:`janitor.status.status.ConsumerFigures`.
+    """
+
+    lag: Lag
+    open_claims: int
+    redelivered: int
 
 
 class LagCount:
@@ -38,27 +60,31 @@ class LagCount:
 
     Args:
         tables: what is counted; only read.
-        positions: of all consumers.
+        side: where positions and claims are; only read.
         state: where figures are kept.
         clock: what they are dated by.
         pacer: the budget, shared with everything else that counts.
         refresh_seconds: how old a figure may become before it is made again.
         halted: whether the process is ending; asked before every page.
+        reader: what is known of transactions; asked before claims are read.
     """
 
     def __init__(
         self,
         tables: LagTables,
-        positions: Positions,
+        side: SideTable,
         state: State,
         clock: Clock,
         pacer: Pacer,
         *,
         refresh_seconds: int = 60,
         halted: Callable[[], bool] = never,
+        reader: Callable[[], Transaction] = lambda: UNINFORMED,
     ) -> None:
         self._tables = tables
-        self._positions = positions
+        self._side = side
+        self._positions = Positions(side)
+        self._reader = reader
         self._state = state
         self._clock = clock
         self._turns = CountScheduler(
@@ -92,12 +118,32 @@ class LagCount:
         """Never: only time makes these figures old."""
         return False
 
-    def begin(self, life: Life) -> Counting:
+    def begin(self, life: Life) -> Generator[int, None, list[Counted]]:
         """A new count of a topic."""
-        topic, found = self._present[life]
-        return lag.count(self._tables, topic, found, self._clock.now_ms())
+        topic, positions = self._present[life]
+        lags = yield from lag.count(self._tables, topic, positions, self._clock.now_ms())
+        reader = self._reader()
+        found: list[Counted] = []
+        for one in lags:
+            counted, rows = self._claims(topic, one, reader)
+            found.append(counted)
+            if rows:
+                yield rows
+        return found
 
-    def finished(self, life: Life, found: list[Lag]) -> None:
+    def _claims(self, topic: TopicMetadata, found: Lag, reader: Transaction) -> tuple[Counted, int]:
+        """What was found of a consumer with what it has claimed, and how many rows were read for that."""
+        position = found.position
+        try:
+            claims = [claim for _, claim in claims_of(self._side, ConsumerGroup.of(topic, position.name))]
+        except FormatError as error:
+            raise StoreError(str(error)) from error
+        now = look(position.id, claims, reader)
+        opened = [claim for claim in now.kept if truth(claim.pointer, reader) is Truth.OPEN]
+        again = sum(claim.tries > 1 for claim in (*opened, *now.free))
+        return Counted(found, len(opened), again), len(claims)
+
+    def finished(self, life: Life, found: list[Counted]) -> None:
         """Keep the figures of a topic's consumers."""
         topic, _ = self._present[life]
         self._figures[life] = [_figures(topic, one, self._clock.now_ms()) for one in found]
@@ -114,7 +160,8 @@ class LagCount:
             self._saved = found
 
 
-def _figures(topic: TopicMetadata, found: Lag, counted_ms: int) -> dict[str, Any]:
+def _figures(topic: TopicMetadata, counted: Counted, counted_ms: int) -> dict[str, Any]:
+    found = counted.lag
     return {
         "tms_namespace": topic.topic.namespace,
         "topic": topic.topic.topic,
@@ -126,4 +173,6 @@ def _figures(topic: TopicMetadata, found: Lag, counted_ms: int) -> dict[str, Any
         "oldest_unread_ms": found.oldest_ms,
         "expired": found.expired,
         "counted_ms": counted_ms,
+        "open_claims": counted.open_claims,
+        "redelivered": counted.redelivered,
     }

@@ -57,6 +57,8 @@ class ConsumerFigures:
         lag_messages: how many messages it had not read.
         oldest_unread_ms: publish time of the oldest of them; None when it had read all.
         expired: whether messages may have expired before it has read them.
+        open_claims: of a group, how many ranges of messages transactions have claimed that are in progress.
+        redelivered: of a group, how many ranges that are not processed were given out more than once.
     """
 
     tms_namespace: str
@@ -69,6 +71,9 @@ class ConsumerFigures:
     oldest_unread_ms: int | None
     expired: bool
     counted_ms: int
+    # Figures that an earlier janitor kept do not have them.
+    open_claims: int = 0
+    redelivered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from janitor.state.notes import Note
+from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY, MINUTE, NOW_MS
 from tests.janitor.cli.conftest import SETTINGS, Site
 from tms_core.consumers.positions import Position, Positions
@@ -98,3 +100,39 @@ def test_given_a_consumer_when_everything_is_looked_at_then_its_position_is_what
         assert consumer.janitor(line).code == 0
     with LevelDBSide(beside(consumer.store)) as side:
         assert Positions(side).all() == {(ORDERS.topic, 1): [Position("billing", READ, NOW_MS, 0)]}
+
+
+FIGURES = {
+    "tms_namespace": "default",
+    "topic": "orders",
+    "generation": 1,
+    "position_ms": 0,
+    "updated_ms": NOW_MS,
+    "lag_messages": 4,
+    "oldest_unread_ms": NOW_MS - MINUTE,
+    "expired": False,
+    "counted_ms": NOW_MS,
+}
+
+
+def test_given_groups_with_claims_when_shown_then_open_and_redelivered_ones_are_said(site: Site) -> None:
+    site.janitor("run --once --adopt")
+    with SqliteState(site.folder / "data/janitor") as state:
+        groups = [
+            {**FIGURES, "consumer": "before"},  # As an earlier janitor kept it.
+            {**FIGURES, "consumer": "one", "open_claims": 1, "redelivered": 0},
+            {**FIGURES, "consumer": "two", "open_claims": 1200, "redelivered": 1},
+        ]
+        state.save_note(Note.CONSUMERS, groups)
+    behind = "4 messages behind; the oldest 1 min old"
+    shown = site.janitor("status").out
+    for line in (f"before of default:orders; {behind}\n", f"{behind}; 1 open claim\n"):
+        assert line in shown
+    assert f"two of default:orders; {behind}; 1,200 open claims, 1 redelivered\n" in shown
+    detail = site.janitor("topic default:orders").out
+    read_at = "last read 2023-11-14 22:13:20 UTC (0 s ago)"
+    assert f"before: 4 messages behind, the oldest 1 min old; {read_at}\n" in detail
+    assert f"two: 4 messages behind, the oldest 1 min old; {read_at}; 1,200 open claims, 1 redelivered\n" in detail
+    for line in ("status", "topic default:orders"):
+        found = site.janitor(f"{line} --format json").json["consumers"]
+        assert [(one["open_claims"], one["redelivered"]) for one in found] == [(0, 0), (1, 0), (1200, 1)]

@@ -11,7 +11,7 @@ import pytest
 
 from janitor.state.base import State, TopicCount
 from janitor.state.topic_history import save_sizes, save_topics
-from janitor.status.status import HeldTopic, OpenTransaction, RunSummary, Status, TopicFigures
+from janitor.status.status import ConsumerFigures, HeldTopic, OpenTransaction, RunSummary, Status, TopicFigures
 from tests.builders import DAY, HOUR, MINUTE, SECOND
 from tests.janitor.http import statuses
 from tests.janitor.http.browser import Browser, Page
@@ -357,6 +357,27 @@ def test_given_a_topic_then_its_page_has_its_size_over_time_its_changes_and_both
     page.type_into("#detail input", "12")
     page.run("document.querySelector('#detail form').requestSubmit()")
     assert "40 hex digits" in page.text("#detail")
+    assert page.console == []
+
+
+def test_given_groups_with_claims_then_front_and_topic_page_say_what_is_open_and_given_again(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    figures = TopicFigures("default", "orders", 1, 86_400, 4, 4000, now_ms - 2 * HOUR, now_ms, now_ms)
+    lag = (now_ms, 4, now_ms - HOUR, False, now_ms)
+    groups = [
+        ConsumerFigures("default", "orders", 1, "alone", now_ms, *lag),
+        ConsumerFigures("default", "orders", 1, "group", now_ms, *lag, open_claims=1200, redelivered=1),
+    ]
+    site = serve(StillViews(replace(statuses.full(now_ms), topics=(figures,), consumers=groups)))
+    page = look(site)
+    said = "1,200 open claims, 1 redelivered"
+    assert page.text("#behind").count("open claim") == 1
+    assert said in page.text("#behind")
+    page.go(f"{site.url}/topics/default:orders")
+    page.until("document.querySelector('#detail h2')")
+    assert page.text("#detail").count("open claim") == 1
+    assert said in page.text("#detail")
     assert page.console == []
 
 

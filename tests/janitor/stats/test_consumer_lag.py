@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from janitor.state.base import State
 from janitor.stats import consumer_lag as lag
 from janitor.stats.consumer_lag import NOTE, LagCount
 from janitor.sweep.rate_limit import Pacer
-from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, topic, unknown_topic, watch, watch_state
+from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, pointer, topic, unknown_topic, watch, watch_state
 from tms_core.clock import ManualClock
+from tms_core.consumers.claim_rows import pack
+from tms_core.consumers.claims import ConsumerGroup, GroupClaim
 from tms_core.consumers.lag import PAGE_ROWS, LagTables
 from tms_core.consumers.positions import Floor, Position, Positions
 from tms_core.errors import Halted, StoreError
@@ -20,7 +23,8 @@ from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.read_only import read_only
 from tms_core.tables.side import Expiries, MemorySide
-from tms_core.topic import TopicMetadata
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.model import InProgress, VisibilityState
 
 READ_NONE = MessageId(0, 0)
 
@@ -41,7 +45,7 @@ def counter(
     positions = Positions(side)
     floor = Floor(positions, store, options.pop("hold_seconds")) if "hold_seconds" in options else None
     pacer = options.pop("pacer", None) or Pacer(rate, clock)
-    return LagCount(LagTables(read_only(store), Expiries(side), floor), positions, state, clock, pacer, **options)
+    return LagCount(LagTables(read_only(store), Expiries(side), floor), side, state, clock, pacer, **options)
 
 
 def found(state: State) -> dict[str, int]:
@@ -68,12 +72,98 @@ def test_given_consumers_when_counted_then_their_figures_are_kept_with_their_tim
         "updated_ms": NOW_MS - 5,
         "expired": False,
         "counted_ms": NOW_MS,
+        "open_claims": 0,
+        "redelivered": 0,
     }
     assert state.note(NOTE) == [
         {**common, "consumer": "audit", "position_ms": 0, "lag_messages": 3, "oldest_unread_ms": NOW_MS - 9},
         {**common, "consumer": "billing", "position_ms": NOW_MS - 9, "lag_messages": 2, "oldest_unread_ms": NOW_MS - 8},
     ]
     assert side.rows(b"", None, 10) == before
+
+
+IN_PROGRESS, INVALID, COMMITTED, NEWER = (pointer(NOW_MS - 40 + ten) for ten in (0, 10, 20, 30))
+READER = VisibilityState(
+    NOW_MS - 15, COMMITTED, COMMITTED, array("q", [INVALID]), (InProgress(IN_PROGRESS, NOW_MS + DAY, 0, None),)
+).dummy_transaction
+
+
+def claim(side: MemorySide, orders: Topic, claims: list[tuple[int, int, int]]) -> None:
+    """A message each: its time, the transaction, and how often it was given out."""
+    group = ConsumerGroup(orders.id, orders.generation, "billing")
+    side.put(
+        [
+            pack(group, GroupClaim(MessageId(at_ms - 1, 9), MessageId(at_ms, 9), holder, tries))
+            for at_ms, holder, tries in claims
+        ]
+    )
+
+
+def claimed(state: State) -> dict[str, tuple[int, int]]:
+    return {item["consumer"]: (item["open_claims"], item["redelivered"]) for item in state.note(NOTE) or ()}
+
+
+@pytest.mark.parametrize(
+    ("claims", "expected"),
+    [
+        ([(1, IN_PROGRESS, 1), (2, NEWER, 1)], (2, 0)),
+        ([(1, IN_PROGRESS, 2), (2, IN_PROGRESS, 3)], (2, 2)),
+        ([(1, INVALID, 1), (2, 0, 1)], (0, 0)),
+        ([(1, INVALID, 2), (2, 0, 2)], (0, 2)),
+        ([(1, COMMITTED, 2), (3, COMMITTED, 2)], (0, 0)),
+        ([(-9, IN_PROGRESS, 2)], (0, 0)),
+    ],
+    ids=["open", "open again", "void", "void again", "processed", "behind the position"],
+)
+def test_given_claims_of_a_group_when_counted_then_open_and_redelivered_ones_are(
+    store: MemoryStore,
+    state: State,
+    clock: ManualClock,
+    side: MemorySide,
+    claims: list[tuple[int, int, int]],
+    expected: tuple[int, int],
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS)
+    read(side, orders, MessageId(NOW_MS - 5, 9))
+    read(side, orders, READ_NONE, "billing2")
+    claim(side, orders, [(NOW_MS - 5 + after, holder, tries) for after, holder, tries in claims])
+    before = side.rows(b"", None, 10)
+    counter(store, state, clock, side, reader=READER).step()
+    assert claimed(state) == {"billing": expected, "billing2": (0, 0)}
+    assert side.rows(b"", None, 10) == before
+
+
+def test_given_no_snapshot_when_counted_then_whatever_a_transaction_claims_is_open(
+    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS)
+    read(side, orders, READ_NONE)
+    claim(side, orders, [(NOW_MS, COMMITTED, 2), (NOW_MS + 1, 0, 2)])
+    counter(store, state, clock, side).step()
+    assert claimed(state) == {"billing": (1, 2)}
+
+
+def test_given_claims_when_counted_then_they_are_paid_for(
+    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS)
+    read(side, orders, READ_NONE)
+    claim(side, orders, [(NOW_MS + at, IN_PROGRESS, 1) for at in range(4)])
+    counter(store, state, clock, side, rate=1).step()
+    assert clock.running_ms() - DAY == 5 * SECOND
+
+
+def test_given_a_damaged_claim_when_counted_then_the_other_topics_are(
+    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in "ab":
+        made = topic(store, f"default:{name}", ttl_seconds=3600).plain(NOW_MS)
+        read(side, made, READ_NONE)
+    side.put([(ConsumerGroup(TopicId("default", "a"), 1, "billing").prefix + b"x", b"")])
+    counter(store, state, clock, side).step()
+    assert found(state) == {"b/billing": 1}
+    assert len(caplog.messages) == 1
+    assert "could not count how far the consumers of default:a are: the claim" in caplog.messages[0]
 
 
 def test_given_the_floor_when_counted_then_what_is_held_counts(
