@@ -688,6 +688,18 @@ def test_given_a_picture_nobody_has_renewed_then_its_age_is_said(
     assert "Old figures. The janitor answers, but its figures are from 10 min" in page.text("#stale")
 
 
+def test_given_a_moment_to_come_that_passes_between_two_answers_then_it_is_now_and_never_ago(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    status = replace(statuses.full(now_ms), running=None, next_run_ms=now_ms - 30 * SECOND)
+    page = shown(serve, look, status)
+    next_run = "[...document.querySelectorAll('#facts dd')][3].firstChild"
+    assert page.run(f"{next_run}.textContent") == "now"
+    page.run(f"{next_run}.textContent = 'in 1 s'")
+    page.until(f"{next_run}.textContent !== 'in 1 s'")
+    assert page.run(f"{next_run}.textContent") == "now", "and so it is when the second hand moves on"
+
+
 def test_the_names_of_the_example_are_hostile_enough(browser: Browser, tmp_path: Path) -> None:
     """Put into a page as it is, the name does run; so that it does not in ours means something."""
     naive = tmp_path / "naive.html"
