@@ -50,7 +50,8 @@ USUAL = Terms(0, (), LIFETIME, True, 60)
 def told(report: Report) -> dict[str, Any]:
     """What two reports of the same rows have in common."""
     found = report.to_json()
-    left_out = ("id", "duration_seconds", "phase_seconds", "store_calls", "seeks_spared", "mode", "errors")
+    measured = ("duration_seconds", "phase_seconds", "store_calls", "seeks_spared", "store_bytes")
+    left_out = ("id", "mode", "errors", *measured)
     topics = [{name: value for name, value in entry.items() if name != "sample_keys"} for entry in found["topics"]]
     return {**{name: value for name, value in found.items() if name not in left_out}, "topics": topics}
 
