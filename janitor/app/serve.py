@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -33,7 +33,7 @@ from janitor.stats.late import note_late
 from janitor.stats.topic_sizes import Census
 from janitor.sweep.progress import Observer
 from tms_core.consumers.lag import LagTables
-from tms_core.errors import LeaseHeld, StateUnavailable, StoreError, StoreUnavailable
+from tms_core.errors import LeaseHeld, NoSnapshot, SnapshotError, StateUnavailable, StoreError, StoreUnavailable
 from tms_core.tables.base import Store
 from tms_core.tables.read_only import read_only
 from tms_core.tables.side import Expiries, SideTable
@@ -259,9 +259,12 @@ def _assemble(
 
 
 def _reader(source: Refreshed | None) -> Transaction:
-    """Who reads as one would at the snapshot that was seen last."""
-    loaded = source.seen if source is not None else None
-    return UNINFORMED if loaded is None else loaded.snapshot.dummy_transaction()
+    """Who reads as one would at the snapshot that was read last."""
+    if source is not None:
+        # That none can be read is said where snapshots are read.
+        with suppress(NoSnapshot, SnapshotError, OSError):
+            return source.latest().snapshot.dummy_transaction()
+    return UNINFORMED
 
 
 def _open_servers(current: Session, daemon: Daemon, observers: Observers, held: _Held, stack: ExitStack) -> str:

@@ -43,7 +43,7 @@ UNINFORMED = Transaction(read_pointer=0, transaction_id=0, write_pointer=0)
 _log = logging.getLogger(__name__)
 
 
-class Counted(NamedTuple):
+class ConsumerCount(NamedTuple):
     """What was found of one consumer.
 
     Attributes:
@@ -118,12 +118,12 @@ class LagCount:
         """Never: only time makes these figures old."""
         return False
 
-    def begin(self, life: Life) -> Generator[int, None, list[Counted]]:
+    def begin(self, life: Life) -> Generator[int, None, list[ConsumerCount]]:
         """A new count of a topic."""
         topic, positions = self._present[life]
         lags = yield from lag.count(self._tables, topic, positions, self._clock.now_ms())
         reader = self._reader()
-        found: list[Counted] = []
+        found: list[ConsumerCount] = []
         for one in lags:
             counted, rows = self._claims(topic, one, reader)
             found.append(counted)
@@ -131,7 +131,7 @@ class LagCount:
                 yield rows
         return found
 
-    def _claims(self, topic: TopicMetadata, found: Lag, reader: Transaction) -> tuple[Counted, int]:
+    def _claims(self, topic: TopicMetadata, found: Lag, reader: Transaction) -> tuple[ConsumerCount, int]:
         """What was found of a consumer with what it has claimed, and how many rows were read for that."""
         position = found.position
         try:
@@ -141,9 +141,9 @@ class LagCount:
         now = look(position.id, claims, reader)
         opened = [claim for claim in now.kept if truth(claim.pointer, reader) is Truth.OPEN]
         again = sum(claim.tries > 1 for claim in (*opened, *now.free))
-        return Counted(found, len(opened), again), len(claims)
+        return ConsumerCount(found, len(opened), again), len(claims)
 
-    def finished(self, life: Life, found: list[Counted]) -> None:
+    def finished(self, life: Life, found: list[ConsumerCount]) -> None:
         """Keep the figures of a topic's consumers."""
         topic, _ = self._present[life]
         self._figures[life] = [_figures(topic, one, self._clock.now_ms()) for one in found]
@@ -160,7 +160,7 @@ class LagCount:
             self._saved = found
 
 
-def _figures(topic: TopicMetadata, counted: Counted, counted_ms: int) -> dict[str, Any]:
+def _figures(topic: TopicMetadata, counted: ConsumerCount, counted_ms: int) -> dict[str, Any]:
     found = counted.lag
     return {
         "tms_namespace": topic.topic.namespace,

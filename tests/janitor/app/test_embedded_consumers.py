@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import Callable
@@ -9,9 +10,12 @@ from pathlib import Path
 from typing import cast
 
 from janitor.app.embedded import Embedded
+from janitor.status.status import ConsumerFigures
 from tests.server.client import Client, TopicClient
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.server.serving import serving
+from tms_core.transaction.codec.thrift import encode_transaction
+from tms_core.transaction.rpc.client import TransactionClient
 
 PATIENCE_SECONDS = 60
 SETTINGS = """
@@ -61,6 +65,40 @@ def test_given_a_consumer_that_is_behind_when_served_with_the_janitor_then_it_fi
         assert orders.poll() == []
         until(lambda: shows('tms_janitor_rows_deleted_total{rule="expired",table="message"} 3.0'))
         until(lambda: shows('tms_janitor_held_topics{reason="consumer"} 0.0'))
+
+
+def test_given_a_group_with_an_open_claim_and_a_processed_one_when_served_with_the_janitor_then_one_is_open(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "tms.yaml"
+    config.write_text(SETTINGS, encoding="utf-8")
+    with (
+        serving(config, {}, {}, janitor=False) as started,
+        Client(_port(started.url)) as client,
+        TransactionClient(str(started.transactions)) as transactions,
+    ):
+        orders = TopicClient(client, "orders").create()
+        orders.publish("a", "b", "c")
+        client.ask("PUT", f"{orders.path}/consumers/billing", json.dumps({"position": "0" * 40}).encode())
+        claimed = transactions.start_long(), transactions.start_short()
+        for tx in claimed:
+            wanted = {"limit": 1, "transaction": base64.b64encode(encode_transaction(tx)).decode()}
+            assert len(orders.post("consumers/billing/poll", wanted, **{"X-TMS-Order": "none"}).json) == 1
+        transactions.can_commit(claimed[1].transaction_id, [])
+        transactions.commit(claimed[1].transaction_id)
+
+    with serving(config, {}, {}) as started:
+        daemon = cast(Embedded, started.companions["janitor"]).daemon
+        daemon.adopt()
+        found: list[ConsumerFigures] = []
+
+        def counted() -> bool:
+            daemon.refresh_status()
+            found[:] = daemon.status().consumers
+            return bool(found)
+
+        until(counted)
+        assert [(one.consumer, one.open_claims, one.redelivered) for one in found] == [("billing", 1, 0)]
 
 
 def _port(url: str) -> int:
