@@ -145,6 +145,29 @@ def test_given_a_question_about_a_program_then_nothing_is_imported_that_takes_ti
     assert shown or done.stderr
 
 
+@pytest.mark.parametrize("command", sorted(name for name in tms_main.cli.list_commands(click.Context(tms_main.cli))))
+def test_given_a_question_about_one_command_of_tms_then_nothing_is_imported_that_takes_time(command: str) -> None:
+    assert _imported_by("tms_core.cli.main", command, "--help") <= {"plyvel"}
+
+
+def test_given_the_beginning_of_a_topic_when_completed_then_neither_client_nor_settings_are_imported() -> None:
+    asked = {"_TMS_COMPLETE": "bash_complete", "COMP_WORDS": "tms topic show de", "COMP_CWORD": "3"}
+    assert _imported_by("tms_core.cli.main", **asked, TMS_URL="http://127.0.0.1:9") == set()
+
+
+def _imported_by(module: str, *arguments: str, **environ: str) -> set[str]:
+    """Which of the heavy modules a command imports."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED, module, ",".join(HEAVY), *arguments],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
+    return set(done.stdout.rpartition("imported:")[2].split())
+
+
 @pytest.mark.parametrize("program", [janitor_main, tms_main], ids=["janitor", "tms"])
 def test_the_sentence_that_a_list_of_commands_shows_is_that_of_the_command_itself(program: ModuleType) -> None:
     group: click.Group = program.cli

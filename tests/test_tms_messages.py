@@ -300,6 +300,9 @@ def test_given_a_shorter_ttl_then_it_is_said_at_once_what_it_hides_and_how_to_ke
         assert commands == (ways if hold_seconds != 0 else [keep])
         assert typed(*keep.split()[1:])[1:] == ("default:orders: messages live 7 d, generation 1\n", "")
         assert payloads(client, "default:orders") == [b"one", b"two", b"three"]
+        monkeypatch.delenv("TMS_URL")
+        err = typed("topic", "update", "default:orders", "--server", started.url, "--ttl", "1m")[2]
+        assert f"{keep} --server {started.url}" in err.splitlines()[-2 if hold_seconds != 0 else -1]
 
 
 def test_given_a_file_without_lines_when_it_fails_half_way_then_it_says_how_many_had_gone(

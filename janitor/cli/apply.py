@@ -34,5 +34,5 @@ def command(file: Path, adopt: bool) -> int:
     wanted = plan.read(file)
     with current.deciding() as engine:
         report = engine.apply(wanted, adopt=adopt)
-    RunLog().write(report)
+    RunLog(current.arguments()).write(report)
     return finish(current, report)

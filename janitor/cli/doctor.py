@@ -12,6 +12,7 @@ import click
 
 from janitor.app.session import Session, session
 from janitor.cli import render
+from janitor.cli.hints import typed
 from janitor.cli.options import common_options
 from janitor.run import guards
 from janitor.state.base import RunRecord, StoreRecord
@@ -113,9 +114,8 @@ def _look_inside(current: Session) -> tuple[int, str, str]:
 def _state(current: Session) -> Finding:
     record, last = _remembered(current)
     if record is None or record.adopted_ms is None:
-        return Finding(
-            "state", "warn", f"{current.place.state_name}: not adopted yet; look at janitor plan, then janitor adopt"
-        )
+        ways = f"look at {typed(current, 'plan')}, then: {typed(current, 'adopt')}"
+        return Finding("state", "warn", f"{current.place.state_name}: not adopted yet; {ways}")
     ran = f", last run {last.result or 'unfinished'} at {render.moment(last.started_ms)}" if last else ", never run"
     return Finding("state", "ok", f"{current.place.state_name}, adopted {render.moment(record.adopted_ms)}{ran}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -10,18 +9,13 @@ from typing import Any, cast
 
 import click
 
+from janitor import report
 from janitor.app.options import Common
 
 Command = Callable[..., Any]
 
 #: Exit codes beside those of every program of ours.
 REFUSED, PARTLY = 3, 5
-#: Commands as errors and guards name them, which do not know the options that led to them.
-_BARE = re.compile(
-    r"janitor (?:plan --out FILE|plan|adopt|approve (?:--clock|--all)|pause \S+:\S+|resume|archive list|status)"
-    r"(?=$|[.,;:)](?:\s|$)| (?:says|shows)\b)",
-    re.MULTILINE,
-)
 
 
 class PatternType(click.ParamType[str]):
@@ -69,6 +63,4 @@ topic_patterns = click.option(
 )
 
 
-def complete(text: str, arguments: str) -> str:
-    """A sentence in which each bare command has the options that lead to the same store."""
-    return _BARE.sub(lambda found: f"{found[0]} {arguments}".rstrip(), text)
+complete = report.complete

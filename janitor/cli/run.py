@@ -58,7 +58,7 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
             return 0
         report = engine.run_once(adopt=adopt, patterns=patterns)
         after_run(engine)
-    RunLog().write(report)
+    RunLog(current.arguments()).write(report)
     return finish(current, report)
 
 

@@ -160,7 +160,7 @@ def sweep(
                 raise
             click.echo(f"skipped: {error}", err=True)
             return 0
-    RunLog().write(report)
+    RunLog(current.arguments()).write(report)
     return finish(current, report)
 
 

@@ -135,7 +135,7 @@ class Daemon:
         self._collecting = Lock()
         self._started_ms = self._clock.now_ms()
         self._ticked_ms = self._clock.running_ms()
-        self._log = RunLog()
+        self._log = RunLog(site.arguments)
         self._failing: dict[str, str] = {}
         self._led = True
         self._outdated = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 
 from janitor.law.policy import Rule
-from janitor.report import GuardNote, Report
+from janitor.report import GuardNote, Report, complete
 
 logger = logging.getLogger(__name__)
 
@@ -18,9 +18,14 @@ _DELETED = {Rule.EXPIRED: "expired", Rule.OLD_GENERATION: "outdated", Rule.PROCE
 
 
 class RunLog:
-    """Writes about the runs of one process."""
+    """Writes about the runs of one process.
 
-    def __init__(self) -> None:
+    Args:
+        arguments: the options that lead to the store, for the commands that guards name.
+    """
+
+    def __init__(self, arguments: str = "") -> None:
+        self._arguments = arguments
         self._first = True
         self._notes: set[tuple[str, bool]] = set()
         self._errors: set[str] = set()
@@ -49,7 +54,8 @@ class RunLog:
     def _write_notes(self, report: Report) -> None:
         for note in report.guards:
             if (note.guard, note.tripped) not in self._notes:
-                logger.log(_level(note), "%s: %s", note.guard, note.message, extra={"fields": {"run": report.id}})
+                message = complete(note.message, self._arguments)
+                logger.log(_level(note), "%s: %s", note.guard, message, extra={"fields": {"run": report.id}})
         self._notes = {(note.guard, note.tripped) for note in report.guards}
 
 

@@ -76,6 +76,7 @@ def test_given_a_consumer_when_deleted_then_it_is_gone_and_a_second_time_404(top
     answer = topic.client.ask("GET", path)
     assert answer.status == 404
     assert "has no consumer billing" in answer.text
+    assert f"tms consumer set default:{topic.path.rpartition('/')[2]} billing --since now" in answer.text
     assert topic.client.ask("GET", f"{topic.path}/consumers").json == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,11 +13,13 @@ from tms_core.cli.names import MessageIdType
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.text import columns, duration, moment
 from tms_core.cli.times import Moment, SinceType
-from tms_core.client import Client, ConsumerPosition, OpenClaim
 from tms_core.clock import SystemClock
 from tms_core.errors import Forbidden, TopicNotFound
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
+
+if TYPE_CHECKING:
+    from tms_core.client import Client, ConsumerPosition, OpenClaim
 
 #: The highest sequence number that a millisecond has room for.
 LAST_SEQUENCE = 0xFFFF

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
 
 from tms_core.errors import ConfigurationError
-from tms_core.settings.layers import Flags, load_as
-from tms_core.settings.models import Settings
-from tms_core.tables.hbase.pool import HBasePool
-from tms_core.tables.hbase.schema import create_tables, janitor_table_spec, shell_script, table_specs
 
 #: Making a table waits until all its regions are open.
 _CREATE_SECONDS = 300
 
-_FLAGS: Flags = {
+_FLAGS: Mapping[str, Callable[[str], Mapping[str, object]]] = {
     "thrift2": lambda servers: {"storage.hbase.thrift2": servers.replace(" ", "").split(",")},
     "namespace": lambda namespace: {"storage.hbase.namespace": namespace},
     "buckets": lambda buckets: {"storage.hbase.buckets": int(buckets)},
@@ -58,6 +55,17 @@ def create_hbase_tables(
       tms admin create-tables --script | hbase shell
     """
     flags = {"thrift2": thrift2, "namespace": namespace, "buckets": buckets}
+    # A help text does without them.
+    from tms_core.settings.layers import load_as  # noqa: PLC0415
+    from tms_core.settings.models import Settings  # noqa: PLC0415
+    from tms_core.tables.hbase.pool import HBasePool  # noqa: PLC0415
+    from tms_core.tables.hbase.schema import (  # noqa: PLC0415
+        create_tables,
+        janitor_table_spec,
+        shell_script,
+        table_specs,
+    )
+
     hbase = load_as(Settings, config, os.environ, flags, _FLAGS).settings.storage.hbase
     specs = [*table_specs(hbase.namespace, hbase.buckets, compression.upper()), janitor_table_spec(hbase.namespace)]
     if script:

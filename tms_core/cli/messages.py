@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -21,12 +21,14 @@ from tms_core.cli.names import MessageIdType
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.text import moment
 from tms_core.cli.times import Moment, SinceType, TtlType
-from tms_core.client import Client, Message
 from tms_core.clock import SystemClock
 from tms_core.errors import TmsError
 from tms_core.logs.printable import printable
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
+
+if TYPE_CHECKING:
+    from tms_core.client import Client, Message
 
 #: What is read at once: large enough that a file costs few requests, well below what a server takes in one.
 _READ_BYTES = 1 << 20

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tms_core.cli.consumers import matching_topics
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.text import columns
-from tms_core.client import FormerTransaction, ProducerState
 from tms_core.topic import TopicId
+
+if TYPE_CHECKING:
+    from tms_core.client import FormerTransaction, ProducerState
 
 
 @click.group("producer")

@@ -1,26 +1,32 @@
-"""Options and output that the commands of a running server share: its address, the token, how the answer is written."""
+"""Options and output that the commands of a running server share: its address, the token, how the answer is written.
+
+The client and the settings are imported when they are used: a help text and a completion do without them.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import ssl
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from tms_core.cli.names import TopicType
-from tms_core.client import Client, Options
 from tms_core.errors import ConfigurationError, TmsError
-from tms_core.settings.models import load
-from tms_core.transaction.rpc.client import TransactionClient
 
-#: How long a shell waits for the names of topics.
-COMPLETION_SECONDS = 2.0
+if TYPE_CHECKING:
+    import ssl
+
+    from tms_core.client import Client
+    from tms_core.settings.models import Settings
+    from tms_core.transaction.rpc.client import TransactionClient
+
 #: What stands for "on every address" where one listens, and where one can then ask.
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 nothing is bound here
 
@@ -41,16 +47,26 @@ class Remote:
         Raises:
             ConfigurationError: a setting is wrong, or the certificate cannot be read.
         """
-        settings = load(self.config, os.environ, {}).settings
-        wanted = settings.server
-        host = _EVERYWHERE.get(wanted.host, wanted.host)
-        url = f"{'https' if wanted.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{wanted.port}"
+        from tms_core.client import Client, Options  # noqa: PLC0415
+
         return Client(
-            self.server.split(",") if self.server else url,
+            self.urls(),
             token_file=self.token_file,
-            options=Options(tls=self._tls()),
-            transactions=TransactionClient.configured(settings.transactions),
+            options=Options(tls=self.tls()),
+            transactions=self.transactions(),
         )
+
+    def urls(self) -> list[str]:
+        """The servers that are meant: those that were named, or that of the settings.
+
+        Raises:
+            ConfigurationError: a setting is wrong.
+        """
+        if self.server:
+            return self.server.split(",")
+        wanted = self._settings().server
+        host = _EVERYWHERE.get(wanted.host, wanted.host)
+        return [f"{'https' if wanted.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{wanted.port}"]
 
     def transactions(self) -> TransactionClient:
         """The transaction service of the settings.
@@ -58,17 +74,44 @@ class Remote:
         Raises:
             ConfigurationError: a setting is wrong.
         """
-        return TransactionClient.configured(load(self.config, os.environ, {}).settings.transactions)
+        from tms_core.transaction.rpc.client import TransactionClient  # noqa: PLC0415
 
-    def _tls(self) -> ssl.SSLContext | None:
+        return TransactionClient.configured(self._settings().transactions)
+
+    def tls(self) -> ssl.SSLContext | None:
+        """By what a server's certificate is checked; None for what the machine trusts.
+
+        Raises:
+            ConfigurationError: the file cannot be read.
+        """
         if self.ca_file is None:
             return None
+        import ssl  # noqa: PLC0415
+
         try:
             return ssl.create_default_context(cafile=self.ca_file)
         except (OSError, ssl.SSLError) as error:
             raise ConfigurationError(
                 f"--ca-file {self.ca_file} cannot be read: {error}.", "Give the file of a certificate in PEM."
             ) from error
+
+    def arguments(self) -> str:
+        """The options that lead to the same server, to be typed again; what the environment says is left out."""
+        context = click.get_current_context()
+        given = {
+            "--server": ("server", self.server), "--token-file": ("token_file", self.token_file),
+            "--ca-file": ("ca_file", self.ca_file), "--config": ("config", self.config),
+        }  # fmt: skip
+        return "".join(
+            f" {option} {shlex.quote(str(value))}"
+            for option, (name, value) in given.items()
+            if value is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        )
+
+    def _settings(self) -> Settings:
+        from tms_core.settings.models import load  # noqa: PLC0415
+
+        return load(self.config, os.environ, {}).settings
 
     def print(self, value: Any, lines: Callable[[], Iterable[str]]) -> None:
         """The answer, as JSON or as text."""
@@ -120,12 +163,14 @@ def _topics(context: click.Context, _: click.Parameter, incomplete: str) -> list
     """The server's topics that begin so, for a shell to complete; none where it does not answer soon."""
     namespace = incomplete.partition(":")[0] if ":" in incomplete else "default"
     server, token, authority, config = map(context.params.get, ("server", "token_file", "ca_file", "config"))
+    meant = Remote(server, token, authority, config, "table")
+    from tms_core.cli.complete import topics  # noqa: PLC0415 what it imports is for this alone
+
     try:
-        with Remote(server, token, authority, config, "table").client() as client:
-            found = map(str, client.within(COMPLETION_SECONDS).topics(namespace))
-            return [name for name in found if name.startswith(incomplete)]
-    except (TmsError, ValueError):
+        found = topics(meant.urls(), namespace, token, meant.tls())
+    except TmsError:
         return []
+    return [name for name in found if name.startswith(incomplete)]
 
 
 topic_argument = click.argument("topic", metavar="NS:TOPIC", type=TopicType(), shell_complete=_topics)

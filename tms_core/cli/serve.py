@@ -15,7 +15,6 @@ import click
 
 from tms_core.cli.signals import ending
 from tms_core.logs.format import LogFormat, configure
-from tms_core.server.serving import serving
 
 #: glibc's names for the smallest block that goes back to the system when it is freed, and for how many pools there are.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
@@ -66,6 +65,8 @@ def serve(
     _give_memory_back()
     sys.setswitchinterval(_TURN_SECONDS)
     stop = Event()
+    from tms_core.server.serving import serving  # noqa: PLC0415 a help text does without it
+
     with ending(stop.set), serving(config, os.environ, flags, janitor=not no_janitor) as started:
         if started.transactions is not None:
             click.echo(f"transactions: {started.transactions}")

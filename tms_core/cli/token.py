@@ -12,7 +12,6 @@ from pathlib import Path
 import click
 
 from tms_core.errors import ConfigurationError
-from tms_core.server.auth.tokens import new_token, token_line
 
 
 @click.command("token")
@@ -34,6 +33,8 @@ def make_token(principal: str, token_file: Path | None) -> None:
       tms admin token ada
       tms admin token ada --token-file ada.token >> tokens
     """
+    from tms_core.server.auth.tokens import new_token, token_line  # noqa: PLC0415 a help text does without it
+
     token = new_token()
     line = token_line(principal, token)
     if token_file is None:

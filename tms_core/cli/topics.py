@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.text import columns, duration
 from tms_core.cli.times import TtlType
-from tms_core.client import Ages, Client
 from tms_core.clock import SystemClock
 from tms_core.logs.printable import moment
 from tms_core.messaging.partitions import PARTITIONS
 from tms_core.topic import BY_TTL, CONSUMED, RETENTION, TopicId, parse_java_int
+
+if TYPE_CHECKING:
+    from tms_core.client import Ages, Client
 
 Command = Callable[..., None]
 
@@ -148,7 +150,7 @@ def update(
         client.update_topic(topic, ttl=ttl, properties=wanted)
         _print(options, client.topic(topic).properties, topic, hidden=ages)
     if ages is not None and ages.older and options.format == "table":
-        click.echo(_ways_out(topic, before.ttl_seconds, ages.hold_seconds), err=True)
+        click.echo(_ways_out(topic, before.ttl_seconds, ages.hold_seconds, options.arguments()), err=True)
 
 
 @topic.command("delete")
@@ -186,9 +188,13 @@ def _count(client: Client, topic: TopicId) -> int:
     return sum(1 for _ in client.poll(topic))
 
 
-def _ways_out(topic: TopicId, ttl_seconds: int, hold_seconds: int | None) -> str:
-    """What becomes of messages that a shorter ttl has hidden, and what decides that."""
-    keep = f"To keep them:           tms topic update {topic} --ttl {ttl_seconds}"
+def _ways_out(topic: TopicId, ttl_seconds: int, hold_seconds: int | None, arguments: str) -> str:
+    """What becomes of messages that a shorter ttl has hidden, and what decides that.
+
+    Args:
+        arguments: the options that lead to the same server.
+    """
+    keep = f"To keep them:           tms topic update {topic} --ttl {ttl_seconds}{arguments}"
     if hold_seconds == 0:
         return f"The janitor deletes them with its next run, since janitor.hold_seconds is 0.\n{keep}"
     until = "for as long as janitor.hold_seconds says"

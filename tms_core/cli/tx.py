@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,7 +22,6 @@ from tms_core.cli.times import Moment, TimeType
 from tms_core.clock import SystemClock
 from tms_core.errors import NotInProgress
 from tms_core.logs.printable import printable
-from tms_core.settings.models import load
 from tms_core.transaction.model import (
     InProgress,
     InProgressType,
@@ -31,7 +30,9 @@ from tms_core.transaction.model import (
     VisibilityState,
     transaction_ms,
 )
-from tms_core.transaction.rpc.client import TransactionClient
+
+if TYPE_CHECKING:
+    from tms_core.transaction.rpc.client import TransactionClient
 
 #: The longest a command waits for the service, in seconds.
 _TIMEOUT_SECONDS = 30
@@ -53,6 +54,9 @@ class CommandOptions:
     @contextmanager
     def client(self) -> Iterator[TransactionClient]:
         """The service that is meant."""
+        from tms_core.settings.models import load  # noqa: PLC0415 a help text does without it
+        from tms_core.transaction.rpc.client import TransactionClient  # noqa: PLC0415
+
         wanted = load(self.config, os.environ, {}).settings.transactions
         with TransactionClient.configured(wanted, _TIMEOUT_SECONDS, address=self.server or "") as client:
             yield client

@@ -183,7 +183,8 @@ class ConsumerRegistry:
         check_name(name)
         found = self._positions.get(topic, name)
         if found is None:
-            raise ConsumerNotFound(f"Topic {topic.topic} has no consumer {name}.", "Put its position first.")
+            hint = f"Say where it begins (--since 0: with all): tms consumer set {topic.topic} {name} --since now"
+            raise ConsumerNotFound(f"Topic {topic.topic} has no consumer {name}.", hint)
         return found
 
     def _heard_ms(self, topic: TopicMetadata, message: MessageId, now_ms: int) -> int:

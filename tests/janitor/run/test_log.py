@@ -10,6 +10,7 @@ import pytest
 from janitor.law.policy import Hold, Rule
 from janitor.report import Entry, EntryKey, GuardNote, Report
 from janitor.run.log import RunLog
+from janitor.run.passes import NOT_ADOPTED
 from tests.builders import HOUR, NOW_MS, janitor, topic
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
@@ -122,3 +123,10 @@ def test_given_an_error_that_repeats_when_written_then_it_is_said_once(caplog: p
     log.write(failing)
     log.write(failing)
     assert said(caplog, logging.ERROR) == ["topic default:orders: it is broken"]
+
+
+def test_given_options_that_lead_to_the_store_then_the_command_of_a_guard_can_be_typed_as_it_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    RunLog("--config a.yaml").write(replace(report_of(), guards=[NOT_ADOPTED]))
+    assert caplog.messages[-1].endswith("look at janitor plan --config a.yaml, then: janitor adopt --config a.yaml")
