@@ -26,6 +26,7 @@ from tms_core.tables.hbase.schema import (
 )
 from tms_core.tables.hbase.store import HBaseStore
 
+LOOKS = {"listNamespaces", "tableExists"}
 NEVER_SPLIT = "org.apache.hadoop.hbase.regionserver.DisabledRegionSplitPolicy"
 
 
@@ -163,3 +164,28 @@ def test_given_two_that_make_the_memorys_table_at_once_then_both_have_it(
     monkeypatch.setattr(TableSpec, "families", another_comes_first)
     with HBaseState([hbase.thrift], namespace=namespace, timeout_seconds=PATIENCE_SECONDS) as state:
         assert state.pauses() == []
+
+
+def test_given_another_process_that_makes_the_same_at_the_same_time_then_all_is_there_and_neither_fails(
+    admin: HBasePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = table_specs("twice_system", buckets=2, compression="NONE")
+    create_tables(admin, specs)
+    call, looked = admin.call, set()
+
+    def before_the_other(name: str, *arguments: Any) -> Any:
+        first = (name, *map(str, arguments)) not in looked
+        looked.add((name, *map(str, arguments)))
+        return {"listNamespaces": [], "tableExists": False}.get(name) if first else call(name, *arguments)
+
+    def only_looks(name: str, *arguments: Any) -> Any:
+        return before_the_other(name, *arguments) if name in LOOKS else call(name, *arguments)
+
+    monkeypatch.setattr(admin, "call", only_looks)
+    assert create_tables(admin, specs) == []
+    assert {name for name, *_ in looked} == LOOKS
+
+
+def test_given_a_namespace_that_cannot_be_made_then_the_error_is_hbases(admin: HBasePool) -> None:
+    with pytest.raises(StoreError, match="createNamespace"):
+        create_tables(admin, table_specs("no such/name", buckets=2, compression="NONE"))

@@ -173,8 +173,13 @@ def create_tables(admin: HBasePool, specs: list[TableSpec]) -> list[str]:
     """
     namespace = specs[0].namespace.encode()
     if namespace not in admin.call("listNamespaces"):
-        with admin.connection() as connection:
-            connection.call("createNamespace", interface().NamespaceDescriptor(name=namespace))
+        try:
+            with admin.connection() as connection:
+                connection.call("createNamespace", interface().NamespaceDescriptor(name=namespace))
+        except StoreError:
+            # Another process may have made it at this moment.
+            if namespace not in admin.call("listNamespaces"):
+                raise
     return [spec.full_name for spec in specs if _create(admin, spec)]
 
 
@@ -218,9 +223,13 @@ def texts(attributes: Mapping[bytes, bytes] | None) -> dict[str, str]:
 
 def _create(admin: HBasePool, spec: TableSpec) -> bool:
     if not admin.call("tableExists", spec.thrift_name()):
-        with admin.connection() as connection:
-            connection.call("createTable", spec.descriptor(), spec.split_keys)
-        return True
+        try:
+            with admin.connection() as connection:
+                connection.call("createTable", spec.descriptor(), spec.split_keys)
+            return True
+        except StoreError:
+            if not admin.call("tableExists", spec.thrift_name()):
+                raise
     present = _buckets(admin, spec)
     if spec.buckets is not None and present != spec.buckets:
         raise StoreError(
