@@ -43,6 +43,14 @@ def test_given_rooms_that_import_each_other_when_counted_then_they_are_a_circle(
     assert Plan.of(read(tree, ["janitor"]), "janitor").circles() == [["law", "sweep"]]
 
 
+def test_given_files_that_import_each_other_for_their_types_when_counted_then_they_are_a_circle(tree: Path) -> None:
+    assert Plan.of_files(read(tree, ["janitor"])).circles() == []
+    (tree / "janitor/law.py").write_text(
+        "if TYPE_CHECKING:\n    from janitor.sweep.scan import Name\n", encoding="utf-8"
+    )
+    assert Plan.of_files(read(tree, ["janitor"])).circles() == [["janitor.law", "janitor.sweep.scan"]]
+
+
 def test_given_a_tree_when_its_classes_are_counted_then_the_largest_and_the_repeated_ones_are_named(tree: Path) -> None:
     modules = read(tree, ["tms_core", "janitor"])
     assert largest_constructor(modules) == (3, "janitor.sweep.scan.Name")

@@ -6,7 +6,8 @@ would not do:
 
 * a room of ``janitor`` is a folder or a module at its top, an arrow is a pair of rooms of which one imports the other,
   anywhere in a module, and the floors are the longest way along the arrows;
-* rooms that import each other, directly or through others, are a circle;
+* rooms that import each other, directly or through others, are a circle, and so are files, in both packages and for the
+  sake of types too;
 * code is what is left of a file without blank lines, comments and docstrings.
 """
 
@@ -133,6 +134,17 @@ class Plan:
             to = {parts[1] for parts in named if len(parts) > 1 and parts[0] == package}
             if module.room in arrows:
                 arrows[module.room] |= (to & set(arrows)) - {module.room}
+        return cls(arrows)
+
+    @classmethod
+    def of_files(cls, modules: Sequence[Module]) -> Plan:
+        """The same with each file as a room of its own."""
+        names = {module.name for module in modules}
+        arrows: dict[str, set[str]] = {}
+        for module in modules:
+            named = ((name, name.rpartition(".")[0]) for name in module.imports())
+            arrows[module.name] = {next((one for one in pair if one in names), module.name) for pair in named}
+            arrows[module.name] -= {module.name}
         return cls(arrows)
 
     def circles(self) -> list[list[str]]:
@@ -381,12 +393,13 @@ class House:
 
     def _rooms(self) -> list[Row]:
         plan = Plan.of(self.modules, "janitor")
-        circles = plan.circles()
+        circles, in_files = plan.circles(), Plan.of_files(self.modules).circles()
         return [
             Row("rooms of janitor", len(plan.arrows), 19),
             Row("floors of janitor", plan.floors(), 13),
             Row("import arrows of janitor", sum(map(len, plan.arrows.values())), 90),
-            Row("circles of janitor", len(circles), 0, "; ".join(" ".join(circle) for circle in circles)),
+            Row("circles of janitor", len(circles), 0, _named(circles)),
+            Row("circles of files", len(in_files), 0, _named(in_files)),
         ]
 
     def _classes(self) -> list[Row]:
@@ -403,6 +416,10 @@ class House:
         said = riddles(self.modules)
         most = sorted(said, key=lambda name: -said[name])[:3]
         return [Row("nobody, somebody, whoever, stranger", sum(said.values()), 0, " ".join(most))]
+
+
+def _named(circles: list[list[str]]) -> str:
+    return "; ".join(" ".join(circle) for circle in circles)
 
 
 def _with_bar(found: tuple[int, str], at_most: int | None) -> tuple[int, int | None, str]:

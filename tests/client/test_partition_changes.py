@@ -16,6 +16,7 @@ from random import Random
 import pytest
 
 from tms_core.client import Client, Retry, TransactionContext, Unanswered, partitions, work
+from tms_core.client.rotation import Rotation
 from tms_core.client.testing import InProcess, in_process
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, TmsError
@@ -218,10 +219,10 @@ def not_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers go to the new partitions at once."""
-    monkeypatch.setattr(partitions.Rotation, "_order", _newest)
+    monkeypatch.setattr(Rotation, "_order", _newest)
 
 
-def _newest(rotation: partitions.Rotation, top: TopicId) -> list[TopicId]:
+def _newest(rotation: Rotation, top: TopicId) -> list[TopicId]:
     layout = rotation._layouts.get(top)
     return [top] if layout is None else layout.members(layout.families[-1])
 

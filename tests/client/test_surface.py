@@ -31,7 +31,7 @@ CLASSES = [
     client.AsyncProducer,
 ]
 #: What only the client itself makes the others of.
-INNER = {"Core", "Call", "Consuming", "MessageBatches", "Instance"}
+INNER = {"Core", "Call", "Consuming", "MessageBatches", "Instance", "Rotation"}
 
 
 def methods(kind: type) -> Iterator[tuple[str, typing.Any]]:

@@ -11,7 +11,7 @@ from typing import Self, overload
 
 import httpx2
 
-from tms_core.client import calls, partitions
+from tms_core.client import calls
 from tms_core.client.background import BackgroundTask
 from tms_core.client.calls import Topic, topic_id
 from tms_core.client.consuming import FAILED, IDLE, ReadPlan
@@ -20,13 +20,14 @@ from tms_core.client.core import Core
 from tms_core.client.http import AsyncPause, LoopWire, pause_in_loop
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages
 from tms_core.client.messages import Start
-from tms_core.client.partitions import Key
+from tms_core.client.partitions import Key, without_key
 from tms_core.client.producer import AsyncProducer, Instance
+from tms_core.client.rotation import Rotations
 from tms_core.client.site import Endpoint, Options, service_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.client.token import Token
 from tms_core.client.topics import AsyncTopics
-from tms_core.client.transaction import ClientTransaction
+from tms_core.client.transaction import ClientTransaction, publish
 from tms_core.client.values import Retry
 from tms_core.client.waiting import PublishFigures, Told
 from tms_core.client.work import AsyncGroupWork, Worker, WorkOptions, beginning, reading
@@ -67,6 +68,7 @@ class AsyncClient(AsyncTopics):
         self._core = Core(self._wire, options.retry, options.random, options.running)
         self._transactions = service_at(transactions, options.timeouts)
         self._limits = options.limits
+        self._rotations: Rotations = {}
         self._background = BackgroundTask(self._core, options.buffer, options.limits, options.timeouts.close_seconds)
 
     def __repr__(self) -> str:
@@ -122,11 +124,11 @@ class AsyncClient(AsyncTopics):
     ) -> RollbackRange | None:
         """As :meth:`Client.publish`."""
         if transaction is None:
-            await partitions.publish(
+            await publish(
                 self._core, beginning(self._core, self._transactions, self._limits), topic, messages, ttl, key
             )
             return None
-        partitions.without_key(key)
+        without_key(key)
         return await self._core.ask(calls.publish_in(topic, messages, transaction.write_pointer, ttl))
 
     async def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
@@ -193,12 +195,14 @@ class AsyncClient(AsyncTopics):
 
     def transaction(self, *, timeout_seconds: int | None = None, long: bool = False) -> AsyncTransactionContext:
         """As :meth:`Client.transaction`: ``async with client.transaction() as tx:``."""
-        return AsyncTransactionContext(self._core, self._transactions, self._limits, timeout_seconds, long=long)
+        return AsyncTransactionContext(
+            self._core, self._transactions, self._limits, timeout_seconds, self._rotations, long=long
+        )
 
     def producer(self, topic: Topic, name: str) -> AsyncProducer:
         """As :meth:`Client.producer`: ``async with client.producer(…) as producer:``."""
         instance = Instance(self._core, self._transactions, topic, name, asyncio.Lock())
-        return AsyncProducer(instance, self._transactions, self._limits)
+        return AsyncProducer(instance, self._transactions, self._limits, self._rotations)
 
     def work(
         self,
@@ -216,7 +220,9 @@ class AsyncClient(AsyncTopics):
         begin = beginning(core, service, limits, timeout_seconds)
 
         def context(begun: ClientTransaction) -> AsyncTransactionContext:
-            return standing_for(AsyncTransactionContext(core, service, limits, timeout_seconds, long=False), begun)
+            return standing_for(
+                AsyncTransactionContext(core, service, limits, timeout_seconds, self._rotations, long=False), begun
+            )
 
         worker = Worker(core, begin, topic, group, WorkOptions(batch, order, max_deliveries, idle_seconds))
         return AsyncGroupWork(worker, context)

@@ -12,7 +12,8 @@ from tms_core.client.core import Core
 from tms_core.client.iterators import AsyncMessages, Messages
 from tms_core.client.messages import Message, Start
 from tms_core.client.participant import Participant
-from tms_core.client.partitions import Key, Rotation
+from tms_core.client.partitions import Key
+from tms_core.client.rotation import Rotation, Rotations
 from tms_core.client.transaction import ClientTransaction
 from tms_core.client.values import Limits
 from tms_core.client.wire import run
@@ -32,6 +33,7 @@ class _Context:
         service: TransactionClient,
         limits: Limits,
         timeout_seconds: int | None,
+        rotations: Rotations,
         *,
         long: bool,
         participants: Sequence[Participant] = (),
@@ -41,6 +43,7 @@ class _Context:
         self._service = service
         self._limits = limits
         self._timeout_seconds = timeout_seconds
+        self._rotations = rotations
         self._long = long
         self._entered = False
         self._begun: ClientTransaction | None = None
@@ -91,8 +94,7 @@ class _Context:
 
     def _rotation(self, topic: Topic, consumer: str) -> Rotation:
         """Where the consumer goes on; the client remembers which partition it had last."""
-        known = self._core.rotations
-        return known.setdefault((str(topic), consumer), Rotation(self._core, topic))
+        return self._rotations.setdefault((str(topic), consumer), Rotation(self._core, topic))
 
     def _poll(self, topic: Topic, start: Start, limit: int | None, *, inclusive: bool) -> calls.Ask:
         self._work.require_open()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from copy import copy
 from itertools import count
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from tms_core.client.calls import LIMITED, POSITION, WAITED, Call
 from tms_core.client.messages import Message, MessageDecoder
@@ -24,9 +24,6 @@ from tms_core.messaging.partitions import Layout
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable
-
-if TYPE_CHECKING:
-    from tms_core.client.partitions import Rotation
 
 T = TypeVar("T")
 
@@ -67,8 +64,6 @@ class Core:
         #: Where topics with partitions have their messages, as far as it was asked; whose turn it is without a key.
         self.layouts: dict[TopicId, Layout | None] = {}
         self.turns = count()
-        #: The topics that consumers of groups ask in turn.
-        self.rotations: dict[tuple[str, str], Rotation] = {}
 
     def within(self, seconds: float) -> Core:
         """The same, but no call takes longer than so many seconds, all its attempts and pauses together.

@@ -14,14 +14,15 @@ from datetime import timedelta
 from typing import Self, TypeVar
 from uuid import uuid4
 
-from tms_core.client import calls, partitions, producer_calls
+from tms_core.client import calls, producer_calls
 from tms_core.client.calls import Call, Topic, topic_id
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.core import Core
 from tms_core.client.participant import Participant
 from tms_core.client.partitions import Key
 from tms_core.client.producer_calls import FormerTransaction, Signature
-from tms_core.client.transaction import ClientTransaction, is_visible_now
+from tms_core.client.rotation import Rotations
+from tms_core.client.transaction import ClientTransaction, is_visible_now, publish
 from tms_core.client.values import Limits
 from tms_core.client.wire import run
 from tms_core.errors import NotInProgress, ProducerFenced
@@ -147,10 +148,11 @@ class _ThreadLock(AbstractAsyncContextManager[None]):
 class _Producer:
     """What both kinds have."""
 
-    def __init__(self, instance: Instance, service: TransactionClient, limits: Limits) -> None:
+    def __init__(self, instance: Instance, service: TransactionClient, limits: Limits, rotations: Rotations) -> None:
         self._instance = instance
         self._service = service
         self._limits = limits
+        self._rotations = rotations
 
     @property
     def generation(self) -> int:
@@ -173,16 +175,18 @@ class _Producer:
             return begun
 
         where = self._instance.home if topic is None else topic
-        await partitions.publish(core, begin, where, messages, ttl, key)
+        await publish(core, begin, where, messages, ttl, key)
 
 
 class Producer(_Producer):
     """A producer of a :class:`~tms_core.client.Client`; threads may share it. See :meth:`Client.producer`."""
 
     @classmethod
-    def of(cls, core: Core, service: TransactionClient, limits: Limits, home: Topic, name: str) -> Self:
+    def of(
+        cls, core: Core, service: TransactionClient, limits: Limits, rotations: Rotations, home: Topic, name: str
+    ) -> Self:
         """A producer that is not registered yet."""
-        return cls(Instance(core, service, home, name, _ThreadLock()), service, limits)
+        return cls(Instance(core, service, home, name, _ThreadLock()), service, limits, rotations)
 
     def __enter__(self) -> Self:
         run(self._instance.register())
@@ -225,7 +229,9 @@ class Producer(_Producer):
         """
         begun = _Begun(self._instance)
         core = self._instance.signing(label)
-        return TransactionContext(core, self._service, self._limits, timeout_seconds, long=long, participants=[begun])
+        return TransactionContext(
+            core, self._service, self._limits, timeout_seconds, self._rotations, long=long, participants=[begun]
+        )
 
 
 class AsyncProducer(_Producer):
@@ -256,5 +262,5 @@ class AsyncProducer(_Producer):
         begun = _Begun(self._instance)
         core = self._instance.signing(label)
         return AsyncTransactionContext(
-            core, self._service, self._limits, timeout_seconds, long=long, participants=[begun]
+            core, self._service, self._limits, timeout_seconds, self._rotations, long=long, participants=[begun]
         )

@@ -12,7 +12,7 @@ from typing import Self, overload
 
 import httpx2
 
-from tms_core.client import calls, partitions
+from tms_core.client import calls
 from tms_core.client.background import BackgroundThread
 from tms_core.client.calls import Topic, topic_id
 from tms_core.client.consuming import FAILED, IDLE, ReadPlan
@@ -21,12 +21,13 @@ from tms_core.client.core import Core
 from tms_core.client.http import BlockingWire, Pause
 from tms_core.client.iterators import Consumption, Messages
 from tms_core.client.messages import Start
-from tms_core.client.partitions import Key
+from tms_core.client.partitions import Key, without_key
 from tms_core.client.producer import Producer
+from tms_core.client.rotation import Rotations
 from tms_core.client.site import Endpoint, Options, service_at
 from tms_core.client.token import Token
 from tms_core.client.topics import Topics
-from tms_core.client.transaction import ClientTransaction
+from tms_core.client.transaction import ClientTransaction, publish
 from tms_core.client.values import Retry
 from tms_core.client.waiting import PublishFigures, Told
 from tms_core.client.wire import run
@@ -77,6 +78,7 @@ class Client(Topics):
         self._core = Core(self._wire, options.retry, options.random, options.running)
         self._transactions = service_at(transactions, options.timeouts)
         self._limits = options.limits
+        self._rotations: Rotations = {}
         self._background = BackgroundThread(self._core, options.buffer, options.limits, options.timeouts.close_seconds)
 
     def __repr__(self) -> str:
@@ -165,13 +167,9 @@ class Client(Topics):
                 twice.
         """
         if transaction is None:
-            run(
-                partitions.publish(
-                    self._core, beginning(self._core, self._transactions, self._limits), topic, messages, ttl, key
-                )
-            )
+            run(publish(self._core, beginning(self._core, self._transactions, self._limits), topic, messages, ttl, key))
             return None
-        partitions.without_key(key)
+        without_key(key)
         return run(self._core.ask(calls.publish_in(topic, messages, transaction.write_pointer, ttl)))
 
     def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
@@ -331,7 +329,9 @@ class Client(Topics):
             PostCommitFailed: it is committed, but what was to follow failed: a position that was to be stored, say.
             MessagingError: something could not be published, and it is rolled back.
         """
-        return TransactionContext(self._core, self._transactions, self._limits, timeout_seconds, long=long)
+        return TransactionContext(
+            self._core, self._transactions, self._limits, timeout_seconds, self._rotations, long=long
+        )
 
     def producer(self, topic: Topic, name: str) -> Producer:
         """A producer by name: ``with client.producer("default:bills", "importer-7") as producer:``.
@@ -348,7 +348,7 @@ class Client(Topics):
             BadRequest: that is no name.
             TopicNotFound: there is no such topic, when the block begins.
         """
-        return Producer.of(self._core, self._transactions, self._limits, topic, name)
+        return Producer.of(self._core, self._transactions, self._limits, self._rotations, topic, name)
 
     def work(
         self,
@@ -392,7 +392,9 @@ class Client(Topics):
         begin = beginning(core, service, limits, timeout_seconds)
 
         def context(begun: ClientTransaction) -> TransactionContext:
-            return standing_for(TransactionContext(core, service, limits, timeout_seconds, long=False), begun)
+            return standing_for(
+                TransactionContext(core, service, limits, timeout_seconds, self._rotations, long=False), begun
+            )
 
         worker = Worker(core, begin, topic, group, WorkOptions(batch, order, max_deliveries, idle_seconds))
         return GroupWork(worker, context)

@@ -15,21 +15,24 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import ParamSpec, TypeVar
 
+from tms_core.client import calls
 from tms_core.client.calls import Topic, topic_id
 from tms_core.client.core import UNKNOWN, Core
 from tms_core.client.outbox import Outbox
 from tms_core.client.participant import ClaimedBatch, Failures, GroupClaims, Participant, done
-from tms_core.client.partitions import Key, Rotation
+from tms_core.client.partitions import Key, number_for, places, read_layout, to_partition
+from tms_core.client.rotation import Rotation
 from tms_core.client.values import Limits
 from tms_core.errors import (
     Conflict,
     Invalidated,
     NotInProgress,
+    PartitionsChanged,
     PostCommitFailed,
     TmsError,
     TopicNotFound,
@@ -335,6 +338,34 @@ class ClientTransaction:
         except BaseException as error:
             self._doubtful |= isinstance(error, UNKNOWN) or not isinstance(error, TmsError)
             raise
+
+
+async def publish(
+    core: Core,
+    begin: Callable[[], Awaitable[ClientTransaction]],
+    topic: Topic,
+    messages: Sequence[bytes],
+    ttl: timedelta | int | None,
+    key: Key | None,
+) -> None:
+    """Publish outside a transaction; a topic with routes gets its copies in one."""
+    name, number = topic_id(topic), number_for(core, key)
+    if isinstance(number, Mapping) and name not in core.layouts:
+        await read_layout(core, name)
+    try:
+        if len(places(core, name, number)) == 1 and not isinstance(number, Mapping):
+            await to_partition(core, name, number, lambda place: core.ask(calls.publish(place, messages, ttl)))
+            return
+    except PartitionsChanged:
+        if len(places(core, name, number)) == 1:
+            raise
+    transaction = await begin()
+    try:
+        await transaction.publish(name, messages, ttl, key)
+    except BaseException:
+        await transaction.roll_back()
+        raise
+    await transaction.commit()
 
 
 async def is_visible_now(core: Core, service: TransactionClient, pointer: int) -> bool:
