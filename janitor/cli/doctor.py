@@ -6,14 +6,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
-from janitor.app.session import Session, session
 from janitor.cli import render
 from janitor.cli.hints import typed
-from janitor.cli.options import common_options
+from janitor.cli.options import common_options, session
 from janitor.run import guards
 from janitor.state.base import RunRecord, StoreRecord
 from janitor.sweep import transactions as txstate
@@ -22,6 +21,9 @@ from tms_core.logs.printable import duration
 from tms_core.tables.hbase.described import NEEDED
 from tms_core.tables.leveldb.clone import clone
 from tms_core.tables.leveldb.layout import FOLDERS
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 #: Below this share of the disk a compaction may fail.

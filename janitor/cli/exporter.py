@@ -17,9 +17,8 @@ from threading import Event
 
 import click
 
-from janitor.app.session import session
 from janitor.app.stores import Place
-from janitor.cli.options import common_options
+from janitor.cli.options import common_options, session
 from janitor.http.app import make_app
 from janitor.http.server import HttpServer
 from janitor.metrics import Metrics

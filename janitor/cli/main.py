@@ -9,7 +9,8 @@ from importlib import metadata
 import click
 
 from janitor.app.options import Common
-from janitor.cli.options import REFUSED, common_options, complete
+from janitor.cli.options import REFUSED, common_options
+from janitor.report import complete
 from tms_core.cli import outcome
 from tms_core.cli.completion import completion
 from tms_core.cli.lazy import LazyCommand, LazyGroup

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from janitor import report
 from janitor.app.options import Common
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
 
 Command = Callable[..., Any]
 
@@ -63,4 +66,16 @@ topic_patterns = click.option(
 )
 
 
-complete = report.complete
+def session() -> Session:
+    """The session of the command that is running; call it once the options have been read.
+
+    What commands work with is imported here: a help text and a completion do without it.
+    """
+    from janitor.app.session import Session  # noqa: PLC0415
+    from tms_core.clock import SystemClock  # noqa: PLC0415
+    from tms_core.logs.format import configure  # noqa: PLC0415
+
+    found = cast(dict[str, Any], click.get_current_context().ensure_object(dict))
+    common = cast(Common, found["common"])
+    configure(common.log_format, sys.stderr)
+    return Session(common, found.get("clock") or SystemClock())

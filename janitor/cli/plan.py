@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from janitor.app.session import Session, session
 from janitor.cli.hints import adoption, for_held, next_pass, typed
-from janitor.cli.options import common_options, topic_patterns
+from janitor.cli.options import common_options, session, topic_patterns
 from janitor.cli.outcome import show
 from janitor.law.policy import Hold
 from janitor.report import Report
@@ -17,6 +17,9 @@ from janitor.run import plan_file as plan
 from janitor.settings import config_digest
 from janitor.sweep.whatif import WhatIf
 from tms_core.cli.times import Moment, TimeType
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
 
 #: The last time that fits into a row's key.
 LAST_MS = 2**63 - 1

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import click
 
 from janitor.app.serve import serve
-from janitor.app.session import Session, session
-from janitor.cli.options import common_options, topic_patterns
+from janitor.cli.options import common_options, session, topic_patterns
 from janitor.cli.outcome import finish, show
 from janitor.run.engine import Engine
 from janitor.run.log import RunLog
 from janitor.status.collect import DAEMON_NOTE
 from tms_core.errors import StateBusy, StoreBusy, TmsError
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from janitor.app.options import Common
-from janitor.app.session import Session, session
 from janitor.cli import render, stats_table
-from janitor.cli.options import Command, common_options, topic_patterns
+from janitor.cli.options import Command, common_options, session, topic_patterns
 from janitor.cli.outcome import finish, show
 from janitor.cli.run import after_run
 from janitor.report import Report
@@ -30,6 +29,7 @@ from tms_core.transaction.source.source import SnapshotSource
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from janitor.app.session import Session
     from janitor.spark.sweep.runner import Sender
 
 _ON_SPARK = (

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from janitor.app.options import Common
-from janitor.app.session import Session
 from janitor.cli import render
 from janitor.state.base import State
 from janitor.state.notes import Note
 from tms_core.clock import SystemClock
 from tms_core.errors import TmsError
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
 
 _DAY_MS = 86_400_000
 
