@@ -61,6 +61,11 @@ class Session:
     def as_json(self) -> bool:
         return self.common.format == "json"
 
+    @property
+    def digest(self) -> str:
+        """Names what decides here which rows may go (:func:`janitor.settings.config_digest`)."""
+        return config_digest(self.settings)
+
     def arguments(self) -> str:
         """The options that led here, to be typed again after another verb."""
         return self.common.arguments()
@@ -169,7 +174,7 @@ class Session:
                 f"The janitor that answers in {self.state_path} (process {greeting.pid}) holds another store.",
                 "Give each store a state folder of its own (janitor.state).",
             )
-        if greeting.settings != config_digest(self.settings):
+        if greeting.settings != self.digest:
             logger.warning(
                 "process %d holds the store and has other settings than this command; the settings of that process "
                 "count",

@@ -6,7 +6,6 @@ import click
 
 from janitor.cli import render
 from janitor.cli.options import common_options, session
-from tms_core.settings.fields import text
 
 
 @click.group("config")
@@ -25,6 +24,8 @@ def show() -> None:
     Example:
       janitor config show --config janitor.yaml
     """
+    from tms_core.settings.fields import text  # noqa: PLC0415 the models of settings are not for a help text
+
     current = session()
     entries = current.loaded.entries()
     if current.as_json:

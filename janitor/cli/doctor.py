@@ -18,7 +18,6 @@ from janitor.state.base import RunRecord, StoreRecord
 from janitor.sweep import transactions as txstate
 from tms_core.errors import TmsError
 from tms_core.logs.printable import duration
-from tms_core.tables.hbase.described import NEEDED
 from tms_core.tables.leveldb.clone import clone
 from tms_core.tables.leveldb.layout import FOLDERS
 
@@ -177,6 +176,8 @@ def _cdap(current: Session) -> Finding:
 
 def _tables(current: Session) -> Finding:
     """Whether HBase keeps what a sweep deletes, or deletes what it keeps."""
+    from tms_core.tables.hbase.described import NEEDED  # noqa: PLC0415 HBase's Thrift is not for a help text
+
     found = [
         f"{table.name} has {name} {value}, not {NEEDED[name]}"
         for table in current.place.table_settings()
