@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from janitor.app.options import Common
+from tms_core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
@@ -77,5 +78,20 @@ def session() -> Session:
 
     found = cast(dict[str, Any], click.get_current_context().ensure_object(dict))
     common = cast(Common, found["common"])
+    _refuse_namesake()
     configure(common.log_format, sys.stderr)
     return Session(common, found.get("clock") or SystemClock())
+
+
+def _refuse_namesake() -> None:
+    """The pyjanitor package is imported as ``janitor`` too; in one environment each overwrites files of the other."""
+    from importlib import metadata  # noqa: PLC0415
+
+    try:
+        metadata.distribution("pyjanitor")
+    except metadata.PackageNotFoundError:
+        return
+    raise ConfigurationError(
+        "pyjanitor is installed in this environment, and its package is named janitor like this one.",
+        "Use an environment of its own for each of the two.",
+    )

@@ -44,7 +44,7 @@ def complete_topics(context: click.Context, _: click.Parameter, incomplete: str)
     before = context.find_root().params
     config, leveldb, hbase = (context.params.get(name) or before.get(name) for name in ("config", "leveldb", "hbase"))
     try:
-        place = _place(config, leveldb, hbase)
+        place = place_of(config, leveldb, hbase)
         with place.state() if place.has_state() else nullcontext() as state:
             rows = (state.note(Note.TOPICS) if state else None) or ()
     except TmsError:
@@ -52,7 +52,7 @@ def complete_topics(context: click.Context, _: click.Parameter, incomplete: str)
     return [name for namespace, topic, *_ in rows if (name := f"{namespace}:{topic}").startswith(incomplete)]
 
 
-def _place(config: Path | None, leveldb: str | None, hbase: str | None) -> Place:
+def place_of(config: Path | None, leveldb: str | None, hbase: str | None) -> Place:
     """Where the state is; of a LevelDB store without loading the settings, for which a shell would have to wait."""
     folder = None if hbase else _state_folder(config, leveldb)
     if folder is not None:

@@ -11,7 +11,6 @@ import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -101,6 +100,8 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
     Raises:
         StateError: the state cannot be read.
     """
+    from importlib import metadata  # noqa: PLC0415 it takes longer to import than all else here
+
     clocks = guards.read_clocks(clock)
     record = state.store()
     runs = state.runs(RECENT_RUNS)
