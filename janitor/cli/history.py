@@ -13,11 +13,10 @@ from janitor.cli import render
 from janitor.cli.options import common_options, session
 from janitor.cli.state import beginning, explain_beginning, open_state
 from janitor.law.policy import Rule
-from janitor.report import complete
 from janitor.state.base import RunRecord
 from janitor.status.collect import summary
 from tms_core.cli.times import Moment, SinceType
-from tms_core.logs.printable import duration
+from tms_core.logs.printable import complete, duration
 
 if TYPE_CHECKING:
     from janitor.app.session import Session

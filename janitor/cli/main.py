@@ -9,7 +9,6 @@ import click
 
 from janitor.app.options import Common
 from janitor.cli.options import REFUSED, common_options
-from janitor.report import complete
 from tms_core.cli import outcome
 from tms_core.cli.completion import completion
 from tms_core.cli.lazy import LazyCommand, LazyGroup
@@ -110,5 +109,5 @@ def execute(arguments: Sequence[str] | None = None, clock: Clock | None = None) 
         obj=found,
         codes=_CODES,
         interrupted=lambda: _ASKED if found.get("verb") in _QUESTIONS else _INTERRUPTED,
-        complete=lambda text: complete(text, common.arguments()),
+        typed=common.arguments,
     )

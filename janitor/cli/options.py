@@ -79,7 +79,7 @@ def session() -> Session:
     found = cast(dict[str, Any], click.get_current_context().ensure_object(dict))
     common = cast(Common, found["common"])
     _refuse_namesake()
-    configure(common.log_format, sys.stderr)
+    configure(common.log_format, sys.stderr, common.arguments())
     return Session(common, found.get("clock") or SystemClock())
 
 

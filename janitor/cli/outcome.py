@@ -8,8 +8,9 @@ from janitor.cli import render
 from janitor.cli.hints import for_held, typed
 from janitor.cli.options import PARTLY, REFUSED
 from janitor.law.policy import Hold
-from janitor.report import Report, complete
+from janitor.report import Report
 from tms_core.cli.outcome import BUSY, DONE
+from tms_core.logs.printable import complete
 
 if TYPE_CHECKING:
     from janitor.app.session import Session

@@ -21,7 +21,6 @@ from janitor.cli.options import common_options, session
 from janitor.cli.state import open_state
 from janitor.cli.topic import claimed
 from janitor.law.policy import Hold
-from janitor.report import complete
 from janitor.state.base import EVERYTHING, State
 from janitor.state.sqlite.state import SqliteState
 from janitor.status.collect import collect
@@ -30,7 +29,7 @@ from janitor.status.status import Running, RunSummary, Status
 from janitor.sweep.progress import MEASURED
 from tms_core.cli.outcome import DONE
 from tms_core.errors import StoreError, TmsError
-from tms_core.logs.printable import duration, printable
+from tms_core.logs.printable import complete, duration, printable
 from tms_core.tables.lease import LeaseRecord
 
 if TYPE_CHECKING:

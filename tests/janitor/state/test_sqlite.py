@@ -208,7 +208,7 @@ def test_given_a_file_of_a_layout_from_before_the_first_release_when_opened_then
     before = file_of(tmp_path).read_bytes()
     with pytest.raises(StateError, match=r"layout 1, which no released janitor wrote \(this one knows 3\)") as caught:
         SqliteState(tmp_path)
-    assert "nothing is deleted until `janitor adopt`" in caught.value.hint
+    assert "nothing is deleted until it is adopted" in caught.value.hint
     assert file_of(tmp_path).read_bytes() == before
 
 
