@@ -224,7 +224,7 @@ class Session:
             self._engine(store, state, side, lease, halted=halted.is_set, feedback=feedback) as engine,
         ):
             engine.recover()
-            logger.info("a run begins on %s", self.place.name)
+            logger.info("the store is open to be written: %s", self.place.name)
             yield engine
 
     def _engine_for(self, local: Callable[[], AbstractContextManager[Engine]], stack: ExitStack) -> AnyEngine:

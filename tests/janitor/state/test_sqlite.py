@@ -160,7 +160,7 @@ def test_given_a_file_that_is_no_database_when_opened_then_it_is_named_with_what
         SqliteState(tmp_path)
     assert str(file_of(tmp_path)) in str(caught.value)
     assert "corrupt" in str(caught.value)
-    assert "janitor adopt" in str(caught.value)
+    assert "until it is adopted" in str(caught.value)
     assert file_of(tmp_path).read_bytes().startswith(b"this is not"), "a corrupt file is left for a person to look at"
 
 
