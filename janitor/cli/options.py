@@ -39,7 +39,9 @@ _COMMON = (
     click.option("--hbase", metavar="HOST:PORT[,...]", help="HBase Thrift servers."),
     click.option("--snapshots", metavar="DIR_OR_URL", help="Where the transaction snapshots are."),
     click.option("--format", type=click.Choice(["table", "json"]), help="Tables for people or JSON for programs."),
-    click.option("--log-format", type=click.Choice(["auto", "text", "json"]), help="Of the log; auto: text on a terminal, else JSON."),
+    click.option(
+        "--log-format", type=click.Choice(["auto", "text", "json"]), help="auto (default): JSON, but for a terminal."
+    ),
     click.version_option(package_name="tms-janitor", prog_name="janitor"),
 )
 
