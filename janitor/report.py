@@ -6,7 +6,6 @@ and the metrics are all drawn from it (rule S15). It is made from a pass's outco
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -16,13 +15,6 @@ from tms_core.topic import TopicId
 
 Mode = Literal["plan", "apply"]
 DataTable = Literal["message", "payload"]
-
-#: Commands as errors and guards name them, which do not know the options that led to them.
-_BARE = re.compile(
-    r"janitor (?:plan --out FILE|plan|adopt|approve (?:--clock|--all)|pause \S+:\S+|resume|archive list|status)"
-    r"(?=$|[.,;:)](?:\s|$)| (?:says|shows)\b)",
-    re.MULTILINE,
-)
 
 #: How many keys of an entry are shown.
 SAMPLE_KEYS = 3
@@ -238,8 +230,3 @@ def _entry_json(key: EntryKey, entry: Entry) -> dict[str, Any]:
         "sample_keys": [sample.hex() for sample in entry.sample_keys],
         "held": key.held and str(key.held),
     }
-
-
-def complete(text: str, arguments: str) -> str:
-    """A sentence in which each bare command has the options that lead to the same store."""
-    return _BARE.sub(lambda found: f"{found[0]} {arguments}".rstrip(), text)

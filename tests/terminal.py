@@ -128,8 +128,8 @@ class Background:
         monkeypatch.setattr("janitor.app.serve.Daemon", Sweeping)
         monkeypatch.setattr("janitor.app.serve.HttpServer", Server)
         monkeypatch.setattr("janitor.app.serve.ending", ending)
-        monkeypatch.setattr("janitor.cli.exporter.HttpServer", Server)
-        monkeypatch.setattr("janitor.cli.exporter._signals", stopping)
+        monkeypatch.setattr("janitor.app.exporter.HttpServer", Server)
+        monkeypatch.setattr("janitor.app.exporter._signals", stopping)
 
 
 class Terminal:

@@ -13,6 +13,8 @@ import click
 import pytest
 
 from janitor.cli import main as janitor_main
+from janitor.state.notes import Note
+from janitor.state.sqlite.state import SqliteState
 from tests.support import require_or_skip, require_tool
 from tms_core.cli import entry
 from tms_core.cli import main as tms_main
@@ -111,8 +113,8 @@ def _children(process: int) -> list[int]:
 
 #: What takes most of the time of a command that does something; a help text needs none of it.
 HEAVY = {
-    "apscheduler", "fastavro", "happybase", "httpx2", "plyvel", "prometheus_client", "pyarrow", "pydantic", "rich",
-    "starlette", "thriftpy2", "uvicorn", "janitor.app.session", "tms_core.client", "tms_core.settings",
+    "apscheduler", "fastavro", "happybase", "httpx2", "plyvel", "prometheus_client", "pyarrow", "pydantic", "pyspark",
+    "rich", "starlette", "thriftpy2", "uvicorn", "janitor.app.session", "tms_core.client", "tms_core.settings.models",
 }  # fmt: skip
 
 #: Runs a program and says which of the modules named were imported by then.
@@ -133,21 +135,32 @@ def test_given_a_question_about_a_program_then_nothing_is_imported_that_takes_ti
 ) -> None:
     module = {"janitor": "janitor.cli.main", "tms": "tms_core.cli.main"}[program]
     completing = {f"_{program.upper()}_COMPLETE": "bash_complete", "COMP_WORDS": f"{program} ", "COMP_CWORD": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTED, module, ",".join(HEAVY), *(typed if isinstance(typed, list) else [])],
-        env=os.environ | (completing if typed == "complete" else {}),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = _run(module, **completing) if isinstance(typed, str) else _run(module, *typed)
     shown, _, imported = done.stdout.rpartition("imported:")
     assert imported.split() == []
     assert shown or done.stderr
 
 
-@pytest.mark.parametrize("command", sorted(name for name in tms_main.cli.list_commands(click.Context(tms_main.cli))))
-def test_given_a_question_about_one_command_of_tms_then_nothing_is_imported_that_takes_time(command: str) -> None:
-    assert _imported_by("tms_core.cli.main", command, "--help") <= {"plyvel"}
+def commands(group: click.Group, *before: str) -> list[str]:
+    """What is typed for each command of a program, those of its groups too."""
+    found, context = [], click.Context(group)
+    for name in group.list_commands(context):
+        found.append(" ".join([*before, name]))
+        if isinstance(command := group.get_command(context, name), click.Group):
+            found += commands(command, *before, name)
+    return found
+
+
+@pytest.mark.parametrize("words", commands(janitor_main.cli))
+def test_given_a_question_about_one_command_of_janitor_then_nothing_is_imported_that_takes_time(
+    words: str,
+) -> None:
+    assert _imported_by("janitor.cli.main", *words.split(), "--help") <= {"plyvel", "rich"}
+
+
+@pytest.mark.parametrize("words", commands(tms_main.cli))
+def test_given_a_question_about_one_command_of_tms_then_nothing_is_imported_that_takes_time(words: str) -> None:
+    assert _imported_by("tms_core.cli.main", *words.split(), "--help") <= {"plyvel"}
 
 
 def test_given_the_beginning_of_a_topic_when_completed_then_neither_client_nor_settings_are_imported() -> None:
@@ -155,8 +168,31 @@ def test_given_the_beginning_of_a_topic_when_completed_then_neither_client_nor_s
     assert _imported_by("tms_core.cli.main", **asked, TMS_URL="http://127.0.0.1:9") == set()
 
 
+@pytest.mark.parametrize("option", ["--leveldb store", "--config janitor.yaml", ""])
+def test_given_the_beginning_of_a_topic_when_the_janitor_completes_it_then_the_settings_are_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    state = tmp_path / ("store.janitor" if "leveldb" in option else "data/janitor")
+    with SqliteState(state) as made:
+        made.save_note(Note.TOPICS, [["default", "orders", 1, 60]])
+    (tmp_path / "janitor.yaml").write_text("storage: {leveldb: {path: store}}")
+    words = f"janitor topic {option}{' ' if option else ''}de"
+    asked = {"_JANITOR_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = _run("janitor.cli.main", **asked)
+    shown, _, imported = done.stdout.rpartition("imported:")
+    assert shown == "plain,default:orders\n"
+    assert set(imported.split()) <= {"plyvel", "rich"}
+
+
 def _imported_by(module: str, *arguments: str, **environ: str) -> set[str]:
     """Which of the heavy modules a command imports."""
+    done = _run(module, *arguments, **environ)
+    return set(done.stdout.rpartition("imported:")[2].split())
+
+
+def _run(module: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A command, which says at last which of the heavy modules it has imported."""
     done = subprocess.run(
         [sys.executable, "-c", IMPORTED, module, ",".join(HEAVY), *arguments],
         env=os.environ | environ,
@@ -165,7 +201,7 @@ def _imported_by(module: str, *arguments: str, **environ: str) -> set[str]:
         check=False,
     )
     assert "Traceback" not in done.stderr
-    return set(done.stdout.rpartition("imported:")[2].split())
+    return done
 
 
 @pytest.mark.parametrize("program", [janitor_main, tms_main], ids=["janitor", "tms"])

@@ -264,6 +264,10 @@ def test_given_a_value_where_a_section_is_when_loaded_then_what_is_in_it_is_name
     assert "Write below it: kind, leveldb, hbase." in refused(tmp_path, "storage: leveldb")
 
 
+def test_given_the_only_entry_is_wrong_when_loaded_then_it_is_not_said_that_one_is_missing(tmp_path: Path) -> None:
+    assert "at least 1 item" not in refused(tmp_path, "storage: {hbase: {thrift: [a]}}")
+
+
 # --- values that are not right ---------------------------------------------------------------------------------------
 
 
@@ -271,7 +275,7 @@ def test_given_a_value_where_a_section_is_when_loaded_then_what_is_in_it_is_name
     ("yaml", "path", "problem"),
     [
         ("storage: {kind: level}", "storage.kind = 'level'", "'leveldb', 'hbase' or 'memory'"),
-        ("storage: {hbase: {thrift: []}}", "storage.hbase.thrift = []", "at least 1 item"),
+        ("storage: {hbase: {thrift: []}}", "storage.hbase.thrift = []", "list should have at least 1 item"),
         ("storage: {hbase: {thrift: ['a:1', a]}}", "storage.hbase.thrift[1] = 'a'", "HOST:PORT"),
         ("storage: {hbase: {thrift: ['a:0']}}", "storage.hbase.thrift[0] = 'a:0'", "HOST:PORT"),
         ("storage: {hbase: {thrift: ['a:65536']}}", "storage.hbase.thrift[0] = 'a:65536'", "HOST:PORT"),

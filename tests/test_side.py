@@ -14,8 +14,9 @@ from tms_core.errors import StoreBusy, StoreError
 from tms_core.rowkey import MessageKey, generation_prefix
 from tms_core.tables.base import Page
 from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.side import HBaseSide
 from tms_core.tables.leveldb.database import WritableDatabase
-from tms_core.tables.side import Expiries, Expiry, HBaseSide, LevelDBSide, MemorySide, SideChange, SideTable
+from tms_core.tables.side import Expiries, Expiry, LevelDBSide, MemorySide, SideChange, SideTable
 from tms_core.topic import TopicId
 
 __all__ = ["hbase", "hbase_tables"]

@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.builders import NOW_MS, topic
 from tms_core.cli.main import execute, main
+from tms_core.cli.remote import Remote
+from tms_core.settings import models
 from tms_core.tables.leveldb.store import LevelDBStore
 
 MESSAGES = "system.tms.message"
@@ -50,7 +53,7 @@ def test_given_no_store_when_released_then_1_with_the_next_step_and_none_is_made
     captured = capsys.readouterr()
     assert captured.out == ""
     assert f"There is no folder {tmp_path / 'nowhere'}." in captured.err
-    assert "Give the folder that holds system.tms.meta." in captured.err
+    assert "Give the folder that holds system.tms.meta (--leveldb, or storage.leveldb.path)." in captured.err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -121,3 +124,16 @@ def test_the_program_exits_with_the_commands_code(tmp_path: Path) -> None:
 def test_the_installed_program_answers() -> None:
     program = Path(sys.executable).with_name("tms")
     assert subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.startswith("tms, ")
+
+
+def test_given_a_command_that_asks_a_server_then_its_settings_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+
+    def counting(*layers: Any) -> Any:
+        loaded.append(layers)
+        return load(*layers)
+
+    load = models.load
+    monkeypatch.setattr(models, "load", counting)
+    Remote(None, None, None, None, "table").client().close()
+    assert len(loaded) == 1

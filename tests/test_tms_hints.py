@@ -54,6 +54,17 @@ def test_given_a_consumer_with_open_claims_then_what_releases_them_is_what_is_ty
     assert typed("consumer", "set", topic, "billing", "--since", "now")[0] == 0
 
 
+def test_given_a_server_that_was_named_then_what_is_typed_next_names_it_too(
+    typed: Type, topic: str, server: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TMS_URL")
+    code, _, err = typed("producer", "show", topic, "importer", "--server", server.url)
+    assert code != 0
+    [words] = hints(err)
+    assert words == ["producer", "list", topic, "--server", server.url]
+    assert typed(*words)[0] == 0
+
+
 @pytest.mark.parametrize("verb", ["abort --yes", "invalidate"])
 def test_given_a_transaction_that_has_ended_then_what_says_more_is_what_is_typed_next(
     typed: Type, server: Started, client: Client, verb: str
@@ -64,7 +75,7 @@ def test_given_a_transaction_that_has_ended_then_what_says_more_is_what_is_typed
     code, _, err = typed("tx", *verb.split(), ended, "--server", server.transactions)
     assert code != 0
     [words] = hints(err)
-    assert typed(*words, "--server", server.transactions)[0] == 0
+    assert typed(*words)[0] == 0
 
 
 # --- all there are ---------------------------------------------------------------------------------------------------

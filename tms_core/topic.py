@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tms_core.errors import MetadataError
@@ -149,15 +150,16 @@ class TopicMetadata:
         return data_generation < self.old_below
 
 
+def readable_topics(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[TopicMetadata]:
+    """The topics of rows of the metadata table; rows that do not parse are left out."""
+    for row in rows:
+        with suppress(MetadataError):
+            yield TopicMetadata.parse(*row)
+
+
 def living_topics(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[TopicMetadata]:
-    """The topics of rows of the metadata table that are not deleted; rows that do not parse are left out."""
-    for key, value in rows:
-        try:
-            topic = TopicMetadata.parse(key, value)
-        except MetadataError:
-            continue
-        if not topic.deleted:
-            yield topic
+    """As :func:`readable_topics`, but for deleted ones."""
+    return (topic for topic in readable_topics(rows) if not topic.deleted)
 
 
 def first_kept_generation(metadata_generation: int) -> int:

@@ -26,7 +26,6 @@ from janitor.http.server import HttpServer
 from janitor.metrics import Metrics
 from janitor.run.deps import Feedback
 from janitor.run.questions import Questions
-from janitor.settings import config_digest
 from janitor.state.base import State
 from janitor.stats.consumer_lag import UNINFORMED, LagCount
 from janitor.stats.late import note_late
@@ -94,7 +93,7 @@ def serve(
     with ExitStack() as stack:
         waiting = stack.enter_context(ExitStack())
         if not current.place.exclusive:
-            _answer_probes(current, waiting)
+            waiting.enter_context(_http(current, make_waiting_app(WAITING)))
         try:
             with ending(stop.set):
                 daemon, store, url = _begun(
@@ -133,11 +132,9 @@ def _begun(begin: Callable[[], Opened], stop: Event) -> Opened:
                 raise
 
 
-def _answer_probes(current: Session, stack: ExitStack) -> None:
+def _http(current: Session, app: ASGIApp) -> HttpServer:
     wanted = current.settings.janitor.http
-    http = HttpServer(make_waiting_app(WAITING), wanted.host, wanted.port)
-    http.start()
-    stack.callback(http.stop)
+    return HttpServer(app, wanted.host, wanted.port)
 
 
 class _Held(NamedTuple):
@@ -269,11 +266,8 @@ def _reader(source: Refreshed | None) -> Transaction:
 
 def _open_servers(current: Session, daemon: Daemon, observers: Observers, held: _Held, stack: ExitStack) -> str:
     """Open the HTTP server and the control socket; returns the status page's address."""
-    wanted = current.settings.janitor.http
-    page = make_app(daemon, wanted.host, current.common.arguments(anywhere=True))
-    http = HttpServer(page, wanted.host, wanted.port)
-    http.start()
-    stack.callback(http.stop)
+    page = make_app(daemon, current.settings.janitor.http.host, current.common.arguments(anywhere=True))
+    http = stack.enter_context(_http(current, page))
     logger.info("status page: %s/ (metrics: %s/metrics)", http.url, http.url)
 
     if current.place.exclusive:
@@ -295,7 +289,7 @@ def _answer(
             current.deps(face, state, halted=halted, observer=observer, unrecognised=unrecognised, **beside)
         )
 
-    who = greeting(store.identity(), config_digest(current.settings))
+    who = greeting(store.identity(), current.digest)
     control = ControlServer(current.state_path, Behind(daemon, reader, daemon, who, observers, page))
     try:
         control.start()

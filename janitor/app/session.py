@@ -11,16 +11,15 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import cached_property
 from pathlib import Path
 from threading import Event
-from typing import Any, cast
+from typing import Any
 
-import click
 from prometheus_client import CollectorRegistry
 
 from janitor.app.lease import held
 from janitor.app.options import Common
 from janitor.app.progress import progress
 from janitor.app.signals import ending
-from janitor.app.stores import HBasePlace, LevelDBPlace, Place
+from janitor.app.stores import LevelDBPlace, Place
 from janitor.archive.writer import ParquetArchive
 from janitor.control.api import AnyEngine
 from janitor.control.client import Caller, RemoteEngine
@@ -33,10 +32,9 @@ from janitor.status.collect import Deployment
 from janitor.sweep.context import Terms
 from janitor.sweep.progress import Observer, ignore_progress
 from janitor.sweep.sweep import Threads
-from tms_core.clock import Clock, SystemClock
+from tms_core.clock import Clock
 from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import ConfigurationError, StateBusy, StateError, StoreBusy, StoreError
-from tms_core.logs.format import configure
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.read_only import read_only
@@ -63,6 +61,11 @@ class Session:
     def as_json(self) -> bool:
         return self.common.format == "json"
 
+    @property
+    def digest(self) -> str:
+        """Names what decides here which rows may go (:func:`janitor.settings.config_digest`)."""
+        return config_digest(self.settings)
+
     def arguments(self) -> str:
         """The options that led here, to be typed again after another verb."""
         return self.common.arguments()
@@ -76,6 +79,8 @@ class Session:
         """
         storage = self.settings.storage
         if storage.kind == "hbase":
+            from janitor.app.hbase_place import HBasePlace  # noqa: PLC0415 where no store is in HBase, Thrift is not needed
+
             return HBasePlace(storage.hbase, self.clock)
         if storage.kind == "leveldb":
             return LevelDBPlace(Path(storage.leveldb.path), self.state_path)
@@ -169,7 +174,7 @@ class Session:
                 f"The janitor that answers in {self.state_path} (process {greeting.pid}) holds another store.",
                 "Give each store a state folder of its own (janitor.state).",
             )
-        if greeting.settings != config_digest(self.settings):
+        if greeting.settings != self.digest:
             logger.warning(
                 "process %d holds the store and has other settings than this command; the settings of that process "
                 "count",
@@ -219,7 +224,7 @@ class Session:
             self._engine(store, state, side, lease, halted=halted.is_set, feedback=feedback) as engine,
         ):
             engine.recover()
-            logger.info("a run begins on %s", self.place.name)
+            logger.info("the store is open to be written: %s", self.place.name)
             yield engine
 
     def _engine_for(self, local: Callable[[], AbstractContextManager[Engine]], stack: ExitStack) -> AnyEngine:
@@ -354,12 +359,3 @@ class Session:
         options |= self.beside(store, side)
         with progress(sys.stderr) as observer:
             yield self.engine(store, state, observer=observer, lease=lease, archive=self.archive(), **options)
-
-
-def session() -> Session:
-    """The session of the command that is running; call it once the options have been read."""
-    context = click.get_current_context()
-    found = cast(dict[str, Any], context.ensure_object(dict))
-    common = cast(Common, found["common"])
-    configure(common.log_format, sys.stderr)
-    return Session(common, found.get("clock") or SystemClock())

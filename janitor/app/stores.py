@@ -8,35 +8,23 @@ keeps two janitors apart.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from janitor.state.base import State
-from janitor.state.hbase.state import HBaseState
 from janitor.state.sqlite.state import FILE_NAME, SqliteState
-from tms_core.clock import Clock
-from tms_core.settings.models import HBaseSettings
-from tms_core.tables.base import Reads, Store, TableName
-from tms_core.tables.hbase.described import TableSettings, described
-from tms_core.tables.hbase.pool import HBasePool
-from tms_core.tables.hbase.store import HBaseStore
-from tms_core.tables.hbase.thrift import Service
+from tms_core.tables.base import Reads, Store
 from tms_core.tables.leveldb.clone import clone, copied, remove_stale
 from tms_core.tables.leveldb.layout import find_tables, holds_database, identity
 from tms_core.tables.leveldb.store import LevelDBStore
-from tms_core.tables.read_only import read_only
-from tms_core.tables.side import HBaseSide, LevelDBSide, SideTable, beside
+from tms_core.tables.side import LevelDBSide, SideTable, beside
+
+if TYPE_CHECKING:
+    from tms_core.tables.hbase.described import TableSettings
 
 logger = logging.getLogger(__name__)
-
-#: The tables that a sweep changes.
-_SALTED: tuple[TableName, ...] = ("message", "payload")
-_OBSERVERS_UNSEEN = (
-    "whether the tables still carry CDAP's observers could not be checked, which takes a Thrift 2 server: set "
-    "storage.hbase.thrift2, or see that describe in the HBase shell shows no coprocessor of CDAP's"
-)
 
 
 class Place(Protocol):
@@ -161,68 +149,3 @@ class LevelDBPlace:
 
     def table_settings(self) -> list[TableSettings]:
         return []
-
-
-class HBasePlace:
-    """Tables in an HBase namespace.
-
-    Args:
-        settings: which, and how it is reached.
-        clock: what calls are timed by.
-    """
-
-    exclusive = False
-
-    def __init__(self, settings: HBaseSettings, clock: Clock) -> None:
-        self.name = f"HBase namespace {settings.namespace} at {', '.join(settings.thrift)}"
-        self.state_name = f"table {settings.namespace}:tms.janitor"
-        self.unseen: tuple[str, ...] = () if settings.thrift2 else (_OBSERVERS_UNSEEN,)
-        self._settings = settings
-        self._clock = clock
-
-    def identity(self) -> str:
-        with self.writable() as store:
-            return store.identity()
-
-    def require(self) -> None:
-        with self.writable():
-            """It could be opened, so it is there."""
-
-    def writable(self) -> AbstractContextManager[Store]:
-        return HBaseStore.configured(self._settings, self._clock)
-
-    @contextmanager
-    def readable(self) -> Iterator[Reads]:
-        with self.writable() as store:
-            yield read_only(store)
-
-    def has_state(self) -> bool:
-        # Checking costs as much as opening it, and an empty table does no harm.
-        return True
-
-    def state(self) -> AbstractContextManager[State]:
-        wanted = self._settings
-        return HBaseState(
-            wanted.thrift,
-            namespace=wanted.namespace,
-            thrift2=wanted.thrift2 or (),
-            timeout_seconds=wanted.timeout_seconds,
-            clock=self._clock,
-        )
-
-    @contextmanager
-    def side(self, *, read_only: bool) -> Iterator[SideTable | None]:
-        # A server of ours makes the table; without one it is not needed, nor the right to make it.
-        with HBaseSide(self._pool(self._settings.thrift), self._settings.namespace, self._clock, create=False) as side:
-            yield side
-
-    def table_settings(self) -> list[TableSettings]:
-        with ExitStack() as stack:
-            pool = stack.enter_context(closing(self._pool(self._settings.thrift)))
-            thrift2 = self._settings.thrift2
-            admin = stack.enter_context(closing(self._pool(thrift2, "HbaseAdmin"))) if thrift2 else None
-            return [described(pool, admin, self._settings.namespace, table, self._clock) for table in _SALTED]
-
-    def _pool(self, addresses: Sequence[str], service: Service = "Hbase") -> HBasePool:
-        seconds = self._settings.timeout_seconds
-        return HBasePool(addresses, connections=1, timeout_seconds=seconds, service=service, clock=self._clock)

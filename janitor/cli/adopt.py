@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import click
 
-from janitor.app.session import session
 from janitor.cli import render
 from janitor.cli.hints import next_pass
 from janitor.cli.once import is_done, once_for_option
-from janitor.cli.options import common_options
+from janitor.cli.options import common_options, session
 
 
 @click.command("adopt")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from janitor.app.session import session
-from janitor.cli.options import common_options
+from janitor.cli.options import common_options, session
 from janitor.cli.outcome import finish
 from janitor.run import plan_file as plan
 from janitor.run.log import RunLog

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import click
 
-from janitor.app.session import session
 from janitor.cli import render
 from janitor.cli.hints import next_pass, typed
 from janitor.cli.once import is_done, once_for_option
-from janitor.cli.options import PatternType, common_options
+from janitor.cli.options import PatternType, common_options, session
 from janitor.cli.state import complete_topics
 from janitor.state.base import EVERYTHING
 from janitor.state.decided import approval

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from janitor.app.session import Session, session
 from janitor.archive import folder as archive_folder
 from janitor.archive import index as archived
 from janitor.archive.index import Listing, Selection
 from janitor.archive.restore import Request, Restored
 from janitor.cli import render
-from janitor.cli.options import PARTLY, Command, common_options, topic_patterns
+from janitor.cli.options import PARTLY, Command, common_options, session, topic_patterns
 from janitor.cli.state import complete_topics
 from tms_core.cli.names import TopicType
 from tms_core.cli.outcome import DONE
 from tms_core.cli.times import Moment, TimeType
 from tms_core.topic import TopicId
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
 
 _SELECTING = (
     click.option("--run", "run_id", metavar="ID", help="Only what this run deleted."),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import click
 
-from janitor.app.session import session
 from janitor.boundary.claim import Limit
 from janitor.cli import render
-from janitor.cli.options import common_options
+from janitor.cli.options import common_options, session
 from janitor.run import feedback
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import click
 
-from janitor.app.session import session
 from janitor.cli import render
-from janitor.cli.options import common_options
-from tms_core.settings.fields import text
+from janitor.cli.options import common_options, session
 
 
 @click.group("config")
@@ -26,6 +24,8 @@ def show() -> None:
     Example:
       janitor config show --config janitor.yaml
     """
+    from tms_core.settings.fields import text  # noqa: PLC0415 the models of settings are not for a help text
+
     current = session()
     entries = current.loaded.entries()
     if current.as_json:

@@ -6,22 +6,22 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
-from janitor.app.session import Session, session
 from janitor.cli import render
-from janitor.cli.hints import typed
-from janitor.cli.options import common_options
+from janitor.cli.options import common_options, session
 from janitor.run import guards
 from janitor.state.base import RunRecord, StoreRecord
 from janitor.sweep import transactions as txstate
 from tms_core.errors import TmsError
-from tms_core.logs.printable import duration
-from tms_core.tables.hbase.described import NEEDED
+from tms_core.logs.printable import complete, duration
 from tms_core.tables.leveldb.clone import clone
 from tms_core.tables.leveldb.layout import FOLDERS
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 #: Below this share of the disk a compaction may fail.
@@ -48,7 +48,7 @@ def command() -> int:
       janitor doctor --config janitor.yaml
     """
     current = session()
-    findings = list(examine(current))
+    findings = [one._replace(message=complete(one.message, current.arguments())) for one in examine(current)]
     if current.as_json:
         render.print_json([finding._asdict() for finding in findings])
     else:
@@ -114,7 +114,7 @@ def _look_inside(current: Session) -> tuple[int, str, str]:
 def _state(current: Session) -> Finding:
     record, last = _remembered(current)
     if record is None or record.adopted_ms is None:
-        ways = f"look at {typed(current, 'plan')}, then: {typed(current, 'adopt')}"
+        ways = "look at janitor plan, then: janitor adopt"
         return Finding("state", "warn", f"{current.place.state_name}: not adopted yet; {ways}")
     ran = f", last run {last.result or 'unfinished'} at {render.moment(last.started_ms)}" if last else ", never run"
     return Finding("state", "ok", f"{current.place.state_name}, adopted {render.moment(record.adopted_ms)}{ran}")
@@ -175,6 +175,8 @@ def _cdap(current: Session) -> Finding:
 
 def _tables(current: Session) -> Finding:
     """Whether HBase keeps what a sweep deletes, or deletes what it keeps."""
+    from tms_core.tables.hbase.described import NEEDED  # noqa: PLC0415 HBase's Thrift is not for a help text
+
     found = [
         f"{table.name} has {name} {value}, not {NEEDED[name]}"
         for table in current.place.table_settings()

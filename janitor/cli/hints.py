@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from typing import TYPE_CHECKING
 
-from janitor.app.session import Session
 from janitor.cli.state import open_state
 from janitor.law.policy import Hold
 from janitor.report import Report
 from janitor.state.base import EVERYTHING
 from tms_core.errors import StoreBusy
 from tms_core.tables.lease import LeaseRecord
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
 
 
 def typed(current: Session, words: str) -> str:

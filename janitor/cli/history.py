@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.text import Text
 
-from janitor.app.session import Session, session
 from janitor.cli import render
-from janitor.cli.options import common_options, complete
+from janitor.cli.options import common_options, session
 from janitor.cli.state import beginning, explain_beginning, open_state
 from janitor.law.policy import Rule
 from janitor.state.base import RunRecord
 from janitor.status.collect import summary
 from tms_core.cli.times import Moment, SinceType
-from tms_core.logs.printable import duration
+from tms_core.logs.printable import complete, duration
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
 
 RUNNING, LOST = "running", "lost"
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from janitor.app.session import session
 from janitor.cli import render
-from janitor.cli.options import common_options, topic_patterns
+from janitor.cli.options import common_options, session, topic_patterns
 from janitor.inspect import rows as inspect
 from tms_core.transaction.model import transaction_ms
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
 import click
 
 from janitor.app.options import Common
-from janitor.cli.options import REFUSED, common_options, complete
+from janitor.cli.options import REFUSED, common_options
 from tms_core.cli import outcome
 from tms_core.cli.completion import completion
 from tms_core.cli.lazy import LazyCommand, LazyGroup
 from tms_core.clock import Clock
-from tms_core.errors import ConfigurationError, Refused
+from tms_core.errors import Refused
 
 #: Verbs that change nothing in the store.
 _QUESTIONS = frozenset(
@@ -85,7 +84,6 @@ def cli() -> None:
     """
     context = click.get_current_context()
     context.ensure_object(dict)["verb"] = context.invoked_subcommand
-    _refuse_namesake()
 
 
 cli.add_command(completion("janitor"))
@@ -101,18 +99,6 @@ def main(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> 
     sys.exit(execute(arguments, clock))
 
 
-def _refuse_namesake() -> None:
-    """The pyjanitor package is imported as ``janitor`` too; in one environment each overwrites files of the other."""
-    try:
-        metadata.distribution("pyjanitor")
-    except metadata.PackageNotFoundError:
-        return
-    raise ConfigurationError(
-        "pyjanitor is installed in this environment, and its package is named janitor like this one.",
-        "Use an environment of its own for each of the two.",
-    )
-
-
 def execute(arguments: Sequence[str] | None = None, clock: Clock | None = None) -> int:
     """Run a command and return its exit code."""
     found: dict[str, object] = {"clock": clock, "common": (common := Common())}
@@ -123,5 +109,5 @@ def execute(arguments: Sequence[str] | None = None, clock: Clock | None = None) 
         obj=found,
         codes=_CODES,
         interrupted=lambda: _ASKED if found.get("verb") in _QUESTIONS else _INTERRUPTED,
-        complete=lambda text: complete(text, common.arguments()),
+        typed=common.arguments,
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from janitor.app.session import Session
 from janitor.state.decided import was_done
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
 
 _F = TypeVar("_F", bound=Callable[..., object])
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from janitor import report
 from janitor.app.options import Common
+from tms_core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
 
 Command = Callable[..., Any]
 
@@ -35,7 +39,9 @@ _COMMON = (
     click.option("--hbase", metavar="HOST:PORT[,...]", help="HBase Thrift servers."),
     click.option("--snapshots", metavar="DIR_OR_URL", help="Where the transaction snapshots are."),
     click.option("--format", type=click.Choice(["table", "json"]), help="Tables for people or JSON for programs."),
-    click.option("--log-format", type=click.Choice(["auto", "text", "json"]), help="Default: text on a terminal."),
+    click.option(
+        "--log-format", type=click.Choice(["auto", "text", "json"]), help="auto (default): JSON, but for a terminal."
+    ),
     click.version_option(package_name="tms-janitor", prog_name="janitor"),
 )
 
@@ -63,4 +69,31 @@ topic_patterns = click.option(
 )
 
 
-complete = report.complete
+def session() -> Session:
+    """The session of the command that is running; call it once the options have been read.
+
+    What commands work with is imported here: a help text and a completion do without it.
+    """
+    from janitor.app.session import Session  # noqa: PLC0415
+    from tms_core.clock import SystemClock  # noqa: PLC0415
+    from tms_core.logs.format import configure  # noqa: PLC0415
+
+    found = cast(dict[str, Any], click.get_current_context().ensure_object(dict))
+    common = cast(Common, found["common"])
+    _refuse_namesake()
+    configure(common.log_format, sys.stderr, common.arguments())
+    return Session(common, found.get("clock") or SystemClock())
+
+
+def _refuse_namesake() -> None:
+    """The pyjanitor package is imported as ``janitor`` too; in one environment each overwrites files of the other."""
+    from importlib import metadata  # noqa: PLC0415
+
+    try:
+        metadata.distribution("pyjanitor")
+    except metadata.PackageNotFoundError:
+        return
+    raise ConfigurationError(
+        "pyjanitor is installed in this environment, and its package is named janitor like this one.",
+        "Use an environment of its own for each of the two.",
+    )

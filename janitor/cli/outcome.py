@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from janitor.app.session import Session
+from typing import TYPE_CHECKING
+
 from janitor.cli import render
 from janitor.cli.hints import for_held, typed
-from janitor.cli.options import PARTLY, REFUSED, complete
+from janitor.cli.options import PARTLY, REFUSED
 from janitor.law.policy import Hold
 from janitor.report import Report
 from tms_core.cli.outcome import BUSY, DONE
+from tms_core.logs.printable import complete
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
 
 #: Findings that leave part of the work to the next run.
 _LEFT = frozenset({"halted", "quarantine"})

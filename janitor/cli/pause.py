@@ -7,9 +7,8 @@ from fnmatch import fnmatchcase
 
 import click
 
-from janitor.app.session import session
 from janitor.cli import render
-from janitor.cli.options import PatternType, common_options
+from janitor.cli.options import PatternType, common_options, session
 from janitor.cli.state import complete_topics
 from janitor.state.base import EVERYTHING, Pause
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from janitor.app.session import Session, session
 from janitor.cli.hints import adoption, for_held, next_pass, typed
-from janitor.cli.options import common_options, topic_patterns
+from janitor.cli.options import common_options, session, topic_patterns
 from janitor.cli.outcome import show
 from janitor.law.policy import Hold
 from janitor.report import Report
 from janitor.run import plan_file as plan
-from janitor.settings import config_digest
 from janitor.sweep.whatif import WhatIf
 from tms_core.cli.times import Moment, TimeType
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
 
 #: The last time that fits into a row's key.
 LAST_MS = 2**63 - 1
@@ -46,9 +48,7 @@ def command(at: Moment | None, what_if: str, out: Path | None, summary: bool, pa
         raise click.BadParameter("rows have times between 1970 and 2^63-1 ms", param_hint="--at")
     WhatIf.parse(what_if)
     with current.reading() as engine:
-        report, document = engine.plan(
-            at_ms=at_ms, patterns=patterns, digest=config_digest(current.settings), what_if=what_if
-        )
+        report, document = engine.plan(at_ms=at_ms, patterns=patterns, digest=current.digest, what_if=what_if)
     if out is not None:
         plan.save(out, document)
     step = _next_step(current, report, out, at is not None or what_if != "")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import click
 
-from janitor.app.serve import serve
-from janitor.app.session import Session, session
-from janitor.cli.options import common_options, topic_patterns
+from janitor.cli.options import common_options, session, topic_patterns
 from janitor.cli.outcome import finish, show
-from janitor.run.engine import Engine
 from janitor.run.log import RunLog
-from janitor.status.collect import DAEMON_NOTE
+from janitor.state.notes import Note
 from tms_core.errors import StateBusy, StoreBusy, TmsError
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
+    from janitor.run.engine import Engine
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
     with ExitStack() as stack:
         try:
             if not once:
+                from janitor.app.serve import serve  # noqa: PLC0415 its servers are for nothing else
+
                 return serve(current, adopt=adopt, patterns=patterns, standby=not skip_if_locked)
             if not current.settings.janitor.apply:
                 return _only_plan(current, patterns)
@@ -67,7 +71,7 @@ def after_run(engine: Engine) -> None:
 
     A run that is done does not fail because of it.
     """
-    engine.deps.state.save_note(DAEMON_NOTE, None)
+    engine.deps.state.save_note(Note.DAEMON, None)
     try:
         engine.keep_house()
     except TmsError as error:

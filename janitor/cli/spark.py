@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from janitor.app.options import Common
-from janitor.app.session import Session, session
 from janitor.cli import render, stats_table
-from janitor.cli.options import Command, common_options, topic_patterns
+from janitor.cli.options import Command, common_options, session, topic_patterns
 from janitor.cli.outcome import finish, show
 from janitor.cli.run import after_run
-from janitor.report import Report
-from janitor.run.engine import Engine
 from janitor.run.log import RunLog
-from janitor.state.base import State
 from janitor.sweep.context import matches
-from tms_core.clock import Clock
 from tms_core.errors import StateBusy, StoreBusy
-from tms_core.tables.base import Reads
-from tms_core.tables.leveldb.clone import still
-from tms_core.transaction.source.source import SnapshotSource
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from janitor.spark.sweep.runner import Sender
+    from janitor.app.session import Session
 
 _ON_SPARK = (
     click.option(
@@ -146,8 +133,10 @@ def sweep(
     if not dry_run and not current.settings.janitor.apply:
         click.echo("janitor.apply is false, so this is only a plan; set it to true to delete", err=True)
         dry_run = True
+    from janitor.app.on_spark import SessionOnSpark  # noqa: PLC0415
+
     with on.session(master) as spark:
-        on_spark = _SessionOnSpark(current.common, current.clock, spark, partitions)
+        on_spark = SessionOnSpark(current.common, current.clock, spark, partitions)
         if dry_run:
             show(current, on_spark.preview(patterns))
             return 0
@@ -162,50 +151,6 @@ def sweep(
             return 0
     RunLog(current.arguments()).write(report)
     return finish(current, report)
-
-
-class _SessionOnSpark(Session):
-    """A session whose engines make their passes on Spark."""
-
-    def __init__(
-        self,
-        common: Common,
-        clock: Clock,
-        spark: SparkSession,
-        partitions: int | None,
-    ) -> None:
-        super().__init__(common, clock)
-        self._spark = spark
-        self._partitions = partitions
-
-    def engine(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
-        from janitor.spark.access import Access  # noqa: PLC0415
-        from janitor.spark.sweep.engine import cutter, spark_engine  # noqa: PLC0415
-        from janitor.spark.sweep.runner import SparkSender  # noqa: PLC0415
-        from janitor.spark.sweep.task import StoreGround  # noqa: PLC0415
-
-        access = Access(self.settings)
-        return spark_engine(
-            self.deps(store, state, source=source, **options),
-            sender=SparkSender(self._spark, StoreGround(access)),
-            cut=cutter(access, self._partitions),
-            looking=self._reading_tasks if access.is_leveldb else None,
-        )
-
-    @contextmanager
-    def _reading_tasks(self) -> Iterator[Sender]:
-        """Tasks that read the LevelDB store as it is now, while this process has it open."""
-        from janitor.spark.access import Access  # noqa: PLC0415
-        from janitor.spark.sweep.runner import SparkSender  # noqa: PLC0415
-        from janitor.spark.sweep.task import StoreGround  # noqa: PLC0415
-
-        with still(self.settings.storage.leveldb.path, self.state_path) as copied:
-            yield SparkSender(self._spark, StoreGround(Access(self.settings).at(copied)))
-
-    def preview(self, patterns: tuple[str, ...]) -> Report:
-        """What a run would do, by an engine that cannot write."""
-        with self._cloned() as engine:
-            return engine.plan(patterns=patterns).report
 
 
 def source_options(current: Session, patterns: tuple[str, ...], partitions: int | None) -> dict[str, str]:

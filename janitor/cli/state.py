@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from janitor.app.options import Common
-from janitor.app.session import Session
+from janitor.app.stores import LevelDBPlace, Place
 from janitor.cli import render
 from janitor.state.base import State
 from janitor.state.notes import Note
 from tms_core.clock import SystemClock
 from tms_core.errors import TmsError
+from tms_core.settings import yaml_file
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
 
 _DAY_MS = 86_400_000
 
@@ -38,11 +44,37 @@ def complete_topics(context: click.Context, _: click.Parameter, incomplete: str)
     before = context.find_root().params
     config, leveldb, hbase = (context.params.get(name) or before.get(name) for name in ("config", "leveldb", "hbase"))
     try:
-        with open_state(Session(Common(config, leveldb, hbase), SystemClock())) as state:
+        place = place_of(config, leveldb, hbase)
+        with place.state() if place.has_state() else nullcontext() as state:
             rows = (state.note(Note.TOPICS) if state else None) or ()
     except TmsError:
         return []
     return [name for namespace, topic, *_ in rows if (name := f"{namespace}:{topic}").startswith(incomplete)]
+
+
+def place_of(config: Path | None, leveldb: str | None, hbase: str | None) -> Place:
+    """Where the state is; of a LevelDB store without loading the settings, for which a shell would have to wait."""
+    folder = None if hbase else _state_folder(config, leveldb)
+    if folder is not None:
+        return LevelDBPlace(Path(), folder)
+    from janitor.app.session import Session  # noqa: PLC0415
+
+    return Session(Common(config, leveldb, hbase), SystemClock()).place
+
+
+def _state_folder(config: Path | None, leveldb: str | None) -> Path | None:
+    """The state folder of a LevelDB store, as flags, environment and file say it; None for another kind of store."""
+    if leveldb:
+        return Path(f"{Path(leveldb).absolute()}.janitor")
+    content = yaml_file.read(config) if config else {}
+
+    def setting(section: str, name: str, default: str) -> str:
+        written = content.get(section)
+        found = written.get(name) if isinstance(written, dict) else None
+        return str(os.environ.get(f"TMS_{section}__{name}".upper()) or found or default)
+
+    folder = (config.parent if config else Path()) / setting("janitor", "state", "data/janitor")
+    return folder if setting("storage", "kind", "leveldb") == "leveldb" else None
 
 
 def beginning(state: State | None) -> dict[str, Any]:

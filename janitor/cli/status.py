@@ -7,17 +7,17 @@ import shlex
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 from rich.text import Text
 
 from janitor.app.progress import in_words
-from janitor.app.session import Session, session
 from janitor.cli import render
 from janitor.cli.hints import is_renewed
 from janitor.cli.history import RUNNING
 from janitor.cli.history import status as run_status
-from janitor.cli.options import common_options, complete
+from janitor.cli.options import common_options, session
 from janitor.cli.state import open_state
 from janitor.cli.topic import claimed
 from janitor.law.policy import Hold
@@ -29,8 +29,11 @@ from janitor.status.status import Running, RunSummary, Status
 from janitor.sweep.progress import MEASURED
 from tms_core.cli.outcome import DONE
 from tms_core.errors import StoreError, TmsError
-from tms_core.logs.printable import duration, printable
+from tms_core.logs.printable import complete, duration, printable
 from tms_core.tables.lease import LeaseRecord
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
 
 _STYLES = {"well": "bold green", "attention": "bold yellow", "down": "bold red"}
 #: What monitoring plugins call each level, and their exit codes.

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.text import Text
 
-from janitor.app.session import Session, session
 from janitor.cli import render
 from janitor.cli.hints import typed
-from janitor.cli.options import common_options
+from janitor.cli.options import common_options, session
 from janitor.cli.state import complete_topics, open_state
 from janitor.status.collect import collect
 from janitor.status.past import topic_detail
 from tms_core.cli.names import TopicType
 from tms_core.logs.printable import duration
 from tms_core.topic import TopicId
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
 
 #: Blocks from an eighth to the whole.
 _BLOCKS = "▁▂▃▄▅▆▇█"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from janitor.app.session import session
 from janitor.cli import render
-from janitor.cli.options import common_options
+from janitor.cli.options import common_options, session
 
 
 @click.command("verify")

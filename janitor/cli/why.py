@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from janitor.app.session import Session, session
 from janitor.archive import index
 from janitor.cli import render
 from janitor.cli.hints import typed
 from janitor.cli.ledger import policy
-from janitor.cli.options import common_options
+from janitor.cli.options import common_options, session
 from janitor.cli.state import complete_topics
 from janitor.inspect.answer import Found, Missing, Trace, Why
 from janitor.inspect.fate import Fate
@@ -21,6 +21,9 @@ from tms_core.cli.names import MessageIdType, TopicType
 from tms_core.logs.printable import duration
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
 
 #: How many runs are named of those that may have taken a row.
 NAMED_RUNS = 5

@@ -31,6 +31,7 @@ from janitor.state.base import EVERYTHING, State
 from janitor.status import past
 from janitor.status.health import judge
 from janitor.status.status import Status
+from tms_core.logs.printable import complete
 from tms_core.settings.models import is_loopback
 from tms_core.topic import TopicId
 
@@ -148,7 +149,8 @@ class _Routes:
 
     def run(self, request: Request) -> Response:
         with self._views.past() as state:
-            return _found(past.run_detail(state, request.path_params["run_id"]) if state else None, "run")
+            found = past.run_detail(state, request.path_params["run_id"]) if state else None
+        return _found(self._completed(found), "run")
 
     def history(self, request: Request) -> Response:
         name = request.query_params.get("range", "24h")
@@ -193,11 +195,21 @@ class _Routes:
         document = status.to_json()
         document |= {"alive": alive, "ready": ready, "health": judge(status, alive, ready).to_json()}
         document["adopt_command"] = self._command("adopt")
+        for name in ("guards", "health", "last_run"):
+            document[name] = self._completed(document[name])
         for entry in document["paused"]:
             entry["command"] = self._command("resume", entry["pattern"])
         for entry in document["quarantined"]:
             entry["command"] = self._command("resume", entry["topic"])
         return document
+
+    def _completed(self, value: Any) -> Any:
+        """What a run or a guard said, the commands in it with their options."""
+        if isinstance(value, dict):
+            return {name: self._completed(inner) for name, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._completed(inner) for inner in value]
+        return complete(value, self._arguments) if isinstance(value, str) else value
 
     def _command(self, verb: str, topic: str = EVERYTHING) -> str:
         words = ["janitor", verb, "" if topic == EVERYTHING else shlex.quote(topic), self._arguments]

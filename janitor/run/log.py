@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 
 from janitor.law.policy import Rule
-from janitor.report import GuardNote, Report, complete
+from janitor.report import GuardNote, Report
+from tms_core.logs.printable import complete
 
 logger = logging.getLogger(__name__)
 

@@ -6,9 +6,8 @@ import logging
 
 from janitor.report import ForeignKey
 from janitor.sweep.outcome import Outcome
-from tms_core.errors import MetadataError
 from tms_core.tables.base import MetadataReads
-from tms_core.topic import TopicId, TopicMetadata
+from tms_core.topic import TopicId, readable_topics
 
 logger = logging.getLogger(__name__)
 
@@ -31,19 +30,11 @@ class UnrecognisedRows:
         unknown = outcome.unknown - self._named
         if unknown:
             # One call, however many there are: a run shows between its calls that it lives (rule S10).
-            prefixes = {topic.prefix: topic for topic in unknown}
-            unknown -= {prefixes[key] for key, value in metadata.rows() if key in prefixes and _is_readable(key, value)}
+            prefixes = {topic.prefix for topic in unknown}
+            unknown -= {found.topic for found in readable_topics(row for row in metadata.rows() if row[0] in prefixes)}
         for found in outcome.foreign:
             if found not in self._named:
                 logger.warning("left alone: a row of the %s table with an unrecognised key: %s", *found)
         for topic in sorted(unknown):
             logger.warning("left alone: rows of topic %s, which has no metadata that can be read", topic)
         self._named.update(outcome.foreign, unknown)
-
-
-def _is_readable(key: bytes, value: bytes) -> bool:
-    try:
-        TopicMetadata.parse(key, value)
-    except MetadataError:
-        return False
-    return True

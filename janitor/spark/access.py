@@ -26,11 +26,12 @@ from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError
 from tms_core.tables.base import Reads
 from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.side import HBaseSide
 from tms_core.tables.hbase.store import HBasePart, HBaseStore
 from tms_core.tables.leveldb.clone import clone, copied
 from tms_core.tables.leveldb.layout import holds_database
 from tms_core.tables.read_only import read_only
-from tms_core.tables.side import Expiries, HBaseSide, LevelDBSide, SideTable, beside
+from tms_core.tables.side import Expiries, LevelDBSide, SideTable, beside
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.rpc.client import source_of
 

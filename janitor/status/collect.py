@@ -7,11 +7,9 @@ down, and where sweeps are CronJobs and only an exporter runs. Nothing here read
 from __future__ import annotations
 
 import json
-import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -42,7 +40,7 @@ from janitor.status.status import (
 )
 from janitor.sweep.context import Terms, matches
 from tms_core.clock import Clock
-from tms_core.logs.printable import duration, moment
+from tms_core.logs.printable import complete, duration, moment
 from tms_core.tables.lease import LeaseRecord
 from tms_core.topic import TopicId
 from tms_core.transaction.model import transaction_ms
@@ -101,6 +99,8 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
     Raises:
         StateError: the state cannot be read.
     """
+    from importlib import metadata  # noqa: PLC0415 it takes longer to import than all else here
+
     clocks = guards.read_clocks(clock)
     record = state.store()
     runs = state.runs(RECENT_RUNS)
@@ -226,7 +226,7 @@ def _with_cause(held: HeldTopic, changed: Sequence[Change], arguments: str) -> H
     """What became of the topic whose cut-off jumped, and what keeps its rows."""
     if held.reason != Hold.FRONTIER:
         return held
-    pause = f"janitor pause {held.topic} {arguments}".rstrip()
+    pause = complete(f"janitor pause {held.topic}", arguments)
     if not changed:
         return replace(held, keep=(pause,))
     last = changed[-1]
@@ -234,19 +234,12 @@ def _with_cause(held: HeldTopic, changed: Sequence[Change], arguments: str) -> H
         what = f"generation {last.generation_before} → {last.generation}"
         return replace(held, cause=f"{what}, seen {moment(last.seen_ms)}", keep=(pause,))
     what = f"ttl {duration(last.ttl_before * 1000)} → {duration(last.ttl_seconds * 1000)}"
-    back = _asking_server(f"tms topic update {held.topic} --ttl {last.ttl_before}", arguments)
+    back = complete(f"tms topic update {held.topic} --ttl {last.ttl_before}", arguments)
     return replace(held, cause=f"{what}, seen {moment(last.seen_ms)}", keep=(back, pause))
 
 
 def _late(found: Mapping[str, Any], arguments: str) -> BlockedReaders:
-    return BlockedReaders(**found, command=_asking_server(f"tms tx invalidate {found['transaction']}", arguments))
-
-
-def _asking_server(command: str, arguments: str) -> str:
-    """A command of the server's with the settings file that led here; it takes no other of these options."""
-    words = shlex.split(arguments)
-    at = words.index("--config") if "--config" in words else len(words)
-    return shlex.join([*command.split(), *words[at : at + 2]])
+    return BlockedReaders(**found, command=complete(f"tms tx invalidate {found['transaction']}", arguments))
 
 
 def _with_end(held: HeldTopic, ttl_seconds: int | None, terms: Terms) -> HeldTopic:
@@ -272,7 +265,7 @@ def _held_topic(
         str(Hold.PAUSED): f"janitor resume '{pattern}'",
         str(Hold.FIRST_CONTACT): "janitor adopt",
     }
-    command = f"{commands[reason]} {arguments}".rstrip() if reason in commands else ""
+    command = complete(commands.get(reason, ""), arguments)
     oldest = [item["oldest_ms"] for item in items if item["oldest_ms"] is not None]
     return HeldTopic(
         topic=name,

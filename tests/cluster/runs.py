@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from janitor.app.stores import HBasePlace
+from janitor.app.hbase_place import HBasePlace
 from tests.builders import HOUR, Topic, topic
 from tests.chart.programs import CHART
 from tests.cluster.node import ADDRESS, Node

@@ -10,7 +10,7 @@ from pathlib import Path
 import happybase
 import pytest
 
-from janitor.app.stores import HBasePlace
+from janitor.app.hbase_place import HBasePlace
 from janitor.cli.main import execute
 from tests.builders import DAY, MINUTE, NOW_MS, topic
 from tests.hbase.server import HBaseServer

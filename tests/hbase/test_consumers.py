@@ -16,8 +16,8 @@ from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId
 from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.side import HBaseSide
 from tms_core.tables.hbase.store import HBaseStore
-from tms_core.tables.side import HBaseSide
 
 
 def test_given_a_consumer_of_a_server_when_a_janitor_elsewhere_sweeps_then_both_show_and_hold_the_same(

@@ -26,7 +26,7 @@ from tms_core.clock import ManualClock, SystemClock
 from tms_core.tables.base import TableName
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.schema import attributes_of, table_name
-from tms_core.tables.side import HBaseSide
+from tms_core.tables.hbase.side import HBaseSide
 from tms_core.transaction.source.source import DirectorySource
 
 __all__ = ["hbase", "hbase_tables"]

@@ -43,6 +43,14 @@ def test_given_json_when_logged_then_a_line_is_an_object_with_the_fields() -> No
     assert entry == {"level": "warning", "logger": "janitor.x", "message": "3 rows\nleft", "run": "r-1"}
 
 
+@pytest.mark.parametrize(("kind", "stream"), [("json", io.StringIO()), ("text", io.StringIO()), ("text", Terminal())])
+def test_given_options_that_led_here_when_logged_then_commands_have_them(kind: LogFormat, stream: io.StringIO) -> None:
+    configure(kind, stream, "--config 'a b.yaml'")
+    logging.getLogger("janitor").warning("%s; see janitor status", "process 1 ends")
+    logged = json.loads(stream.getvalue())["message"] if kind == "json" else stream.getvalue().rstrip()
+    assert logged.endswith("process 1 ends; see janitor status --config 'a b.yaml'")
+
+
 def test_given_json_when_an_error_is_logged_then_its_trace_is_a_field() -> None:
     stream = io.StringIO()
     configure("json", stream)

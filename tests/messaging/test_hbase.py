@@ -14,7 +14,7 @@ from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import StoreError
 from tms_core.rowkey import MessageId
 from tms_core.tables.hbase.pool import HBasePool
-from tms_core.tables.side import HBaseSide
+from tms_core.tables.hbase.side import HBaseSide
 
 __all__ = ["hbase", "hbase_tables"]
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pandas  # type: ignore[import-untyped]
 import pytest
 
+from janitor.app.exporter import Exporter
 from janitor.app.session import Session
 from janitor.app.stores import LevelDBPlace
 from janitor.cli import stats_table
-from janitor.cli.exporter import Exporter
 from janitor.metrics import Metrics
 from janitor.spark import session as on
 from janitor.state.base import State

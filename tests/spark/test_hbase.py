@@ -45,8 +45,9 @@ from tms_core.errors import StoreNotFound, StoreUnavailable
 from tms_core.tables.base import Store
 from tms_core.tables.hbase import pool as hbase_pool
 from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.side import HBaseSide
 from tms_core.tables.lease import Lease
-from tms_core.tables.side import Expiries, HBaseSide
+from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId
 
 if TYPE_CHECKING:

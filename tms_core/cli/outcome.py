@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import click
+from click.core import ParameterSource
 
 from tms_core.errors import ConfigurationError, StateBusy, StoreBusy, StoreLayoutError, TmsError
+from tms_core.logs.printable import complete
 
 DONE, FAILED, USAGE, BUSY, INTERRUPTED = 0, 1, 2, 4, 130
+
+#: The options that lead to a server or a store.
+LEADING = ("server", "token_file", "ca_file", "config", "leveldb", "hbase")
 
 #: The exit codes of errors that are not just :data:`FAILED`; the first that fits counts.
 CODES: tuple[tuple[type[TmsError], int], ...] = (
@@ -21,6 +28,27 @@ CODES: tuple[tuple[type[TmsError], int], ...] = (
 )
 
 
+@contextmanager
+def completing() -> Iterator[None]:
+    """Gives the commands that an error of the block names the options they need here."""
+    try:
+        yield
+    except TmsError as error:
+        error.message, error.hint = (complete(text, arguments()) for text in (error.message, error.hint))
+        raise
+
+
+def arguments() -> str:
+    """The options that lead to where the running command works, to be typed again; not what the environment says."""
+    context = click.get_current_context()
+    given = {
+        option.opts[0]: context.params[option.name]
+        for option in context.command.params
+        if option.name in LEADING and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    }
+    return " ".join(f"{option} {shlex.quote(str(value))}" for option, value in given.items())
+
+
 def execute(
     command: click.Command,
     name: str,
@@ -29,7 +57,7 @@ def execute(
     obj: object = None,
     codes: Sequence[tuple[type[TmsError], int]] = CODES,
     interrupted: Callable[[], str] = lambda: "interrupted",
-    complete: Callable[[str], str] = str,
+    typed: Callable[[], str] = str,
 ) -> int:
     """Run a command and return its exit code.
 
@@ -39,7 +67,7 @@ def execute(
         obj: what the command finds in its context.
         codes: which errors have an exit code of their own.
         interrupted: what is said after Ctrl-C.
-        complete: gives the commands that a hint names the options they need here.
+        typed: the options that led here, for the commands that a hint names.
     """
     try:
         code = command.main(
@@ -60,7 +88,7 @@ def execute(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except TmsError as error:
-        click.secho(complete(error.message), fg=None if os.environ.get("NO_COLOR") else "red", err=True)
+        click.secho(complete(error.message, typed()), fg=None if os.environ.get("NO_COLOR") else "red", err=True)
         if error.hint:
-            click.echo(complete(error.hint), err=True)
+            click.echo(complete(error.hint, typed()), err=True)
         return next((code for kind, code in codes if isinstance(error, kind)), FAILED)

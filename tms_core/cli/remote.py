@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from tms_core.cli.names import TopicType
+from tms_core.cli.outcome import completing
 from tms_core.errors import ConfigurationError, TmsError
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Remote:
         """
         if self.server:
             return self.server.split(",")
-        wanted = self._settings().server
+        wanted = self._settings.server
         host = _EVERYWHERE.get(wanted.host, wanted.host)
         return [f"{'https' if wanted.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{wanted.port}"]
 
@@ -76,7 +75,7 @@ class Remote:
         """
         from tms_core.transaction.rpc.client import TransactionClient  # noqa: PLC0415
 
-        return TransactionClient.configured(self._settings().transactions)
+        return TransactionClient.configured(self._settings.transactions)
 
     def tls(self) -> ssl.SSLContext | None:
         """By what a server's certificate is checked; None for what the machine trusts.
@@ -95,19 +94,7 @@ class Remote:
                 f"--ca-file {self.ca_file} cannot be read: {error}.", "Give the file of a certificate in PEM."
             ) from error
 
-    def arguments(self) -> str:
-        """The options that lead to the same server, to be typed again; what the environment says is left out."""
-        context = click.get_current_context()
-        given = {
-            "--server": ("server", self.server), "--token-file": ("token_file", self.token_file),
-            "--ca-file": ("ca_file", self.ca_file), "--config": ("config", self.config),
-        }  # fmt: skip
-        return "".join(
-            f" {option} {shlex.quote(str(value))}"
-            for option, (name, value) in given.items()
-            if value is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        )
-
+    @cached_property
     def _settings(self) -> Settings:
         from tms_core.settings.models import load  # noqa: PLC0415
 
@@ -154,7 +141,8 @@ def remote(command: Callable[..., None]) -> Callable[..., None]:
         format: str,  # noqa: A002
         **rest: Any,
     ) -> None:
-        command(Remote(server, token_file, ca_file, config, format), **rest)
+        with completing():
+            command(Remote(server, token_file, ca_file, config, format), **rest)
 
     return wrapped
 

@@ -13,6 +13,7 @@ from threading import Event
 
 import click
 
+from tms_core.cli.outcome import arguments, completing
 from tms_core.cli.signals import ending
 from tms_core.logs.format import LogFormat, configure
 
@@ -60,14 +61,14 @@ def serve(
       tms serve --leveldb data/messaging --no-janitor
     """
     flags = {"leveldb": leveldb, "hbase": hbase, "snapshots": snapshots}
-    configure(log_format, sys.stderr)
+    configure(log_format, sys.stderr, arguments())
     _open_many_files()
     _give_memory_back()
     sys.setswitchinterval(_TURN_SECONDS)
     stop = Event()
     from tms_core.server.serving import serving  # noqa: PLC0415 a help text does without it
 
-    with ending(stop.set), serving(config, os.environ, flags, janitor=not no_janitor) as started:
+    with completing(), ending(stop.set), serving(config, os.environ, flags, janitor=not no_janitor) as started:
         if started.transactions is not None:
             click.echo(f"transactions: {started.transactions}")
         click.echo(f"REST: {started.url}")

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tms_core.cli.outcome import arguments
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.text import columns, duration
 from tms_core.cli.times import TtlType
 from tms_core.clock import SystemClock
-from tms_core.logs.printable import moment
+from tms_core.logs.printable import complete, moment
 from tms_core.messaging.partitions import PARTITIONS
 from tms_core.topic import BY_TTL, CONSUMED, RETENTION, TopicId, parse_java_int
 
@@ -150,7 +151,7 @@ def update(
         client.update_topic(topic, ttl=ttl, properties=wanted)
         _print(options, client.topic(topic).properties, topic, hidden=ages)
     if ages is not None and ages.older and options.format == "table":
-        click.echo(_ways_out(topic, before.ttl_seconds, ages.hold_seconds, options.arguments()), err=True)
+        click.echo(complete(_ways_out(topic, before.ttl_seconds, ages.hold_seconds), arguments()), err=True)
 
 
 @topic.command("delete")
@@ -188,13 +189,9 @@ def _count(client: Client, topic: TopicId) -> int:
     return sum(1 for _ in client.poll(topic))
 
 
-def _ways_out(topic: TopicId, ttl_seconds: int, hold_seconds: int | None, arguments: str) -> str:
-    """What becomes of messages that a shorter ttl has hidden, and what decides that.
-
-    Args:
-        arguments: the options that lead to the same server.
-    """
-    keep = f"To keep them:           tms topic update {topic} --ttl {ttl_seconds}{arguments}"
+def _ways_out(topic: TopicId, ttl_seconds: int, hold_seconds: int | None) -> str:
+    """What becomes of messages that a shorter ttl has hidden, and what decides that."""
+    keep = f"To keep them:           tms topic update {topic} --ttl {ttl_seconds}"
     if hold_seconds == 0:
         return f"The janitor deletes them with its next run, since janitor.hold_seconds is 0.\n{keep}"
     until = "for as long as janitor.hold_seconds says"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tms_core.cli.outcome import completing
 from tms_core.cli.text import columns, duration, moment
 from tms_core.cli.times import Moment, TimeType
 from tms_core.clock import SystemClock
@@ -83,7 +84,8 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
     @click.option("--format", type=click.Choice(["table", "json"]), default="table", help="How the answer is written.")
     @wraps(command)
     def wrapped(*, server: str | None, config: Path | None, format: str, **rest: Any) -> None:  # noqa: A002
-        command(CommandOptions(server, config, format), **rest)
+        with completing():
+            command(CommandOptions(server, config, format), **rest)
 
     return wrapped
 

@@ -1,4 +1,4 @@
-"""Text as it may stand in a log or on a terminal: what clients made up, and spans of time in words.
+"""Text as it may stand in a log or on a terminal: what clients made up, spans of time in words, commands to be typed.
 
 A client calls itself what it likes. With a line end in it such a name would make up lines of a log, and with an escape
 sequence it would control the terminal in which a table is read.
@@ -6,7 +6,27 @@ sequence it would control the terminal in which a table is read.
 
 from __future__ import annotations
 
+import re
+import shlex
 from datetime import UTC, datetime
+
+#: Commands as errors, guards and the log name them, without the options that led there: one that is all of a line or
+#: stands behind a colon or a wide space, and those that are complete as they are.
+_BARE = re.compile(
+    r"""^(?:janitor|tms)\ [a-z][^\n.,;]*(?=$)
+    |   (?:(?<=[:\ ]\ )(?:janitor|tms)\ [a-z][^\n]*?
+        |janitor\ (?:plan|adopt|history|status)|(?<=\()tms\ serve|tms\ admin\ create-tables)
+        (?=$|[.,;:)]+(?:\s|$)|\ \(|\ (?:says|shows)\b)""",
+    re.MULTILINE | re.VERBOSE,
+)
+#: The options that lead to a store or a server, by the words with which a command begins.
+_STORE, _SERVER = ("--config", "--leveldb", "--hbase"), ("--config", "--server", "--token-file", "--ca-file")
+_LEADING = (
+    ("janitor", (*_STORE, "--snapshots")),
+    ("tms serve", _STORE),
+    ("tms admin", ("--config",)),
+    ("tms", _SERVER),
+)
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
@@ -40,3 +60,20 @@ def moment(milliseconds: int) -> str:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):
         return f"{milliseconds} ms"
+
+
+def complete(text: str, arguments: str) -> str:
+    """A text in which each command that it names has the options that lead to the same store or server.
+
+    Args:
+        arguments: options as they were typed, each with its value; of these a command gets those that it takes.
+    """
+    words = shlex.split(arguments)
+
+    def completed(found: re.Match[str]) -> str:
+        command = found[0]
+        takes = next(options for begin, options in _LEADING if command.startswith(begin))
+        missing = [(name, value) for name, value in zip(words[::2], words[1::2], strict=True) if name in takes]
+        return " ".join([command, *(f"{name} {shlex.quote(value)}" for name, value in missing if name not in command)])
+
+    return _BARE.sub(completed, text) if words else text

@@ -45,11 +45,12 @@ from tms_core.settings.models import (
 )
 from tms_core.tables.base import Store
 from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.side import HBaseSide
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.leveldb.layout import FOLDERS, holds_database
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
-from tms_core.tables.side import HBaseSide, LevelDBSide, MemorySide, SideTable, beside
+from tms_core.tables.side import LevelDBSide, MemorySide, SideTable, beside
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.web.listener import Listener, ListenerOptions
 

@@ -22,8 +22,12 @@ def explained(
         origins: by path, where values came from.
     """
     problems, hint = [], ""
+    paths: list[str] = []
     for error in errors:
         path = _path(error)
+        if error["type"] == "too_short" and any(wrong.startswith(f"{path}[") for wrong in paths):
+            continue  # it has become too short by the entries that are wrong
+        paths.append(path)
         setting = next((name for name in known if path == name or path.startswith((f"{name}.", f"{name}["))), path)
         origin = origins.get(setting, DEFAULT)
         match error["type"]:
@@ -50,7 +54,7 @@ def _problem(error: ErrorDetails) -> str:
         return str(error["ctx"]["error"])
     if error["type"] == "tuple_type":
         return f"this is not a list; write [{text(error['input'])}]"
-    return error["msg"][:1].lower() + error["msg"][1:].replace("Tuple", "List").replace("tuple", "list")
+    return (error["msg"][:1].lower() + error["msg"][1:]).replace("tuple", "list")
 
 
 def shown(value: object) -> str:

@@ -22,13 +22,8 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, Self
 
-from tms_core.clock import Clock, SystemClock
-from tms_core.errors import StoreError, StoreNotFound
 from tms_core.rowkey import MessageKey, stop_key
 from tms_core.tables.base import Page
-from tms_core.tables.hbase.pool import HBasePool
-from tms_core.tables.hbase.rows import ROWS, HBaseRows
-from tms_core.tables.hbase.schema import FAMILY, TableSpec
 from tms_core.tables.leveldb.database import WritableDatabase
 from tms_core.tables.leveldb.layout import holds_database
 from tms_core.tables.leveldb.lock import locked, sync, translated
@@ -38,8 +33,6 @@ from tms_core.topic import TopicId
 #: First bytes of keys: an expiry by its moment, an expiry by its message.
 _BY_TIME, _BY_MESSAGE = b"e", b"m"
 _TIME_BYTES = 8
-#: Our table in HBase, its only column, and a key that no row has.
-HBASE_TABLE, _COLUMN, _NO_ROW = "tms.side", FAMILY + b":v", b"\0"
 #: How many rows of a LevelDB folder are known without being read.
 _KNOWN_ROWS = 10_000
 
@@ -269,97 +262,6 @@ class LevelDBSide(SideTable):
 def beside(store: Path) -> Path:
     """The folder of the side table of a LevelDB store."""
     return store.with_name(f"{store.name}.side")
-
-
-class HBaseSide(SideTable):
-    """A table of one cell in a row, without salt, beside CDAP's.
-
-    Args:
-        pool: connections to Thrift 1 servers; closed with this.
-        namespace: the HBase namespace.
-        clock: our own clock.
-        create: make it if it is not there; else it is taken for one without rows until it has been made.
-
-    Raises:
-        StoreUnavailable: no Thrift server answers, or HBase does not.
-        StoreError: the table could not be made.
-    """
-
-    def __init__(self, pool: HBasePool, namespace: str, clock: Clock | None = None, *, create: bool = True) -> None:
-        spec = TableSpec(namespace, HBASE_TABLE, "NONE")
-        self._rows = HBaseRows(pool, spec.full_name.encode(), clock or SystemClock())
-        self._pool = pool
-        self._may_be_missing = not create
-        try:
-            try:
-                self._rows.get(_NO_ROW)
-            except StoreNotFound:
-                if create:
-                    self._create(spec)
-        except StoreError:
-            self.close()
-            raise
-
-    def get(self, key: bytes) -> bytes | None:
-        try:
-            value, _ = self._rows.get(key).get(_COLUMN, (None, 0))
-        except StoreNotFound:
-            if not self._may_be_missing:
-                raise
-            return None
-        return value
-
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
-        try:
-            found, ended = self._rows.fetch(start, stop, limit, ROWS)
-        except StoreNotFound:
-            if not self._may_be_missing:
-                raise
-            return Page([], None)
-        items = [(row.row, cell.value) for row in found if (cell := row.columns.get(_COLUMN)) is not None]
-        return Page(items, None if ended else found[-1].row + b"\0")
-
-    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        self._rows.put((key, {_COLUMN: value}) for key, value in rows)
-
-    def delete(self, keys: Sequence[bytes]) -> None:
-        self._rows.delete(keys, None)
-
-    def exchange(
-        self,
-        key: bytes,
-        expected: bytes | None,
-        value: bytes,
-        puts: Sequence[tuple[bytes, bytes]] = (),
-        deletes: Sequence[bytes] = (),
-    ) -> bool:
-        if not self._rows.replace(_COLUMN, [(key, expected or b"", value)])[0]:
-            return False
-        self.put(puts)
-        self.delete(deletes)
-        return True
-
-    def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
-        made = self._rows.replace(_COLUMN, [(change.key, change.expected or b"", change.value) for change in changes])
-        done = [change for change, is_made in zip(changes, made, strict=True) if is_made]
-        self.put([row for change in done for row in change.puts])
-        self.delete([key for change in done for key in change.deletes])
-        return made
-
-    def close(self) -> None:
-        self._pool.close()
-
-    def _create(self, spec: TableSpec) -> None:
-        try:
-            with self._pool.connection() as connection:
-                connection.happybase.create_table(spec.full_name, spec.families())
-        except StoreError as error:
-            try:
-                # Another process may have made it at this moment.
-                self._rows.get(_NO_ROW)
-            except StoreNotFound:
-                error.hint = f"Make it in the HBase shell: {spec.shell_line()}"
-                raise error from None
 
 
 class Expiry(NamedTuple):

@@ -12,6 +12,7 @@ import logging
 import socket
 import threading
 from contextlib import suppress
+from typing import Self
 
 import uvicorn
 
@@ -132,6 +133,13 @@ class ThreadedServer:
         if self._server is not None:
             self._server.stop()
             self._server = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def _listen(self) -> socket.socket:
         try:

@@ -72,7 +72,7 @@ class Root:
             raise StateError(
                 f"The root of {where} cannot be read: {error!r}.",
                 "Another program has written into the table. Drop the table; the janitor then deletes nothing until "
-                "janitor adopt.",
+                "the store is adopted.",
             ) from error
 
     def next(self, token: str, **changes: Any) -> Root:

@@ -19,7 +19,7 @@ APPLICATION_ID = 0x746D736A
 #: What it means to do without a state file.
 LOSS = (
     "this loses which store was adopted, which jumps are held, the proven boundary and the history, but no message: "
-    "the store is then a first contact and nothing is deleted until `janitor adopt`."
+    "the store is then a first contact and nothing is deleted until it is adopted."
 )
 
 #: Rule L7: 1: rows that were processed went, 2: the pending jump wants that, 4: it was approved.

@@ -54,7 +54,7 @@ def test_given_no_store_when_planned_then_1_the_next_step_and_no_state_is_made(s
     assert failed.code == 1
     assert failed.out == ""
     assert "There is no folder" in failed.err
-    assert "Give the folder that holds system.tms.meta." in failed.err
+    assert "Give the folder that holds system.tms.meta (--leveldb, or storage.leveldb.path)." in failed.err
     assert not (site.folder / "nowhere.janitor").exists()
 
 

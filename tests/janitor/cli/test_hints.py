@@ -4,29 +4,48 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
 
 import janitor
-from janitor.cli.main import cli
-from janitor.cli.options import complete
+import tms_core
+from janitor.cli.main import cli as janitor_cli
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY, topic
 from tests.janitor.cli.conftest import Outcome, Site
+from tms_core.cli.main import cli as tms_cli
+from tms_core.logs.printable import complete
 from tms_core.tables.leveldb.store import LevelDBStore
 
-#: A command as it is printed: up to what cannot be part of one.
-_COMMAND = re.compile(r"janitor ((?:[a-z]+ )[^\n;,]*?--config janitor\.yaml)")
+#: Where a text names a command: up to what cannot be part of one.
+_NAMED = re.compile(
+    rf"\b(?:janitor (?:{'|'.join(janitor_cli.list_commands(click.Context(janitor_cli)))})"
+    rf"|tms (?:{'|'.join(tms_cli.list_commands(click.Context(tms_cli)))}))\b(?:(?!\b(?:janitor|tms) )[^\n;,)])*"
+)
+#: What is said of a program, or has no options that lead anywhere; all else is to be typed.
+_SAID = (
+    "The commands that write are", "The janitor that holds the store ended", "the first janitor run",
+    "Open the store itself", "for janitor apply", "janitor spark needs", "the manager inside `tms serve`",
+    "with source manager where `tms serve` listens", "that the transaction service of `tms serve` demands",
+    "that of tms serve", "let tms serve create", "CDAP, tms serve", "as tms serve does", "another tms serve",
+    "as tms poll prints it", "`tms admin token PRINCIPAL`", "serve without it", "Usage: ", "--help",
+)  # fmt: skip
+_OPTIONS = "--config janitor.yaml"
 
 
 def commands(*shown: Outcome) -> list[str]:
-    found = [words for outcome in shown for words in _COMMAND.findall(outcome.out + outcome.err)]
+    """What is to be typed after ``janitor``; nothing may lack the options that lead to the store, also none of tms."""
+    lines = [line for outcome in shown for line in (outcome.out + outcome.err).splitlines()]
+    named = [words for line in lines if not any(said in line for said in _SAID) for words in _NAMED.findall(line)]
+    assert [words for words in named if _OPTIONS not in words] == []
     # What a person puts in is written in capitals.
-    return [words for words in found if not re.search(r"\b[A-Z_]{4,}\b", words)]
+    found = [words.partition(_OPTIONS)[0] + _OPTIONS for words in named if not re.search(r"\b[A-Z_]{4,}\b", words)]
+    return [words.removeprefix("janitor ") for words in found if words.startswith("janitor ")]
 
 
 def new(_: Site) -> None:
@@ -99,10 +118,15 @@ def test_given_what_is_paused_when_planned_then_resume_is_what_is_typed_next(sit
 @pytest.mark.parametrize(
     ("bare", "whole"),
     [
-        ("look at janitor plan, then: janitor adopt", "look at janitor plan -o, then: janitor adopt -o"),
-        ("say so with: janitor approve --clock", "say so with: janitor approve --clock -o"),
-        ("janitor pause default:orders", "janitor pause default:orders -o"),
-        ("See what there is: janitor archive list", "See what there is: janitor archive list -o"),
+        ("see janitor plan, then: janitor adopt", "see janitor plan --config c, then: janitor adopt --config c"),
+        (
+            "start it (tms serve), or see: tms tx list",
+            "start it (tms serve --config c), or see: tms tx list --config c",
+        ),
+        ("see: janitor history --config c", "see: janitor history --config c"),
+        ("say so with: janitor approve --clock", "say so with: janitor approve --clock --config c"),
+        ("janitor pause default:orders", "janitor pause default:orders --config c"),
+        ("See what there is: janitor archive list", "See what there is: janitor archive list --config c"),
         (
             "The commands that write are janitor run and janitor apply.",
             "The commands that write are janitor run and janitor apply.",
@@ -112,28 +136,32 @@ def test_given_what_is_paused_when_planned_then_resume_is_what_is_typed_next(sit
 def test_given_a_sentence_that_names_commands_when_completed_then_each_leads_to_the_same_store(
     bare: str, whole: str
 ) -> None:
-    assert complete(bare, "-o") == whole
+    assert complete(bare, "--config c") == whole
 
 
-#: Sentences, not commands: what is said of a program, or needs more than its options.
-_SAID = ("The commands that write are", "the first janitor run", "exit 2", "Open the store itself", "or janitor run")
+def _texts(package: Path) -> Iterator[str]:
+    """Every text of a package that names a command, without docstrings; what is put in is X."""
+    for path in package.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+        said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in {*parts, *said}:
+                yield node.value
 
 
-def _texts() -> list[str]:
-    """Every text below the commands that names one, without docstrings."""
-    found = []
-    for path in Path(janitor.__file__).parent.rglob("*.py"):
-        if path.parent.name in ("cli", "spark"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and "``" not in node.value:
-                found += [line for line in node.value.splitlines() if re.search(r"[:;,] janitor [a-z]", line)]
-    return found
+@pytest.mark.parametrize("package", [janitor, tms_core], ids=["janitor", "tms_core"])
+def test_each_command_that_a_text_recommends_gets_the_options_that_lead_to_the_same_place(package: ModuleType) -> None:
+    found = [text for text in _texts(Path(str(package.__file__)).parent) if _NAMED.search(text)]
+    assert len(found) > 10
+    for text in found:
+        if not any(said in text for said in _SAID):
+            for words in _NAMED.findall(complete(text, _OPTIONS)):
+                assert _OPTIONS in words, text
 
 
-def test_the_commands_that_errors_and_guards_name_are_verbs_and_are_completed() -> None:
-    texts = [text for text in _texts() if not any(said in text for said in _SAID)]
-    assert texts
-    for text in texts:
-        for verb in re.findall(r"[:;,] janitor ([a-z]+)", text):
-            assert verb in cli.list_commands(click.Context(cli)), text
+@pytest.mark.parametrize("bare", ["until `janitor adopt`.", "run janitor approve --all", "ask tms topic list"])
+def test_given_a_command_that_stands_where_none_is_seen_then_that_is_found(bare: str) -> None:
+    assert not any(_OPTIONS in words for words in _NAMED.findall(complete(bare, _OPTIONS)))

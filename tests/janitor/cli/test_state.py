@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from janitor.app.options import Common
+from janitor.app.session import Session
 from janitor.cli.history import LOST, RUNNING, status
 from janitor.cli.ledger import cells, parts
+from janitor.cli.state import place_of
 from janitor.cli.why import lines
 from janitor.inspect.answer import Found, LedgerReach, Missing, Trace, Why
 from janitor.inspect.fate import Fate
@@ -19,6 +23,7 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer
 from tests.janitor.cli.conftest import Site
 from tests.janitor.state.entries import TOPIC, entry
 from tms_core.cli.names import MessageIdType
+from tms_core.clock import SystemClock
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey, generation_prefix, time_prefix
 
 
@@ -424,3 +429,37 @@ def test_given_what_is_no_topic_or_no_id_then_that_is_wrong_usage(site: Site, wo
 
 def test_given_an_id_then_it_is_read_as_it_is_written() -> None:
     assert MessageIdType().convert(str(MESSAGE_ID), None, None) == MESSAGE_ID
+
+
+@pytest.mark.parametrize("leveldb", [None, "store", "/elsewhere/store"])
+@pytest.mark.parametrize("environ", [{}, {"TMS_JANITOR__STATE": "said"}, {"TMS_STORAGE__KIND": "hbase"}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        None,
+        "",
+        "storage:\njanitor:",
+        "janitor: {state: own}",
+        "janitor: {state: /own}",
+        "storage: {kind: leveldb, leveldb: {path: store}}",
+        "storage: {kind: hbase, hbase: {thrift: ['127.0.0.1:9']}}",
+    ],
+)
+def test_given_a_shell_asks_then_the_state_is_where_the_settings_say_without_being_loaded(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: str | None,
+    environ: dict[str, str],
+    leveldb: str | None,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    config = None if settings is None else tmp_path / "conf" / "janitor.yaml"
+    if config is not None:
+        config.parent.mkdir()
+        config.write_text(settings or "")
+    wanted = Session(Common(config, leveldb), SystemClock()).place
+    found = place_of(config, leveldb, None)
+    assert Path(found.state_name).absolute() == Path(wanted.state_name).absolute()
+    assert type(found) is type(wanted)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from janitor.status.status import RunSummary, Status
+from janitor.status.status import GuardFigures, RunSummary, Status
 from tests.builders import NOW_MS
 from tests.janitor.http import statuses
 from tests.janitor.http.conftest import Direct, Site
@@ -100,6 +100,13 @@ def test_the_status_is_the_picture_and_what_is_made_of_it(app: Direct, views: St
         "health": {"level": "well", "reasons": [{"text": "A run is under way.", "about": ""}]},
         "adopt_command": "janitor adopt --config janitor.yaml",
     }
+
+
+def test_what_guards_and_runs_say_names_commands_that_are_ready_for_a_shell(app: Direct, views: StillViews) -> None:
+    note = GuardFigures("adoption", True, "not adopted yet; look at janitor plan, then: janitor adopt")
+    views.shown = replace(views.shown, guards=(note,))
+    whole = "not adopted yet; look at janitor plan --config janitor.yaml, then: janitor adopt --config janitor.yaml"
+    assert [entry["message"] for entry in status(app)["guards"]] == [whole]
 
 
 def test_the_commands_that_resume_are_ready_for_a_shell(app: Direct, views: StillViews) -> None:

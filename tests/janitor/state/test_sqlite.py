@@ -160,7 +160,7 @@ def test_given_a_file_that_is_no_database_when_opened_then_it_is_named_with_what
         SqliteState(tmp_path)
     assert str(file_of(tmp_path)) in str(caught.value)
     assert "corrupt" in str(caught.value)
-    assert "janitor adopt" in str(caught.value)
+    assert "until it is adopted" in str(caught.value)
     assert file_of(tmp_path).read_bytes().startswith(b"this is not"), "a corrupt file is left for a person to look at"
 
 
@@ -208,7 +208,7 @@ def test_given_a_file_of_a_layout_from_before_the_first_release_when_opened_then
     before = file_of(tmp_path).read_bytes()
     with pytest.raises(StateError, match=r"layout 1, which no released janitor wrote \(this one knows 3\)") as caught:
         SqliteState(tmp_path)
-    assert "nothing is deleted until `janitor adopt`" in caught.value.hint
+    assert "nothing is deleted until it is adopted" in caught.value.hint
     assert file_of(tmp_path).read_bytes() == before
 
 

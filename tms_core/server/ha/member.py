@@ -28,7 +28,8 @@ from tms_core.server.ha.shared_manager import SharedManager
 from tms_core.settings.models import HBaseSettings, LeaderSettings
 from tms_core.tables.base import Store
 from tms_core.tables.hbase.pool import HBasePool
-from tms_core.tables.side import HBaseSide, SideTable
+from tms_core.tables.hbase.side import HBaseSide
+from tms_core.tables.side import SideTable
 
 
 class HaMember:

@@ -62,7 +62,10 @@ def find_tables(path: Path, *, create: bool = False) -> dict[TableName, Path]:
         StoreNotFound, StoreLayoutError, StoreError: as :class:`LevelDBStore`.
     """
     if not path.is_dir():
-        raise StoreNotFound(f"There is no folder {path}.", "Give the folder that holds system.tms.meta.")
+        raise StoreNotFound(
+            f"There is no folder {path}.",
+            "Give the folder that holds system.tms.meta (--leveldb, or storage.leveldb.path).",
+        )
     with translated(path):
         _refuse_cdap_6(path)
         folders: dict[TableName, Path] = {name: path / folder for name, folder in FOLDERS.items()}

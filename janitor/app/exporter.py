@@ -1,0 +1,135 @@
+"""Serves metrics and status page where no daemon runs, because the sweeps are CronJobs.
+
+A run that lasts seconds cannot be scraped, but what it leaves in the state can. So this process reads the state every
+few seconds, never the store, and shows what a daemon would show. It opens the state anew each time: the runs may
+replace it, and one that is not there yet is no error. It makes none itself; an empty one at a wrong path would look
+like a store that was never swept.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from threading import Event
+
+from janitor.app.session import Session
+from janitor.app.stores import Place
+from janitor.http.app import make_app
+from janitor.http.server import HttpServer
+from janitor.metrics import Metrics
+from janitor.state.base import State
+from janitor.state.sqlite.state import SqliteState
+from janitor.status.collect import Deployment, collect
+from janitor.status.status import Status
+from tms_core.clock import Clock
+from tms_core.errors import TmsError
+
+#: How often the state is read, in seconds: well within the time between two scrapes.
+REFRESH_SECONDS = 5
+#: A refresh that is later than this, in milliseconds, means that the process hangs.
+LATE_MS = 60_000
+
+logger = logging.getLogger(__name__)
+
+
+class Exporter:
+    """What the HTTP server shows (``janitor.http.StatusViews``), from the state alone.
+
+    Args:
+        place: where the state is, or will be.
+        site: what is shown besides.
+        metrics: are given each new status.
+    """
+
+    def __init__(self, place: Place, site: Deployment, metrics: Metrics, clock: Clock) -> None:
+        self._place = place
+        self._site = site
+        self._metrics = metrics
+        self._clock = clock
+        self._problem = "the state has not been read yet"
+        self._refreshed_ms = clock.running_ms()
+        with SqliteState.in_memory() as nothing:
+            self._status = collect(nothing, site, clock)
+
+    def refresh(self) -> None:
+        """Read the state; while that fails, what was read last is shown, and the reason is in the log once."""
+        problem = self._read()
+        if problem and problem != self._problem:
+            logger.warning("%s", problem)
+        elif self._problem and not problem:
+            logger.info("the state is read: %s", self._place.state_name)
+        self._problem = problem
+        self._refreshed_ms = self._clock.running_ms()
+
+    def keep_fresh(self, stop: Event) -> None:
+        """Read the state again and again until ``stop`` is set."""
+        while not stop.wait(REFRESH_SECONDS):
+            self.refresh()
+
+    def _read(self) -> str:
+        """Take the status; returns why that was not possible, or nothing."""
+        try:
+            if not self._place.has_state():
+                return f"there is no state in {self._place.state_name} yet; the first janitor run makes it"
+            with self._place.state() as state:
+                status = collect(state, self._site, self._clock)
+        except TmsError as error:
+            return str(error)
+        self._metrics.update(status)
+        self._status = status
+        return ""
+
+    def status(self) -> Status:
+        """The status as of the last refresh; of a janitor that has done nothing yet, before the first."""
+        return self._status
+
+    def past(self) -> AbstractContextManager[State | None]:
+        """The state, open while the block runs; None as long as there is none.
+
+        Raises:
+            StoreError: it cannot be opened.
+        """
+        return self._place.state() if self._place.has_state() else nullcontext()
+
+    def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
+        """The metrics' text and its content type."""
+        return self._metrics.render(accept)
+
+    def alive(self) -> str:
+        """Why this process should be restarted; empty when it should not."""
+        late_ms = self._clock.running_ms() - self._refreshed_ms
+        return f"the state was last read {late_ms // 1000} s ago" if late_ms > LATE_MS else ""
+
+    def ready(self) -> str:
+        """Why there is nothing to show, or nothing new; empty when there is."""
+        return self._problem
+
+
+def export(current: Session) -> None:
+    """Show what the state has until a signal ends it."""
+    wanted = current.settings.janitor
+    typed = current.common.arguments(anywhere=True)
+    site = replace(current.site(), schedule=wanted.started_by or "started from outside", arguments=typed)
+    metrics = Metrics(wanted.metrics.per_topic, wanted.metrics.top)
+    exporter = Exporter(current.place, site, metrics, current.clock)
+    exporter.refresh()
+    app = make_app(exporter, wanted.http.host, typed)
+    with _signals() as stop, HttpServer(app, wanted.http.host, wanted.http.port) as http:
+        logger.info("metrics: %s/metrics (status page: %s/)", http.url, http.url)
+        exporter.keep_fresh(stop)
+
+
+@contextmanager
+def _signals() -> Iterator[Event]:
+    """An event that SIGTERM and SIGINT set."""
+    stop = Event()
+
+    former = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -1,0 +1,58 @@
+"""A session whose engines make their passes on Spark; it takes pyspark to import it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from janitor.app.options import Common
+from janitor.app.session import Session
+from janitor.report import Report
+from janitor.run.engine import Engine
+from janitor.spark.access import Access
+from janitor.spark.sweep.engine import cutter, spark_engine
+from janitor.spark.sweep.runner import Sender, SparkSender
+from janitor.spark.sweep.task import StoreGround
+from janitor.state.base import State
+from tms_core.clock import Clock
+from tms_core.tables.base import Reads
+from tms_core.tables.leveldb.clone import still
+from tms_core.transaction.source.source import SnapshotSource
+
+
+class SessionOnSpark(Session):
+    """A session whose engines make their passes on Spark."""
+
+    def __init__(
+        self,
+        common: Common,
+        clock: Clock,
+        spark: SparkSession,
+        partitions: int | None,
+    ) -> None:
+        super().__init__(common, clock)
+        self._spark = spark
+        self._partitions = partitions
+
+    def engine(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
+        access = Access(self.settings)
+        return spark_engine(
+            self.deps(store, state, source=source, **options),
+            sender=SparkSender(self._spark, StoreGround(access)),
+            cut=cutter(access, self._partitions),
+            looking=self._reading_tasks if access.is_leveldb else None,
+        )
+
+    @contextmanager
+    def _reading_tasks(self) -> Iterator[Sender]:
+        """Tasks that read the LevelDB store as it is now, while this process has it open."""
+        with still(self.settings.storage.leveldb.path, self.state_path) as copied:
+            yield SparkSender(self._spark, StoreGround(Access(self.settings).at(copied)))
+
+    def preview(self, patterns: tuple[str, ...]) -> Report:
+        """What a run would do, by an engine that cannot write."""
+        with self._cloned() as engine:
+            return engine.plan(patterns=patterns).report
