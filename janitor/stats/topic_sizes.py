@@ -7,7 +7,9 @@ swept yet, rolled back or not committed yet. What a sweep would take is in the p
 * ``messages``: rows of the message table.
 * ``size_bytes``: of those rows the key, 8 bytes of write pointer where there is one, and the payload; of the topic's
   rows in the payload table the key and the payload. What a store adds (salt, column names) or saves (compression) is
-  not in it.
+  not in it. This is what the bytes of a topic are everywhere: what is held of it is told by its part of the messages,
+  ``janitor spark stats`` counts by the same rule, and where rows go uncounted, in plans, runs and topics not counted
+  yet, it is estimated from keys and what the store says of its files.
 * ``oldest_ms``, ``newest_ms``: publish times of the first and the last of the messages.
 
 Foreign keys (rule L0) and rows whose value cannot be read are left out. Exact means that every row was looked at, not
@@ -163,7 +165,7 @@ class Census:
             self._save_sizes()
 
     def _save_sizes(self) -> None:
-        """Add the counts to the sizes over time: when a step has ended, and now and then in one that goes on for hours."""
+        """Add the counts to the sizes over time: when a step has ended, and now and then in one that goes on."""
         self._sized_ms = self._clock.running_ms()
         if not self._sized:
             save_sizes(self._state, self._state.counts())

@@ -22,7 +22,7 @@ class Pacer:
     Args:
         rows_per_second: the limit; None for no limit.
         clock: what time is measured and waited by.
-        alive: called between two pieces of a wait, and by those who share it before they read; what it raises ends that.
+        alive: called between two pieces of a wait, and before each page of a count; what it raises ends both.
     """
 
     def __init__(self, rows_per_second: float | None, clock: Clock, alive: Callable[[], None] = lambda: None) -> None:

@@ -316,6 +316,38 @@ def test_given_a_run_then_it_tells_how_large_the_store_was_before_and_after_as_f
     assert ("The store" in page.text("#detail")) is bool(told)
 
 
+@pytest.mark.parametrize(("mode", "verb"), [("apply", "deleted"), ("plan", "would be deleted")])
+def test_given_a_run_of_counted_topics_then_it_tells_how_many_messages_went_of_how_many(
+    serve: Callable[..., Site], look: Open, now_ms: int, mode: str, verb: str
+) -> None:
+    first = statuses.runs(now_ms)[0]
+    messages = {"before": 1_000_000, "left": 533_000, "counted_ms": first.started_ms - 20 * SECOND}
+    last = replace(first, mode=mode, messages=messages)
+    page = shown(serve, look, replace(statuses.full(now_ms), last_run=last), (last,))
+    told = f"467,000 of about 1,000,000 {verb}, about 533,000 left"
+    assert f"messages: {told}" in page.text("#facts")
+    page.go(f"{page.run('location.origin')}/runs/{last.id}")
+    page.until("document.querySelector('#detail h2')")
+    assert f"{told} (counted 20 s before)" in page.text("#detail")
+
+
+def test_given_sizes_over_time_then_the_list_draws_them_for_each_topic_that_has_two(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    drawn = TopicFigures("default", "drawn", 1, 60, 5, 4000, now_ms, now_ms, now_ms)
+    sizes = ((now_ms - 2 * HOUR, 8000), (now_ms - HOUR, 0), (now_ms, 4000))
+    once = replace(drawn, topic="once", sizes=sizes[:1], size_bytes=1)
+    site = serve(StillViews(replace(statuses.full(now_ms), topics=(replace(drawn, sizes=sizes), once))))
+    page = look(site)
+    assert (
+        page.run("document.querySelector('#queues .spark polyline').getAttribute('points')")
+        == "0.0,1.0 50.0,19.0 100.0,10.0"
+    )
+    assert page.run("document.querySelector('#queues .spark').getAttribute('aria-label')") == "in 2 h at most 8.0 kB"
+    assert page.run("document.querySelectorAll('#queues .spark').length") == 1
+    assert site.recorder.paths.count("/api/topics/default:drawn") == 0
+
+
 def test_given_a_topic_then_its_page_has_its_size_over_time_its_changes_and_both_ways_out_of_a_hold(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
