@@ -99,7 +99,12 @@ def test_given_a_janitor_at_work_then_every_part_says_what_it_should(
         "#running": ["messages", "payloads", "default:orders", "182,340", "r-20481"],
         "#held": ["finance:ledger", "protected", "12,400 rows, 48 MB", "oldest 40 d ago", "does not go by itself"],
         "#aside": ["No topic is quarantined, and nothing is paused."],
-        "#overdue": ["640 message rows expired stayed in the last run", "default:audit", "480", "system:time.events"],
+        "#overdue": [
+            "Due in the last run and still there: 640 message rows (expired).",
+            "default:audit",
+            "480",
+            "system:time.events",
+        ],
         "#snapshot": ["s old", "1,731", str((now_ms - 31 * HOUR) * 10**6), "1 d 7 h ago"],
         "#boundary": ["1 d 2 h ago", str((now_ms - 26 * HOUR) * 10**6), "r-20180", "younger transactions could still"],
         "#guards": ["! clock warns:", "2 s behind", "running time", "-2.1 s"],
@@ -108,10 +113,10 @@ def test_given_a_janitor_at_work_then_every_part_says_what_it_should(
         "#statistics": [
             "5 h ago",
             "900,000, 100,000",
-            "25,000 rows, 2.5 %",
+            "25,000 rows, 2.5\u00a0%",
             "17",
             "default:orders, generation 3",
-            "6 h ago",
+            "for 6 h by transaction",
         ],
         "#queues": ["65", "50 of 65, biggest first", "9,400,000", "2.0 GB", "kept for"],
         "footer": ["tms-janitor 0.1.0", "/metrics"],
@@ -188,7 +193,7 @@ def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(
         "#held": ["more became due at once than time alone explains", "goes by itself in", "does not go by itself"],
         "#aside": ["everything, 1 h ago", "after 4 failures", "tried again in"],
         "#overdue": [
-            "111,013 message rows expired, 8,100 payload rows of old generations and 3 message rows to invert"
+            "111,013 message rows (expired), 8,100 payload rows (of old generations) and 3 message rows (to invert)"
         ],
         "#late": ["default:audit, 3 more", "for transaction 1699990000000000001 of import@", "tms tx invalidate 16999"],
         "#snapshot": ["Snapshot stale. it is older than twice its interval"],
@@ -346,6 +351,50 @@ def test_given_sizes_over_time_then_the_list_draws_them_for_each_topic_that_has_
     assert page.run("document.querySelector('#queues .spark').getAttribute('aria-label')") == "in 2 h at most 8.0 kB"
     assert page.run("document.querySelectorAll('#queues .spark').length") == 1
     assert site.recorder.paths.count("/api/topics/default:drawn") == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("topics/default:gone", "no such topic"), ("runs/r-1", "no such run"), ("topics/x", "x")]
+)
+def test_given_a_page_of_what_is_not_there_then_it_says_so_and_the_janitor_is_well(
+    serve: Callable[..., Site], look: Open, now_ms: int, path: str, said: str
+) -> None:
+    page = shown(serve, look, statuses.full(now_ms), statuses.runs(now_ms))
+    page.go(f"{page.run('location.origin')}/{path}")
+    page.until("document.querySelector('#detail .empty')")
+    assert said in page.text("#detail .empty")
+    assert page.text("h1").startswith("All well.")
+
+
+def test_given_a_run_that_failed_then_no_number_of_rows_is_made_up_for_it(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    failed = next(run for run in statuses.runs(now_ms) if run.error)
+    page = shown(serve, look, replace(statuses.full(now_ms), last_run=failed), (failed,))
+    assert "failed" in page.text("#facts")
+    assert "deleted" not in page.text("#facts .wide")
+    page.run("document.querySelector('#history').open = true")
+    assert page.text("#history-table tbody td:nth-child(3)") == "–"
+    page.go(f"{page.run('location.origin')}/runs/{failed.id}")
+    page.until("document.querySelector('#detail h2')")
+    assert "0 rows" not in page.text("#detail")
+    assert "janitor ledger" in page.text("#detail")
+
+
+def test_given_a_topic_page_then_what_needs_an_operator_leads_to_the_part_of_the_front_page(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    figures = TopicFigures("default", "orders", 1, 60)
+    held = HeldTopic("default:orders", "frontier", 1, 1, None, None, "janitor approve default:orders")
+    site = serve(StillViews(replace(statuses.full(now_ms), topics=(figures,), held=(held,))))
+    page = look(site, 420, prefers_reduced_motion="reduce")
+    page.go(f"{site.url}/topics/default:orders")
+    page.until("document.querySelector('#detail h2')")
+    assert "200 largest topics" in page.text("#detail"), "it was never counted"
+    page.run("document.querySelector('#headline a').click()")
+    page.until("document.querySelector('#overview').checkVisibility() && document.documentElement.dataset.shown")
+    assert page.run("location.pathname + location.hash") == "/#held"
+    assert page.run("scrollY") > 100
 
 
 def test_given_a_topic_then_its_page_has_its_size_over_time_its_changes_and_both_ways_out_of_a_hold(
