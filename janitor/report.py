@@ -119,7 +119,7 @@ class StoreBytes(NamedTuple):
     after: int | None = None
 
 
-class Messages(NamedTuple):
+class MessagesLeft(NamedTuple):
     """About how many messages there were in the topics of a pass, and how many are left, or would be; None: unknown.
 
     A pass does not read live rows, so this is what the background count found, less what has gone since.
@@ -134,7 +134,7 @@ class Messages(NamedTuple):
 
 
 NO_SIZES = StoreBytes()
-NOT_COUNTED = Messages()
+NOT_COUNTED = MessagesLeft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Report:
     seeks_spared: int = 0
     truncated: int = 0
     store_bytes: StoreBytes = NO_SIZES
-    messages: Messages = NOT_COUNTED
+    messages: MessagesLeft = NOT_COUNTED
 
     @property
     def tripped(self) -> bool:

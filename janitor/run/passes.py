@@ -11,7 +11,7 @@ from functools import partial
 from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Round
 from janitor.law.policy import Hold, Rule
-from janitor.report import NOT_COUNTED, GuardNote, Messages, Mode, Report, StoreBytes, counts_as_done
+from janitor.report import NOT_COUNTED, GuardNote, MessagesLeft, Mode, Report, StoreBytes, counts_as_done
 from janitor.run.claims import claim_in_force
 from janitor.run.deps import Deps
 from janitor.run.prepare import Prepared, run_context
@@ -240,7 +240,7 @@ def report(deps: Deps, current: Pass) -> Report:
     )
 
 
-def _messages(deps: Deps, current: Pass) -> Messages:
+def _messages(deps: Deps, current: Pass) -> MessagesLeft:
     """About how many messages there were and are left; unknown where none goes, or the counts do not say it."""
     rows: Counter[tuple[bool, bool]] = Counter()
     for key, entry in current.outcome.entries.items():
@@ -255,7 +255,11 @@ def _messages(deps: Deps, current: Pass) -> Messages:
     if not counts:
         return NOT_COUNTED
     before = sum(count.messages for count in counts) + rows[True, True] + rows[False, True]
-    return Messages(before, before - gone, min(count.counted_ms for count in counts)) if gone <= before else NOT_COUNTED
+    return (
+        MessagesLeft(before, before - gone, min(count.counted_ms for count in counts))
+        if gone <= before
+        else NOT_COUNTED
+    )
 
 
 def _counts(deps: Deps, current: Pass) -> list[TopicCount] | None:

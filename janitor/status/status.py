@@ -148,7 +148,7 @@ class RunSummary:
         result: ``done``, ``partial``, ``stopped`` (by a guard), ``halted`` (by a signal or a pause), ``failed`` or
             ``lost``; empty while it goes on.
         deleted_bytes: of the rows that were deleted; about, since values are estimated.
-        messages: as of :class:`janitor.report.Messages`; empty for a run of an older version.
+        messages: as of :class:`janitor.report.MessagesLeft`; empty for a run of an older version.
         store_bytes: what the store took on its disk "before" and "after"; empty for a run of an older version.
         error: why it failed, empty otherwise.
         stopped_by: the guards that stopped it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from janitor.report import NOT_COUNTED, Messages
+from janitor.report import NOT_COUNTED, MessagesLeft
 from janitor.run.passes import LEDGER_ENTRIES, MESSAGES_MS
 from janitor.stats.topic_sizes import Census
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Rig, janitor, topic
@@ -35,7 +35,7 @@ def counted(rig: Rig, age_ms: int = 20 * SECOND) -> Rig:
 
 def test_given_counts_when_planned_and_run_then_both_tell_how_many_go_of_how_many(store: MemoryStore) -> None:
     rig = counted(janitor(store))
-    expected = Messages(6, 3, NOW_MS)
+    expected = MessagesLeft(6, 3, NOW_MS)
     assert rig.engine.plan().report.messages == expected
     report = rig.engine.run_once(adopt=True)
     assert report.messages == expected
@@ -47,7 +47,7 @@ def test_given_a_pass_of_some_topics_then_only_theirs_are_told(store: MemoryStor
     rig = counted(janitor(store))
     rig.state.save_counts({OTHER: None})
     assert rig.engine.plan().report.messages == NOT_COUNTED
-    assert rig.engine.plan(patterns=("default:orders",)).report.messages == Messages(5, 2, NOW_MS)
+    assert rig.engine.plan(patterns=("default:orders",)).report.messages == MessagesLeft(5, 2, NOW_MS)
 
 
 def test_given_a_topic_that_was_swept_after_its_count_then_nothing_is_told_until_it_is_counted_again(
@@ -57,14 +57,14 @@ def test_given_a_topic_that_was_swept_after_its_count_then_nothing_is_told_until
     rig.engine.run_once(adopt=True)
     rig.clock.advance(2 * HOUR)
     assert rig.engine.plan().report.messages == NOT_COUNTED
-    assert counted(rig).engine.plan().report.messages == Messages(3, 1, NOW_MS + 2 * HOUR + 20 * SECOND)
+    assert counted(rig).engine.plan().report.messages == MessagesLeft(3, 1, NOW_MS + 2 * HOUR + 20 * SECOND)
 
 
 def test_given_a_ledger_that_does_not_reach_back_to_the_count_then_nothing_is_told(store: MemoryStore) -> None:
     rig = counted(janitor(store))
     elsewhere = entry(topic=OTHER, at_ms=NOW_MS - MINUTE)
     rig.state.add_ledger([elsewhere] * LEDGER_ENTRIES)
-    assert rig.engine.plan().report.messages == Messages(6, 3, NOW_MS)
+    assert rig.engine.plan().report.messages == MessagesLeft(6, 3, NOW_MS)
     gone = entry(topic=TopicId("default", "gone"), at_ms=NOW_MS + 1)
     rig.state.add_ledger([gone] * LEDGER_ENTRIES)
     assert rig.engine.plan().report.messages == NOT_COUNTED
@@ -85,6 +85,6 @@ def test_given_old_generations_then_those_of_a_deleted_topic_are_added_and_those
     topic(store, "default:retired", ttl_seconds=3600).plain(NOW_MS - 1, NOW_MS)
     rig = counted(janitor(store))
     topic(store, "default:retired", ttl_seconds=3600, generation=-1)
-    assert rig.engine.plan().report.messages == Messages(8, 3, NOW_MS)
+    assert rig.engine.plan().report.messages == MessagesLeft(8, 3, NOW_MS)
     topic(store, "default:orders", ttl_seconds=3600, generation=2)
     assert rig.engine.plan().report.messages == NOT_COUNTED
