@@ -111,7 +111,22 @@ class StoreBytes(NamedTuple):
     after: int | None = None
 
 
+class MessagesLeft(NamedTuple):
+    """About how many messages there were in the topics of a pass, and how many are left, or would be; None: unknown.
+
+    A pass does not read live rows, so this is what the background count found, less what has gone since.
+
+    Attributes:
+        counted_ms: when the oldest of the counts was made.
+    """
+
+    before: int | None = None
+    left: int | None = None
+    counted_ms: int | None = None
+
+
 NO_SIZES = StoreBytes()
+NOT_COUNTED = MessagesLeft()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +150,15 @@ class Report:
     seeks_spared: int = 0
     truncated: int = 0
     store_bytes: StoreBytes = NO_SIZES
+    messages: MessagesLeft = NOT_COUNTED
 
     @property
     def tripped(self) -> bool:
         return any(note.tripped for note in self.guards)
 
     def counts_as_done(self, held: Hold | None) -> bool:
-        """Whether rows under this hold are in the totals: a plan's first contact is what ``apply --adopt`` will do."""
-        return held is None or (self.mode == "plan" and held is Hold.FIRST_CONTACT)
+        """As :func:`counts_as_done`."""
+        return counts_as_done(self.mode, held)
 
     def total(self, rule: Rule) -> int:
         return sum(
@@ -178,6 +194,7 @@ class Report:
             "totals": {**{str(rule): self.total(rule) for rule in Rule}, "kept": kept},
             "deleted_bytes": self.deleted_bytes(),
             "store_bytes": self.store_bytes._asdict(),
+            "messages": self.messages._asdict(),
             "boundary": None if self.boundary is None else str(self.boundary),
             "guards": [{"guard": g.guard, "tripped": g.tripped, "message": g.message} for g in self.guards],
             "errors": list(self.errors),
@@ -202,6 +219,11 @@ class Report:
         """Entries that hold rows, by topic, table, generation and rule."""
         filled = [(key, entry) for key, entry in self.entries.items() if entry.rows]
         return sorted(filled, key=lambda item: _order(item[0]))
+
+
+def counts_as_done(mode: Mode, held: Hold | None) -> bool:
+    """Whether rows under this hold are in the totals: a plan's first contact is what ``apply --adopt`` will do."""
+    return held is None or (mode == "plan" and held is Hold.FIRST_CONTACT)
 
 
 def held_before(held: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

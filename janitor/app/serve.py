@@ -40,8 +40,8 @@ from tms_core.transaction.model import Transaction
 
 #: How often a daemon whose store does not answer tries again, in seconds.
 RETRY_SECONDS = 10.0
-#: How often the background count goes on where it was, in seconds: so soon a topic that was swept is counted anew.
-COUNT_SECONDS = 15
+#: How often the background counts go on where they were, in seconds: each time they read the metadata.
+COUNT_SECONDS = 60
 #: How often the transaction manager is asked for late transactions, in seconds.
 LATE_SECONDS = 10
 
@@ -221,7 +221,7 @@ def _assemble(
     schedule = Schedule(clock, failed)
     trigger = cron(wanted.cron) if wanted.cron else every(wanted.every_seconds or 60)
     census = Census(read_only(store), state, clock, rows_per_second=wanted.stats_rows_per_second, halted=stop.is_set)
-    jobs = [Job("count", COUNT_SECONDS, census.step)]
+    jobs = [Job("count", COUNT_SECONDS, census.step, after_sweeps=True)]
     transactions = stack.enter_context(current.transactions())
     if transactions is not None:
         jobs.append(Job("late", LATE_SECONDS, partial(note_late, state, transactions, clock)))
@@ -232,7 +232,6 @@ def _assemble(
             state,
             clock,
             census.pacer,
-            halted=stop.is_set,
             reader=partial(_reader, source),
         )
         jobs.append(Job("lag", COUNT_SECONDS, lags.step))

@@ -153,6 +153,8 @@ def _print_report(report: dict[str, Any], arguments: str) -> None:
         out.print(f"and {omitted:,} smaller entries, which were not kept")
     totals = report["totals"]
     out.print(", ".join(f"{totals.get(str(rule), 0):,} {_words(rule)}" for rule in Rule))
+    if left := render.messages(report["mode"], **report.get("messages", {}), began_ms=report["started_ms"]):
+        out.print(f"messages: {left}")
     if report.get("deleted_bytes") and (gained := render.gain(**report.get("store_bytes", {}))):
         out.print(gained)
     kept = ", ".join(f"{rows:,} {_words(reason)}" for reason, rows in totals["kept"].items() if rows)

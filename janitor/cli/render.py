@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -95,12 +95,7 @@ def print_report(
     if any(entry.rows for entry in report.entries.values()):
         print_table(_by_topic(report) if summary else _by_entry(report))
     out.print(_totals(report))
-    if freed := report.deleted_bytes():
-        about, of = ("about ", on_disk(report.store_bytes.before)) if report.mode == "plan" else ("", "")
-        out.print(f"size: {about}{size(freed)} of rows {_verb(report)}deleted{of}")
-        if gained := gain(**report.store_bytes._asdict()):
-            out.print(gained)
-    for line in _kept(report):
+    for line in [*_gained(report), *_kept(report)]:
         out.print(line)
     if report.boundary is not None:
         out.print(f"proven clean up to transaction {report.boundary} ({moment(report.boundary // 10**6)})")
@@ -146,6 +141,25 @@ def size(count: int) -> str:
 def gain(before: int | None = None, after: int | None = None) -> str:
     """What a run has changed in the store's size; empty where that is not known, as of old runs."""
     return "" if before is None or after is None else f"the store: {size(before)} before, {size(after)} after"
+
+
+def messages(
+    mode: str,
+    before: int | None = None,
+    left: int | None = None,
+    counted_ms: int | None = None,
+    began_ms: int | None = None,
+) -> str:
+    """How many of how many messages a run or a plan takes; empty where that is not known.
+
+    Args:
+        began_ms: when it began; None to say nothing of the age of the count.
+    """
+    if before is None or left is None or counted_ms is None:
+        return ""
+    verb = "would be deleted" if mode == "plan" else "deleted"
+    age = "" if began_ms is None else f" (counted {duration(began_ms - counted_ms, rough=True)} before)"
+    return f"{before - left:,} of about {before:,} {verb}, about {left:,} left{age}"
 
 
 def on_disk(present: int | None) -> str:
@@ -219,6 +233,17 @@ def _totals(report: Report) -> Text:
         f"{report.total(Rule.INVALID_TRANSACTION):,} of invalid transactions {verb}inverted",
     ]
     return Text(f"rows: {', '.join(parts)}", style="bold")
+
+
+def _gained(report: Report) -> Iterator[str]:
+    """How many of how many messages go, and what is free by that, as far as it is known."""
+    if left := messages(report.mode, **report.messages._asdict(), began_ms=report.started_ms):
+        yield f"messages: {left}"
+    if freed := report.deleted_bytes():
+        about, of = ("about ", on_disk(report.store_bytes.before)) if report.mode == "plan" else ("", "")
+        yield f"size: {about}{size(freed)} of rows {_verb(report)}deleted{of}"
+        if gained := gain(**report.store_bytes._asdict()):
+            yield gained
 
 
 def _kept(report: Report) -> list[str]:

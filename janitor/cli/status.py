@@ -211,7 +211,9 @@ def _outcome(run: RunSummary) -> str:
     what = f"only a plan, {run.result}" if run.mode == "plan" else run.result
     figures = f"{run.expired:,} expired, {run.old_generation:,} of old generations"
     figures += f", {run.processed:,} processed" if run.processed else ""
-    return f"{what}: {run.error or f'{figures}, {run.invalid_transaction:,} inverted'}"
+    left = render.messages(run.mode, **run.messages)
+    figures += f", {run.invalid_transaction:,} inverted" + (f"; messages: {left}" if left else "")
+    return f"{what}: {run.error or figures}"
 
 
 def _aside(status: Status, arguments: str) -> Iterator[Text]:

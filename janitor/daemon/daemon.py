@@ -43,6 +43,8 @@ WATCH_SECONDS = 1.0
 COLLECT_SECONDS = 30
 #: How often the metadata table is read for what is shown, in seconds; a sweep reads it by itself.
 TOPICS_SECONDS = 60
+#: How soon after the last time jobs are done again that follow a sweep, in seconds.
+AFTER_SWEEP_SECONDS = 15
 #: How often past runs, ledger and archive are pruned, in seconds.
 HOUSEKEEPING_SECONDS = 3600
 #: A tick that is later than this, in milliseconds, means that the process hangs.
@@ -70,11 +72,16 @@ class Chore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A chore and how often it is done."""
+    """A chore and how often it is done.
+
+    Attributes:
+        after_sweeps: whether it is also done soon after a sweep that took rows.
+    """
 
     name: str
     seconds: int
     chore: Chore
+    after_sweeps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +148,7 @@ class Daemon:
         self._outdated = True
         self._collected_ms = self._clock.running_ms()
         self._full_wanted = False
+        self._followed_ms = -AFTER_SWEEP_SECONDS * 1000
         self._status = collect.collect(self._state, site, self._clock, self._live())
         self._add_jobs()
 
@@ -257,6 +265,17 @@ class Daemon:
             raise
         self._outdated = True
         self.tick()
+        if report.mode == "apply" and report.deleted_bytes():
+            self._follow_sweep()
+
+    def _follow_sweep(self) -> None:
+        """Have the jobs done that follow a sweep which took rows, unless they were a moment ago."""
+        now_ms = self._clock.running_ms()
+        if now_ms - self._followed_ms >= AFTER_SWEEP_SECONDS * 1000:
+            self._followed_ms = now_ms
+            for job in self._plan.jobs:
+                if job.after_sweeps:
+                    self._schedule.run_now(job.name)
 
     def tick(self) -> None:
         """Renew the lease, and keep the status up to date.

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
 from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Round
-from janitor.law.policy import Hold
-from janitor.report import GuardNote, Mode, Report, StoreBytes
+from janitor.law.policy import Hold, Rule
+from janitor.report import NOT_COUNTED, GuardNote, MessagesLeft, Mode, Report, StoreBytes, counts_as_done
 from janitor.run.claims import claim_in_force
 from janitor.run.deps import Deps
 from janitor.run.prepare import Prepared, run_context
@@ -23,12 +23,17 @@ from janitor.sweep.progress import EXPECTED
 from janitor.sweep.sweep import Scope, sweep_store
 from tms_core.errors import Halted, Interrupted
 from tms_core.tables.base import UNREADABLE, Reads
+from tms_core.topic import TopicId
 
 NOT_ADOPTED = GuardNote(
     "adoption", True, "this store is not adopted yet, nothing is deleted; look at janitor plan, then: janitor adopt"
 )
 #: How many of the topics that wait for a consumer are named.
 NAMED_TOPICS = 20
+#: How old a count may be by which it is told how many messages there are, in milliseconds.
+MESSAGES_MS = 86_400_000
+#: How many of the ledger's last entries are asked for what was swept since it was counted.
+LEDGER_ENTRIES = 500
 
 
 @dataclass(slots=True)
@@ -45,6 +50,7 @@ class Pass:
         refutation: how the last claim was refuted, as that was known when it began.
         notes: what else is to be said of it.
         bytes_before: what the store took on its disk when it began; None where that is not known.
+        counts: what the background count had found when it began.
     """
 
     id: str
@@ -62,6 +68,7 @@ class Pass:
     refutation: rounds.Refutation | None = None
     notes: list[GuardNote] = field(default_factory=list)
     bytes_before: int | None = None
+    counts: Mapping[TopicId, TopicCount] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -124,9 +131,11 @@ def begin_plan(deps: Deps, ready: Prepared, patterns: tuple[str, ...], *, thorou
 
 def load_topics(deps: Deps, current: Pass) -> None:
     """Read the topics, and tell the observer about how many of their messages are due, as far as they were counted."""
-    context, counts = current.context, deps.state.counts()
+    context, current.counts = current.context, deps.state.counts()
     context.load_topics()
-    found = ((counts.get(work.topic.topic), work) for key, work in context.topics.items() if context.in_scope(key))
+    found = (
+        (current.counts.get(work.topic.topic), work) for key, work in context.topics.items() if context.in_scope(key)
+    )
     deps.observer(EXPECTED, None, sum(_expected_rows(count, work) for count, work in found if count is not None))
 
 
@@ -227,7 +236,51 @@ def report(deps: Deps, current: Pass) -> Report:
         thorough=current.context.thorough,
         truncated=current.truncated,
         store_bytes=StoreBytes(current.bytes_before, deps.store.disk_bytes() if current.mode == "apply" else None),
+        messages=_messages(deps, current),
     )
+
+
+def _messages(deps: Deps, current: Pass) -> MessagesLeft:
+    """About how many messages there were and are left; unknown where none goes, or the counts do not say it."""
+    rows: Counter[tuple[bool, bool]] = Counter()
+    for key, entry in current.outcome.entries.items():
+        if key.table == "message" and key.rule is not Rule.INVALID_TRANSACTION:
+            work = current.context.topics.get(key.topic.prefix)
+            old = work is None or work.topic.is_old(key.generation)
+            if old and entry.rows and (work is None or not work.topic.deleted):
+                return NOT_COUNTED  # the count may be of that generation or of the living one
+            rows[counts_as_done(current.mode, key.held), old] += entry.rows
+    gone = rows[True, False] + rows[True, True]
+    counts = _counts(deps, current) if gone and not current.outcome.unsure else None
+    if not counts:
+        return NOT_COUNTED
+    before = sum(count.messages for count in counts) + rows[True, True] + rows[False, True]
+    return (
+        MessagesLeft(before, before - gone, min(count.counted_ms for count in counts))
+        if gone <= before
+        else NOT_COUNTED
+    )
+
+
+def _counts(deps: Deps, current: Pass) -> list[TopicCount] | None:
+    """The counts of a pass's topics; None where one is missing, is older than a day, or was swept since."""
+    found: list[TopicCount] = []
+    swept: dict[TopicId, int] = {}
+    entries = deps.state.ledger(LEDGER_ENTRIES)
+    for entry in entries:
+        swept[entry.topic] = max(entry.at_ms, swept.get(entry.topic, 0))
+    known_ms = entries[-1].at_ms if len(entries) == LEDGER_ENTRIES else 0
+    since_ms = max(known_ms, current.started_ms - MESSAGES_MS)
+    for key, work in current.context.topics.items():
+        if work.topic.deleted or not current.context.in_scope(key):
+            continue
+        count = current.counts.get(work.topic.topic)
+        if count is None or not since_ms <= count.counted_ms <= current.started_ms:
+            return None
+        if swept.get(work.topic.topic, 0) >= count.counted_ms:
+            return None
+        found.append(count)
+    return found
 
 
 def calls_made(current: Pass, store: Reads) -> Counter[str]:

@@ -21,6 +21,8 @@ _SIZES_NOTE = Note.TOPIC_SIZES
 KEPT_CHANGES = 20
 #: How many sizes of one topic are remembered, and of how many topics: the largest.
 KEPT_SIZES, SIZED_TOPICS = 60, 200
+#: How many of them are told where many topics are.
+SKETCHED_SIZES = 24
 #: How old a remembered size may be.
 SIZES_MS = 30 * 86_400_000
 
@@ -103,6 +105,23 @@ def thinned(former: Sequence[Size], newest: Size) -> list[Size]:
         # The one whose neighbours are nearest to each other says least.
         gaps = [after.counted_ms - before.counted_ms for before, after in zip(found, found[2:], strict=False)]
         del found[1 + gaps.index(min(gaps))]
+    return found
+
+
+def sketches(state: State) -> dict[str, list[tuple[int, int]]]:
+    """The sizes of each of the largest topics as pairs of time and bytes, oldest first, by ``NS:TOPIC``.
+
+    At most ``SKETCHED_SIZES`` of each, spread over the time that they span; the first and the last are among them.
+    """
+    found = {}
+    for name, rows in (state.note(_SIZES_NOTE) or {}).items():
+        step_ms = (rows[-1][0] - rows[0][0]) / (SKETCHED_SIZES - 1)
+        kept = rows[:1]
+        for row in rows[1:-1]:
+            # So far apart that there is room for the last one.
+            if row[0] - kept[-1][0] >= step_ms and rows[-1][0] - row[0] >= step_ms:
+                kept.append(row)
+        found[name] = [(counted_ms, size_bytes) for counted_ms, _, size_bytes in [*kept, *rows[1:][-1:]]]
     return found
 
 

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from janitor.state.base import State
 from janitor.state.notes import Note
 from janitor.stats.scheduler import CountScheduler, Life
-from janitor.sweep.permission import never
 from janitor.sweep.rate_limit import Pacer
 from tms_core.clock import Clock
 from tms_core.consumers import lag
@@ -63,9 +62,8 @@ class LagCount:
         side: where positions and claims are; only read.
         state: where figures are kept.
         clock: what they are dated by.
-        pacer: the budget, shared with everything else that counts.
+        pacer: the budget, shared with everything else that counts; asked before every page whether to go on.
         refresh_seconds: how old a figure may become before it is made again.
-        halted: whether the process is ending; asked before every page.
         reader: what is known of transactions; asked before claims are read.
     """
 
@@ -78,7 +76,6 @@ class LagCount:
         pacer: Pacer,
         *,
         refresh_seconds: int = 60,
-        halted: Callable[[], bool] = never,
         reader: Callable[[], Transaction] = lambda: UNINFORMED,
     ) -> None:
         self._tables = tables
@@ -87,9 +84,7 @@ class LagCount:
         self._reader = reader
         self._state = state
         self._clock = clock
-        self._turns = CountScheduler(
-            self, clock, pacer, turn_rows=TURN_ROWS, refresh_seconds=refresh_seconds, halted=halted
-        )
+        self._turns = CountScheduler(self, clock, pacer, turn_rows=TURN_ROWS, refresh_seconds=refresh_seconds)
         self._present: dict[Life, tuple[TopicMetadata, Collection[Position]]] = {}
         self._saved: list[dict[str, Any]] = state.note(NOTE) or []
         self._figures: dict[Life, list[dict[str, Any]]] = {}

@@ -10,7 +10,7 @@ ones cost a huge one no more than that. What is unfinished is kept as long as th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from janitor.sweep.rate_limit import Pacer
@@ -60,10 +60,9 @@ class CountScheduler(Generic[T]):
     Args:
         counts: what is counted.
         clock: what turns are timed by.
-        pacer: the budget, which others may share.
+        pacer: the budget, which others may share; asked before every page whether to go on.
         turn_rows: how long a turn is, in rows.
         refresh_seconds: how old a count may become before it is made again.
-        halted: whether the process is ending; asked before every page.
     """
 
     def __init__(
@@ -74,14 +73,12 @@ class CountScheduler(Generic[T]):
         *,
         turn_rows: int,
         refresh_seconds: int,
-        halted: Callable[[], bool],
     ) -> None:
         self._counts = counts
         self._clock = clock
         self._pacer = pacer
         self._turn_rows = turn_rows
         self._refresh_ms = refresh_seconds * 1000
-        self._halted = halted
         self._looked_ms = self._saved_ms = 0
         self._due: deque[Life] = deque()
         self._unfinished: deque[tuple[Life, Generator[int, None, T]]] = deque()
@@ -143,8 +140,7 @@ class CountScheduler(Generic[T]):
         rows = 0
         try:
             while rows < self._turn_rows:
-                if self._halted():
-                    raise Halted("the count was asked to stop.")
+                self._pacer.alive()
                 # An empty page was a look into the store, too.
                 cost = max(next(counting), 1)
                 rows += cost

@@ -7,7 +7,9 @@ swept yet, rolled back or not committed yet. What a sweep would take is in the p
 * ``messages``: rows of the message table.
 * ``size_bytes``: of those rows the key, 8 bytes of write pointer where there is one, and the payload; of the topic's
   rows in the payload table the key and the payload. What a store adds (salt, column names) or saves (compression) is
-  not in it.
+  not in it. This is what the bytes of a topic are everywhere: what is held of it is told by its part of the messages,
+  ``janitor spark stats`` counts by the same rule, and where rows go uncounted, in plans, runs and topics not counted
+  yet, it is estimated from keys and what the store says of its files.
 * ``oldest_ms``, ``newest_ms``: publish times of the first and the last of the messages.
 
 Foreign keys (rule L0) and rows whose value cannot be read are left out. Exact means that every row was looked at, not
@@ -24,6 +26,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 from janitor.state.base import State, TopicCount
+from janitor.state.topic_history import save_sizes
 from janitor.stats.scheduler import CountScheduler, Life
 from janitor.sweep.permission import never
 from janitor.sweep.rate_limit import Pacer
@@ -47,6 +50,8 @@ FIRST_PAGE_ROWS = 100
 PAGE_BYTES = 4 << 20
 #: How many of the ledger's last entries are asked for what was swept since it was counted.
 SWEPT_ENTRIES = 500
+#: How often a step that goes on adds to the sizes over time, in milliseconds.
+SIZES_EVERY_MS = 60_000
 #: How long a turn lasts, in seconds of the budget.
 TURN_SECONDS = 2
 #: What a write pointer counts for.
@@ -92,10 +97,11 @@ class Census:
             self.pacer,
             turn_rows=rows_per_second * TURN_SECONDS,
             refresh_seconds=refresh_seconds,
-            halted=halted,
         )
         self._found: dict[TopicId, TopicCount | None] = {}
         self._swept: set[TopicId] = set()
+        #: Whether counts were saved that the sizes over time do not have yet.
+        self._sized, self._sized_ms = True, clock.running_ms()
 
     def step(self) -> None:
         """Count what is due, until nothing is unfinished, or until halted; to be called now and then.
@@ -107,6 +113,7 @@ class Census:
         """
         if not self._halted():
             self._turns.step()
+            self._save_sizes()
 
     def living(self) -> Sequence[Life]:
         """Topics that are not deleted: swept ones, then by the age of the count; the counts of others are dropped."""
@@ -152,7 +159,17 @@ class Census:
         """Save what was counted since."""
         if self._found:
             self._state.save_counts(self._found)
+            self._sized = False
         self._found = {}
+        if self._clock.running_ms() - self._sized_ms >= SIZES_EVERY_MS:
+            self._save_sizes()
+
+    def _save_sizes(self) -> None:
+        """Add the counts to the sizes over time: when a step has ended, and now and then in one that goes on."""
+        self._sized_ms = self._clock.running_ms()
+        if not self._sized:
+            save_sizes(self._state, self._state.counts())
+            self._sized = True
 
     def _stop_if_halted(self) -> None:
         if self._halted():

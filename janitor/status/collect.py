@@ -17,9 +17,9 @@ from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
 from janitor.law.policy import Hold, Rule
 from janitor.run import guards
-from janitor.state.base import OpenIdRecord, RunRecord, State
+from janitor.state.base import OpenIdRecord, RunRecord, State, TopicCount
 from janitor.state.notes import Note
-from janitor.state.topic_history import Change, changes
+from janitor.state.topic_history import Change, changes, sketches
 from janitor.stats.consumer_lag import NOTE as CONSUMERS
 from janitor.stats.late import NOTE as LATE
 from janitor.status.status import (
@@ -108,7 +108,7 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
     report = _report(last)
     overdue = state.note(Note.OVERDUE) or []
     ahead_ms = guards.ahead_ms(state.anchor(), clocks)
-    lease = LeaseRecord.parse(state.lease())
+    lease, counts = LeaseRecord.parse(state.lease()), state.counts()
     return Status(
         version=metadata.version("tms-janitor"),
         store=site.store,
@@ -129,14 +129,14 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
         last_success_ms=state.note(Note.SUCCESS) or {},
         paused=[(pause.pattern, pause.since_ms) for pause in state.pauses()],
         quarantined=_quarantined(state),
-        held=_held(state, site, overdue),
+        held=_held(state, site, overdue, counts),
         overdue=_overdue(overdue),
         kept=state.note(Note.KEPT) or {},
         guards=[GuardFigures(**note) for note in report.get("guards", ())],
         snapshot=_snapshot(state),
         boundary=_boundary(state, site.terms, clocks.wall_ms),
         skew_seconds={} if ahead_ms is None else {"running_time": ahead_ms / 1000},
-        topics=_topics(state, overdue),
+        topics=_topics(state, overdue, counts),
         consumers=[ConsumerFigures(**figures) for figures in state.note(CONSUMERS) or ()],
         late=[_late(found, site.arguments) for found in state.note(LATE) or ()] if live else [],
         statistics=_statistics(state),
@@ -168,6 +168,7 @@ def summary(run: RunRecord) -> RunSummary:
         held=totals.get("kept", {}).get("held", 0) + report.get("held_before", {}).get("rows", 0),
         deleted_bytes=report.get("deleted_bytes", 0),
         store_bytes=report.get("store_bytes", {}),
+        messages=report.get("messages", {}),
         duration_seconds=report.get("duration_seconds", 0.0),
         phase_seconds=report.get("phase_seconds", {}),
         thorough=report.get("thorough", False),
@@ -196,7 +197,9 @@ def _quarantined(state: State) -> list[Quarantined]:
     ]
 
 
-def _held(state: State, site: Deployment, overdue: Sequence[Mapping[str, Any]]) -> list[HeldTopic]:
+def _held(
+    state: State, site: Deployment, overdue: Sequence[Mapping[str, Any]], counts: Mapping[TopicId, TopicCount]
+) -> list[HeldTopic]:
     """Topics whose deletions wait: those a frontier holds, and those with rows that a run found held."""
     waiting: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for item in overdue:
@@ -210,7 +213,9 @@ def _held(state: State, site: Deployment, overdue: Sequence[Mapping[str, Any]]) 
     }
     pauses = tuple(pause.pattern for pause in state.pauses())
     found = (
-        _held_topic(name, waiting.get(name, []), ends.get(name), pauses, site.arguments)
+        _held_topic(
+            name, waiting.get(name, []), ends.get(name), pauses, site.arguments, counts.get(TopicId.parse(name))
+        )
         for name in sorted({*waiting, *ends})
     )
     ttls = {f"{namespace}:{topic}": ttl_seconds for namespace, topic, _, ttl_seconds in state.note(Note.TOPICS) or ()}
@@ -251,7 +256,12 @@ def _with_end(held: HeldTopic, ttl_seconds: int | None, terms: Terms) -> HeldTop
 
 
 def _held_topic(
-    name: str, items: Sequence[Mapping[str, Any]], until_ms: int | None, pauses: tuple[str, ...], arguments: str
+    name: str,
+    items: Sequence[Mapping[str, Any]],
+    until_ms: int | None,
+    pauses: tuple[str, ...],
+    arguments: str,
+    count: TopicCount | None,
 ) -> HeldTopic | None:
     """One topic; None when what held it in the last run does so no longer."""
     reason = str(Hold.FRONTIER) if until_ms is not None else items[0]["held"]
@@ -271,11 +281,23 @@ def _held_topic(
         topic=name,
         reason=reason,
         rows=sum(item["rows"] for item in items),
-        size_bytes=sum(item["bytes"] for item in items),
+        size_bytes=_held_bytes(items, count),
         oldest_ms=min(oldest, default=None),
         until_ms=until_ms,
         command=command,
     )
+
+
+def _held_bytes(items: Sequence[Mapping[str, Any]], count: TopicCount | None) -> int:
+    """About how large held rows are, measured as their topic is (:mod:`janitor.stats.topic_sizes`): those of the living
+    generation by their part of what was counted, the rest as the run that found them has it.
+    """
+    living = [item for item in items if item["rule"] != Rule.OLD_GENERATION]
+    messages = sum(item["rows"] for item in living if item["table"] == "message")
+    if count is None or not count.messages or not messages:
+        return sum(item["bytes"] for item in items)
+    others = sum(item["bytes"] for item in items if item["rule"] == Rule.OLD_GENERATION)
+    return int(others) + count.size_bytes * min(int(messages), count.messages) // count.messages
 
 
 def _overdue(items: Sequence[Mapping[str, Any]]) -> list[Overdue]:
@@ -325,26 +347,31 @@ def _boundary(state: State, terms: Terms, now_ms: int) -> BoundaryFigures:
     return BoundaryFigures(str(claim.bound), claim.made_ms, claim.run_id, limits, obstacles)
 
 
-def _topics(state: State, overdue: Sequence[Mapping[str, Any]]) -> list[TopicFigures]:
+def _topics(
+    state: State, overdue: Sequence[Mapping[str, Any]], counts: Mapping[TopicId, TopicCount]
+) -> list[TopicFigures]:
     late: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for item in overdue:
         late[item["tms_namespace"], item["topic"]].append(item)
-    counts = state.counts()
+    sizes = sketches(state)
     return [
-        _topic(namespace, topic, generation, ttl_seconds, late.get((namespace, topic), []), counts)
-        for namespace, topic, generation, ttl_seconds in state.note(Note.TOPICS) or ()
+        _topic(
+            row,
+            late.get((row[0], row[1]), []),
+            counts.get(TopicId(row[0], row[1])),
+            sizes.get(f"{row[0]}:{row[1]}", ()),
+        )
+        for row in state.note(Note.TOPICS) or ()
     ]
 
 
 def _topic(
-    namespace: str,
-    topic: str,
-    generation: int,
-    ttl_seconds: int,
+    row: tuple[str, str, int, int],
     late: Sequence[Mapping[str, Any]],
-    counts: Mapping[TopicId, Any],
+    count: TopicCount | None,
+    sizes: Sequence[tuple[int, int]],
 ) -> TopicFigures:
-    count = counts.get(TopicId(namespace, topic))
+    namespace, topic, generation, ttl_seconds = row
     return TopicFigures(
         tms_namespace=namespace,
         topic=topic,
@@ -357,4 +384,5 @@ def _topic(
         counted_ms=count.counted_ms if count else None,
         overdue_rows=sum(item["rows"] for item in late),
         oldest_overdue_ms=_oldest(late),
+        sizes=sizes,
     )

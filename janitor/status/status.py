@@ -28,6 +28,7 @@ class TopicFigures:
         messages, size_bytes, oldest_ms, newest_ms, counted_ms: as the background count found them; None before it did.
         overdue_rows: rows that were due in the last run and stayed; of both tables.
         oldest_overdue_ms: the time of the oldest of them; None without any.
+        sizes: its sizes so far as pairs of time and bytes, oldest first, at most 24; only of the 200 largest topics.
     """
 
     tms_namespace: str
@@ -41,6 +42,7 @@ class TopicFigures:
     counted_ms: int | None = None
     overdue_rows: int = 0
     oldest_overdue_ms: int | None = None
+    sizes: Sequence[tuple[int, int]] = ()
 
     @property
     def name(self) -> str:
@@ -146,6 +148,7 @@ class RunSummary:
         result: ``done``, ``partial``, ``stopped`` (by a guard), ``halted`` (by a signal or a pause), ``failed`` or
             ``lost``; empty while it goes on.
         deleted_bytes: of the rows that were deleted; about, since values are estimated.
+        messages: as of :class:`janitor.report.MessagesLeft`; empty for a run of an older version.
         store_bytes: what the store took on its disk "before" and "after"; empty for a run of an older version.
         error: why it failed, empty otherwise.
         stopped_by: the guards that stopped it.
@@ -169,6 +172,7 @@ class RunSummary:
     deleted_bytes: int = 0
     processed: int = 0
     store_bytes: Mapping[str, int | None] = field(default_factory=dict)
+    messages: Mapping[str, int | None] = field(default_factory=dict)
 
     @property
     def bad(self) -> bool:

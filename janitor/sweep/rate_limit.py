@@ -22,13 +22,13 @@ class Pacer:
     Args:
         rows_per_second: the limit; None for no limit.
         clock: what time is measured and waited by.
-        alive: called between two pieces of a wait; what it raises ends the wait.
+        alive: called between two pieces of a wait, and before each page of a count; what it raises ends both.
     """
 
     def __init__(self, rows_per_second: float | None, clock: Clock, alive: Callable[[], None] = lambda: None) -> None:
         self._rate = rows_per_second
         self._clock = clock
-        self._alive = alive
+        self.alive = alive
         self._free_at_ms = 0.0
         self._lock = Lock()
 
@@ -47,6 +47,6 @@ class Pacer:
         left = seconds
         while left > 0:
             self._clock.sleep(min(left, LONGEST_SLEEP_SECONDS))
-            self._alive()
+            self.alive()
             left -= LONGEST_SLEEP_SECONDS
         return seconds

@@ -174,6 +174,7 @@ def test_given_an_empty_report_when_written_as_json_then_every_name_is_there() -
         },
         "deleted_bytes": 0,
         "store_bytes": {"before": None, "after": None},
+        "messages": {"before": None, "left": None, "counted_ms": None},
         "boundary": None,
         "guards": [],
         "errors": [],

@@ -23,6 +23,7 @@ janitor: {state: data/janitor}
 REPORT = {
     *("id", "mode", "started_ms", "effective_now_ms", "snapshot", "topics", "totals", "boundary", "guards", "errors"),
     *("store_calls", "duration_seconds", "phase_seconds", "thorough", "seeks_spared", "truncated", "deleted_bytes"),
+    "messages",
     "store_bytes",
 }
 ENTRY = {

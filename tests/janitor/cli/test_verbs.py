@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 from janitor.state.records import TopicCount
 from janitor.state.sqlite.state import SqliteState
 from janitor.state.topic_history import save_sizes
+from janitor.stats.topic_sizes import Census
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
+from tms_core.clock import ManualClock
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
@@ -371,3 +374,27 @@ def test_given_counts_of_a_topic_when_shown_then_size_and_messages_are_there_ove
             save_sizes(state, {orders: count})
     shown = site.janitor("topic default:orders").out
     assert "over time    ▁▄█ in the last 3 h, at most 2.0 kB\n             ▁▄█ at most 100 messages\n" in shown
+
+
+def test_given_counts_of_all_topics_then_plan_run_history_and_status_tell_how_many_messages_are_left(
+    site: Site,
+) -> None:
+    assert "messages:" not in site.janitor("plan").out
+    with LevelDBStore(site.store) as store, SqliteState(site.folder / "data/janitor") as state:
+        Census(store, state, ManualClock(NOW_MS - 20_000), rows_per_second=1_000_000).step()
+        counted = sum(count.messages for count in state.counts().values())
+    report = site.janitor("plan --format json").json
+    rows = Counter[str]()
+    for entry in report["topics"]:
+        rows[entry["rule"]] += entry["rows"] * (entry["table"] == "message")
+    # A deleted topic has no count, so what goes of it is added.
+    gone, total = rows["expired"] + rows["old_generation"], counted + rows["old_generation"]
+    assert report["messages"] == {"before": total, "left": total - gone, "counted_ms": NOW_MS - 20_000}
+    told = f"{gone} of about {total} %s, about {total - gone} left"
+    aged = " (counted 20 s before)"
+    for command in ("plan", "plan --summary"):
+        assert f"messages: {told % 'would be deleted'}{aged}" in site.janitor(command).out.splitlines()
+    assert f"messages: {told % 'deleted'}{aged}" in site.janitor("run --once --adopt").out.splitlines()
+    assert f"messages: {told % 'deleted'}" in site.janitor("status").out
+    (run,) = site.janitor("history --format json").json["runs"]
+    assert f"messages: {told % 'deleted'}{aged}" in site.janitor(f"history {run['id']}").out.splitlines()

@@ -154,6 +154,23 @@ def test_given_a_chore_that_fails_when_time_passes_then_sweeps_go_on(caplog: pyt
         assert "count failed: it cannot be counted." in caplog.messages
 
 
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("apply", [0, 1, 60, 120, 180, 180, 240]), ("plan_only", [0, 60, 120, 180, 240])]
+)
+def test_given_a_job_that_follows_sweeps_when_one_takes_rows_then_it_is_done_at_once_and_else_in_its_time(
+    mode: Literal["apply", "plan_only"], expected: list[int]
+) -> None:
+    store = MemoryStore()
+    topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - HOUR, NOW_MS + 100 * SECOND)
+    done: list[int] = []
+    with house(store, mode=mode, jobs=(Job("count", 60, lambda: done.append(1), after_sweeps=True),)) as site:
+        at = [0] * len(done)
+        for second in range(1, 241):
+            site.time.advance(1)
+            at += [second] * (len(done) - len(at))
+        assert at == expected
+
+
 def test_given_a_store_never_adopted_when_swept_without_adopt_then_nothing_goes_and_it_is_seen() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)

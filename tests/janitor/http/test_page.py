@@ -99,7 +99,12 @@ def test_given_a_janitor_at_work_then_every_part_says_what_it_should(
         "#running": ["messages", "payloads", "default:orders", "182,340", "r-20481"],
         "#held": ["finance:ledger", "protected", "12,400 rows, 48 MB", "oldest 40 d ago", "does not go by itself"],
         "#aside": ["No topic is quarantined, and nothing is paused."],
-        "#overdue": ["640 message rows expired stayed in the last run", "default:audit", "480", "system:time.events"],
+        "#overdue": [
+            "Due in the last run and still there: 640 message rows (expired).",
+            "default:audit",
+            "480",
+            "system:time.events",
+        ],
         "#snapshot": ["s old", "1,731", str((now_ms - 31 * HOUR) * 10**6), "1 d 7 h ago"],
         "#boundary": ["1 d 2 h ago", str((now_ms - 26 * HOUR) * 10**6), "r-20180", "younger transactions could still"],
         "#guards": ["! clock warns:", "2 s behind", "running time", "-2.1 s"],
@@ -108,10 +113,10 @@ def test_given_a_janitor_at_work_then_every_part_says_what_it_should(
         "#statistics": [
             "5 h ago",
             "900,000, 100,000",
-            "25,000 rows, 2.5 %",
+            "25,000 rows, 2.5\u00a0%",
             "17",
             "default:orders, generation 3",
-            "6 h ago",
+            "for 6 h by transaction",
         ],
         "#queues": ["65", "50 of 65, biggest first", "9,400,000", "2.0 GB", "kept for"],
         "footer": ["tms-janitor 0.1.0", "/metrics"],
@@ -188,7 +193,7 @@ def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(
         "#held": ["more became due at once than time alone explains", "goes by itself in", "does not go by itself"],
         "#aside": ["everything, 1 h ago", "after 4 failures", "tried again in"],
         "#overdue": [
-            "111,013 message rows expired, 8,100 payload rows of old generations and 3 message rows to invert"
+            "111,013 message rows (expired), 8,100 payload rows (of old generations) and 3 message rows (to invert)"
         ],
         "#late": ["default:audit, 3 more", "for transaction 1699990000000000001 of import@", "tms tx invalidate 16999"],
         "#snapshot": ["Snapshot stale. it is older than twice its interval"],
@@ -316,6 +321,82 @@ def test_given_a_run_then_it_tells_how_large_the_store_was_before_and_after_as_f
     assert ("The store" in page.text("#detail")) is bool(told)
 
 
+@pytest.mark.parametrize(("mode", "verb"), [("apply", "deleted"), ("plan", "would be deleted")])
+def test_given_a_run_of_counted_topics_then_it_tells_how_many_messages_went_of_how_many(
+    serve: Callable[..., Site], look: Open, now_ms: int, mode: str, verb: str
+) -> None:
+    first = statuses.runs(now_ms)[0]
+    messages = {"before": 1_000_000, "left": 533_000, "counted_ms": first.started_ms - 20 * SECOND}
+    last = replace(first, mode=mode, messages=messages)
+    page = shown(serve, look, replace(statuses.full(now_ms), last_run=last), (last,))
+    told = f"467,000 of about 1,000,000 {verb}, about 533,000 left"
+    assert f"messages: {told}" in page.text("#facts")
+    page.go(f"{page.run('location.origin')}/runs/{last.id}")
+    page.until("document.querySelector('#detail h2')")
+    assert f"{told} (counted 20 s before)" in page.text("#detail")
+
+
+def test_given_sizes_over_time_then_the_list_draws_them_for_each_topic_that_has_two(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    drawn = TopicFigures("default", "drawn", 1, 60, 5, 4000, now_ms, now_ms, now_ms)
+    sizes = ((now_ms - 2 * HOUR, 8000), (now_ms - HOUR, 0), (now_ms, 4000))
+    once = replace(drawn, topic="once", sizes=sizes[:1], size_bytes=1)
+    site = serve(StillViews(replace(statuses.full(now_ms), topics=(replace(drawn, sizes=sizes), once))))
+    page = look(site)
+    assert (
+        page.run("document.querySelector('#queues .spark polyline').getAttribute('points')")
+        == "0.0,1.0 50.0,19.0 100.0,10.0"
+    )
+    assert page.run("document.querySelector('#queues .spark').getAttribute('aria-label')") == "in 2 h at most 8.0 kB"
+    assert page.run("document.querySelectorAll('#queues .spark').length") == 1
+    assert site.recorder.paths.count("/api/topics/default:drawn") == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "said"), [("topics/default:gone", "no such topic"), ("runs/r-1", "no such run"), ("topics/x", "x")]
+)
+def test_given_a_page_of_what_is_not_there_then_it_says_so_and_the_janitor_is_well(
+    serve: Callable[..., Site], look: Open, now_ms: int, path: str, said: str
+) -> None:
+    page = shown(serve, look, statuses.full(now_ms), statuses.runs(now_ms))
+    page.go(f"{page.run('location.origin')}/{path}")
+    page.until("document.querySelector('#detail .empty')")
+    assert said in page.text("#detail .empty")
+    assert page.text("h1").startswith("All well.")
+
+
+def test_given_a_run_that_failed_then_no_number_of_rows_is_made_up_for_it(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    failed = next(run for run in statuses.runs(now_ms) if run.error)
+    page = shown(serve, look, replace(statuses.full(now_ms), last_run=failed), (failed,))
+    assert "failed" in page.text("#facts")
+    assert "deleted" not in page.text("#facts .wide")
+    page.run("document.querySelector('#history').open = true")
+    assert page.text("#history-table tbody td:nth-child(3)") == "–"
+    page.go(f"{page.run('location.origin')}/runs/{failed.id}")
+    page.until("document.querySelector('#detail h2')")
+    assert "0 rows" not in page.text("#detail")
+    assert "janitor ledger" in page.text("#detail")
+
+
+def test_given_a_topic_page_then_what_needs_an_operator_leads_to_the_part_of_the_front_page(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    figures = TopicFigures("default", "orders", 1, 60)
+    held = HeldTopic("default:orders", "frontier", 1, 1, None, None, "janitor approve default:orders")
+    site = serve(StillViews(replace(statuses.full(now_ms), topics=(figures,), held=(held,))))
+    page = look(site, 420, prefers_reduced_motion="reduce")
+    page.go(f"{site.url}/topics/default:orders")
+    page.until("document.querySelector('#detail h2')")
+    assert "200 largest topics" in page.text("#detail"), "it was never counted"
+    page.run("document.querySelector('#headline a').click()")
+    page.until("document.querySelector('#overview').checkVisibility() && document.documentElement.dataset.shown")
+    assert page.run("location.pathname + location.hash") == "/#held"
+    assert page.run("scrollY") > 100
+
+
 def test_given_a_topic_then_its_page_has_its_size_over_time_its_changes_and_both_ways_out_of_a_hold(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
@@ -346,7 +427,7 @@ def test_given_a_topic_then_its_page_has_its_size_over_time_its_changes_and_both
         "at most 4.0 kB",
         "at most 4 messages",
         "Keep it:",
-        "No consumer is registered.",
+        "At the last count no consumer was registered.",
     ):
         assert words in shown_text
     assert page.run("document.querySelectorAll('#detail svg.curve polyline').length") == 2

@@ -13,12 +13,14 @@ from janitor.state.topic_history import (
     KEPT_SIZES,
     SIZED_TOPICS,
     SIZES_MS,
+    SKETCHED_SIZES,
     Change,
     Size,
     changes,
     save_sizes,
     save_topics,
     sizes,
+    sketches,
     thinned,
 )
 from tests.builders import DAY, HOUR, NOW_MS
@@ -97,3 +99,18 @@ def test_given_more_topics_than_are_drawn_then_the_largest_are_kept(state: State
     save_sizes(state, many)
     assert sizes(state, "a:t2") == []
     assert sizes(state, "a:t3") == [Size(NOW_MS, 1, 3)]
+
+
+def test_given_sizes_when_sketched_then_few_are_told_of_each_from_the_first_to_the_last(state: State) -> None:
+    orders, once = TopicId("a", "orders"), TopicId("a", "once")
+    assert sketches(state) == {}
+    for number in range(KEPT_SIZES):
+        counts = {orders: TopicCount(1, number, None, None, NOW_MS + number * 60_000)}
+        save_sizes(state, counts | ({once: TopicCount(1, 7, None, None, NOW_MS)}))
+    found = sketches(state)
+    assert found["a:once"] == [(NOW_MS, 7)]
+    times = [at_ms for at_ms, _ in found["a:orders"]]
+    assert (times[0], times[-1]) == (NOW_MS, NOW_MS + (KEPT_SIZES - 1) * 60_000)
+    assert SKETCHED_SIZES // 2 <= len(times) <= SKETCHED_SIZES
+    assert times == sorted(set(times))
+    assert all(size_bytes == (at_ms - NOW_MS) // 60_000 for at_ms, size_bytes in found["a:orders"])

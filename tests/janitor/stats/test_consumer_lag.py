@@ -44,7 +44,13 @@ def counter(
 ) -> LagCount:
     positions = Positions(side)
     floor = Floor(positions, store, options.pop("hold_seconds")) if "hold_seconds" in options else None
-    pacer = options.pop("pacer", None) or Pacer(rate, clock)
+    halted = options.pop("halted", lambda: False)
+
+    def ending() -> None:
+        if halted():
+            raise Halted("the count was asked to stop.")
+
+    pacer = options.pop("pacer", None) or Pacer(rate, clock, ending)
     return LagCount(LagTables(read_only(store), Expiries(side), floor), side, state, clock, pacer, **options)
 
 
@@ -290,7 +296,7 @@ def test_given_a_process_that_ends_when_counting_then_what_was_found_is_kept(
 
     def ending() -> None:
         waits.append(clock.running_ms())
-        if len(waits) == 3:
+        if len(waits) == 7:
             raise Halted("it ends.")
 
     counter(store, state, clock, side, pacer=Pacer(1, clock, ending)).step()

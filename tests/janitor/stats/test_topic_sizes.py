@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from janitor.state.base import State, TopicCount
+from janitor.state.topic_history import sizes
 from janitor.stats.scheduler import SAVE_EVERY_MS
 from janitor.stats.topic_sizes import PAGE_BYTES, Census
 from tests.builders import DAY, NOW_MS, SECOND, Call, topic, unknown_topic, watch, watch_state
@@ -224,6 +225,40 @@ def test_given_a_count_that_is_fresh_when_asked_again_then_nothing_is_read(
     clock.advance(1)
     count.step()
     assert read == ["a"]
+
+
+def test_given_counts_when_they_are_made_again_then_the_sizes_over_time_have_each_and_nothing_is_written_between(
+    store: MemoryStore, state: State, clock: ManualClock
+) -> None:
+    a = topic(store, "default:a", ttl_seconds=60).plain(NOW_MS)
+    count = census(store, state, clock, refresh_seconds=60)
+    count.step()
+    clock.advance(30 * SECOND)
+    a.plain(NOW_MS + 1)
+    count.step()
+    assert [size.messages for size in sizes(state, "default:a")] == [1]
+    clock.advance(30 * SECOND)
+    count.step()
+    assert [(size.counted_ms, size.messages) for size in sizes(state, "default:a")] == [
+        (NOW_MS, 1),
+        (NOW_MS + 60 * SECOND, 2),
+    ]
+
+
+def test_given_a_count_that_takes_long_then_the_sizes_over_time_do_not_wait_for_its_end(
+    store: MemoryStore, state: State, clock: ManualClock
+) -> None:
+    topic(store, "default:a", ttl_seconds=60).plain(NOW_MS)
+    topic(store, "default:b", ttl_seconds=60).plain(*range(NOW_MS, NOW_MS + 80))
+    topic(store, "default:c", ttl_seconds=60).plain(NOW_MS)
+    seen: list[bool] = []
+
+    def halted() -> bool:
+        seen.append(bool(sizes(state, "default:a")))
+        return False
+
+    census(store, state, clock, rate=1, halted=halted).step()
+    assert seen.index(True) < len(seen) - 1, "before the last page was read"
 
 
 def test_given_a_topic_that_was_swept_since_it_was_counted_then_it_is_counted_first_and_at_once(

@@ -8,6 +8,7 @@ from typing import Any
 from janitor.cli.status import lines
 from janitor.state.base import EVERYTHING, RunRecord
 from janitor.stats.late import LATE_MS, MOST_TOPICS, note_late
+from janitor.stats.topic_sizes import Census
 from janitor.status.collect import DAEMON_NOTE, SILENT_MS, Deployment, Live, collect, summary
 from janitor.status.health import judge
 from janitor.status.status import Status
@@ -188,3 +189,34 @@ def test_given_late_transactions_then_a_daemon_shows_them_with_their_topics_and_
     shown = "\n".join(map(str, lines(status, health)))
     assert "for transaction 17 of import@host-7" in shown
     assert "tms tx invalidate 17" in shown
+
+
+def test_given_counts_when_looked_at_then_a_topic_has_its_sizes_and_what_is_held_of_it_is_measured_alike() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=86_400)
+    orders.plain(NOW_MS - HOUR, NOW_MS, body=b"x" * 1000)
+    rig = janitor(store, hold_seconds=600)
+    rig.engine.run_once(adopt=True)
+    orders.describe(ttl_seconds=60)
+    rig.engine.run_once()
+    [before] = seen(rig).held
+    Census(store, rig.state, rig.clock, rows_per_second=1_000_000).step()
+    [held], [figures] = seen(rig).held, seen(rig).topics
+    assert (held.rows, figures.messages) == (1, 2)
+    assert figures.size_bytes is not None
+    assert held.size_bytes == figures.size_bytes // 2 > 1000, "one of two messages of one size"
+    assert before.size_bytes != held.size_bytes, "what the run estimated"
+    assert list(figures.sizes) == [(NOW_MS, figures.size_bytes)]
+
+
+def test_given_old_generations_that_are_held_then_they_are_as_large_as_the_run_says() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=86_400)
+    orders.plain(NOW_MS - HOUR, NOW_MS)
+    rig = janitor(store, hold_seconds=600)
+    rig.engine.run_once(adopt=True)
+    topic(store, "default:orders", ttl_seconds=86_400, generation=2).plain(NOW_MS)
+    rig.engine.run_once()
+    [before] = seen(rig).held
+    Census(store, rig.state, rig.clock, rows_per_second=1_000_000).step()
+    assert seen(rig).held == [before]

@@ -1,0 +1,90 @@
+"""What a plan and a run say of the messages there were and those that are left."""
+
+from __future__ import annotations
+
+import pytest
+
+from janitor.report import NOT_COUNTED, MessagesLeft
+from janitor.run.passes import LEDGER_ENTRIES, MESSAGES_MS
+from janitor.stats.topic_sizes import Census
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Rig, janitor, topic
+from tests.janitor.state.entries import entry
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
+
+OTHER = TopicId("default", "other")
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """Three of five messages of one topic are due, and none of another one."""
+    store = MemoryStore()
+    topic(store, "default:other", ttl_seconds=86400).plain(NOW_MS - HOUR)
+    topic(store, "default:orders", ttl_seconds=3600).plain(
+        *(NOW_MS - 2 * HOUR + n for n in range(3)), NOW_MS - 1, NOW_MS
+    )
+    return store
+
+
+def counted(rig: Rig, age_ms: int = 20 * SECOND) -> Rig:
+    """The rig some time after its topics were counted."""
+    Census(rig.store, rig.state, rig.clock, rows_per_second=1_000_000).step()
+    rig.clock.advance(age_ms)
+    return rig
+
+
+def test_given_counts_when_planned_and_run_then_both_tell_how_many_go_of_how_many(store: MemoryStore) -> None:
+    rig = counted(janitor(store))
+    expected = MessagesLeft(6, 3, NOW_MS)
+    assert rig.engine.plan().report.messages == expected
+    report = rig.engine.run_once(adopt=True)
+    assert report.messages == expected
+    assert report.to_json()["messages"] == {"before": 6, "left": 3, "counted_ms": NOW_MS}
+    assert rig.engine.run_once().messages == NOT_COUNTED, "nothing went"
+
+
+def test_given_a_pass_of_some_topics_then_only_theirs_are_told(store: MemoryStore) -> None:
+    rig = counted(janitor(store))
+    rig.state.save_counts({OTHER: None})
+    assert rig.engine.plan().report.messages == NOT_COUNTED
+    assert rig.engine.plan(patterns=("default:orders",)).report.messages == MessagesLeft(5, 2, NOW_MS)
+
+
+def test_given_a_topic_that_was_swept_after_its_count_then_nothing_is_told_until_it_is_counted_again(
+    store: MemoryStore,
+) -> None:
+    rig = counted(janitor(store))
+    rig.engine.run_once(adopt=True)
+    rig.clock.advance(2 * HOUR)
+    assert rig.engine.plan().report.messages == NOT_COUNTED
+    assert counted(rig).engine.plan().report.messages == MessagesLeft(3, 1, NOW_MS + 2 * HOUR + 20 * SECOND)
+
+
+def test_given_a_ledger_that_does_not_reach_back_to_the_count_then_nothing_is_told(store: MemoryStore) -> None:
+    rig = counted(janitor(store))
+    elsewhere = entry(topic=OTHER, at_ms=NOW_MS - MINUTE)
+    rig.state.add_ledger([elsewhere] * LEDGER_ENTRIES)
+    assert rig.engine.plan().report.messages == MessagesLeft(6, 3, NOW_MS)
+    gone = entry(topic=TopicId("default", "gone"), at_ms=NOW_MS + 1)
+    rig.state.add_ledger([gone] * LEDGER_ENTRIES)
+    assert rig.engine.plan().report.messages == NOT_COUNTED
+
+
+@pytest.mark.parametrize(("age_ms", "known"), [(MESSAGES_MS, True), (MESSAGES_MS + 1, False), (-DAY, False)])
+def test_given_an_old_count_or_one_of_the_future_then_nothing_is_told(
+    store: MemoryStore, age_ms: int, known: bool
+) -> None:
+    rig = counted(janitor(store), 0)
+    rig.clock.step(age_ms) if age_ms < 0 else rig.clock.advance(age_ms)
+    assert (rig.engine.plan(patterns=("default:orders",)).report.messages != NOT_COUNTED) is known
+
+
+def test_given_old_generations_then_those_of_a_deleted_topic_are_added_and_those_of_a_living_one_are_doubtful(
+    store: MemoryStore,
+) -> None:
+    topic(store, "default:retired", ttl_seconds=3600).plain(NOW_MS - 1, NOW_MS)
+    rig = counted(janitor(store))
+    topic(store, "default:retired", ttl_seconds=3600, generation=-1)
+    assert rig.engine.plan().report.messages == MessagesLeft(8, 3, NOW_MS)
+    topic(store, "default:orders", ttl_seconds=3600, generation=2)
+    assert rig.engine.plan().report.messages == NOT_COUNTED
