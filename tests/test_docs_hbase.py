@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs/hbase.md").read_text(encoding="utf-8")
 KINDS = SPEAKING | {"ConnectionLost", "NotServed", "ScannerLost", "ThriftTimeout", "StoreNotFound", "StoreUnavailable"}
 KINDS |= {"StateBusy", "StateError", "StateUnavailable"}
 #: Says what a command cannot look at.
-COMMANDS = ROOT / "janitor/app/stores.py"
+COMMANDS = ROOT / "janitor/app/hbase_place.py"
 
 
 def sources() -> Iterator[ast.Module]:
