@@ -93,7 +93,7 @@ class MessageWriter(Queue[RollbackRange | None]):
 
     def _written(self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None], run: CachedRun) -> None:
         """Note what was written in a transaction or by a producer; answers what came too late."""
-        self._note_written(request, run.first)
+        self._note_written(request)
         pointer = run.pointer
         if pointer is not None and pointer < 0:
             request.answer.set_exception(ended(request.pointer))
@@ -216,7 +216,7 @@ class PayloadWriter(Queue[None]):
                     self._table.delete(self._keys_of(topic, request, first))
                 request.answer.set_exception(ended(request.pointer))
                 continue
-            self._note_written(request, first)
+            self._note_written(request)
             self._context.lines.hide(topic, cast(int, request.pointer))
             request.answer.set_result(None)
 
