@@ -22,6 +22,7 @@ from tms_core.messaging.lines import Line
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.producer_rows import LastRequest
 from tms_core.messaging.queue import Queue, WriterContext, WriteRequest, ended
+from tms_core.messaging.work import Once
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix
 from tms_core.tables.base import KeyTable, MessageTable, MessageValue, PayloadTable, TxCell, every
 from tms_core.tables.side import Expiries
@@ -29,6 +30,8 @@ from tms_core.topic import TopicId, TopicMetadata
 
 #: Cells read at once by a rollback.
 _CELLS = 1000
+#: From how many rows on another thread makes them while something else is waited for.
+_MANY_ROWS = 100
 #: Makes a row's value of pointer and payload; the constructor of a named tuple without its detour through Python.
 _value = partial(tuple.__new__, MessageValue)
 
@@ -71,11 +74,16 @@ class MessageWriter(Queue[RollbackRange | None]):
         try:
             # What is published without transactions and producers, as most is, is not looked at any further.
             looks = any(request.pointer is not None or request.admitted is not None for request in written)
+            rows = Once(partial(self._rows, line.prefix, runs))
+            if stop - first >= _MANY_ROWS and any(request.admitted is not None for request in written):
+                # They are made while the announcement is on its way to the disk.
+                self._context.work.aside(rows.begin)
             if looks and self._announce_requests(written, [run.first for run in runs]):
                 runs = [run for request, run in zip(written, runs, strict=True) if not request.answer.done()]
                 written = [request for request in written if not request.answer.done()]
+                rows = Once(partial(self._rows, line.prefix, runs))
             self._announce(line, runs)
-            self._put(line.prefix, runs, written)
+            self._put(line.prefix, runs, written, rows())
             if looks:
                 runs = [self._looked_at(line, request, run) for request, run in zip(written, runs, strict=True)]
             self._cache.add(line.prefix, runs)
@@ -140,19 +148,26 @@ class MessageWriter(Queue[RollbackRange | None]):
             self._table.invert(_cells(line.prefix, run))
         return run._replace(pointer=-run.pointer)
 
-    def _put(
-        self, prefix: bytes, runs: Sequence[CachedRun], written: Sequence[WriteRequest[RollbackRange | None]]
-    ) -> None:
-        """Write rows; where that fails, those are taken back that are in transactions, or that a producer repeats."""
+    def _rows(self, prefix: bytes, runs: Sequence[CachedRun]) -> Sequence[tuple[bytes, MessageValue]]:
         rows: list[tuple[bytes, MessageValue]] = []
         for run in runs:
             payloads = (None,) if run.payloads is None else run.payloads
             rows += zip(_keys(prefix, run), map(_value, zip(repeat(run.pointer), payloads, strict=False)), strict=True)
+        return self._table.prepared(rows)
+
+    def _put(
+        self,
+        prefix: bytes,
+        runs: Sequence[CachedRun],
+        written: Sequence[WriteRequest[RollbackRange | None]],
+        rows: Sequence[tuple[bytes, MessageValue]],
+    ) -> None:
+        """Write rows; where that fails, those are taken back that are in transactions, or that a producer repeats."""
         try:
             self._table.put(rows)
         except StoreError:
             with suppress(StoreError):
-                self._table.invert([TxCell(key, p, payload is None) for key, (p, payload) in rows if p is not None])
+                self._table.invert([cell for run in runs if run.pointer is not None for cell in _cells(prefix, run)])
             for request, run in zip(written, runs, strict=True):
                 if request.sent is not None and run.pointer is None:
                     with suppress(StoreError):

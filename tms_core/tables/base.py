@@ -263,6 +263,10 @@ class MessageTable(MessageReads, KeyTable):
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
         """Write rows in one durable batch, as CDAP would."""
 
+    def prepared(self, rows: Sequence[tuple[bytes, MessageValue]]) -> Sequence[tuple[bytes, MessageValue]]:
+        """The rows with all done that :meth:`put` can do before it writes; they are good for that only."""
+        return rows
+
 
 class PayloadReads(KeyReads):
     """What can be read of the payload table."""

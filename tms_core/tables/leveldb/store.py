@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from copy import copy
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tms_core.errors import StoreError
 from tms_core.tables.base import (
@@ -284,7 +284,25 @@ class LevelDBMessageTable(LevelDBTable, LevelDBMessageReads, MessageTable):
 
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
         self._calls["put"] += 1
-        self._writable.put((key, encode(value)) for key, value in rows)
+        encoded = rows if isinstance(rows, _Encoded) else self.prepared(rows)
+        self._writable.put(cast(Sequence[tuple[bytes, bytes]], encoded))
+
+    def prepared(self, rows: Sequence[tuple[bytes, MessageValue]]) -> Sequence[tuple[bytes, MessageValue]]:
+        found: list[tuple[bytes, bytes]] = []
+        # Rows of a request follow one another, and their values begin alike.
+        last, head = None, _PLAIN_TAG
+        for key, (pointer, payload) in rows:
+            if payload is None:
+                found.append((key, encode(MessageValue(pointer, None))))
+                continue
+            if pointer is not last:
+                last, head = pointer, _PLAIN_TAG if pointer is None else _head(_TRANSACTIONAL, pointer)
+            found.append((key, head + payload))
+        return _Encoded(cast(list[tuple[bytes, MessageValue]], found))
+
+
+class _Encoded(list[tuple[bytes, MessageValue]]):
+    """Rows whose values are bytes already, as they are stored."""
 
 
 class LevelDBPayloadTable(LevelDBTable, LevelDBPayloadReads, PayloadTable):
