@@ -28,6 +28,8 @@ from tms_core.tables.base import KeyTable, MessageTable, MessageValue, PayloadTa
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 
+Rows = Sequence[tuple[bytes, MessageValue]]
+
 #: Cells read at once by a rollback.
 _CELLS = 1000
 #: From how many rows on another thread makes them while something else is waited for.
@@ -60,30 +62,20 @@ class MessageWriter(Queue[RollbackRange | None]):
 
     def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[RollbackRange | None]]) -> None:
         line = self._context.lines.messages(topic)
-        first = stop = line.ids.first(now_ms)
-        runs: list[CachedRun] = []
-        written: list[WriteRequest[RollbackRange | None]] = []
-        for request in batch:
-            if self._in_time(request, stop) and self._hides_nothing(topic, request):
-                written.append(request)
-                runs.append(CachedRun(stop, request.pointer, request.messages or None, request.size, request.ttl_ms))
-                stop += len(request.messages) or 1
+        first = line.ids.first(now_ms)
+        written, runs, stop = self._placed(topic, batch, first)
         if not runs:
             return
         line.ids.take(first, stop)
         try:
             # What is published without transactions and producers, as most is, is not looked at any further.
             looks = any(request.pointer is not None or request.admitted is not None for request in written)
-            rows = Once(partial(self._rows, line.prefix, runs))
-            if stop - first >= _MANY_ROWS and any(request.admitted is not None for request in written):
-                # They are made while the announcement is on its way to the disk.
-                self._context.work.aside(rows.begin)
-            if looks and self._announce_requests(written, [run.first for run in runs]):
+            rows = self._announce_sent(line.prefix, runs, written) if looks else None
+            if rows is None and looks:
                 runs = [run for request, run in zip(written, runs, strict=True) if not request.answer.done()]
                 written = [request for request in written if not request.answer.done()]
-                rows = Once(partial(self._rows, line.prefix, runs))
             self._announce(line, runs)
-            self._put(line.prefix, runs, written, rows())
+            self._put(line.prefix, runs, written, rows or self._rows(line.prefix, runs))
             if looks:
                 runs = [self._looked_at(line, request, run) for request, run in zip(written, runs, strict=True)]
             self._cache.add(line.prefix, runs)
@@ -98,6 +90,34 @@ class MessageWriter(Queue[RollbackRange | None]):
             if not request.answer.done():
                 request.answer.set_result(_rollback_range(run))
         line.tell()
+
+    def _placed(
+        self, topic: TopicMetadata, batch: Sequence[WriteRequest[RollbackRange | None]], at: int
+    ) -> tuple[list[WriteRequest[RollbackRange | None]], list[CachedRun], int]:
+        """The requests that may be written, what each becomes from a position on, and the first one behind them."""
+        written: list[WriteRequest[RollbackRange | None]] = []
+        runs: list[CachedRun] = []
+        for request in batch:
+            if self._in_time(request, at) and self._hides_nothing(topic, request):
+                written.append(request)
+                runs.append(CachedRun(at, request.pointer, request.messages or None, request.size, request.ttl_ms))
+                at += len(request.messages) or 1
+        return written, runs, at
+
+    def _announce_sent(
+        self, prefix: bytes, runs: Sequence[CachedRun], written: Sequence[WriteRequest[RollbackRange | None]]
+    ) -> Rows | None:
+        """Write down where the rows of producers will be; answers those refused.
+
+        Returns:
+            The rows, where there are many, made while the disk was waited for; None: they are to be made.
+        """
+        rows = Once(lambda: self._table.prepared(self._rows(prefix, runs)))
+        many = runs[-1].stop - runs[0].first >= _MANY_ROWS and any(request.admitted is not None for request in written)
+        if many:
+            self._context.work.aside(rows.begin)
+        refused = self._announce_requests(written, [run.first for run in runs])
+        return rows() if many and not refused else None
 
     def _written(self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None], run: CachedRun) -> None:
         """Note what was written in a transaction or by a producer; answers what came too late."""
@@ -148,19 +168,19 @@ class MessageWriter(Queue[RollbackRange | None]):
             self._table.invert(_cells(line.prefix, run))
         return run._replace(pointer=-run.pointer)
 
-    def _rows(self, prefix: bytes, runs: Sequence[CachedRun]) -> Sequence[tuple[bytes, MessageValue]]:
+    def _rows(self, prefix: bytes, runs: Sequence[CachedRun]) -> Rows:
         rows: list[tuple[bytes, MessageValue]] = []
         for run in runs:
             payloads = (None,) if run.payloads is None else run.payloads
             rows += zip(_keys(prefix, run), map(_value, zip(repeat(run.pointer), payloads, strict=False)), strict=True)
-        return self._table.prepared(rows)
+        return rows
 
     def _put(
         self,
         prefix: bytes,
         runs: Sequence[CachedRun],
         written: Sequence[WriteRequest[RollbackRange | None]],
-        rows: Sequence[tuple[bytes, MessageValue]],
+        rows: Rows,
     ) -> None:
         """Write rows; where that fails, those are taken back that are in transactions, or that a producer repeats."""
         try:
