@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import repeat
 from typing import cast
 
 from tms_core.errors import BadRequest, StoreError
@@ -32,10 +31,8 @@ Rows = Sequence[tuple[bytes, MessageValue]]
 
 #: Cells read at once by a rollback.
 _CELLS = 1000
-#: From how many rows on another thread makes them while something else is waited for.
+#: From how many rows on they are made as the table takes them fastest, and while a request is announced.
 _MANY_ROWS = 100
-#: Makes a row's value of pointer and payload; the constructor of a named tuple without its detour through Python.
-_value = partial(tuple.__new__, MessageValue)
 
 
 class MessageWriter(Queue[RollbackRange | None]):
@@ -112,7 +109,7 @@ class MessageWriter(Queue[RollbackRange | None]):
         Returns:
             The rows, where there are many, made while the disk was waited for; None: they are to be made.
         """
-        rows = Once(lambda: self._table.prepared(self._rows(prefix, runs)))
+        rows = Once(partial(self._rows, prefix, runs))
         many = runs[-1].stop - runs[0].first >= _MANY_ROWS and any(request.admitted is not None for request in written)
         if many:
             self._context.work.aside(rows.begin)
@@ -169,10 +166,12 @@ class MessageWriter(Queue[RollbackRange | None]):
         return run._replace(pointer=-run.pointer)
 
     def _rows(self, prefix: bytes, runs: Sequence[CachedRun]) -> Rows:
-        rows: list[tuple[bytes, MessageValue]] = []
-        for run in runs:
-            payloads = (None,) if run.payloads is None else run.payloads
-            rows += zip(_keys(prefix, run), map(_value, zip(repeat(run.pointer), payloads, strict=False)), strict=True)
+        few = runs and runs[-1].stop - runs[0].first < _MANY_ROWS
+        rows_of = partial(MessageTable.rows_of, self._table) if few else self._table.rows_of
+        found = (rows_of(_keys(prefix, run), run.pointer, run.payloads) for run in runs)
+        rows = next(found, [])
+        for more in found:
+            rows += more
         return rows
 
     def _put(

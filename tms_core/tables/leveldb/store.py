@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from functools import lru_cache, partial
@@ -284,21 +284,20 @@ class LevelDBMessageTable(LevelDBTable, LevelDBMessageReads, MessageTable):
 
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
         self._calls["put"] += 1
-        encoded = rows if isinstance(rows, _Encoded) else self.prepared(rows)
-        self._writable.put(cast(Sequence[tuple[bytes, bytes]], encoded))
+        if isinstance(rows, _Encoded):
+            self._writable.put(cast(Sequence[tuple[bytes, bytes]], rows))
+        else:
+            self._writable.put((key, encode(value)) for key, value in rows)
 
-    def prepared(self, rows: Sequence[tuple[bytes, MessageValue]]) -> Sequence[tuple[bytes, MessageValue]]:
-        found: list[tuple[bytes, bytes]] = []
-        # Rows of a request follow one another, and their values begin alike.
-        last, head = None, _PLAIN_TAG
-        for key, (pointer, payload) in rows:
-            if payload is None:
-                found.append((key, encode(MessageValue(pointer, None))))
-                continue
-            if pointer is not last:
-                last, head = pointer, _PLAIN_TAG if pointer is None else _head(_TRANSACTIONAL, pointer)
-            found.append((key, head + payload))
-        return _Encoded(cast(list[tuple[bytes, MessageValue]], found))
+    def rows_of(
+        self, keys: Sequence[bytes], pointer: int | None, payloads: Sequence[bytes] | None
+    ) -> list[tuple[bytes, MessageValue]]:
+        if payloads is None:
+            values: Iterable[bytes] = [encode(MessageValue(pointer, None))]
+        else:
+            # They begin alike.
+            values = map((_PLAIN_TAG if pointer is None else _head(_TRANSACTIONAL, pointer)).__add__, payloads)
+        return _Encoded(cast(Iterable[tuple[bytes, MessageValue]], zip(keys, values, strict=True)))
 
 
 class _Encoded(list[tuple[bytes, MessageValue]]):
