@@ -166,7 +166,7 @@ def test_given_a_request_under_way_when_it_is_repeated_in_vain_then_it_is_not_ta
         producer.publish([b"1"])
 
 
-class Everything(set[bytes]):
+class Everything(dict[bytes, tuple[bytes, int]]):
     """Has all keys."""
 
     def __contains__(self, _: object) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from tms_core.errors import (
 )
 from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.model import FetchRequest
-from tms_core.messaging.producer_rows import Former, TransactionOutcome, tidy
+from tms_core.messaging.producer_rows import Former, ProducerName, Registration, TransactionOutcome, tidy
 from tms_core.messaging.producers import Sent
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
@@ -481,6 +482,63 @@ def test_given_rows_that_came_in_part_when_repeated_then_each_is_there_once(desk
         one.publish(b"a", b"b", b"c", tx=inside, again=True)
     desk.commit(tx)
     assert seen(desk) == [b"a", b"b", b"c"] * 2
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_given_a_large_request_when_it_is_announced_in_vain_then_nothing_is_written_until_it_is_repeated(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    one, payloads = Instance(desk), [b"%d" % number for number in range(250)]
+    tx = desk.begin() if inside else None
+
+    def fails(_: object) -> list[bool]:
+        raise StoreError("The disk is full.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(desk.side, "exchange_each", fails)
+        with pytest.raises(StoreError):
+            one.publish(*payloads, tx=tx)
+    assert desk.store.message.keys(b"", None, 1000).items == []
+    for _ in range(2):
+        one.publish(*payloads, tx=tx, again=True)
+    if tx is not None:
+        desk.commit(tx)
+    assert seen(desk) == payloads
+
+
+def test_given_a_large_request_when_a_newer_instance_counts_behind_its_announcement_then_the_other_is_written(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = Instance(desk), Instance(desk, "other")
+    payloads = [b"%d" % number for number in range(250)]
+    exchange_each = desk.side.exchange_each
+    registered = ProducerName(BILLS, 1, "importer").key
+
+    def fenced(changes: Sequence[SideChange]) -> list[bool]:
+        made = exchange_each(changes)
+        known = Registration.parse(desk.side.get(registered) or b"")
+        desk.side.put([(registered, known._replace(generation=known.generation + 1).pack())])
+        return made
+
+    submit = desk.service.submit_publish
+    with monkeypatch.context() as patched, held(desk, patched):
+        patched.setattr(desk.side, "exchange_each", fenced)
+        answers = [submit(BILLS, payloads, sent=instance.sent()) for instance in (one, other)]
+    with pytest.raises(ProducerFenced):
+        answers[0].result()
+    answers[1].result()
+    assert seen(desk) == payloads
+
+
+@contextmanager
+def held(desk: GroupDesk, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What is handed over in the block is one batch, written when it ends."""
+    batches: list[Callable[[], None]] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(desk.service._work, "run", batches.append)
+        yield
+    for batch in batches:
+        batch()
 
 
 # --- what comes late -------------------------------------------------------------------------------------------------

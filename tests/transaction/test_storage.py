@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -236,6 +237,39 @@ def test_given_several_that_wait_when_the_disk_is_slow_then_one_writes_for_all(
         thread.join(60)
     assert synced == [size, 6 * size]
     assert [edit.write_pointer for edit in read_log(tmp_path / "txlog.1")] == [1, 2, 3, 4, 5, 6]
+    log.close()
+
+
+def test_given_one_whose_edit_is_safe_when_the_next_write_begins_then_it_does_not_wait_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogFile(tmp_path / "txlog.1")
+    begun, gates = threading.Semaphore(0), [threading.Event(), threading.Event()]
+    waiting = iter(gates)
+
+    def slow(_: int) -> None:
+        begun.release()
+        assert next(waiting).wait(60)
+
+    monkeypatch.setattr(os, "fdatasync", slow)
+    positions = [log.append(Edit(number, EditState.INVALID)) for number in (1, 2)]
+    writing, safe = (threading.Thread(target=log.sync, args=[position]) for position in positions)
+    writing.start()
+    assert begun.acquire(timeout=60)
+    # Its edit comes too late for this write, and it waits before the one whose edit does not.
+    late = threading.Thread(target=log.sync, args=[log.append(Edit(3, EditState.INVALID))])
+    for count, thread in enumerate((late, safe), start=1):
+        thread.start()
+        while len(log._waiting) < count:
+            time.sleep(0.001)
+    gates[0].set()
+    assert begun.acquire(timeout=60)
+    safe.join(60)
+    assert not safe.is_alive()
+    assert late.is_alive()
+    gates[1].set()
+    late.join(60)
+    writing.join(60)
     log.close()
 
 

@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import Condition
 
 from tms_core.errors import Unavailable
-from tms_core.messaging.producer_rows import ProducerName
 
 #: How long a new instance waits for what older ones have under way, in seconds.
 _WAIT_SECONDS = 30
+#: Stands for a registration that is being changed.
+_CHANGING = (b"", 0)
 
 
 class InFlight:
     """The requests that are being written, and the registrations that are being changed."""
 
     def __init__(self) -> None:
-        self._busy: set[bytes] = set()
-        self._generations: Counter[tuple[ProducerName, int]] = Counter()
+        #: By the key of a request, its producer's and the generation that it names.
+        self._busy: dict[bytes, tuple[bytes, int]] = {}
         self._changed = Condition()
 
-    def begin(self, key: bytes, producer: ProducerName, generation: int) -> None:
-        """A request is under way, whether its generation counts or not.
+    def begin(self, requests: Iterable[tuple[bytes, bytes, int]]) -> list[bool]:
+        """Requests are under way, whether their generations count or not.
 
-        Raises:
-            Unavailable: one with the same key is.
+        Args:
+            requests: of each its key, its producer's, and the generation that it names.
+
+        Returns:
+            For each whether it is; not where one with the same key was before.
         """
+        begun = []
         with self._changed:
-            if key in self._busy:
-                raise Unavailable(f"A request of producer {producer.name} to this topic is under way.", "Try again.")
-            self._busy.add(key)
-            self._generations[producer, generation] += 1
+            for key, producer, generation in requests:
+                begun.append(key not in self._busy)
+                if begun[-1]:
+                    self._busy[key] = producer, generation
+        return begun
 
-    def end(self, key: bytes, producer: ProducerName, generation: int) -> None:
-        """It is written, or never will be."""
+    def end(self, keys: Iterable[bytes]) -> None:
+        """Requests are written, or never will be."""
         with self._changed:
-            self._busy.discard(key)
-            left = self._generations.pop((producer, generation)) - 1
-            if left:
-                self._generations[producer, generation] = left
+            for key in keys:
+                del self._busy[key]
             self._changed.notify_all()
 
     @contextmanager
@@ -49,23 +52,26 @@ class InFlight:
         with self._changed:
             if not self._changed.wait_for(lambda: key not in self._busy, _WAIT_SECONDS):
                 raise Unavailable("Another instance of the producer is being registered.", "Try again.")
-            self._busy.add(key)
+            self._busy[key] = _CHANGING
         try:
             yield
         finally:
-            with self._changed:
-                self._busy.discard(key)
-                self._changed.notify_all()
+            self.end([key])
 
-    def wait_for_older(self, producer: ProducerName, generation: int) -> None:
-        """Return when nothing of generations before this one is under way; what comes from now on is refused."""
+    def wait_for_older(self, producer: bytes, name: str, generation: int) -> None:
+        """Return when nothing of generations before this one is under way; what comes from now on is refused.
+
+        Args:
+            producer: its key.
+            name: for people.
+            generation: the one that counts.
+        """
 
         def is_over() -> bool:
-            return not any(who == producer and older < generation for who, older in self._generations)
+            return not any(who == producer and older < generation for who, older in self._busy.values())
 
         with self._changed:
             if not self._changed.wait_for(is_over, _WAIT_SECONDS):
                 raise Unavailable(
-                    f"Requests of the former instance of producer {producer.name} are still being written.",
-                    "Try again.",
+                    f"Requests of the former instance of producer {name} are still being written.", "Try again."
                 )

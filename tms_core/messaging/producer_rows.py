@@ -78,9 +78,8 @@ class ProducerName(NamedTuple):
         """Of a transaction that it has begun."""
         return self.begun + _POINTER.pack(pointer)
 
-    def request_key(self, topic: TopicMetadata) -> bytes:
-        """Of its last request to a topic."""
-        prefix = generation_prefix(topic.topic.prefix, topic.generation)
+    def request_key(self, prefix: bytes) -> bytes:
+        """Of its last request to the generation of a topic whose row keys begin so."""
         return _REQUEST + prefix + self.home.prefix + b"\0" + self.name.encode("ascii")
 
 
@@ -139,6 +138,13 @@ class Registration(NamedTuple):
 
 
 registration = lru_cache(maxsize=4096)(Registration.parse)
+
+
+@lru_cache(maxsize=4096)
+def counting(value: bytes) -> int | None:
+    """The generation of the instance that counts, by a producer's value; None: it was forgotten."""
+    known = registration(value)
+    return None if known.instance == NO_INSTANCE else known.generation
 
 
 class Begun(NamedTuple):

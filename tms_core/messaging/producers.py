@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import lru_cache
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from tms_core.clock import HonestClock
@@ -28,6 +29,7 @@ from tms_core.messaging.producer_rows import (
     Registration,
     TransactionOutcome,
     begun_by,
+    counting,
     last_of,
     next_generation,
     producers_of,
@@ -36,13 +38,13 @@ from tms_core.messaging.producer_rows import (
 )
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.topics import TopicRegistry
-from tms_core.rowkey import LONG_MAX
+from tms_core.rowkey import LONG_MAX, generation_prefix
 from tms_core.tables.side import SideChange, SideTable
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import transaction_ms
 
-#: Of how many producers and topics it is remembered that the last request is there.
+#: Of how many producers and topics the last request is remembered.
 _KNOWN_REQUESTS = 20_000
 
 
@@ -64,28 +66,71 @@ class Sent(NamedTuple):
     label: str = ""
 
 
+class _Keys(NamedTuple):
+    """What does not change between the requests of a producer to a topic.
+
+    Attributes:
+        producer: who it is.
+        registered: the key of its registration.
+        request: the key of its last request to the topic.
+    """
+
+    producer: ProducerName
+    registered: bytes
+    request: bytes
+
+
+@lru_cache(maxsize=4096)
+def _keys(home: TopicId, home_generation: int, name: str, topic: TopicId, generation: int) -> _Keys:
+    """Those of a producer by its home and its name; raises ``BadRequest`` where it cannot have that name."""
+    if not NAME.fullmatch(name):
+        raise BadRequest(f"{name!r} cannot be a producer.", "Use at most 255 letters, digits, '_' and '-'.")
+    producer = ProducerName(home, home_generation, name)
+    return _Keys(producer, producer.key, producer.request_key(generation_prefix(topic.prefix, generation)))
+
+
+class _Last(NamedTuple):
+    """A last request as it was written down, and whether its rows are there."""
+
+    value: bytes
+    request: LastRequest
+    written: bool
+
+
 class Admitted(NamedTuple):
     """A request that its producer may send.
 
     Attributes:
         sent: what it says.
-        producer: who sends it.
-        key: of the producer's last request to the topic.
-        former: that request; None: there is none.
+        keys: of its producer and of its last request to the topic.
+        registered: the registration by which it was admitted.
+        former: the last request as it is written down; None: there is none.
+        repeated: that request, if this is it once more.
         written: whether the rows of that are known to be there.
     """
 
     sent: Sent
-    producer: ProducerName
-    key: bytes
-    former: LastRequest | None
-    written: bool
+    keys: _Keys
+    registered: bytes | None
+    former: bytes | None
+    repeated: LastRequest | None = None
+    written: bool = False
 
-    @property
-    def is_repeated(self) -> bool:
-        """Whether it is the last request once more."""
-        former = self.former
-        return former is not None and (former.generation, former.sequence) == (self.sent.generation, self.sent.sequence)
+
+def _refusal(producer: ProducerName, generation: int, raw: bytes | None) -> ProducerFenced | None:
+    """Why an instance does not count where its producer has this registration; or None."""
+    known = None if raw is None else counting(raw)
+    if known is None:
+        return ProducerFenced(
+            f"Producer {producer.name} of {producer.home} is not known: it was idle too long, or deleted.",
+            "Register the producer again; this instance can no longer publish.",
+        )
+    if generation == known:
+        return None
+    return ProducerFenced(
+        f"Producer {producer.name} of {producer.home} has generation {known} now, and {generation} is fenced.",
+        "Another instance has taken over; end this one.",
+    )
 
 
 class Producers:
@@ -114,8 +159,8 @@ class Producers:
         self._max_lifetime_ms = max_lifetime_ms
         self._transactions = transactions
         self._rows = RememberedRows(side)
-        #: The last requests whose rows are there.
-        self._written: dict[bytes, LastRequest] = {}
+        #: Last requests by their keys.
+        self._last: dict[bytes, _Last] = {}
         self._in_flight = InFlight()
 
     # -- producers ----------------------------------------------------------------------------------------------------
@@ -148,7 +193,7 @@ class Producers:
                 made = Registration(next_generation(known, now_ms), instance, now_ms, former, settled=False)
                 self._change(producer.key, raw, made)
                 known = made
-            self._in_flight.wait_for_older(producer, known.generation)
+            self._in_flight.wait_for_older(producer.key, name, known.generation)
             return known if known.settled else self._settle(producer, known)
 
     def of(self, home: TopicId) -> list[tuple[str, Registration, list[Begun]]]:
@@ -177,7 +222,7 @@ class Producers:
             raw, known = self._known(producer)
             gone = known._replace(generation=known.generation + 1, instance=NO_INSTANCE, settled=False)
             self._change(producer.key, raw, gone)
-            self._in_flight.wait_for_older(producer, gone.generation)
+            self._in_flight.wait_for_older(producer.key, name, gone.generation)
             settled = self._settle(producer, gone)
             # The row stays until the janitor comes, so that no generation is given twice.
             forgotten = settled._replace(former=None)
@@ -194,7 +239,7 @@ class Producers:
                 the transaction must be invalidated.
         """
         producer = self._named(sent.home, sent.name)
-        self._require_newest(producer, sent.generation)
+        self._require_newest(producer, producer.key, sent.generation)
         key = producer.begun_key(pointer)
         value = self._side.get(key)
         if value is None:
@@ -206,7 +251,7 @@ class Producers:
     def forget(self) -> None:
         """Forget what was read, because another process may have written."""
         self._rows.forget()
-        self._written.clear()
+        self._last.clear()
 
     # -- what they send -----------------------------------------------------------------------------------------------
 
@@ -225,22 +270,27 @@ class Producers:
             For each what is known of its producer, or why it is refused.
         """
         self._rows.forget_old(now_ms)
-        found: list[Admitted | TmsError] = []
-        held: list[tuple[bytes, ProducerName, int]] = []
+        found: list[Admitted | TmsError | None] = []
+        asked: list[tuple[_Keys, int]] = []
+        for sent, _, _ in batch:
+            try:
+                home = topic if sent.home == topic.topic else self._topics.get(sent.home)
+                keys = _keys(home.topic, home.generation, sent.name, topic.topic, topic.generation)
+                asked.append((keys, len(found)))
+                found.append(None)
+            except TmsError as error:
+                found.append(error)
+        # Before it is looked whether they count, or a newer instance might not wait for them.
+        begun = self._in_flight.begin((keys.request, keys.registered, batch[at][0].generation) for keys, at in asked)
         try:
-            for sent, pointer, number in batch:
+            for (keys, at), is_begun in zip(asked, begun, strict=True):
                 try:
-                    producer = self._named(sent.home, sent.name, topic)
-                    key = producer.request_key(topic)
-                    self._in_flight.begin(key, producer, sent.generation)
-                    held.append((key, producer, sent.generation))
-                    found.append(self._admit(sent, producer, key, pointer, number))
+                    found[at] = self._admit(keys, *batch[at], is_begun=is_begun)
                 except TmsError as error:
-                    found.append(error)
-            yield found
+                    found[at] = error
+            yield cast(list[Admitted | TmsError], found)
         finally:
-            for one in held:
-                self._in_flight.end(*one)
+            self._in_flight.end(keys.request for (keys, _), is_begun in zip(asked, begun, strict=True) if is_begun)
 
     def announce(self, requests: Sequence[tuple[Admitted, int | None, int, int]]) -> list[TmsError | None]:
         """Write down where the rows of requests will be, and whose transactions they belong to. Durable on return.
@@ -259,19 +309,23 @@ class Producers:
             StoreError: the store failed.
         """
         changes = []
+        if len(self._last) >= _KNOWN_REQUESTS:
+            self._last.clear()
         for admitted, pointer, first, number in requests:
-            puts, deletes = self._noted(admitted, pointer)
-            value = LastRequest(admitted.sent.generation, admitted.sent.sequence, first, number).pack()
-            expected = None if admitted.former is None else admitted.former.pack()
-            changes.append(SideChange(admitted.key, expected, value, puts, deletes))
+            sent, key = admitted.sent, admitted.keys.request
+            request = LastRequest(sent.generation, sent.sequence, first, number)
+            value = request.pack()
+            self._last[key] = _Last(value, request, written=False)
+            changes.append(SideChange(key, admitted.former, value, *self._noted(admitted, pointer)))
         self._make(changes, [admitted.sent.name for admitted, *_ in requests])
-        return [self._refusal(admitted.producer, admitted.sent.generation) for admitted, *_ in requests]
+        return [self._refusal_since(admitted) for admitted, *_ in requests]
 
-    def wrote(self, admitted: Admitted, first: int, number: int) -> None:
-        """The rows of a request are there, so a repetition need not look."""
-        if len(self._written) >= _KNOWN_REQUESTS:
-            self._written.clear()
-        self._written[admitted.key] = LastRequest(admitted.sent.generation, admitted.sent.sequence, first, number)
+    def wrote(self, admitted: Admitted) -> None:
+        """The rows of a request that was announced are there, so a repetition need not look."""
+        key = admitted.keys.request
+        last = self._last.get(key)
+        if last is not None:
+            self._last[key] = last._replace(written=True)
 
     def is_void(self, producer: ProducerName, pointer: int) -> bool:
         """Whether a transaction was rolled back by its producer."""
@@ -285,7 +339,8 @@ class Producers:
             ProducerFenced: it does not.
             TmsError: what it names is not there, or the store failed.
         """
-        self._require_newest(self._named(sent.home, sent.name), sent.generation)
+        producer = self._named(sent.home, sent.name)
+        self._require_newest(producer, producer.key, sent.generation)
 
     def is_processed(self, topic: TopicMetadata, at: int) -> bool:
         """Whether rows up to a position may be gone because all consumers have processed them (rule L7)."""
@@ -293,40 +348,44 @@ class Producers:
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
-    def _named(self, home: TopicId, name: str, known: TopicMetadata | None = None) -> ProducerName:
-        if not NAME.fullmatch(name):
-            raise BadRequest(f"{name!r} cannot be a producer.", "Use at most 255 letters, digits, '_' and '-'.")
-        if known is None or known.topic != home:
-            known = self._topics.get(home)
-        return ProducerName.of(known, name)
+    def _named(self, home: TopicId, name: str) -> ProducerName:
+        known = self._topics.get(home)
+        return _keys(home, known.generation, name, home, known.generation).producer
 
-    def _admit(self, sent: Sent, producer: ProducerName, key: bytes, pointer: int | None, number: int) -> Admitted:
+    def _admit(self, keys: _Keys, sent: Sent, pointer: int | None, number: int, *, is_begun: bool) -> Admitted:
         """What is known of a producer that counts.
 
         Raises:
+            Unavailable: another request of it to the topic is under way.
             ProducerFenced: a newer one counts, or none.
             TransactionEnded: its transaction was rolled back.
             BadRequest: a later request was done, or it is another one under the same number; or another server may lead
                 the topic than the one that registers the producer's instances, which waits for what is under way here.
         """
-        if not self._side.have_one_leader(producer.key, key):
+        if not is_begun:
+            raise Unavailable(f"A request of producer {sent.name} to this topic is under way.", "Try again.")
+        if not self._side.have_one_leader(keys.registered, keys.request):
             raise BadRequest(
                 f"Producer {sent.name} of {sent.home} cannot publish to this topic: they are of different slots.",
                 "Register a producer at this topic, or set server.leader.slots to 1.",
             )
         if not 0 < sent.sequence <= LONG_MAX or len(sent.label.encode()) > LABEL_BYTES:
             raise BadRequest("A sequence number is at least 1, and a label has 1,000 bytes at most.", "Send others.")
-        self._require_newest(producer, sent.generation)
-        if pointer is not None and self.is_void(producer, pointer):
+        registered = self._require_newest(keys.producer, keys.registered, sent.generation)
+        if pointer is not None and self.is_void(keys.producer, pointer):
             raise TransactionEnded(
                 f"Transaction {pointer} was rolled back, so it writes nothing.", "Begin another one."
             )
-        raw = self._rows.get(key)
-        former = None if raw is None else LastRequest.parse(raw)
-        found = Admitted(sent, producer, key, former, former is not None and self._written.get(key) == former)
-        if former is None or former.generation != sent.generation or former.sequence < sent.sequence:
-            return found
-        if not found.is_repeated:
+        raw = self._rows.get(keys.request)
+        if raw is None:
+            return Admitted(sent, keys, registered, None)
+        last = self._last.get(keys.request)
+        if last is None or last.value != raw:
+            last = _Last(raw, LastRequest.parse(raw), written=False)
+        former = last.request
+        if former.generation != sent.generation or former.sequence < sent.sequence:
+            return Admitted(sent, keys, registered, raw)
+        if former.sequence > sent.sequence:
             raise BadRequest(
                 f"Request {sent.sequence} of producer {sent.name} comes after its request {former.sequence}.",
                 "Number requests upwards, and repeat only the last one.",
@@ -336,14 +395,15 @@ class Producers:
                 f"Request {sent.sequence} of producer {sent.name} was sent before with other contents.",
                 "Repeat a request unchanged, or give the new request the next number.",
             )
-        return found
+        return Admitted(sent, keys, registered, raw, former, last.written)
 
     def _noted(self, admitted: Admitted, pointer: int | None) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
         """Rows to write and to delete so that a transaction is written down."""
-        if pointer is None or self._rows.get(key := admitted.producer.begun_key(pointer)) is not None:
+        producer = admitted.keys.producer
+        if pointer is None or self._rows.get(key := producer.begun_key(pointer)) is not None:
             return [], []
         sent = admitted.sent
-        rows = [row for row in begun_by(self._side, admitted.producer) if row[1].pointer < pointer]
+        rows = [row for row in begun_by(self._side, producer) if row[1].pointer < pointer]
         decided = [(key, begun) for key, begun in rows if self._is_decided(begun)]
         # The last one that may be committed is what the next instance goes on behind; should this one come to nothing.
         last = next((key for key, begun in reversed(decided) if not self._is_void(begun)), None)
@@ -359,27 +419,22 @@ class Producers:
         manager = self._transactions
         return begun.void or (manager is not None and manager.status(begun.pointer) == "invalid")
 
-    def _require_newest(self, producer: ProducerName, generation: int) -> None:
+    def _require_newest(self, producer: ProducerName, key: bytes, generation: int) -> bytes | None:
+        """Return the registration by which an instance counts; raises ``ProducerFenced`` where it does not."""
         # What is remembered is enough to let a request pass, since it is looked at again behind its announcement.
-        if self._refusal(producer, generation, again=False) and (error := self._refusal(producer, generation)):
-            raise error
+        raw = self._rows.get(key)
+        if raw is None or counting(raw) != generation:
+            raw = self._rows.get(key, again=True)
+            if error := _refusal(producer, generation, raw):
+                raise error
+        return raw
 
-    def _refusal(self, producer: ProducerName, generation: int, *, again: bool = True) -> ProducerFenced | None:
-        """Why an instance does not count, or None; ``again``: by what stands in the table now."""
-        raw = self._rows.get(producer.key, again=again)
-        known = None if raw is None else registration(raw)
-        if known is None or known.instance == NO_INSTANCE:
-            return ProducerFenced(
-                f"Producer {producer.name} of {producer.home} is not known: it was idle too long, or deleted.",
-                "Register the producer again; this instance can no longer publish.",
-            )
-        if generation == known.generation:
+    def _refusal_since(self, admitted: Admitted) -> ProducerFenced | None:
+        """Why an instance that was admitted does not count any more, by what stands in the table now; or None."""
+        raw = self._rows.get(admitted.keys.registered, again=True)
+        if raw == admitted.registered:
             return None
-        return ProducerFenced(
-            f"Producer {producer.name} of {producer.home} has generation {known.generation} now, "
-            f"and {generation} is fenced.",
-            "Another instance has taken over; end this one.",
-        )
+        return _refusal(admitted.keys.producer, admitted.sent.generation, raw)
 
     def _known(self, producer: ProducerName) -> tuple[bytes, Registration]:
         raw = self._side.get(producer.key)

@@ -223,18 +223,18 @@ class Queue(ABC, Generic[R]):
         sent = [(sent, request.pointer, len(request.messages) or 1) for request, sent in asked]
         with producers.sending(topic, now_ms, sent) as found:
             for (request, _), one in zip(asked, found, strict=True):
-                if isinstance(one, Admitted):
-                    request.admitted = one
-                    self._repeat(topic, request, one, now_ms)
-                else:
+                if not isinstance(one, Admitted):
                     request.answer.set_exception(one)
+                    continue
+                request.admitted = one
+                if one.repeated is not None:
+                    self._repeat(topic, request, one, one.repeated, now_ms)
             yield [request for request in batch if not request.answer.done()]
 
-    def _repeat(self, topic: TopicMetadata, request: WriteRequest[R], admitted: Admitted, now_ms: int) -> None:
+    def _repeat(
+        self, topic: TopicMetadata, request: WriteRequest[R], admitted: Admitted, former: LastRequest, now_ms: int
+    ) -> None:
         """Answer a request that was written before."""
-        former = admitted.former
-        if former is None or not admitted.is_repeated:
-            return
         try:
             # What is left of a request that was done stays.
             may_be_gone = self._may_be_gone(topic, request, former.first, now_ms)
@@ -276,9 +276,9 @@ class Queue(ABC, Generic[R]):
                 request.answer.set_exception(error)
         return any(errors)
 
-    def _note_written(self, request: WriteRequest[R], first: int) -> None:
+    def _note_written(self, request: WriteRequest[R]) -> None:
         if request.admitted is not None and self._context.producers is not None:
-            self._context.producers.wrote(request.admitted, first, len(request.messages) or 1)
+            self._context.producers.wrote(request.admitted)
 
     def _is_late(self, request: WriteRequest[R]) -> bool:
         """Whether a request was written after the end of its transaction, or after that was rolled back."""
@@ -290,7 +290,7 @@ class Queue(ABC, Generic[R]):
         return (
             request.admitted is not None
             and producers is not None
-            and producers.is_void(request.admitted.producer, pointer)
+            and producers.is_void(request.admitted.keys.producer, pointer)
         )
 
     def _in_time(self, request: WriteRequest[R], at: int) -> bool:

@@ -45,12 +45,19 @@ class RememberedRows:
         return value
 
     def change(self, changes: Sequence[SideChange]) -> list[bool]:
-        """Change rows as :meth:`SideTable.exchange_each` does."""
-        self._drop(changes)
+        """Change rows as :meth:`SideTable.exchange_each` does; what was written is remembered, if nothing else was."""
+        keys = [key for change in changes for key in _changed(change)]
+        before = self._drop(keys)
+        made: list[bool] = []
         try:
-            return self._side.exchange_each(changes)
+            made = self._side.exchange_each(changes)
         finally:
-            self._drop(changes)
+            alone = self._drop(keys) == before + 1
+        if alone and all(made):
+            with self._lock:
+                if self._changes == before + 1:
+                    self._rows.update((change.key, change.value) for change in changes)
+        return made
 
     def forget_old(self, now_ms: int) -> None:
         """Forget what was read long ago, or is too much."""
@@ -64,9 +71,17 @@ class RememberedRows:
             self._changes += 1
             self._rows.clear()
 
-    def _drop(self, changes: Sequence[SideChange]) -> None:
+    def _drop(self, keys: Sequence[bytes]) -> int:
+        """Forget rows that are being changed; returns how often any were."""
         with self._lock:
             self._changes += 1
-            for change in changes:
-                for key in (change.key, *(key for key, _ in change.puts), *change.deletes):
-                    self._rows.pop(key, None)
+            for key in keys:
+                self._rows.pop(key, None)
+            return self._changes
+
+
+def _changed(change: SideChange) -> Sequence[bytes]:
+    """The keys of the rows that it changes."""
+    if not change.puts and not change.deletes:
+        return (change.key,)
+    return (change.key, *(key for key, _ in change.puts), *change.deletes)

@@ -7,8 +7,10 @@ makes a future for each batch and takes four locks, which is a fifth of what pub
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from threading import Condition, Lock, Thread
+from typing import Generic, TypeVar
 
 from tms_core.errors import Unavailable
 
@@ -17,6 +19,31 @@ THREADS = 4
 
 #: Takes what is queued for a topic, writes it and answers it. Never raises.
 Batch = Callable[[], None]
+R = TypeVar("R")
+
+
+class Once(Generic[R]):
+    """Makes something the first time it is asked for, by whichever thread asks; the others wait for that.
+
+    Args:
+        make: makes it; what it raises is raised to each that asks.
+    """
+
+    def __init__(self, make: Callable[[], R]) -> None:
+        self._make = make
+        self._made: list[R] = []
+        self._lock = Lock()
+
+    def __call__(self) -> R:
+        with self._lock:
+            if not self._made:
+                self._made.append(self._make())
+            return self._made[0]
+
+    def begin(self) -> None:
+        """Have it made, for those who ask later."""
+        with suppress(Exception):
+            self()
 
 
 class Work:
@@ -72,6 +99,10 @@ class Work:
         """Have a batch written; returns at once."""
         self._batches.put(batch)
 
+    def aside(self, task: Batch) -> None:
+        """Have something done by a thread that has nothing else to do, if there is one."""
+        self._batches.put(task)
+
     def close(self) -> None:
         """Accept no more, and return when all is answered and the threads have ended; closing twice is no error."""
         with self._lock:
@@ -83,8 +114,5 @@ class Work:
             thread.join()
 
     def _serve(self) -> None:
-        while (batch := self._batches.get()) is not None:
-            self._write(batch)
-
-    def _write(self, batch: Batch) -> None:
-        batch()
+        while (task := self._batches.get()) is not None:
+            task()

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import repeat
 from typing import cast
 
 from tms_core.errors import BadRequest, StoreError
@@ -22,15 +21,18 @@ from tms_core.messaging.lines import Line
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.producer_rows import LastRequest
 from tms_core.messaging.queue import Queue, WriterContext, WriteRequest, ended
+from tms_core.messaging.work import Once
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix
 from tms_core.tables.base import KeyTable, MessageTable, MessageValue, PayloadTable, TxCell, every
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 
+Rows = Sequence[tuple[bytes, MessageValue]]
+
 #: Cells read at once by a rollback.
 _CELLS = 1000
-#: Makes a row's value of pointer and payload; the constructor of a named tuple without its detour through Python.
-_value = partial(tuple.__new__, MessageValue)
+#: From how many rows on they are made as the table takes them fastest, and while a request is announced.
+_MANY_ROWS = 100
 
 
 class MessageWriter(Queue[RollbackRange | None]):
@@ -57,25 +59,20 @@ class MessageWriter(Queue[RollbackRange | None]):
 
     def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[RollbackRange | None]]) -> None:
         line = self._context.lines.messages(topic)
-        first = stop = line.ids.first(now_ms)
-        runs: list[CachedRun] = []
-        written: list[WriteRequest[RollbackRange | None]] = []
-        for request in batch:
-            if self._in_time(request, stop) and self._hides_nothing(topic, request):
-                written.append(request)
-                runs.append(CachedRun(stop, request.pointer, request.messages or None, request.size, request.ttl_ms))
-                stop += len(request.messages) or 1
+        first = line.ids.first(now_ms)
+        written, runs, stop = self._placed(topic, batch, first)
         if not runs:
             return
         line.ids.take(first, stop)
         try:
             # What is published without transactions and producers, as most is, is not looked at any further.
             looks = any(request.pointer is not None or request.admitted is not None for request in written)
-            if looks and self._announce_requests(written, [run.first for run in runs]):
+            rows = self._announce_sent(line.prefix, runs, written) if looks else None
+            if rows is None and looks:
                 runs = [run for request, run in zip(written, runs, strict=True) if not request.answer.done()]
                 written = [request for request in written if not request.answer.done()]
             self._announce(line, runs)
-            self._put(line.prefix, runs, written)
+            self._put(line.prefix, runs, written, rows or self._rows(line.prefix, runs))
             if looks:
                 runs = [self._looked_at(line, request, run) for request, run in zip(written, runs, strict=True)]
             self._cache.add(line.prefix, runs)
@@ -91,9 +88,37 @@ class MessageWriter(Queue[RollbackRange | None]):
                 request.answer.set_result(_rollback_range(run))
         line.tell()
 
+    def _placed(
+        self, topic: TopicMetadata, batch: Sequence[WriteRequest[RollbackRange | None]], at: int
+    ) -> tuple[list[WriteRequest[RollbackRange | None]], list[CachedRun], int]:
+        """The requests that may be written, what each becomes from a position on, and the first one behind them."""
+        written: list[WriteRequest[RollbackRange | None]] = []
+        runs: list[CachedRun] = []
+        for request in batch:
+            if self._in_time(request, at) and self._hides_nothing(topic, request):
+                written.append(request)
+                runs.append(CachedRun(at, request.pointer, request.messages or None, request.size, request.ttl_ms))
+                at += len(request.messages) or 1
+        return written, runs, at
+
+    def _announce_sent(
+        self, prefix: bytes, runs: Sequence[CachedRun], written: Sequence[WriteRequest[RollbackRange | None]]
+    ) -> Rows | None:
+        """Write down where the rows of producers will be; answers those refused.
+
+        Returns:
+            The rows, where there are many, made while the disk was waited for; None: they are to be made.
+        """
+        rows = Once(partial(self._rows, prefix, runs))
+        many = runs[-1].stop - runs[0].first >= _MANY_ROWS and any(request.admitted is not None for request in written)
+        if many:
+            self._context.work.aside(rows.begin)
+        refused = self._announce_requests(written, [run.first for run in runs])
+        return rows() if many and not refused else None
+
     def _written(self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None], run: CachedRun) -> None:
         """Note what was written in a transaction or by a producer; answers what came too late."""
-        self._note_written(request, run.first)
+        self._note_written(request)
         pointer = run.pointer
         if pointer is not None and pointer < 0:
             request.answer.set_exception(ended(request.pointer))
@@ -140,19 +165,28 @@ class MessageWriter(Queue[RollbackRange | None]):
             self._table.invert(_cells(line.prefix, run))
         return run._replace(pointer=-run.pointer)
 
+    def _rows(self, prefix: bytes, runs: Sequence[CachedRun]) -> Rows:
+        few = runs and runs[-1].stop - runs[0].first < _MANY_ROWS
+        rows_of = partial(MessageTable.rows_of, self._table) if few else self._table.rows_of
+        found = (rows_of(_keys(prefix, run), run.pointer, run.payloads) for run in runs)
+        rows = next(found, [])
+        for more in found:
+            rows += more
+        return rows
+
     def _put(
-        self, prefix: bytes, runs: Sequence[CachedRun], written: Sequence[WriteRequest[RollbackRange | None]]
+        self,
+        prefix: bytes,
+        runs: Sequence[CachedRun],
+        written: Sequence[WriteRequest[RollbackRange | None]],
+        rows: Rows,
     ) -> None:
         """Write rows; where that fails, those are taken back that are in transactions, or that a producer repeats."""
-        rows: list[tuple[bytes, MessageValue]] = []
-        for run in runs:
-            payloads = (None,) if run.payloads is None else run.payloads
-            rows += zip(_keys(prefix, run), map(_value, zip(repeat(run.pointer), payloads, strict=False)), strict=True)
         try:
             self._table.put(rows)
         except StoreError:
             with suppress(StoreError):
-                self._table.invert([TxCell(key, p, payload is None) for key, (p, payload) in rows if p is not None])
+                self._table.invert([cell for run in runs if run.pointer is not None for cell in _cells(prefix, run)])
             for request, run in zip(written, runs, strict=True):
                 if request.sent is not None and run.pointer is None:
                     with suppress(StoreError):
@@ -216,7 +250,7 @@ class PayloadWriter(Queue[None]):
                     self._table.delete(self._keys_of(topic, request, first))
                 request.answer.set_exception(ended(request.pointer))
                 continue
-            self._note_written(request, first)
+            self._note_written(request)
             self._context.lines.hide(topic, cast(int, request.pointer))
             request.answer.set_result(None)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 
 from tms_core.messaging.work import THREADS, Batch, Work
@@ -48,7 +49,7 @@ class Turns(Work):
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            super().run(batch)
+            super().run(partial(self._write, batch))
             return
         if self.quick and self.requests == 1 and self.bytes <= SMALL_BYTES and self.alone and self.alone():
             self._write(batch)
@@ -60,7 +61,7 @@ class Turns(Work):
     def _end_turn(self) -> None:
         begun, self._begun = self._begun, []
         for batch in begun:
-            super().run(batch)
+            super().run(partial(self._write, batch))
 
     def _write(self, batch: Batch) -> None:
         started = perf_counter()

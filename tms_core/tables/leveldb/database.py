@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import chain, islice, starmap
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
@@ -334,8 +334,7 @@ class WritableDatabase(Database):
                 with self._handle as db:
                     batch = db.write_batch(sync=any(write.synced for write in writes))
                     for write in writes:
-                        for key, value in write.puts:
-                            batch.put(key, value)
+                        deque(starmap(batch.put, write.puts), maxlen=0)
                         deque(map(batch.delete, write.deletes), maxlen=0)
                     self._unsynced = self._unsynced or not all(write.synced for write in writes)
                     try:

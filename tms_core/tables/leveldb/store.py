@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tms_core.errors import StoreError
 from tms_core.tables.base import (
@@ -284,7 +284,24 @@ class LevelDBMessageTable(LevelDBTable, LevelDBMessageReads, MessageTable):
 
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
         self._calls["put"] += 1
-        self._writable.put((key, encode(value)) for key, value in rows)
+        if isinstance(rows, _Encoded):
+            self._writable.put(cast(Sequence[tuple[bytes, bytes]], rows))
+        else:
+            self._writable.put((key, encode(value)) for key, value in rows)
+
+    def rows_of(
+        self, keys: Sequence[bytes], pointer: int | None, payloads: Sequence[bytes] | None
+    ) -> list[tuple[bytes, MessageValue]]:
+        if payloads is None:
+            values: Iterable[bytes] = [encode(MessageValue(pointer, None))]
+        else:
+            # They begin alike.
+            values = map((_PLAIN_TAG if pointer is None else _head(_TRANSACTIONAL, pointer)).__add__, payloads)
+        return _Encoded(cast(Iterable[tuple[bytes, MessageValue]], zip(keys, values, strict=True)))
+
+
+class _Encoded(list[tuple[bytes, MessageValue]]):
+    """Rows whose values are bytes already, as they are stored."""
 
 
 class LevelDBPayloadTable(LevelDBTable, LevelDBPayloadReads, PayloadTable):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +39,9 @@ class GroupLog(ABC):
         self._synced = 0
         self._failure: OSError | StoreError | None = None
         self._buffer = Lock()
-        self._disk = Lock()
+        #: Whether a thread writes, and who waits for it: up to which edit, and what wakes them.
+        self._writing = False
+        self._waiting: list[tuple[int, Lock]] = []
 
     def append(self, edit: Edit) -> int:
         """Put an edit at the end, in memory; returns what :meth:`sync` takes to wait for it."""
@@ -54,15 +57,39 @@ class GroupLog(ABC):
         Raises:
             LogFailed: they are not, and will not be.
         """
-        if self._synced >= position:
-            return
-        with self._disk:
-            if self._synced >= position:
-                return
-            if self._failure is None:
+        if self._is_to_write(position):
+            try:
                 self._write()
-            if self._failure is not None:
-                raise self._failed(self._failure) from self._failure
+            finally:
+                self._pass_on()
+        if self._failure is not None and self._synced < position:
+            raise self._failed(self._failure) from self._failure
+
+    def _is_to_write(self, position: int) -> bool:
+        """Return when so many edits are safe, or never will be; or, if it is so, that it is this thread's to write."""
+        with self._buffer:
+            if self._synced >= position or self._failure is not None:
+                return False
+            if not self._writing:
+                self._writing = True
+                return True
+            turn = Lock()
+            turn.acquire()
+            self._waiting.append((position, turn))
+        turn.acquire()
+        return self._synced < position and self._failure is None
+
+    def _pass_on(self) -> None:
+        """Wake those whose edits are safe, and of the others the first, to write for all of them."""
+        with self._buffer:
+            synced = self._synced if self._failure is None else sys.maxsize
+            woken = [turn for position, turn in self._waiting if position <= synced]
+            self._waiting = [one for one in self._waiting if one[0] > synced]
+            self._writing = bool(self._waiting)
+            if self._writing:
+                woken.append(self._waiting.pop(0)[1])
+        for turn in woken:
+            turn.release()
 
     @abstractmethod
     def close(self) -> None:
@@ -111,10 +138,12 @@ class LogFile(GroupLog):
 
     def close(self) -> None:
         """Close the file; what was not synced may be lost."""
-        with self._disk:
-            if self._file is not None:
-                os.close(self._file)
-                self._file = None
+        is_mine = self._is_to_write(sys.maxsize)
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        if is_mine:
+            self._pass_on()
 
     def _put(self, first: int, edits: Sequence[bytes]) -> None:
         if self._file is None:
