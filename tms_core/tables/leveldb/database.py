@@ -11,6 +11,7 @@ The hot path of a sweep is ``keys`` and ``delete``: one library call per page an
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
@@ -21,7 +22,7 @@ from typing import NamedTuple
 
 import plyvel
 
-from tms_core.tables.base import Page
+from tms_core.tables.base import KeyRange, Page
 from tms_core.tables.leveldb.handle import Handle
 from tms_core.tables.leveldb.lock import sync, translated, writing
 
@@ -33,6 +34,8 @@ PAGE_BYTES = 32 << 20
 
 #: Rows after which their size is checked where rows come as columns; large ones among them come all the same.
 _MEASURED_ROWS = 128
+#: Rows that a search reads at first, since the range may have few, and what lies behind it is read in vain.
+_FIRST_ROWS = 8
 
 #: Makes a row's new value of its present one (None: no such row); None leaves the row as it is.
 Change = Callable[[bytes | None], bytes | None]
@@ -51,11 +54,13 @@ class Matches(NamedTuple):
 
     Attributes:
         read: how many rows were looked at.
+        behind: where there are no keys, as of :class:`~tms_core.tables.base.Search`.
     """
 
     rows: list[tuple[bytes, bytes]]
     read: int
     resume: bytes | None
+    behind: KeyRange | None = None
 
 
 class Database:
@@ -142,24 +147,34 @@ class Database:
     def matching(self, start: bytes, stop: bytes | None, limit: int, wanted: Container[bytes], place: slice) -> Matches:
         """Of at most ``limit`` rows those whose value has one of some bytes at a place.
 
-        The others cost little more than LevelDB's own going from row to row.
+        The others cost little more than LevelDB's own going from row to row. The iterator knows no ``stop``: a row behind
+        it proves that reading came to the end (S3), and to look for that row again would be as much work as all rows
+        that were deleted in between.
         """
         matches: list[tuple[bytes, bytes]] = []
-        read, last = 0, start
+        read, last, size = 0, start, _FIRST_ROWS
         with (
             translated(self.folder),
             self._handle as db,
-            db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True) as rows,
+            db.iterator(start=start, fill_cache=False, verify_checksums=True) as rows,
         ):
             while read < limit:
                 # As a list first, because the library fills one fastest; of few, since their values may be large.
-                some = list(islice(rows, min(_MEASURED_ROWS, limit - read)))
+                some = list(islice(rows, min(size, limit - read)))
+                ends = len(some) < min(size, limit - read)
+                behind = None
+                if some and stop is not None and some[-1][0] >= stop:
+                    inside = bisect_left(some, (stop,))
+                    behind, some = some[inside][0], some[:inside]
                 matches += [row for row in some if row[1][place] in wanted]
                 read += len(some)
                 last = some[-1][0] + b"\x00" if some else last
-                if len(some) < _MEASURED_ROWS and read < limit:
+                if behind is not None:
+                    return Matches(matches, read, None, KeyRange(last, behind))
+                if ends:
                     _check_end(db, last)
                     return Matches(matches, read, None)
+                size = min(2 * size, _MEASURED_ROWS)
         return Matches(matches, read, last)
 
     def all(self) -> list[tuple[bytes, bytes]]:
@@ -263,9 +278,11 @@ class WritableDatabase(Database):
         """
         written, puts = [], []
         with translated(self.folder), self._rewriting:
-            with self._handle as db, db.raw_iterator(fill_cache=False, verify_checksums=True) as rows:
+            with self._handle as db, db.iterator(fill_cache=False, verify_checksums=True) as rows:
+                # Else the first step would go through whatever was deleted at the start of the table.
+                rows.seek_to_stop()
                 for key, change in changes:
-                    value = change(_value(rows, key))
+                    value = change(_value(db, rows, key))
                     if value is not None:
                         puts.append((key, value))
                     written.append(value is not None)
@@ -359,13 +376,15 @@ class WritableDatabase(Database):
             self._failed, self._unsynced = None, False
 
 
-def _value(rows: plyvel.RawIterator, key: bytes) -> bytes | None:
+def _value(db: plyvel.DB, rows: plyvel.Iterator, key: bytes) -> bytes | None:
     """The value of a row, which mostly is the one behind the row that was asked for last; None: there is none."""
-    if rows.valid():
-        rows.next()
-    if not rows.valid() or rows.key() != key:
+    found = next(rows, None)
+    if found is None or found[0] != key:
         rows.seek(key)
-    return rows.value() if rows.valid() and rows.key() == key else None
+        found = next(rows, None)
+    if found is None:
+        _check_end(db, key)
+    return found[1] if found is not None and found[0] == key else None
 
 
 def _check_end(db: plyvel.DB, at: bytes) -> None:
