@@ -187,6 +187,11 @@ class KeyTable(KeyReads):
 
     weighs_compaction = False
 
+    @property
+    def compacts_beside(self) -> bool:
+        """Whether :meth:`compact` may be called by another thread while rows are read and written, at this moment."""
+        return False
+
     @abstractmethod
     def delete(self, keys: Sequence[bytes]) -> None:
         """Delete rows; keys that are not there are no error. Durable after :meth:`sync`."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
+from shutil import disk_usage
 from threading import Lock
 from typing import NamedTuple
 
@@ -319,6 +320,15 @@ class WritableDatabase(Database):
                     self._unsynced = True
                 raise
 
+    def has_room(self) -> bool:
+        """Whether the disk could take a second copy of all tables, which is more than a compaction ever needs."""
+        try:
+            used = sum(file.stat().st_size for file in self.folder.iterdir())
+            return disk_usage(self.folder).free > used
+        except OSError:
+            # A file that is gone by now, too: it is only a matter of when.
+            return False
+
     def compact(self, start: bytes, stop: bytes) -> None:
         """Rewrite the range's tables without its deleted rows."""
         with translated(self.folder), self._handle as db:
@@ -376,7 +386,7 @@ class WritableDatabase(Database):
             self._failed, self._unsynced = None, False
 
 
-def _value(db: plyvel.DB, rows: plyvel.Iterator, key: bytes) -> bytes | None:
+def _value(db: plyvel.DB, rows: plyvel._Rows, key: bytes) -> bytes | None:
     """The value of a row, which mostly is the one behind the row that was asked for last; None: there is none."""
     found = next(rows, None)
     if found is None or found[0] != key:

@@ -267,6 +267,10 @@ class LevelDBTable(LevelDBKeys):
         self._calls["sync"] += 1
         self._writable.sync()
 
+    @property
+    def compacts_beside(self) -> bool:
+        return self._writable.has_room()
+
     def compact(self, start: bytes, stop: bytes) -> None:
         self._calls["compact"] += 1
         self._writable.compact(start, stop)
