@@ -151,12 +151,13 @@ class Sweep:
             raise read_only_error()
         if not keys:
             return NOTHING_DONE
+        # Before they are: an error here leaves nothing done, and only ranges before this one are worked on yet.
+        self.deleted.add(table, keys)
         at_ms = self._ledger.announce(finding.work, finding.batch._replace(keys=keys))
         try:
             table.delete(keys)
         except StoreError as error:
             raise Unsure(finding, at_ms, error) from error
-        self.deleted.add(table, keys)
         return Done(keys, at_ms=at_ms)
 
     def _allowed(self, due: Due) -> list[bytes]:

@@ -25,7 +25,7 @@ import plyvel
 
 from tms_core.tables.base import KeyRange, Page
 from tms_core.tables.leveldb.handle import Handle
-from tms_core.tables.leveldb.lock import sync, translated, writing
+from tms_core.tables.leveldb.lock import sync_logs, translated, writing
 
 #: An explicit end for a range without one; only a foreign key could lie beyond.
 _LAST_KEY = b"\xff" * 64
@@ -299,9 +299,9 @@ class WritableDatabase(Database):
         """Sync every log there is.
 
         A synced write would do for the log in use alone: rows in an older one, which is still being made into a table,
-        would not survive. A log that disappears meanwhile has become a table, and LevelDB syncs those. A sync that
-        failed may succeed when it is repeated, although nothing came to the disk; so it counts as a failed write.
-        Nothing is done where all is synced, also by an opening anew, which makes tables of the logs.
+        would not survive. A sync that failed may succeed when it is repeated, although nothing came to the disk; so it
+        counts as a failed write. Nothing is done where all is synced, also by an opening anew, which makes tables of
+        the logs.
         """
         with writing(self.folder):
             with self._disk:
@@ -310,10 +310,7 @@ class WritableDatabase(Database):
                     return
                 self._unsynced = False
             try:
-                for log in self.folder.glob("*.log"):
-                    with suppress(FileNotFoundError):
-                        sync(log)
-                sync(self.folder)
+                sync_logs(self.folder)
             except OSError:
                 with self._disk:
                     self._failed = self._failed or []
@@ -322,12 +319,8 @@ class WritableDatabase(Database):
 
     def has_room(self) -> bool:
         """Whether the disk could take a second copy of all tables, which is more than a compaction ever needs."""
-        try:
-            used = sum(file.stat().st_size for file in self.folder.iterdir())
-            return disk_usage(self.folder).free > used
-        except OSError:
-            # A file that is gone by now, too: it is only a matter of when.
-            return False
+        with translated(self.folder):
+            return disk_usage(self.folder).free > self.estimate_bytes(b"", None)
 
     def compact(self, start: bytes, stop: bytes) -> None:
         """Rewrite the range's tables without its deleted rows."""
