@@ -52,7 +52,6 @@ class Slice:
             return False
         return table.estimate_bytes(self.last, first) <= GAP_BYTES
 
-
     @property
     def worthwhile(self) -> bool:
         return self.rows >= WORTHWHILE_ROWS or self.table.weighs_compaction

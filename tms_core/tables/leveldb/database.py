@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import plyvel
 
+from tms_core.errors import StoreError
 from tms_core.tables.base import KeyRange, Page
 from tms_core.tables.leveldb.handle import Handle
 from tms_core.tables.leveldb.lock import sync_logs, translated, writing
@@ -148,16 +149,26 @@ class Database:
     def matching(self, start: bytes, stop: bytes | None, limit: int, wanted: Container[bytes], place: slice) -> Matches:
         """Of at most ``limit`` rows those whose value has one of some bytes at a place.
 
-        The others cost little more than LevelDB's own going from row to row. The iterator knows no ``stop``: a row behind
-        it proves that reading came to the end (S3), and to look for that row again would be as much work as all rows
-        that were deleted in between.
+        The others cost little more than LevelDB's own going from row to row. The iterator knows no ``stop``: a row
+        behind it proves that reading came to the end (S3), and to look for that row again would be as much work as all
+        rows that were deleted in between.
         """
+        try:
+            return self._matching(start, stop, limit, wanted, place, None)
+        except StoreError:
+            # What cannot be read may lie behind the range.
+            return self._matching(start, stop, limit, wanted, place, stop)
+
+    def _matching(
+        self, start: bytes, stop: bytes | None, limit: int, wanted: Container[bytes], place: slice, bound: bytes | None
+    ) -> Matches:
+        """Args: ``bound``: where LevelDB stops by itself; None: nowhere."""
         matches: list[tuple[bytes, bytes]] = []
         read, last, size = 0, start, _FIRST_ROWS
         with (
             translated(self.folder),
             self._handle as db,
-            db.iterator(start=start, fill_cache=False, verify_checksums=True) as rows,
+            db.iterator(start=start, stop=bound, fill_cache=False, verify_checksums=True) as rows,
         ):
             while read < limit:
                 # As a list first, because the library fills one fastest; of few, since their values may be large.
