@@ -68,7 +68,9 @@ class SweepRun:
         record.begin(deps, current)
         try:
             if not current.ready.stopped:
-                self._sweep_store()
+                act = self._act()
+                with closing(act.deleted):
+                    self._sweep_store(act)
         except LeaseLost as error:
             current.halted = error
         # Also for a bug of ours: what was deleted has to be in the ledger, and the run must not look alive.
@@ -94,19 +96,13 @@ class SweepRun:
             return "halted"
         return "partial" if report.errors or self._current.outcome.withheld else "done"
 
-    def _sweep_store(self) -> None:
+    def _sweep_store(self, act: Sweep) -> None:
         deps, current = self._deps, self._current
         passes.load_topics(deps, current)
         with self._as_its_holder(), deps.state.transaction():
             deps.check_lease()
             clocks = guards.read_clocks(deps.clock)
             conclude.begin_run(current, deps.state, clocks, moves_frontiers=self._moves_frontiers)
-        act = self._act()
-        with closing(act.deleted):
-            self._sweep_and_conclude(act)
-
-    def _sweep_and_conclude(self, act: Sweep) -> None:
-        deps, current = self._deps, self._current
         scope = passes.scope(deps, current, self._begin_round if current.proves else None)
         state_failed = None
         try:
