@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from threading import Lock
 
+from tms_core.errors import StoreError
 from tms_core.tables.base import KeyTable, TableName
 
 #: Deleted rows per slice; about a second of compaction on a laptop.
@@ -68,6 +69,7 @@ class DeletedRanges:
     _last: dict[KeyTable, Slice] = field(default_factory=dict)
     _beside: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "compact"))
     _lock: Lock = field(default_factory=Lock)
+    _failed: bool = False
 
     def add(self, table: KeyTable, keys: Sequence[bytes]) -> None:
         with self._lock:
@@ -112,4 +114,13 @@ class DeletedRanges:
     def _begin(self, part: Slice | None) -> None:
         """Have a slice compacted beside the pass, where its table is made for that."""
         if part is not None and part.worthwhile and part.table.compacts_beside:
-            part.begun = self._beside.submit(part.compact)
+            part.begun = self._beside.submit(self._compact_beside, part)
+
+    def _compact_beside(self, part: Slice) -> None:
+        """Compact a slice, unless one before has failed: that is what the run is told of, and enough."""
+        if not self._failed:
+            try:
+                part.compact()
+            except StoreError:
+                self._failed = True
+                raise

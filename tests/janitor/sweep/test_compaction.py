@@ -37,6 +37,7 @@ class BesideTable(SlicedTable):
     def __init__(self, error: StoreError | None = None) -> None:
         super().__init__(GAP_BYTES + 1)
         self.error = error
+        self.asked = 0
         self.go_on = Event()
 
     @property
@@ -44,6 +45,7 @@ class BesideTable(SlicedTable):
         return True
 
     def compact(self, start: bytes, stop: bytes) -> None:
+        self.asked += 1
         if stop and current_thread() is not main_thread():
             self.go_on.wait()
             if self.error is not None:
@@ -170,9 +172,11 @@ def test_given_a_slice_that_cannot_be_compacted_beside_when_waited_for_then_the_
     table.go_on.set()
     with closing(deleted):
         deleted.add(table, keys(b"a", b"b", WORTHWHILE_ROWS))
+        deleted.add(table, keys(b"y", b"z", WORTHWHILE_ROWS))
         deleted.no_more("payload")
         with pytest.raises(StoreError, match="no space"):
             deleted.compact(lambda: None)
+    assert table.asked == 1
 
 
 def test_given_a_pass_that_ends_early_when_closed_then_no_other_slice_is_begun() -> None:
