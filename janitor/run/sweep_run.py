@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from janitor.run.deps import Deps
 from janitor.run.prepare import Prepared
 from janitor.state.records import LINEAGE
 from janitor.sweep.booking import Booking
+from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.context import RunContext
 from janitor.sweep.executor import Sweep
 from janitor.sweep.ledger import Ledger
@@ -67,7 +68,9 @@ class SweepRun:
         record.begin(deps, current)
         try:
             if not current.ready.stopped:
-                self._sweep_store()
+                act = self._act()
+                with closing(act.deleted):
+                    self._sweep_store(act)
         except LeaseLost as error:
             current.halted = error
         # Also for a bug of ours: what was deleted has to be in the ledger, and the run must not look alive.
@@ -93,7 +96,7 @@ class SweepRun:
             return "halted"
         return "partial" if report.errors or self._current.outcome.withheld else "done"
 
-    def _sweep_store(self) -> None:
+    def _sweep_store(self, act: Sweep) -> None:
         deps, current = self._deps, self._current
         passes.load_topics(deps, current)
         with self._as_its_holder(), deps.state.transaction():
@@ -103,13 +106,13 @@ class SweepRun:
         scope = passes.scope(deps, current, self._begin_round if current.proves else None)
         state_failed = None
         try:
-            current.add(sweep_store(scope, self._act()))
+            current.add(sweep_store(scope, act))
         except StateError as error:
             # The store works, so what was done there is made durable all the same.
             state_failed = error
         with passes.phase(deps, current, "sync"):
             # A run that took nothing and proves nothing has nothing that a crash may not take back.
-            if current.outcome.deleted.slices or current.round is not None:
+            if act.deleted.slices or current.round is not None:
                 self._sync()
         if deps.expiries is not None:
             deps.expiries.forget(current.outcome.expired)
@@ -125,7 +128,7 @@ class SweepRun:
         if current.halted is not None or not self._conclude():
             return
         with passes.phase(deps, current, "compact"):
-            self._compact()
+            self._compact(act.deleted)
         if deps.feedback is not None and self._moves_frontiers and current.halted is None:
             self._feed_back()
 
@@ -264,10 +267,10 @@ class SweepRun:
 
     # -- what follows ----------------------------------------------------------------------------------------------
 
-    def _compact(self) -> None:
+    def _compact(self, deleted: DeletedRanges) -> None:
         current = self._current
         try:
-            current.outcome.deleted.compact(partial(self._alive, "compact", 0))
+            deleted.compact(partial(self._alive, "compact", 0))
         except Interrupted as error:
             current.halted = error
         except StoreError as error:

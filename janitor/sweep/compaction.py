@@ -1,17 +1,24 @@
 """Getting the space back.
 
 A deleted row takes room until LevelDB compacts the tables it was in, and LevelDB only does so when it must. So what a
-run deleted is compacted explicitly, after all deleting is done, in slices: one compaction cannot be interrupted, and
-a run has to show between two of them that it is alive (rule S10). HBase's tables are told of the same slices, but judge
-by themselves where and when it is worth it (``tms_core/tables/hbase/regions.py``).
+run deleted is compacted explicitly, in slices: one compaction cannot be interrupted, and a run has to show between two
+of them that it is alive (rule S10). HBase's tables are told of the same slices, but judge by themselves where and when
+it is worth it (``tms_core/tables/hbase/regions.py``).
+
+LevelDB works on a slice while the pass goes on elsewhere: a thread of its own asks for it as soon as nothing more is
+deleted there. Where the disk may be too small for that, all of it comes after the pass, because a compaction that fails
+closes the store for writing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from threading import Lock
 
-from tms_core.tables.base import KeyTable
+from tms_core.errors import StoreError
+from tms_core.tables.base import KeyTable, TableName
 
 #: Deleted rows per slice; about a second of compaction on a laptop.
 SLICE_ROWS = 200_000
@@ -22,15 +29,23 @@ GAP_BYTES = 2 * 1024 * 1024
 #: A slice of fewer rows is left to LevelDB: rewriting table files would cost more than it frees.
 WORTHWHILE_ROWS = 1_000
 
+#: How often a run that waits for a slice shows that it is alive, in seconds.
+ALIVE_SECONDS = 1.0
+
 
 @dataclass(slots=True)
 class Slice:
-    """A range of one table in which rows were deleted; both ends are keys that were."""
+    """A range of one table in which rows were deleted; both ends are keys that were.
+
+    Attributes:
+        begun: its compaction beside the pass; None where that comes after it.
+    """
 
     table: KeyTable
     start: bytes
     last: bytes
     rows: int
+    begun: Future[None] | None = None
 
     def takes(self, table: KeyTable, first: bytes) -> bool:
         """Whether a batch that starts at ``first`` may be added."""
@@ -38,30 +53,74 @@ class Slice:
             return False
         return table.estimate_bytes(self.last, first) <= GAP_BYTES
 
+    @property
+    def worthwhile(self) -> bool:
+        return self.rows >= WORTHWHILE_ROWS or self.table.weighs_compaction
+
+    def compact(self) -> None:
+        self.table.compact(self.start, self.last + b"\x00")
+
 
 @dataclass(slots=True)
 class DeletedRanges:
-    """Where rows were deleted, gathered batch by batch, of each table in key order."""
+    """Where a run deleted rows, gathered batch by batch, of each table in key order; its threads may share it."""
 
     slices: list[Slice] = field(default_factory=list)
     _last: dict[KeyTable, Slice] = field(default_factory=dict)
+    _beside: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "compact"))
+    _lock: Lock = field(default_factory=Lock)
+    _failed: bool = False
 
     def add(self, table: KeyTable, keys: Sequence[bytes]) -> None:
-        last = self._last.get(table)
-        if last is not None and last.takes(table, keys[0]):
-            last.last = keys[-1]
-            last.rows += len(keys)
-        else:
+        with self._lock:
+            last = self._last.get(table)
+            if last is not None and last.takes(table, keys[0]):
+                last.last = keys[-1]
+                last.rows += len(keys)
+                return
+            self._begin(last)
             self._last[table] = Slice(table, keys[0], keys[-1], len(keys))
             self.slices.append(self._last[table])
 
+    def no_more(self, name: TableName) -> None:
+        """Called when the pass has gone on to what it does after deleting in a table; mostly, nothing is left to do."""
+        for table in [table for table in self._last if table.name == name]:
+            with self._lock:
+                self._begin(self._last.pop(table, None))
+
     def compact(self, heartbeat: Callable[[], None]) -> None:
-        """Compact slice by slice.
+        """Return when all slices are compacted, those that were not begun yet one by one.
 
         Raises:
             StoreError: the store failed; the rows are deleted all the same.
         """
         for part in self.slices:
-            if part.rows >= WORTHWHILE_ROWS or part.table.weighs_compaction:
-                part.table.compact(part.start, part.last + b"\x00")
+            if part.begun is not None:
+                while wait([part.begun], ALIVE_SECONDS).not_done:
+                    heartbeat()
+                part.begun.result()
                 heartbeat()
+            elif part.worthwhile:
+                part.compact()
+                heartbeat()
+        for table in {part.table: None for part in self.slices if part.begun is not None}:
+            # Of no rows: files in which the pass was reading while they were compacted go with the next one.
+            table.compact(b"", b"")
+
+    def close(self) -> None:
+        """Return when nothing is compacted any more; what was not begun is left to the store."""
+        self._beside.shutdown(cancel_futures=True)
+
+    def _begin(self, part: Slice | None) -> None:
+        """Have a slice compacted beside the pass, where its table is made for that."""
+        if part is not None and part.worthwhile and part.table.compacts_beside:
+            part.begun = self._beside.submit(self._compact_beside, part)
+
+    def _compact_beside(self, part: Slice) -> None:
+        """Compact a slice, unless one before has failed: that is what the run is told of, and enough."""
+        if not self._failed:
+            try:
+                part.compact()
+            except StoreError:
+                self._failed = True
+                raise

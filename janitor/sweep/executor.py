@@ -15,6 +15,7 @@ from typing import Protocol, cast
 from janitor.law.policy import Rule
 from janitor.sweep.act import Moved, NotArchived, Unsure
 from janitor.sweep.booking import Booking
+from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import Batch, Due, Finding, Invalid, Read
 from janitor.sweep.ledger import Ledger
@@ -100,6 +101,9 @@ class Sweep:
         keeper: where rows go before they are deleted; None for nowhere.
         observer: told about progress.
         booking: told of what was taken; None: what a run comes to is known at its end.
+
+    Attributes:
+        deleted: where rows were; to be closed.
     """
 
     def __init__(
@@ -119,6 +123,7 @@ class Sweep:
         self._keeper = keeper
         self._observer = observer
         self._booking = booking
+        self.deleted = DeletedRanges()
         self._archive_error: ArchiveError | None = None
         self._lock = Lock()
 
@@ -126,6 +131,8 @@ class Sweep:
         self._permission.alive()
 
     def progress(self, read: Read) -> None:
+        if read.phase == "invert":
+            self.deleted.no_more("message")
         self._observer(read.phase, read.topic, read.rows)
         self._permission.alive()
 
@@ -144,12 +151,14 @@ class Sweep:
             raise read_only_error()
         if not keys:
             return NOTHING_DONE
+        # Before they are: an error here leaves nothing done, and only ranges before this one are worked on yet.
+        self.deleted.add(table, keys)
         at_ms = self._ledger.announce(finding.work, finding.batch._replace(keys=keys))
         try:
             table.delete(keys)
         except StoreError as error:
             raise Unsure(finding, at_ms, error) from error
-        return Done(keys, at_ms=at_ms, table=table)
+        return Done(keys, at_ms=at_ms)
 
     def _allowed(self, due: Due) -> list[bytes]:
         """The keys of those rows that may be deleted now: of all of a batch, or of those that are archived."""

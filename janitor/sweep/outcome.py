@@ -14,7 +14,6 @@ from typing import NamedTuple
 from janitor.law.policy import Reason, Rule
 from janitor.report import NAMED_KEYS, DataTable, Entry, EntryKey, ForeignKey
 from janitor.state.base import LedgerEntry
-from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import (
     Batch,
@@ -29,7 +28,7 @@ from janitor.sweep.findings import (
     Untouchable,
     times_of,
 )
-from tms_core.tables.base import KeyRange, KeyTable, TxCell
+from tms_core.tables.base import KeyRange, TxCell
 from tms_core.tables.side import Expiry
 from tms_core.topic import TopicId
 
@@ -84,14 +83,12 @@ class Done(NamedTuple):
         keys: the rows it took.
         cells: the rows whose pointers it negated.
         at_ms: when; None where nothing is written down, as in a plan.
-        table: where rows were deleted; None: nowhere.
         found: where something is to be done, by an act that only looks.
     """
 
     keys: Sequence[bytes] = ()
     cells: Sequence[TxCell] = ()
     at_ms: int | None = None
-    table: KeyTable | None = None
     found: KeyRange | None = None
 
 
@@ -159,7 +156,6 @@ class Outcome:
     found: list[KeyRange] = field(default_factory=list)
     taken: dict[LedgerKey, Taken] = field(default_factory=dict)
     unsure: list[tuple[LedgerKey, Taken]] = field(default_factory=list)
-    deleted: DeletedRanges = field(default_factory=DeletedRanges)
     write_failed: bool = False
     archive_error: str | None = None
     ended: Exception | None = None
@@ -223,8 +219,6 @@ class Outcome:
             self.expired += [expiry for expiry in due.expiries if expiry.key in gone]
         if done.at_ms is not None:
             self._book(LedgerKey.of(due.work, batch), done.at_ms, batch.keys[0], batch.keys[-1], len(batch.keys), times)
-            if done.table is not None:
-                self.deleted.add(done.table, batch.keys)
         return None if due.hold is not None else Counted(batch.table, batch.rule, len(batch.keys), size)
 
     def _add_inverted(self, invalid: Invalid, done: Done) -> Counted | None:
@@ -302,7 +296,6 @@ class Outcome:
         for key, taken in other.taken.items():
             known = self.taken.get(key)
             self.taken[key] = taken if known is None else known + taken
-        self.deleted.slices += other.deleted.slices
         self.write_failed |= other.write_failed
         self.archive_error = self.archive_error or other.archive_error
         self.ended = self.ended or other.ended

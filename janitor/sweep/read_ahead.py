@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any
 
 from tms_core.errors import StoreError
-from tms_core.tables.base import KeyReads, MessageReads, Page, PointerSet, Search, TxCell
+from tms_core.tables.base import KeyRange, KeyReads, MessageReads, Page, PointerSet, Search, TxCell
 
 
 class Ahead:
@@ -46,7 +46,7 @@ class Ahead:
     def forget(self) -> None:
         """Ask anew from here on, for going back."""
         self._keep(b"", b"", [])
-        self._gap: tuple[bytes, bytes | None] = (b"", b"")
+        self._gap = KeyRange(b"", b"")
 
     def first(self, start: bytes) -> bytes | None:
         """The first key at or after ``start``; None when there is none.
@@ -55,9 +55,9 @@ class Ahead:
             StoreError: as :meth:`KeyReads.first`.
         """
         if self._is_in_gap(start):
-            return self._gap[1]
+            return self._gap.stop
         found = self._first(start)
-        self._gap = (start, found)
+        self._gap = KeyRange(start, found)
         return found
 
     def _is_in_gap(self, start: bytes) -> bool:
@@ -167,7 +167,10 @@ class CellsAhead(Ahead):
             StoreError: as :meth:`MessageReads.search`.
         """
         if not self._holds(start):
-            return self._messages.search(start, stop, limit, pointers)
+            found = self._messages.search(start, stop, limit, pointers)
+            if found.behind is not None:
+                self._gap = found.behind
+            return found
         page = self.cells(start, stop, limit)
         cells = [cell for cell in page.items if cell[1] in pointers.among and cell[1] > 0]
         return Search(cells, len(page.items), page.resume)

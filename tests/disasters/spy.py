@@ -46,35 +46,12 @@ class _Database:
         self._spy.after_get(key)
         return value
 
-    def raw_iterator(self, **options: Any) -> _Values:
-        return _Values(self._spy, self._db.raw_iterator(**options))
-
     def write_batch(self, **options: Any) -> Any:
         self._spy.unsynced_batches += not options.get("sync", False)
         return self._db.write_batch(**options)
 
     def iterator(self, **options: Any) -> _Iterator:
         return _Iterator(self._spy, self._db.iterator(**options))
-
-
-class _Values:
-    def __init__(self, spy: LevelDBSpy, iterator: Any) -> None:
-        self._spy = spy
-        self._iterator = iterator
-
-    def __enter__(self) -> _Values:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._iterator.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._iterator, name)
-
-    def value(self) -> bytes:
-        value: bytes = self._iterator.value()
-        self._spy.after_get(self._iterator.key())
-        return value
 
 
 class _Iterator:
@@ -95,7 +72,13 @@ class _Iterator:
         return self
 
     def __next__(self) -> Any:
-        return next(self._iterator)
+        found = next(self._iterator)
+        if isinstance(found, tuple):
+            self._spy.after_get(found[0])
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
 
     def close(self) -> None:
         self._spy.open_iterators -= self._open

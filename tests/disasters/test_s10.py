@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from threading import current_thread
 
 import pytest
 
@@ -73,6 +74,10 @@ class Slow:
         watch(rig.store, before=self)
 
     def __call__(self, call: Call) -> None:
+        if current_thread().name.startswith("compact"):
+            # What is compacted beside a run keeps it from nothing.
+            self.most.setdefault(call.name, 0)
+            return
         self.rig.clock.advance(HEARTBEAT_MS)
         runs = self.rig.state.unfinished_runs()
         if not runs:

@@ -214,7 +214,9 @@ def test_given_a_compaction_that_fails_when_swept_then_what_was_reached_is_kept_
     report = rig.engine.run_once()
     claim = rig.state.claim()
     assert claim is not None
-    assert seen == [claim]
+    # It is tried once, and not before all is saved, unless the store does it beside the pass.
+    assert len(seen) == 1
+    assert store.message.compacts_beside or seen == [claim]
     assert (claim.made_ms, report.boundary) == (NOW_MS, claim.bound)
     assert report.errors == [
         (

@@ -157,7 +157,7 @@ def test_given_a_sweep_killed_in_the_middle_when_opened_again_then_tables_are_na
             done = apply(self, finding)
             batches += bool(done.keys)
             if batches == 4:
-                done.table.compact(b"\\x00", b"\\xff")
+                finding.table.compact(b"\\x00", b"\\xff")
                 os.kill(os.getpid(), signal.SIGKILL)
             return done
         Sweep.apply = dying

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -397,11 +398,29 @@ def test_given_damaged_tables_when_read_then_it_is_an_error_and_never_a_shorter_
     for index in damaged:
         overwrite(tables[index], *part)
     with LevelDBStore(tmp_path) as store:
-        for read in (store.message.keys, store.message.rows, store.message.cells):
+        search = partial(store.message.search, pointers=PointerSet.of(frozenset({8})))
+        for read in (store.message.keys, store.message.rows, store.message.cells, search):
             for start, stop in [(b"", None), (b"%d" % damaged[-1], b"%d~" % damaged[-1]), (b"%d" % damaged[-1], None)]:
                 with pytest.raises(StoreError, match="message") as caught:
                     read(start, stop, 1000)
         assert "backup" in caught.value.hint
+
+
+def test_given_rows_behind_a_range_when_it_is_searched_then_they_prove_its_end_and_damage_there_is_not_met(
+    tmp_path: Path,
+) -> None:
+    tables, pointers = three_tables(tmp_path), PointerSet.of(frozenset({7}))
+    with LevelDBStore(tmp_path) as store:
+        found = store.message.search(b"0-00080", b"0~", 1000, pointers)
+        assert found.behind == (b"0-00199\x00", b"1-00000")
+        assert store.message.search(b"2", b"3", 1000, pointers).behind is None
+    overwrite(tables[1], 5000, 7000)
+    with LevelDBStore(tmp_path) as store:
+        with pytest.raises(StoreError):
+            store.message.keys(b"1", b"1~", 200)
+        again = store.message.search(b"0-00080", b"0~", 1000, pointers)
+    assert (again.cells, again.read, again.resume) == (found.cells, 120, None)
+    assert len(found.cells) == found.read
 
 
 def test_given_a_damaged_metadata_table_when_listed_then_it_is_an_error(tmp_path: Path) -> None:

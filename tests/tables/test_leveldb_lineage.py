@@ -159,6 +159,20 @@ def test_given_a_log_that_becomes_a_table_while_it_is_read_when_traced_then_noth
     assert trace_folder(path / MESSAGE).sequence == before
 
 
+def test_given_a_log_that_becomes_a_table_before_it_is_synced_when_asked_then_that_is_no_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = StoreTrace(path, {})
+    glob = Path.glob
+
+    def too_late(folder: Path, pattern: str) -> list[Path]:
+        found = list(glob(folder, pattern))
+        return [*found, folder / "000099.log"] if pattern == "*.log" else found
+
+    monkeypatch.setattr(Path, "glob", too_late)
+    assert trace.remembered()["message"]["sequence"] == 3
+
+
 def test_given_a_clone_when_asked_then_it_tells_of_the_original_as_it_was(path: Path) -> None:
     trace = StoreTrace(path, {"message": trace_folder(path / MESSAGE)}, frozen=True)
     known = trace.remembered()

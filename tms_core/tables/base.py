@@ -142,11 +142,16 @@ class PointerSet(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What a search has found in a page; ``resume`` as of :class:`Page`, and ``read`` rows were looked at."""
+    """What a search has found in a page; ``resume`` as of :class:`Page`, and ``read`` rows were looked at.
+
+    Attributes:
+        behind: from behind the last row that was read to the first one behind the range, where that was met.
+    """
 
     cells: list[TxCell]
     read: int
     resume: bytes | None
+    behind: KeyRange | None = None
 
 
 class KeyReads(ABC):
@@ -186,6 +191,11 @@ class KeyTable(KeyReads):
     """
 
     weighs_compaction = False
+
+    @property
+    def compacts_beside(self) -> bool:
+        """Whether :meth:`compact` may be called by another thread while rows are read and written, at this moment."""
+        return False
 
     @abstractmethod
     def delete(self, keys: Sequence[bytes]) -> None:

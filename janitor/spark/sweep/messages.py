@@ -12,7 +12,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from janitor.control import values
-from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.context import RunContext
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.step import StepJob, StepName
@@ -102,7 +101,7 @@ class TaskResult:
         """What is sent of an outcome: all but what is open."""
         ended = outcome.ended
         interrupted = (type(ended).__name__, ended.message) if isinstance(ended, Interrupted | StateError) else None
-        return cls(replace(outcome, deleted=DeletedRanges(), ended=None), sorted(calls.items()), interrupted)
+        return cls(replace(outcome, ended=None), sorted(calls.items()), interrupted)
 
     @property
     def received(self) -> Outcome:

@@ -24,6 +24,7 @@ from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.sweep import permission
 from janitor.sweep.act import Act
+from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.executor import Keeper, Preview, Sweep
 from janitor.sweep.findings import Due, Finding, Invalid, Read
 from janitor.sweep.ledger import Ledger
@@ -197,18 +198,19 @@ def _swept(ground: Ground, spec: TaskSpec, run: Run, share: TaskShare, attempt: 
         first = (share.number * ATTEMPTS + attempt % ATTEMPTS) * FILES_PER_ATTEMPT + 1
         keeper = ground.archive(run.id, spec.context.transactions, first)
         pacer = Pacer(run.rows_per_second, ground.clock, allowed.alive)
-        outcome = _step(spec, share, part, whole, Sweep(whole.metadata, allowed, pacer, ledger, keeper))
+        act = Sweep(whole.metadata, allowed, pacer, ledger, keeper)
+        outcome = _step(spec, share, part, whole, act)
         if outcome.ended is None:
-            _finish(part, allowed, outcome)
+            _finish(part, allowed, act.deleted, outcome)
         return TaskResult.of(outcome, whole.calls - before)
 
 
-def _finish(part: Store, allowed: Permission, outcome: Outcome) -> None:
+def _finish(part: Store, allowed: Permission, deleted: DeletedRanges, outcome: Outcome) -> None:
     """Make durable what was done, and have its space given back: only here it is known where rows were."""
     part.message.sync()
     part.payload.sync()
     try:
-        outcome.deleted.compact(allowed.alive)
+        deleted.compact(allowed.alive)
     except Interrupted as error:
         outcome.ended = error
     except StoreError as error:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
+from threading import Event, current_thread, main_thread
 
 import pytest
 
+from janitor.sweep import compaction
 from janitor.sweep.compaction import GAP_BYTES, SLICE_ROWS, WORTHWHILE_ROWS, DeletedRanges, Slice
+from tms_core.errors import StoreError
 from tms_core.tables.memory import MemoryPayloadTable
 
 
@@ -27,8 +31,34 @@ class SlicedTable(MemoryPayloadTable):
         self.compacted.append((start, stop))
 
 
+class BesideTable(SlicedTable):
+    """A table that is compacted while the pass goes on."""
+
+    def __init__(self, error: StoreError | None = None) -> None:
+        super().__init__(GAP_BYTES + 1)
+        self.error = error
+        self.asked = 0
+        self.go_on = Event()
+
+    @property
+    def compacts_beside(self) -> bool:
+        return True
+
+    def compact(self, start: bytes, stop: bytes) -> None:
+        self.asked += 1
+        if stop and current_thread() is not main_thread():
+            self.go_on.wait()
+            if self.error is not None:
+                raise self.error
+        super().compact(start, stop)
+
+
 def keys(first: bytes, last: bytes, rows: int = 2) -> list[bytes]:
     return [first, *[first + b"\x01"] * (rows - 2), last]
+
+
+def begun(deleted: DeletedRanges) -> list[bool]:
+    return [part.begun is not None for part in deleted.slices]
 
 
 def parts(deleted: DeletedRanges) -> list[tuple[bytes, bytes, int]]:
@@ -111,3 +141,51 @@ def test_given_a_table_that_judges_by_itself_when_a_slice_has_few_rows_then_it_i
 
 def test_given_nothing_deleted_when_compacted_then_nothing_is_asked_of_the_store() -> None:
     DeletedRanges().compact(lambda: pytest.fail("there was nothing to show life for"))
+
+
+def test_given_a_table_that_is_compacted_beside_when_a_slice_ends_then_it_is_begun_and_waited_for_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compaction, "ALIVE_SECONDS", 0.001)
+    table, deleted, beats = BesideTable(), DeletedRanges(), []
+
+    def heartbeat() -> None:
+        beats.append(len(table.compacted))
+        table.go_on.set()
+
+    with closing(deleted):
+        deleted.add(table, keys(b"a", b"b", WORTHWHILE_ROWS))
+        deleted.add(table, keys(b"y", b"z", WORTHWHILE_ROWS))
+        assert begun(deleted) == [True, False]
+        deleted.no_more("message")
+        assert begun(deleted) == [True, False]
+        deleted.no_more("payload")
+        assert begun(deleted) == [True, True]
+        deleted.compact(heartbeat)
+    # Once while it waited for the first one, and files that were read meanwhile go at the end.
+    assert beats[0] == 0
+    assert table.compacted == [(b"a", b"b\x00"), (b"y", b"z\x00"), (b"", b"")]
+
+
+def test_given_a_slice_that_cannot_be_compacted_beside_when_waited_for_then_the_run_is_told() -> None:
+    table, deleted = BesideTable(StoreError("no space")), DeletedRanges()
+    table.go_on.set()
+    with closing(deleted):
+        deleted.add(table, keys(b"a", b"b", WORTHWHILE_ROWS))
+        deleted.add(table, keys(b"y", b"z", WORTHWHILE_ROWS))
+        deleted.no_more("payload")
+        with pytest.raises(StoreError, match="no space"):
+            deleted.compact(lambda: None)
+    assert table.asked == 1
+
+
+def test_given_a_pass_that_ends_early_when_closed_then_no_other_slice_is_begun() -> None:
+    table, deleted = BesideTable(), DeletedRanges()
+    deleted.add(table, keys(b"a", b"b", WORTHWHILE_ROWS))
+    deleted.add(table, keys(b"y", b"z", WORTHWHILE_ROWS))
+    deleted.no_more("payload")
+    second = deleted.slices[1].begun
+    assert second is not None
+    second.add_done_callback(lambda _: table.go_on.set())
+    deleted.close()
+    assert table.compacted == [(b"a", b"b\x00")]

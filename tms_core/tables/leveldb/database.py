@@ -11,19 +11,22 @@ The hot path of a sweep is ``keys`` and ``delete``: one library call per page an
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain, islice, starmap
 from pathlib import Path
+from shutil import disk_usage
 from threading import Lock
 from typing import NamedTuple
 
 import plyvel
 
-from tms_core.tables.base import Page
+from tms_core.errors import StoreError
+from tms_core.tables.base import KeyRange, Page
 from tms_core.tables.leveldb.handle import Handle
-from tms_core.tables.leveldb.lock import sync, translated, writing
+from tms_core.tables.leveldb.lock import sync_logs, translated, writing
 
 #: An explicit end for a range without one; only a foreign key could lie beyond.
 _LAST_KEY = b"\xff" * 64
@@ -33,6 +36,8 @@ PAGE_BYTES = 32 << 20
 
 #: Rows after which their size is checked where rows come as columns; large ones among them come all the same.
 _MEASURED_ROWS = 128
+#: Rows that a search reads at first, since the range may have few, and what lies behind it is read in vain.
+_FIRST_ROWS = 8
 
 #: Makes a row's new value of its present one (None: no such row); None leaves the row as it is.
 Change = Callable[[bytes | None], bytes | None]
@@ -51,11 +56,13 @@ class Matches(NamedTuple):
 
     Attributes:
         read: how many rows were looked at.
+        behind: where there are no keys, as of :class:`~tms_core.tables.base.Search`.
     """
 
     rows: list[tuple[bytes, bytes]]
     read: int
     resume: bytes | None
+    behind: KeyRange | None = None
 
 
 class Database:
@@ -142,24 +149,44 @@ class Database:
     def matching(self, start: bytes, stop: bytes | None, limit: int, wanted: Container[bytes], place: slice) -> Matches:
         """Of at most ``limit`` rows those whose value has one of some bytes at a place.
 
-        The others cost little more than LevelDB's own going from row to row.
+        The others cost little more than LevelDB's own going from row to row. The iterator knows no ``stop``: a row
+        behind it proves that reading came to the end (S3), and to look for that row again would be as much work as all
+        rows that were deleted in between.
         """
+        try:
+            return self._matching(start, stop, limit, wanted, place, None)
+        except StoreError:
+            # What cannot be read may lie behind the range.
+            return self._matching(start, stop, limit, wanted, place, stop)
+
+    def _matching(
+        self, start: bytes, stop: bytes | None, limit: int, wanted: Container[bytes], place: slice, bound: bytes | None
+    ) -> Matches:
+        """Args: ``bound``: where LevelDB stops by itself; None: nowhere."""
         matches: list[tuple[bytes, bytes]] = []
-        read, last = 0, start
+        read, last, size = 0, start, _FIRST_ROWS
         with (
             translated(self.folder),
             self._handle as db,
-            db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True) as rows,
+            db.iterator(start=start, stop=bound, fill_cache=False, verify_checksums=True) as rows,
         ):
             while read < limit:
                 # As a list first, because the library fills one fastest; of few, since their values may be large.
-                some = list(islice(rows, min(_MEASURED_ROWS, limit - read)))
+                some = list(islice(rows, min(size, limit - read)))
+                ends = len(some) < min(size, limit - read)
+                behind = None
+                if some and stop is not None and some[-1][0] >= stop:
+                    inside = bisect_left(some, (stop,))
+                    behind, some = some[inside][0], some[:inside]
                 matches += [row for row in some if row[1][place] in wanted]
                 read += len(some)
                 last = some[-1][0] + b"\x00" if some else last
-                if len(some) < _MEASURED_ROWS and read < limit:
+                if behind is not None:
+                    return Matches(matches, read, None, KeyRange(last, behind))
+                if ends:
                     _check_end(db, last)
                     return Matches(matches, read, None)
+                size = min(2 * size, _MEASURED_ROWS)
         return Matches(matches, read, last)
 
     def all(self) -> list[tuple[bytes, bytes]]:
@@ -263,9 +290,11 @@ class WritableDatabase(Database):
         """
         written, puts = [], []
         with translated(self.folder), self._rewriting:
-            with self._handle as db, db.raw_iterator(fill_cache=False, verify_checksums=True) as rows:
+            with self._handle as db, db.iterator(fill_cache=False, verify_checksums=True) as rows:
+                # Else the first step would go through whatever was deleted at the start of the table.
+                rows.seek_to_stop()
                 for key, change in changes:
-                    value = change(_value(rows, key))
+                    value = change(_value(db, rows, key))
                     if value is not None:
                         puts.append((key, value))
                     written.append(value is not None)
@@ -281,9 +310,9 @@ class WritableDatabase(Database):
         """Sync every log there is.
 
         A synced write would do for the log in use alone: rows in an older one, which is still being made into a table,
-        would not survive. A log that disappears meanwhile has become a table, and LevelDB syncs those. A sync that
-        failed may succeed when it is repeated, although nothing came to the disk; so it counts as a failed write.
-        Nothing is done where all is synced, also by an opening anew, which makes tables of the logs.
+        would not survive. A sync that failed may succeed when it is repeated, although nothing came to the disk; so it
+        counts as a failed write. Nothing is done where all is synced, also by an opening anew, which makes tables of
+        the logs.
         """
         with writing(self.folder):
             with self._disk:
@@ -292,15 +321,17 @@ class WritableDatabase(Database):
                     return
                 self._unsynced = False
             try:
-                for log in self.folder.glob("*.log"):
-                    with suppress(FileNotFoundError):
-                        sync(log)
-                sync(self.folder)
+                sync_logs(self.folder)
             except OSError:
                 with self._disk:
                     self._failed = self._failed or []
                     self._unsynced = True
                 raise
+
+    def has_room(self) -> bool:
+        """Whether the disk could take a second copy of all tables, which is more than a compaction ever needs."""
+        with translated(self.folder):
+            return disk_usage(self.folder).free > self.estimate_bytes(b"", None)
 
     def compact(self, start: bytes, stop: bytes) -> None:
         """Rewrite the range's tables without its deleted rows."""
@@ -358,13 +389,15 @@ class WritableDatabase(Database):
             self._failed, self._unsynced = None, False
 
 
-def _value(rows: plyvel.RawIterator, key: bytes) -> bytes | None:
+def _value(db: plyvel.DB, rows: plyvel._Rows, key: bytes) -> bytes | None:
     """The value of a row, which mostly is the one behind the row that was asked for last; None: there is none."""
-    if rows.valid():
-        rows.next()
-    if not rows.valid() or rows.key() != key:
+    found = next(rows, None)
+    if found is None or found[0] != key:
         rows.seek(key)
-    return rows.value() if rows.valid() and rows.key() == key else None
+        found = next(rows, None)
+    if found is None:
+        _check_end(db, key)
+    return found[1] if found is not None and found[0] == key else None
 
 
 def _check_end(db: plyvel.DB, at: bytes) -> None:

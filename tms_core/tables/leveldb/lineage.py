@@ -18,13 +18,14 @@ import fcntl
 import os
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
 from tms_core.tables.base import TableName
 from tms_core.tables.leveldb.layout import FOLDERS, find_tables
-from tms_core.tables.leveldb.lock import sync, translated
+from tms_core.tables.leveldb.lock import sync_logs, translated
 from tms_core.tables.leveldb.log import last_sequence
 from tms_core.tables.leveldb.manifest import current_manifest, read_manifest, table_files
 from tms_core.tables.leveldb.manifest_codec import NEXT_FILE, SEQUENCE, live_tables
@@ -128,9 +129,7 @@ class StoreTrace:
         trace = trace_folder(folder)
         with translated(folder):
             # A sequence number that a crash of the machine takes back must not have been remembered.
-            for log in folder.glob("*.log"):
-                sync(log)
-            sync(folder)
+            sync_logs(folder)
         self._known[folder] = (files, trace)
         return trace
 
@@ -195,9 +194,12 @@ def _difference(before: Mapping[str, Any], now: FolderTrace) -> str | None:
 def _sizes(folder: Path) -> object:
     """What changes when anything is written; a folder of the same answer is as it was."""
     names = ("CURRENT", "MANIFEST-*", "*.log")
-    entries = sorted(entry for name in names for entry in folder.glob(name))
-    stats = [(entry.name, entry.stat()) for entry in entries if entry.exists()]
-    return folder.stat().st_ino, [(name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    found = []
+    for entry in sorted(entry for name in names for entry in folder.glob(name)):
+        with suppress(FileNotFoundError):
+            stat = entry.stat()
+            found.append((entry.name, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+    return folder.stat().st_ino, found
 
 
 def _birth_ns(folder: Path) -> int | None:

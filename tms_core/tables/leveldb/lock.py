@@ -15,7 +15,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import plyvel
@@ -101,6 +101,14 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def sync_logs(folder: Path) -> None:
+    """Sync every log of a folder. One that disappears meanwhile has become a table, and LevelDB syncs those."""
+    for log in folder.glob("*.log"):
+        with suppress(FileNotFoundError):
+            sync(log)
+    sync(folder)
 
 
 def _take(folder: Path, shared: bool) -> int | None:

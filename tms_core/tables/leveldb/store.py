@@ -37,7 +37,7 @@ from tms_core.tables.base import (
     TxCell,
     columns_of,
 )
-from tms_core.tables.leveldb.database import PAGE_BYTES, Database, RowColumns, WritableDatabase
+from tms_core.tables.leveldb.database import PAGE_BYTES, Change, Database, RowColumns, WritableDatabase
 from tms_core.tables.leveldb.layout import disk_bytes, find_tables, holds_database, identity
 from tms_core.tables.leveldb.lineage import FolderTrace, StoreTrace, trace_folder
 from tms_core.tables.leveldb.lock import locked, sync, translated
@@ -191,7 +191,7 @@ class LevelDBMessageReads(LevelDBKeys, MessageReads):
         self._calls["cells"] += 1
         found = self._database.matching(start, stop, limit, pointers.stored, _POINTER)
         cells = [cell for cell in _cells(found.rows) if cell.pointer in pointers.among]
-        return Search(cells, found.read, found.resume)
+        return Search(cells, found.read, found.resume, found.behind)
 
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
@@ -267,6 +267,10 @@ class LevelDBTable(LevelDBKeys):
         self._calls["sync"] += 1
         self._writable.sync()
 
+    @property
+    def compacts_beside(self) -> bool:
+        return self._writable.has_room()
+
     def compact(self, start: bytes, stop: bytes) -> None:
         self._calls["compact"] += 1
         self._writable.compact(start, stop)
@@ -279,7 +283,7 @@ class LevelDBMessageTable(LevelDBTable, LevelDBMessageReads, MessageTable):
 
     def invert(self, cells: Sequence[TxCell]) -> list[bool]:
         self._calls["invert"] += 1
-        changes = ((cell.key, partial(_negated, cell.pointer)) for cell in cells)
+        changes = [(cell.key, _negation(cell.pointer)) for cell in cells]
         return self._writable.rewrite(changes, repeatable=True)
 
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
@@ -396,11 +400,19 @@ def _is_transactional(raw: bytes) -> bool:
     return (len(raw) >= _TX_BYTES and raw[0] == _TRANSACTIONAL) or raw[:1] >= _REFERENCE_TAG
 
 
-def _negated(pointer: int, raw: bytes | None) -> bytes | None:
-    """The value with its pointer negated, if it still carries ``pointer``."""
-    if raw is None or not _is_transactional(raw) or pointer_of(raw) != pointer:
-        return None
-    return raw[:1] + (-pointer).to_bytes(_POINTER_BYTES, "big", signed=True) + raw[_TX_BYTES:]
+@lru_cache(maxsize=64)
+def _negation(pointer: int) -> Change:
+    """What negates the pointer of a value that still carries it; the same for all rows of a transaction."""
+    plain, after = _TX_TAG + _TX_POINTER.pack(pointer), _TX_POINTER.pack(-pointer)
+
+    def negated(raw: bytes | None) -> bytes | None:
+        if raw is None:
+            return None
+        if raw[:_TX_BYTES] != plain and (not _is_transactional(raw) or pointer_of(raw) != pointer):
+            return None
+        return raw[:1] + after + raw[_TX_BYTES:]
+
+    return negated
 
 
 def _absent(table: TableName) -> StoreError:
