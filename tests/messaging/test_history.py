@@ -30,11 +30,14 @@ STEPS_MS = [0, 1, 999, SECOND, SECOND + 1, MINUTE, MINUTE + 1, ALLOWANCE_MS, HOU
 
 @dataclass
 class Tx:
-    """A client's transaction, what it published, and whether it has stored what it has not published."""
+    """A client's transaction, what it published, and whether it has stored what it has not published.
+
+    None: it has, but a process that began later need not know.
+    """
 
     pointer: int
     published: list[RollbackRange] = field(default_factory=list)
-    pending: bool = False
+    pending: bool | None = False
 
 
 class History(RuleBasedStateMachine):
@@ -115,8 +118,9 @@ class History(RuleBasedStateMachine):
         self.last = max([self.announced, *(row.spot for row in self.book.rows)])
         self._begin_time()
         for tx in self.open:
-            # What was stored before is remembered by the process alone.
-            tx.pending = False
+            # The store is asked for what was stored before, but not of pointers from beyond the process's clock.
+            if tx.pending and tx.pointer > (self.desk.clock.now_ms() + ALLOWANCE_MS) * TX_PER_MS:
+                tx.pending = None
 
     # -- producers ----------------------------------------------------------------------------------------------------
 
@@ -143,16 +147,20 @@ class History(RuleBasedStateMachine):
             with pytest.raises(ClockJumped):
                 self.desk.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
             return
-        if wanted and tx.pending:
-            with pytest.raises(BadRequest):
-                self.desk.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
-            return
         rows: Sequence[bytes | None] = wanted or [None]
         if tx.pointer // TX_PER_MS + LIFETIME_MS <= self._next().ms:
             with pytest.raises(TransactionExpired):
                 self.desk.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
             return
-        published = self.desk.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
+        if wanted and tx.pending:
+            with pytest.raises(BadRequest):
+                self.desk.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
+            return
+        try:
+            published = self.desk.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
+        except BadRequest:
+            assert wanted and tx.pending is None
+            return
         tx.published.append(published)
         tx.pending = False
         first = self._written(tx.pointer, rows, ttl)
