@@ -14,8 +14,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
-from operator import itemgetter
+from itertools import accumulate, repeat
+from operator import add, itemgetter
 from typing import NamedTuple, TypeGuard, cast
 
 from tms_core.clock import HonestClock
@@ -48,6 +48,7 @@ _INLINE = bytes(MESSAGE_TAIL_BYTES)
 
 _NONE = MessageList([], [])
 _payload = itemgetter(1)
+_tail_in = itemgetter(slice(-MESSAGE_TAIL_BYTES, None))
 
 
 class Shelf(NamedTuple):
@@ -273,7 +274,8 @@ class Fetch:
         if len(payloads) < len(rows.keys):
             yield from self._with_references(rows)
         else:
-            yield self._limited(MessageList([key[-MESSAGE_TAIL_BYTES:] + _INLINE for key in rows.keys], payloads))
+            ids = list(map(add, map(_tail_in, rows.keys), repeat(_INLINE)))
+            yield self._limited(MessageList(ids, payloads))
         self._line.row_bytes = self._learn(sum(map(len, payloads)), len(rows.keys))
         self._at = self._end if page.resume is None else _position(page.resume, len(prefix))
         if page.keys and self._end:
