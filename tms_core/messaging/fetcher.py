@@ -185,7 +185,7 @@ class Fetch:
                 yield messages, 0
                 continue
             size = _bytes_of(messages)
-            rows = max(1, len(messages) * PAGE_BYTES // size)
+            rows = -(-len(messages) * PAGE_BYTES // size)
             for first in range(0, len(messages), rows):
                 piece = messages if rows >= len(messages) else messages[first : first + rows]
                 yield self._up_to_bytes(piece, size if piece is messages else _bytes_of(piece))
