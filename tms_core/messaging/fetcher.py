@@ -14,8 +14,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
-from operator import itemgetter
+from itertools import accumulate, repeat
+from operator import add, itemgetter
 from typing import NamedTuple, TypeGuard, cast
 
 from tms_core.clock import HonestClock
@@ -33,9 +33,9 @@ from tms_core.tables.side import Expiries
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import Transaction
 
-#: Bytes of messages in a page, at first and at most; a page has at least one message. Larger ones are slower: their
-#: memory goes back to the system each time.
-PAGE_BYTES, MAX_PAGE_BYTES = 60_000, 240_000
+#: Bytes of messages in a page; it has at least one message. Larger ones are slower: their memory goes back to the
+#: system each time.
+PAGE_BYTES = 240_000
 #: What a message takes beside its payload, in bytes: its id, and the objects that hold both; measured. Without it a
 #: page of empty messages would have no end.
 MESSAGE_BYTES = 160
@@ -48,6 +48,7 @@ _INLINE = bytes(MESSAGE_TAIL_BYTES)
 
 _NONE = MessageList([], [])
 _payload = itemgetter(1)
+_tail_in = itemgetter(slice(-MESSAGE_TAIL_BYTES, None))
 
 
 class Shelf(NamedTuple):
@@ -104,8 +105,7 @@ class Fetch:
         self._undecided = False
         self._read_up_to: int | None = None
         self._notes_read = True
-        self._page_bytes = PAGE_BYTES
-        self._page_rows = max(1, min(PAGE_BYTES // self._line.row_bytes, MAX_PAGE_ROWS))
+        self._page_rows = _page_rows(self._line.row_bytes)
         self._reads = 0
 
     @property
@@ -149,24 +149,26 @@ class Fetch:
             del self._line.wakes[wake]
 
     def pages(self) -> Iterator[MessageList]:
-        """The messages, in pages of about ``PAGE_BYTES``, growing; one read of the store at most between two of them.
+        """The messages, in pages of about ``PAGE_BYTES``; one read of the store at most between two of them.
 
         A page is empty where a read has found too little, so that the caller can see to other things meanwhile.
 
         Raises:
             StoreError: the store could not be read; what came is right.
         """
-        page = MessageList([], [])
+        page = _NONE
         size = reads = 0
         for messages, length in self._pieces():
-            page.ids += messages.ids
-            page.payloads += messages.payloads
+            if page:
+                page.ids += messages.ids
+                page.payloads += messages.payloads
+            else:
+                page = messages
             size += length
             reads += not messages
-            if size >= self._page_bytes or (page and reads >= _PAGE_READS):
+            if size >= PAGE_BYTES or (page and reads >= _PAGE_READS):
                 yield self._read(page)
-                page, size, reads = MessageList([], []), 0, 0
-                self._page_bytes = min(self._page_bytes * 2, MAX_PAGE_BYTES)
+                page, size, reads = _NONE, 0, 0
             elif not messages:
                 yield _NONE
         if page:
@@ -183,7 +185,7 @@ class Fetch:
                 yield messages, 0
                 continue
             size = _bytes_of(messages)
-            rows = max(1, len(messages) * self._page_bytes // size)
+            rows = -(-len(messages) * PAGE_BYTES // size)
             for first in range(0, len(messages), rows):
                 piece = messages if rows >= len(messages) else messages[first : first + rows]
                 yield self._up_to_bytes(piece, size if piece is messages else _bytes_of(piece))
@@ -222,7 +224,7 @@ class Fetch:
         oldest = 0
         if self._transaction is not None:
             oldest = position(max(0, self._shelf.clock.now_ms() - self._shelf.cached_ms))
-        return self._shelf.cache.read(self._line.prefix, self._at, self._end, self._page_bytes, oldest)
+        return self._shelf.cache.read(self._line.prefix, self._at, self._end, PAGE_BYTES, oldest)
 
     def _from_cache(self, runs: list[CachedRun]) -> Iterator[MessageList]:
         behind = self._end
@@ -265,7 +267,7 @@ class Fetch:
     def _from_store(self) -> Iterator[MessageList]:
         prefix = self._line.prefix
         first, stop = prefix + tail(self._at), prefix + tail(self._end)
-        page = self._shelf.store.message.apart(first, stop, self._rows(), self._page_bytes)
+        page = self._shelf.store.message.apart(first, stop, self._rows(), PAGE_BYTES)
         rows = self._shown(page)
         # Only what has a pointer can have its payload elsewhere.
         payloads = cast(list[bytes], rows.payloads) if rows.pointers is None else list(filter(_is_there, rows.payloads))
@@ -273,7 +275,8 @@ class Fetch:
         if len(payloads) < len(rows.keys):
             yield from self._with_references(rows)
         else:
-            yield self._limited(MessageList([key[-MESSAGE_TAIL_BYTES:] + _INLINE for key in rows.keys], payloads))
+            ids = list(map(add, map(_tail_in, rows.keys), repeat(_INLINE)))
+            yield self._limited(MessageList(ids, payloads))
         self._line.row_bytes = self._learn(sum(map(len, payloads)), len(rows.keys))
         self._at = self._end if page.resume is None else _position(page.resume, len(prefix))
         if page.keys and self._end:
@@ -326,7 +329,7 @@ class Fetch:
             start = prefix + self._inside[1]
         size, head, stop = len(prefix) + MESSAGE_TAIL_BYTES, tail(at), stop_key(prefix)
         while start is not None and self._left:
-            page = self._shelf.store.payload.rows(start, stop, self._rows(), self._page_bytes)
+            page = self._shelf.store.payload.rows(start, stop, self._rows(), PAGE_BYTES)
             self._learn(sum(map(len, map(_payload, page.items))), len(page.items))
             self._learn_largest(map(_payload, page.items))
             ours = [row for row in page.items if len(row[0]) == size]
@@ -343,7 +346,7 @@ class Fetch:
         """Read more at once from now on, but not more bytes than a page has; returns the bytes of a row."""
         self._reads += 1
         row_bytes = size // (rows or 1) + MESSAGE_BYTES
-        self._page_rows = max(1, min(self._page_rows * 4, self._page_bytes // row_bytes, MAX_PAGE_ROWS))
+        self._page_rows = min(self._page_rows * 4, _page_rows(row_bytes))
         return row_bytes
 
     def _learn_largest(self, payloads: Iterable[bytes]) -> None:
@@ -414,6 +417,11 @@ def _see(transaction: Transaction | None, pointer: int | None) -> bool | None:
 
 def _is_there(payload: bytes | None) -> TypeGuard[bytes]:
     return payload is not None
+
+
+def _page_rows(row_bytes: int) -> int:
+    """How many rows fill a page."""
+    return min(-(-PAGE_BYTES // row_bytes), MAX_PAGE_ROWS)
 
 
 def _bytes_of(messages: MessageList) -> int:

@@ -29,14 +29,14 @@ from tms_core.messaging.model import FetchRequest, MessageList
 from tms_core.rowkey import LONG_MAX
 from tms_core.server.body import GZIP, Disconnected, Headers, accepts_gzip
 from tms_core.server.codec import Codec
-from tms_core.server.memory import Share
+from tms_core.server.memory import FREE_BYTES, Share
 from tms_core.server.site import Site, headers_of, topic_of
 from tms_core.server.waiting import waking
 from tms_core.topic import TopicId
 from tms_core.web.protocol import abort_of, probe_of
 
 #: How much a thread makes at a time, so that handing over costs next to nothing beside it.
-_STEP_BYTES = 480_000
+_STEP_BYTES = 1 << 19
 #: For how long a thread reads at a time, in seconds: as long as others may wait for it.
 STEP_SECONDS = 0.02
 #: What is sent at once, as the whole answer; less than a piece of an answer that goes on.
@@ -80,8 +80,9 @@ class Poll:
             with closing(_Polling(site, topic, request, codec, share, zipped=zipped)) as polling:
                 made = await polling.begin(scope, receive)
                 await send({"type": "http.response.start", "status": 200, "headers": answer_headers + polling.headers})
-                if polling.ended and _size(made) < _SMALL_BYTES:
-                    await send({"type": "http.response.body", "body": b"".join(made)})
+                if polling.ended:
+                    small = _size(made) < _SMALL_BYTES
+                    await polling.send([b"".join(made)] if small else made, send)
                 else:
                     await polling.stream(made, receive, send)
 
@@ -168,22 +169,28 @@ class _Polling:
         """Send what was made, then make more, until there is no more or the client is gone."""
         self._goes_on = True
         async with _watching(receive) as gone:
-            while not gone.done():
-                self._share.begin_waiting()
-                made.reverse()
-                while made:
-                    # Kept by nothing else, it is gone once it is sent.
-                    await send({"type": "http.response.body", "body": made.pop(), "more_body": True})
-                # A piece is taken before the one before it is sent; this waits until nearly all is.
-                await send({"type": "http.response.body", "body": b"", "more_body": True})
-                self._share.end_waiting()
-                if self.ended or gone.done():
-                    break
-                await self._room()
-                if gone.done():
-                    break
-                made = await self._site.in_poll_thread(self._step)
-            await send({"type": "http.response.body"})
+            while not (self.ended or gone.done()):
+                await self.send(made, send)
+                if not gone.done():
+                    await self._room()
+                if not gone.done():
+                    made = await self._site.in_poll_thread(self._step)
+            await self.send(made, send)
+
+    async def send(self, made: list[bytes], send: Send) -> None:
+        """Send what was made, and the end behind the last piece there is."""
+        self._share.begin_waiting()
+        made.reverse()
+        more = True
+        while made:
+            # Kept by nothing else, it is gone once it is sent.
+            piece = made.pop()
+            more = not self.ended or bool(made) or len(piece) > FREE_BYTES
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+        if more:
+            # A piece is taken before the one before it is sent; this waits until nearly all is.
+            await send({"type": "http.response.body", "body": b"", "more_body": not self.ended})
+        self._share.end_waiting()
 
     async def _room(self) -> None:
         """Take memory for a step: as much as the largest message there may be makes necessary."""

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from functools import lru_cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -53,6 +54,9 @@ _POINTER_BYTES = 8
 _TX_BYTES = 1 + _POINTER_BYTES
 _POINTER = slice(1, _TX_BYTES)
 _TX_POINTER = struct.Struct(">q")
+#: Parts of a value, for loops that run in C: its tag and pointer, and the payload of a plain and a transactional one.
+_tag_in, _pointer_in = itemgetter(slice(1)), itemgetter(_POINTER)
+_plain_payload, _tx_payload = itemgetter(slice(1, None)), itemgetter(slice(_TX_BYTES, None))
 #: A value from its two parts, without a call in between.
 _plain = partial(tuple.__new__, MessageValue)
 
@@ -205,13 +209,12 @@ class LevelDBMessageReads(LevelDBKeys, MessageReads):
         page = self._database.apart(start, stop, limit, most_bytes or PAGE_BYTES)
         keys, values, resume = page
         # Nearly all rows of most tables are of these two kinds, and this is where a fetch spends its time.
-        tags = {value[:1] for value in values}
+        tags = set(map(_tag_in, values))
         if tags <= _PLAIN_ONLY:
-            return MessageColumns(keys, None, [value[1:] for value in values], resume)
+            return MessageColumns(keys, None, list(map(_plain_payload, values)), resume)
         if tags == _TX_ONLY and min(map(len, values)) >= _TX_BYTES:
-            pointer_in = _TX_POINTER.unpack_from
-            pointers = [pointer_in(value, 1)[0] for value in values]
-            return MessageColumns(keys, pointers, [value[_TX_BYTES:] for value in values], resume)
+            pointers = list(struct.unpack(f">{len(values)}q", b"".join(map(_pointer_in, values))))
+            return MessageColumns(keys, pointers, list(map(_tx_payload, values)), resume)
         return columns_of(self._decoded(page), resume)
 
     def _decoded(self, page: RowColumns) -> list[tuple[bytes, MessageValue]]:
