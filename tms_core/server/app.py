@@ -131,7 +131,7 @@ def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
         if found is None:
             await router(scope, receive, send)
             route = scope.get("route")
-            if len(path) <= _KNOWN_PATH and route is not None and scope["method"] in route.methods:
+            if len(path) <= _KNOWN_PATH and route is not None and scope["method"] in (route.methods or ()):
                 known[wanted] = route, {name: scope[name] for name in ("router", "route", "endpoint", "path_params")}
                 if len(known) > _KNOWN_PATHS:
                     known.popitem(last=False)
