@@ -86,6 +86,31 @@ def test_given_other_requests_in_the_server_when_published_then_a_thread_writes_
     assert bench.batches == [4, 2, 2]
 
 
+def test_given_a_turn_that_brought_all_requests_there_are_when_it_ends_then_the_loop_writes_them_at_once(
+    bench: Bench,
+) -> None:
+    bench.turns.alone = lambda requests: requests == 3
+    bench.publish([b"a"], [b"b", b"c"], [b"d"])
+    assert (bench.writers, bench.batches) == (["loop"], [4])
+
+
+def test_given_a_turn_for_two_topics_when_it_ends_then_threads_write_both_at_a_time(bench: Bench) -> None:
+    bench.turns.alone = lambda requests: requests == 2
+    bench.publish([b"a"], topics=[T, OTHER])
+    assert bench.writers == ["thread", "thread"]
+
+
+def test_given_a_thread_that_writes_when_a_turn_ends_then_the_loop_does_not_wait_for_it(bench: Bench) -> None:
+    bench.turns.alone = lambda requests: requests > 1
+    with held(bench.store) as writing:
+        theirs = threading.Thread(target=bench.service.publish, args=(OTHER, [b"theirs"]))
+        theirs.start()
+        assert writing.wait(PATIENCE_SECONDS)
+        bench.publish([b"a"], [b"b"])
+    theirs.join()
+    assert bench.writers == ["thread", "thread"]
+
+
 @pytest.mark.parametrize(("size", "writer"), [(SMALL_BYTES, "loop"), (SMALL_BYTES + 1, "thread")])
 def test_given_a_large_request_when_published_then_a_thread_writes_it(bench: Bench, size: int, writer: str) -> None:
     bench.publish([bytes(size - 1), b"x"])
