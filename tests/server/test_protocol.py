@@ -413,26 +413,6 @@ def test_given_few_files_then_connections_take_half_of_them_and_a_warning_says_s
     assert bounded(5000).most == 5000
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
-
-
-def test_given_an_answer_without_a_body_when_the_application_goes_on_then_the_client_has_it_already() -> None:
-    came, in_time = Event(), list[bool]()
-
-    class Busy(Echo):
-        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-            await super().__call__(scope, receive, send)
-            # As counting does, this keeps the loop.
-            in_time.append(came.wait(PATIENCE_SECONDS))
-
-    with listening(Busy()) as port, Client(port) as client:
-        client.send("POST", "/a")
-        assert client.answer().status == 200
-        came.set()
-        until(lambda: in_time)
-    assert in_time == [True]
-
-
 # --- ends ------------------------------------------------------------------------------------------------------------
 
 

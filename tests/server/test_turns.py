@@ -30,7 +30,7 @@ class Bench:
 
     def __init__(self, threads: int = 2) -> None:
         self.turns, self.store = Turns(threads), MemoryStore()
-        self.turns.alone = lambda requests: True
+        self.turns.alone = lambda _: True
         self.service = MessagingService(self.store, SystemClock(), work=self.turns)
         for topic in (T, OTHER):
             self.service.create_topic(topic)
@@ -79,7 +79,7 @@ def test_given_nobody_to_tell_whether_it_is_alone_when_published_then_a_thread_w
 def test_given_other_requests_in_the_server_when_published_then_a_thread_writes_what_the_turn_brought_at_once(
     bench: Bench,
 ) -> None:
-    bench.turns.alone = lambda requests: False
+    bench.turns.alone = lambda _: False
     bench.publish([b"a"], [b"b", b"c"], [b"d"])
     bench.publish([b"e"], [b"f"], topics=[T, OTHER])
     assert bench.writers == ["thread"] * 3

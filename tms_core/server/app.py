@@ -10,7 +10,6 @@ Errors that no code here raises on purpose go on to uvicorn, which answers 500 a
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from urllib.parse import quote
 
@@ -85,9 +84,6 @@ _RETRY = (b"retry-after", b"1")
 #: Goes with 409 where messages go to other partitions now.
 _PARTITIONS = (b"x-tms-partitions", b"changed")
 
-#: How many paths are remembered with their routes, and how long one may be for that.
-_KNOWN_PATHS, _KNOWN_PATH = 1024, 256
-
 _TOPICS = "/v1/namespaces/{namespace}/topics"
 _TOPIC = _TOPICS + "/{topic}"
 
@@ -119,26 +115,12 @@ def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
         default: has the requests that no route fits.
     """
     router = Router(routes, redirect_slashes=False, default=default)
-    # Clients ask for the same few paths again and again, and looking for a route takes longer than serving some.
-    known: OrderedDict[tuple[str, str], tuple[Route, Scope]] = OrderedDict()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         if path.endswith("/") and not path.endswith("//"):
-            scope["path"] = path = path[:-1]
-        wanted = scope["method"], path
-        found = known.get(wanted)
-        if found is None:
-            await router(scope, receive, send)
-            route = scope.get("route")
-            if len(path) <= _KNOWN_PATH and route is not None and scope["method"] in (route.methods or ()):
-                known[wanted] = route, {name: scope[name] for name in ("router", "route", "endpoint", "path_params")}
-                if len(known) > _KNOWN_PATHS:
-                    known.popitem(last=False)
-            return
-        route, more = found
-        scope.update(more)
-        await route.handle(scope, receive, send)
+            scope["path"] = path[:-1]
+        await router(scope, receive, send)
 
     return app
 

@@ -21,10 +21,8 @@ Traded: it overrides what uvicorn's protocol calls and keeps, so that a new vers
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
 from collections.abc import Callable
-from contextlib import suppress
 from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple
 
@@ -48,8 +46,6 @@ _PING_CONNECTIONS = 16
 #: How long these may take to ask, in seconds.
 _PING_SECONDS = 2.0
 _PING = b"/ping"
-#: In the head of an answer that is all there is of it.
-_NO_BODY = b"\r\ncontent-length: 0\r\n"
 #: For how long a client must have owed the rest of its request before another one takes its place, in seconds.
 _OWED_SECONDS = 1.0
 
@@ -120,7 +116,6 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._prompt: Any = transport if self.scheme == "https" else _Prompt(transport)
         if len(self.connections) > self.most and not self._take_a_place():
             self._warn()
             if len(self.connections) > self.most + _PING_CONNECTIONS:
@@ -312,7 +307,6 @@ class Protocol(HttpToolsProtocol):
             raise httptools.HttpParserError("there are too many connections")
         self.scope["state"] |= {_ABORT: self.transport.abort, _PROBE: self.probe}
         super().on_headers_complete()
-        self.cycle.transport = self._prompt
         if self._ping_only:
             self.cycle.keep_alive = False
         self.headers = []  # for trailers, which are never read
@@ -326,30 +320,6 @@ class Protocol(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             self._stretch = self._owing_since = None
             super().on_message_complete()
-
-
-class _Prompt:
-    """A connection that sends an answer without a body at once; uvloop would send it at the end of its turn.
-
-    So the client reads it while the server still counts and tidies up.
-
-    Args:
-        transport: uvloop's, without TLS.
-    """
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._file: int = transport.get_extra_info("socket").fileno()
-        self.close, self.is_closing = transport.close, transport.is_closing
-
-    def write(self, data: bytes) -> None:
-        transport = self._transport
-        if _NO_BODY in data and not transport.get_write_buffer_size() and not transport.is_closing():
-            # What does not go is left to uvloop, which finds out why.
-            with suppress(OSError):
-                data = data[os.write(self._file, data) :]
-        if data:
-            transport.write(data)
 
 
 class _Stretch(NamedTuple):
