@@ -71,7 +71,7 @@ class Turns(Work):
             super().run(batch)
 
     def _loop_writes(self) -> bool:
-        """Whether nobody waits for the loop but those whose messages are to be written, and not for long."""
+        """Whether the loop keeps none waiting but requests that are to be written, and these not for long."""
         return self.quick and self.bytes <= SMALL_BYTES and self.alone is not None and self.alone(self.requests)
 
     def _write(self, batch: Batch) -> None:
