@@ -30,7 +30,7 @@ class Bench:
 
     def __init__(self, threads: int = 2) -> None:
         self.turns, self.store = Turns(threads), MemoryStore()
-        self.turns.alone = lambda: True
+        self.turns.alone = lambda _: True
         self.service = MessagingService(self.store, SystemClock(), work=self.turns)
         for topic in (T, OTHER):
             self.service.create_topic(topic)
@@ -79,11 +79,36 @@ def test_given_nobody_to_tell_whether_it_is_alone_when_published_then_a_thread_w
 def test_given_other_requests_in_the_server_when_published_then_a_thread_writes_what_the_turn_brought_at_once(
     bench: Bench,
 ) -> None:
-    bench.turns.alone = lambda: False
+    bench.turns.alone = lambda _: False
     bench.publish([b"a"], [b"b", b"c"], [b"d"])
     bench.publish([b"e"], [b"f"], topics=[T, OTHER])
     assert bench.writers == ["thread"] * 3
     assert bench.batches == [4, 2, 2]
+
+
+def test_given_a_turn_that_brought_all_requests_there_are_when_it_ends_then_the_loop_writes_them_at_once(
+    bench: Bench,
+) -> None:
+    bench.turns.alone = lambda requests: requests == 3
+    bench.publish([b"a"], [b"b", b"c"], [b"d"])
+    assert (bench.writers, bench.batches) == (["loop"], [4])
+
+
+def test_given_a_turn_for_two_topics_when_it_ends_then_threads_write_both_at_a_time(bench: Bench) -> None:
+    bench.turns.alone = lambda requests: requests == 2
+    bench.publish([b"a"], topics=[T, OTHER])
+    assert bench.writers == ["thread", "thread"]
+
+
+def test_given_a_thread_that_writes_when_a_turn_ends_then_the_loop_does_not_wait_for_it(bench: Bench) -> None:
+    bench.turns.alone = lambda requests: requests > 1
+    with held(bench.store) as writing:
+        theirs = threading.Thread(target=bench.service.publish, args=(OTHER, [b"theirs"]))
+        theirs.start()
+        assert writing.wait(PATIENCE_SECONDS)
+        bench.publish([b"a"], [b"b"])
+    theirs.join()
+    assert bench.writers == ["thread", "thread"]
 
 
 @pytest.mark.parametrize(("size", "writer"), [(SMALL_BYTES, "loop"), (SMALL_BYTES + 1, "thread")])

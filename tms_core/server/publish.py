@@ -47,11 +47,15 @@ class Publish:
             written = await outcome(
                 site.service.submit_publish(topic, messages, pointer=pointer, ttl_seconds=ttl_seconds, sent=sent)
             )
-        harmless(site.metrics.published, topic, len(messages), time.perf_counter() - began)
-        if written is None:
-            await answer(send, 200)
-        else:
-            await answer(send, 200, codec.write_published(written), codec.content_type)
+        seconds = time.perf_counter() - began
+        try:
+            if written is None:
+                await answer(send, 200)
+            else:
+                await answer(send, 200, codec.write_published(written), codec.content_type)
+        finally:
+            # Behind the answer, so that the client need not wait for it.
+            harmless(site.metrics.published, topic, len(messages), seconds)
 
 
 class StorePayloads:

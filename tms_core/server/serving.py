@@ -148,7 +148,7 @@ def serving(
         forwarder = member.forwarder if member else None
         listener = _listen(settings, service, gate, registry, forwarder, waiting, manager, started, stack)
         if member is None:
-            turns.alone = lambda: listener.alone(waiting.polls)
+            turns.alone = lambda requests: listener.alone(requests, waiting.polls)
         elif not member.is_alone:
             member.begin(service, listener.port, transactions.shared)
         yield Started(listener.url, transactions.address, started)

@@ -7,8 +7,9 @@ threads wakes while the other one holds the interpreter. So:
   so far, is written by the loop itself: only the client that sent it waits for the loop then. As soon as one write has
   taken longer than :data:`QUICK_SECONDS`, threads write all that comes, until a write was quick again. So a disk that
   has become slow holds up the loop once; and LevelDB slows writers down by a millisecond before it ever stops them.
-* Else a batch is handed over when the loop has nothing left to do in this turn and is about to wait. What the turn
-  accepted for one topic is one batch then.
+* Else a batch is begun when the loop has nothing left to do in this turn and is about to wait. What the turn accepted
+  for one topic is one batch then. Where that is all that the server has to answer, and as small, the loop writes it,
+  too; else a thread does.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ class Turns(Work):
         threads: how many batches are written at once.
 
     Attributes:
-        alone: tells, in the loop, whether there is no request but the one being served; None: the loop never writes.
-            To be set when the server is there, and the store on this machine.
+        alone: tells, in the loop, whether there are no requests but so many; None: the loop never writes. To be set
+            when the server is there, and the store on this machine.
         quick: whether the last write was.
     """
 
     def __init__(self, threads: int = THREADS) -> None:
-        self.alone: Callable[[], bool] | None = None
+        self.alone: Callable[[int], bool] | None = None
         self.quick = True
         self._begun: list[Batch] = []
+        #: Whether nothing was under way when the first of these was begun.
+        self._was_idle = False
         super().__init__(threads)
 
     def run(self, batch: Batch) -> None:
@@ -51,17 +54,26 @@ class Turns(Work):
         except RuntimeError:
             super().run(partial(self._write, batch))
             return
-        if self.quick and self.requests == 1 and self.bytes <= SMALL_BYTES and self.alone and self.alone():
+        idle = self.requests == 1
+        if idle and self._loop_writes():
             self._write(batch)
             return
         if not self._begun:
+            self._was_idle = idle
             loop.call_soon(self._end_turn)
         self._begun.append(batch)
 
     def _end_turn(self) -> None:
         begun, self._begun = self._begun, []
+        if len(begun) == 1 and self._was_idle and self._loop_writes():
+            self._write(begun[0])
+            return
         for batch in begun:
             super().run(partial(self._write, batch))
+
+    def _loop_writes(self) -> bool:
+        """Whether the loop keeps none waiting but requests that are to be written, and these not for long."""
+        return self.quick and self.bytes <= SMALL_BYTES and self.alone is not None and self.alone(self.requests)
 
     def _write(self, batch: Batch) -> None:
         started = perf_counter()

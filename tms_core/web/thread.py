@@ -108,13 +108,14 @@ class ThreadedServer:
         scheme = "https" if self._config.is_ssl else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
-    def alone(self, waiting: int = 0) -> bool:
-        """Whether, of all that was received, one request only is not answered yet. For that one to ask.
+    def alone(self, requests: int, waiting: int = 0) -> bool:
+        """Whether, of all that was received, so many requests only are not answered yet. For these to ask.
 
         Args:
+            requests: how many.
             waiting: how many others are not to count, because they only wait.
         """
-        return self._server is not None and self._server.unanswered - waiting == 1
+        return self._server is not None and self._server.unanswered - waiting == requests
 
     def start(self) -> None:
         """Listen; returns when requests are answered.

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Condition
+from threading import Condition, Lock
 
 import plyvel
 
@@ -60,10 +60,12 @@ class Handle:
         self._undo: dict[bytes, bytes | None] = {}
         self._users = 0
         self._closing = False
-        self._changed = Condition()
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
 
     def __enter__(self) -> plyvel.DB:
-        with self._changed:
+        # By the lock itself, since each read and write comes here.
+        with self._lock:
             if self._closing:
                 self._changed.wait_for(lambda: not self._closing)
             if self._lost:
@@ -72,7 +74,7 @@ class Handle:
             return self._db
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
+        with self._lock:
             self._users -= 1
             if self._closing and not self._users:
                 self._changed.notify_all()

@@ -39,37 +39,49 @@ _CHECK_DISK = "Look at the disk and at the end of the file LOG in that folder."
 _DAMAGED = "Restore the store from a backup, or try plyvel.repair_db on a copy of that folder."
 
 
-@contextmanager
-def translated(folder: Path) -> Iterator[None]:
+class translated:  # noqa: N801 a block is written with it, as with a function
     """The one border where errors of LevelDB and of its files become ours.
+
+    A class, because a generator for each use would cost as much as reading a row.
+
+    Args:
+        folder: where they come from.
 
     Raises:
         StoreBusy: another process holds the folder's lock; says which, where it can be found out.
         StoreError: anything else, with the folder and the next step.
     """
-    try:
-        yield
-    except (plyvel.Error, OSError) as error:
-        raise _store_error(folder, error) from error
+
+    __slots__ = ("_folder",)
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        """Nothing has gone wrong yet."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, (plyvel.Error, OSError)):
+            raise self._named(_store_error(self._folder, error)) from error
+
+    def _named(self, error: StoreError) -> StoreError:
+        return error
 
 
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """As :func:`translated`, around what is only written.
+class writing(translated):  # noqa: N801
+    """As :class:`translated`, around what is only written.
 
     LevelDB has one log, so a write that fails says nothing of its rows: any other would have failed, too.
 
     Raises:
         WriteRefused: in place of ``StoreError``.
-        StoreBusy: as :func:`translated`.
+        StoreBusy: as :class:`translated`.
     """
-    try:
-        yield
-    except (plyvel.Error, OSError) as error:
-        found = _store_error(folder, error)
-        if isinstance(found, (StoreBusy, WriteRefused)):
-            raise found from error
-        raise WriteRefused(found.message, found.hint) from error
+
+    __slots__ = ()
+
+    def _named(self, error: StoreError) -> StoreError:
+        return error if isinstance(error, (StoreBusy, WriteRefused)) else WriteRefused(error.message, error.hint)
 
 
 @contextmanager
