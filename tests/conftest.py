@@ -1,4 +1,4 @@
-"""What holds for every test: how hypothesis searches, and that no test's log goes on in the next.
+"""What holds for every test: how hypothesis searches, which rooms are traced, and that no test's log goes on in the next.
 
 In CI the search is the same every time, so that a red build is about the change; at a desk it goes on looking for new
 counterexamples. Time limits per example are off: a slow machine is no counterexample.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +24,22 @@ _COMMON = settings(
 settings.register_profile("desk", _COMMON)
 settings.register_profile("ci", _COMMON, derandomize=True, database=None)
 settings.load_profile("ci" if in_ci() else "desk")
+
+#: Rooms and files that play the same code again and again, of which the tests of its own rooms cover every line: to trace
+#: them would double their time, and would hide what has no test of its own.
+UNTRACED = (
+    "disasters", "hostile", "interop", "kafka", "simulation",
+    "janitor/cli/test_sample_stores.py", "janitor/law/test_differential.py", "janitor/test_patience.py",
+    "server/test_manager_log_model.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    untraced = {here / name for name in UNTRACED}
+    for item in items:
+        if not untraced.isdisjoint((item.path, *item.path.parents)):
+            item.add_marker(pytest.mark.no_cover)
 
 
 @pytest.fixture(autouse=True)
