@@ -1,4 +1,4 @@
-"""What holds for every test: how hypothesis searches, which rooms are traced, and that no test's log goes on in the next.
+"""What holds for every test: how hypothesis searches, what is traced, and that no test's log goes on in the next.
 
 In CI the search is the same every time, so that a red build is about the change; at a desk it goes on looking for new
 counterexamples. Time limits per example are off: a slow machine is no counterexample.
@@ -25,8 +25,8 @@ settings.register_profile("desk", _COMMON)
 settings.register_profile("ci", _COMMON, derandomize=True, database=None)
 settings.load_profile("ci" if in_ci() else "desk")
 
-#: Rooms and files that play the same code again and again, of which the tests of its own rooms cover every line: to trace
-#: them would double their time, and would hide what has no test of its own.
+#: Rooms and files that play the same code again and again, each line of which has tests in a room of its own: to trace
+#: them would double their time, and would hide what has none.
 UNTRACED = (
     "disasters", "hostile", "interop", "kafka", "simulation",
     "janitor/cli/test_sample_stores.py", "janitor/law/test_differential.py", "janitor/test_patience.py",
