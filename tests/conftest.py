@@ -7,7 +7,9 @@ counterexamples. Time limits per example are off: a slow machine is no counterex
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not untraced.isdisjoint((item.path, *item.path.parents)):
             item.add_marker(pytest.mark.no_cover)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Trace nothing in a test with the marker ``no_cover``.
+
+    In a worker process pytest-cov has two tracers on top of each other, and its own marker stops the upper one only.
+    """
+    if item.get_closest_marker("no_cover") is None:
+        return (yield)
+    here, in_threads = sys.gettrace(), threading.gettrace()
+    sys.settrace(None)
+    threading.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(here)
+        threading.settrace(in_threads)
 
 
 @pytest.fixture(autouse=True)
