@@ -38,6 +38,8 @@ WORKERS ?= 3
 PYTEST_ARGS ?=
 BENCH ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Tests start hundreds of processes; without its bytecode each would compile the project again, and so would each worker all tests.
+export PYTHONDONTWRITEBYTECODE :=
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

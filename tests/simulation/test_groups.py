@@ -21,9 +21,6 @@ from tms_core.messaging.groups import Groups
 from tms_core.messaging.service import MessagingService
 from tms_core.tables.side import MemorySide
 
-#: The same code again and again, of which other tests cover every line; to trace it would double the time.
-pytestmark = pytest.mark.no_cover
-
 SEEDS = int(os.environ.get("TMS_TEST_SEEDS", "200")) // 4
 #: How many histories a planted bug has to be found in.
 ENOUGH = 60

@@ -19,9 +19,6 @@ from tms_core.messaging.producers import Admitted, Producers
 from tms_core.messaging.queue import Queue
 from tms_core.transaction.manager.manager import TransactionManager
 
-#: The same code again and again, of which other tests cover every line; to trace it would double the time.
-pytestmark = pytest.mark.no_cover
-
 SEEDS = int(os.environ.get("TMS_TEST_SEEDS", "200")) // 4
 #: How many histories a planted bug has to be found in.
 ENOUGH = 60

@@ -30,9 +30,6 @@ from tests.simulation.site import Site
 from tests.support import size
 from tms_core.transaction.model import TX_PER_MS
 
-#: The same code again and again, of which other tests cover every line; to trace it would double the time.
-pytestmark = pytest.mark.no_cover
-
 FIRST = size("TMS_TEST_FIRST_SEED", 0)
 SEEDS = size("TMS_TEST_SEEDS", 300)
 #: Seeds per test, so that tests can be spread over processes and none takes long.
