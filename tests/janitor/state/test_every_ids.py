@@ -148,7 +148,7 @@ changes = st.one_of(
 def test_given_any_changes_in_leaves_of_three_then_every_memory_knows_the_same(
     kind: Memories, made: Sequence[Callable[[State], None]], now_ms: int, window_ms: int
 ) -> None:
-    with patch("janitor.state.hbase.ids.LEAF_IDS", 3), kind.new() as state, SqliteState.in_memory() as model:
+    with patch("janitor.state.ids.LEAF_IDS", 3), kind.new() as state, SqliteState.in_memory() as model:
         for change in made:
             change(state)
             change(model)
