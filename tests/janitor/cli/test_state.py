@@ -85,7 +85,7 @@ def test_given_a_state_then_its_first_lines_say_since_when_it_knows(
         record = opened.store()
         assert record is not None
         opened.save_store(replace(record, adopted_ms=adopted_ms))
-        opened._connection.execute("DELETE FROM created")
+        opened.driver.connection.execute("DELETE FROM documents WHERE key = 'created'")
         if created_ms is not None:
             opened.save_created_ms(created_ms)
     for verb in ("history", "ledger"):

@@ -553,9 +553,9 @@ def test_given_any_answer_then_it_is_json_with_ids_as_strings_and_nothing_was_wr
     there = context(orders.store)
     writes: list[str] = []
     watch(orders.store, lambda call: writes.append(call.name) if call.name in WRITES else None)
-    before = list(state._connection.iterdump())
+    before = list(state.driver.connection.iterdump())
     answers = [ask(orders, state, *asked, context=there), ask(orders, state, 7, context=there)]
-    assert (writes, list(state._connection.iterdump())) == ([], before)
+    assert (writes, list(state.driver.connection.iterdump())) == ([], before)
     present, gone = (json.loads(json.dumps(answer.to_json())) for answer in answers)
     assert (present["found"][0]["pointer"], present["found"][0]["action"]) == (str(COMMITTED), "keep")
     assert present["message_id"] == str(MessageId(NOW_MS, 1, STORED_MS, 0))
