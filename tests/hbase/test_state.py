@@ -14,7 +14,11 @@ from typing import Any
 import happybase
 import pytest
 
-from janitor.state import (
+from janitor.state.hbase.commit import BLOCK
+from janitor.state.hbase.root import INLINE_BYTES
+from janitor.state.hbase.state import HBaseState
+from janitor.state.ids import LEAF_IDS
+from janitor.state.records import (
     Claim,
     ClockAnchor,
     CounterKey,
@@ -27,10 +31,6 @@ from janitor.state import (
     Strikes,
     TopicCount,
 )
-from janitor.state.hbase.commit import BLOCK
-from janitor.state.hbase.root import INLINE_BYTES
-from janitor.state.hbase.state import HBaseState
-from janitor.state.ids import LEAF_IDS
 from tests.builders import DAY, LIFETIME, janitor
 from tests.hbase.server import HBaseServer
 from tests.janitor.state.entries import TOPIC, entry

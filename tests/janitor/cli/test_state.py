@@ -14,7 +14,8 @@ from janitor.cli.why import lines
 from janitor.inspect.answer import Found, LedgerReach, Missing, Trace, Why
 from janitor.inspect.fate import Fate
 from janitor.law.policy import Hold, Reason, Rule
-from janitor.state import RunRecord, SqliteState
+from janitor.state.records import RunRecord
+from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer
 from tests.janitor.cli.conftest import Site
 from tests.janitor.state.entries import TOPIC, entry

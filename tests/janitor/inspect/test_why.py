@@ -16,7 +16,9 @@ from janitor.inspect.answer import Found, Why
 from janitor.inspect.why import why
 from janitor.law.frontier import admit
 from janitor.law.policy import Hold, Reason, Rule
-from janitor.state import ClockAnchor, FrontierRecord, LedgerEntry, RunRecord, SqliteState, State, Strikes
+from janitor.state.base import State
+from janitor.state.records import ClockAnchor, FrontierRecord, LedgerEntry, RunRecord, Strikes
+from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.context import RunContext, Terms
 from janitor.sweep.transactions import TransactionView
 from tests.builders import (

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from janitor.state import KnownIds, OpenIdRecord, State, StoreRecord
+from janitor.state.base import State
+from janitor.state.records import KnownIds, OpenIdRecord, StoreRecord
 from tests.janitor.state.conftest import LastingMemories, Memories
 from tests.support import size
 from tms_core.errors import StateError

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from janitor.state import CounterKey, RunRecord, SqliteState
+from janitor.state.records import CounterKey, RunRecord
 from janitor.state.sqlite import loose
 from janitor.state.sqlite.loose import FILE_NAME
+from janitor.state.sqlite.state import SqliteState
 from tests.janitor.state.entries import entry
 from tms_core.errors import StateError
 
@@ -42,7 +43,7 @@ def test_given_a_memory_in_memory_then_announcements_work_alike() -> None:
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from janitor.state import SqliteState
+from janitor.state.sqlite.state import SqliteState
 from tests.janitor.state.test_intents import FIRST, SECOND
 
 state = SqliteState(Path(sys.argv[1]))

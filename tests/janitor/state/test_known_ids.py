@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from janitor.state import KnownIds, OpenIdRecord, SqliteState
 from janitor.state.documents import View
+from janitor.state.records import KnownIds, OpenIdRecord
+from janitor.state.sqlite.state import SqliteState
 from tms_core.errors import StateBusy
 
 #: Later than every pass below, and a window that has ended for all of them.

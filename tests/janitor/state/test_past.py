@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from janitor.state import RunRecord, SqliteState
+from janitor.state.records import RunRecord
+from janitor.state.sqlite.state import SqliteState
 from tests.janitor.state.entries import entry
 from tests.janitor.state.test_every_past import end_of_run, times
 

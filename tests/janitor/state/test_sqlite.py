@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from janitor.state import Claim, OpenIdRecord, SqliteState
+from janitor.state.records import Claim, OpenIdRecord
+from janitor.state.sqlite.state import SqliteState
 from tms_core.errors import StateBusy, StateError
 from tms_core.topic import TopicId
 
@@ -56,7 +57,8 @@ def test_given_a_full_disk_when_the_end_of_a_run_is_written_then_nothing_of_it_i
 CHILD = """
 import sys
 from pathlib import Path
-from janitor.state import *
+from janitor.state.records import *
+from janitor.state.sqlite.state import SqliteState
 from tms_core.topic import TopicId
 
 def stop(statement):
