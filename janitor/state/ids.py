@@ -17,7 +17,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, islice, pairwise, zip_longest
+from heapq import merge
+from itertools import islice, pairwise, zip_longest
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -217,7 +218,7 @@ class InvalidIds(Documents):
 
     def _change_ids(self, opened: Columns, closed: Columns, gone: array[int]) -> None:
         """Put open and closed ids in their place, in which other ones of the same pointer are, and drop others."""
-        pointers = array("q", sorted(chain(opened.pointers, closed.pointers, gone)))
+        pointers = array("q", merge(opened.pointers, closed.pointers, gone))
         present = self._read(_open)
         new = present.without(pointers).merged(opened)
         if new != present:

@@ -74,9 +74,10 @@ class Ledger(Documents):
             for begin in range(0, len(numbered), PAGE_ENTRIES):
                 token = secrets.token_bytes(_TOKEN_BYTES)
                 page = numbered[begin : begin + PAGE_ENTRIES]
-                self._put_page(page, token)
-                for each in page:
-                    self._put_row(_topic_key(each, token), packed(entry_row(each.entry)))
+                rows = [packed(entry_row(each.entry)) for each in page]
+                self._put_page(page, rows, token)
+                for each, row in zip(page, rows, strict=True):
+                    self._put_row(_topic_key(each, token), row)
             self._save("ledger", {**told, "next": told["next"] + len(added)})
 
         if added:
@@ -146,16 +147,19 @@ class Ledger(Documents):
         """Keep only these entries of a page."""
         for run_id in {each.entry.run_id for each in present}:
             self._delete_row(_run_prefix(run_id) + page.tail)
+        kept = {each.number for each in left}
         for each in present:
-            if each not in left:
+            if each.number not in kept:
                 self._delete_row(_topic_key(each, page.token))
         self._delete_row(PAGE + page.tail)
-        return self._put_page(left, page.token) if left else None
+        return self._put_page(left, [packed(entry_row(each.entry)) for each in left], page.token) if left else None
 
-    def _put_page(self, numbered: list[_Numbered], token: bytes) -> LedgerPage:
+    def _put_page(self, numbered: list[_Numbered], rows: list[bytes], token: bytes) -> LedgerPage:
         earliest_ms = min(each.entry.at_ms for each in numbered)
         page = LedgerPage(numbered[0].number, earliest_ms, len(numbered), token)
-        self._put_row(PAGE + page.tail, packed([[each.number, *entry_row(each.entry)] for each in numbered]))
+        # Each row as it is packed already, with its number before it.
+        parts = (b"[%d,%b" % (each.number, row[1:]) for each, row in zip(numbered, rows, strict=True))
+        self._put_row(PAGE + page.tail, b"[%b]" % b",".join(parts))
         for run_id in {each.entry.run_id for each in numbered}:
             self._put_row(_run_prefix(run_id) + page.tail, b"")
         return page
