@@ -45,8 +45,7 @@ class Runs(Documents):
     def __init__(self, driver: Driver, clock: Clock | None = None) -> None:
         super().__init__(driver)
         self._clock = clock or SystemClock()
-        # A key is never used twice, by this process or another.
-        self._intents = (number.to_bytes(8, "big") + secrets.token_bytes(_TOKEN_BYTES) for number in count())
+        self._announced = count()
 
     def begin_run(self, run: RunRecord) -> None:
         """Remember that a run has begun.
@@ -143,7 +142,9 @@ class Runs(Documents):
 
         Cheap, because it comes before the first batch of every topic: see :class:`~janitor.state.documents.LooseRows`.
         """
-        key = INTENT + oldest_first(self._clock.now_ms()) + next(self._intents)
+        # A key is never used twice, by this process or another.
+        unique = next(self._announced).to_bytes(8, "big") + secrets.token_bytes(_TOKEN_BYTES)
+        key = INTENT + oldest_first(self._clock.now_ms()) + unique
         self.driver.loose.put([(key, packed(entry_row(entry)))])
 
     def intents(self) -> list[LedgerEntry]:

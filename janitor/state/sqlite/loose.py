@@ -12,8 +12,9 @@ import errno
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 from tms_core.errors import StateError
 
@@ -31,6 +32,7 @@ class LooseFile:
 
     def __init__(self, folder: Path | None) -> None:
         self._path = folder and folder / FILE_NAME
+        self._lock = Lock()
         self._kept = b""
         self._allowed = _MOST_BYTES
 
@@ -47,7 +49,8 @@ class LooseFile:
         Raises:
             StateError: they could not be written.
         """
-        self._append((key, value.decode()) for key, value in rows)
+        with self._lock:
+            self._append((key, value.decode()) for key, value in rows)
 
     def delete(self, keys: Iterable[bytes]) -> None:
         """Delete rows, and the file with the last of them.
@@ -55,14 +58,15 @@ class LooseFile:
         Raises:
             StateError: they could not be deleted.
         """
-        rows, gone = self._rows(), set(keys)
-        if rows.keys() & gone and not rows.keys() <= gone:
-            self._append((key, None) for key in sorted(rows.keys() & gone))
-        elif rows.keys() <= gone:
-            self._kept = b""
-            with self._border("removed"):
-                if self._path is not None:
-                    self._path.unlink(missing_ok=True)
+        with self._lock:
+            rows, gone = self._rows(), set(keys)
+            if rows.keys() <= gone:
+                self._kept = b""
+                with self._border("removed"):
+                    if self._path is not None:
+                        self._path.unlink(missing_ok=True)
+            elif rows.keys() & gone:
+                self._append((key, None) for key in sorted(rows.keys() & gone))
 
     def _rows(self) -> dict[bytes, bytes]:
         """What counts; a line that is no row, such as a last one cut short, is left out."""
@@ -76,9 +80,11 @@ class LooseFile:
         return {key: value for key, value in rows.items() if value}
 
     def _read(self) -> bytes:
-        with self._border("read"), suppress(FileNotFoundError):
-            return self._kept if self._path is None else self._path.read_bytes()
-        return b""
+        with self._border("read"):
+            try:
+                return self._kept if self._path is None else self._path.read_bytes()
+            except FileNotFoundError:
+                return b""
 
     def _append(self, rows: Iterable[tuple[bytes, str | None]]) -> None:
         # On a line of its own even where the one before was cut short.
@@ -113,8 +119,6 @@ class LooseFile:
         """Translates errors of the file into the state's."""
         try:
             yield
-        except FileNotFoundError:
-            raise
         except OSError as error:
             raise StateError(
                 f"{self._path} cannot be {done}: {error.strerror}.", "Check its rights and the space on its disk."

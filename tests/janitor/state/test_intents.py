@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,22 @@ def test_given_the_end_of_a_run_then_the_file_goes_with_the_last_announcement(tm
         state.clear_intents()
         assert [path.name for path in tmp_path.iterdir()] == ["state.sqlite3"]
         assert state.runs(1)[0].heartbeat_ms == 2
+
+
+def test_given_a_folder_that_is_gone_when_something_is_announced_then_that_is_an_error_of_ours(tmp_path: Path) -> None:
+    with SqliteState(tmp_path / "state") as state:
+        (tmp_path / "state").rename(tmp_path / "away")
+        with pytest.raises(StateError, match=r"running\.jsonl cannot be written"):
+            state.intend(FIRST)
+        assert state.intents() == []
+
+
+def test_given_threads_that_announce_while_the_file_is_written_anew_then_none_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loose, "_MOST_BYTES", 500)
+    monkeypatch.setattr(loose, "_MOST_TIMES", 1)
+    with SqliteState(tmp_path) as state, ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(state.intend, entry(at_ms=number)) for number in range(100)]:
+            done.result()
+        assert sorted(each.at_ms for each in state.intents()) == list(range(100))
