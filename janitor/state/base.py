@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from janitor.state.ids import InvalidIds
-from janitor.state.ledger import Ledger
+from janitor.state.ledger import RecordedLedger
 from janitor.state.notes import Note
 from janitor.state.records import (
     EVERYTHING,
@@ -37,7 +37,7 @@ from janitor.state.records import (
     TopicCount,
     row_of,
 )
-from janitor.state.runs import Runs
+from janitor.state.runs import RecordedRuns
 from tms_core.errors import StateError
 from tms_core.topic import TopicId
 
@@ -67,7 +67,7 @@ __all__ = [
 _OF_STORE = frozenset({"frontiers", "ids", "evidence", "claim", "thorough", "strikes", "counts", "note"})
 
 
-class State(InvalidIds, Ledger, Runs):
+class State(InvalidIds, RecordedLedger, RecordedRuns):
     """What the janitor remembers of one store.
 
     Every method raises ``StateError`` when the state cannot be read or written, and ``StateBusy`` when another

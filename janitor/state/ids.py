@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import merge
 from itertools import islice, pairwise, zip_longest
-from operator import attrgetter
+from operator import attrgetter, lt
 from typing import NamedTuple
 
 from janitor.state.documents import Documents, View
@@ -85,7 +85,7 @@ class Columns:
     def pack(self) -> bytes:
         """The columns as they are kept."""
         numbers = (self.pointers, self.seen, self.scanned, self.closed)
-        return b"".join([*(_swapped(column[:]).tobytes() for column in numbers), self.known])
+        return b"".join([*(_swapped(column) for column in numbers), self.known])
 
     def take(self, other: Columns, at: int) -> None:
         """Add one of the others behind the last."""
@@ -130,11 +130,15 @@ class Columns:
                 if begin < at:
                     left.extend(self.part(begin, at))
                 begin = at + 1
+        if not begin:
+            return self
         left.extend(self.part(begin, len(self.pointers)))
         return left
 
     def merged(self, other: Columns) -> Columns:
         """These and the others, none of which is among these."""
+        if not self.pointers or not other.pointers:
+            return self if self.pointers else other
         new, mine, theirs = Columns(), 0, 0
         while mine < len(self.pointers) and theirs < len(other.pointers):
             end = bisect_left(self.pointers, other.pointers[theirs], mine)
@@ -276,6 +280,10 @@ def _apart(records: Iterable[OpenIdRecord]) -> tuple[Columns, Columns]:
     given, opened, closed = Columns(), Columns(), Columns()
     for record in records:
         given.append(record)
+    closings = given.known.count(_CLOSED) + given.known.count(_CLOSED | _SCANNED)
+    if closings in (0, len(given.pointers)) and all(map(lt, given.pointers, islice(given.pointers, 1, None))):
+        # As they are when the janitor meets a store with a million of them.
+        return (opened, given) if closings else (given, closed)
     order = sorted(range(len(given.pointers)), key=given.pointers.__getitem__)
     for at, following in zip_longest(order, islice(order, 1, None)):
         if following is None or given.pointers[at] != given.pointers[following]:
@@ -308,6 +316,8 @@ def _counts(record: OpenIdRecord, now_ms: int, window_ms: int) -> bool:
 
 def _swapped(column: array[int]) -> array[int]:
     """A column of this machine as one of little-endian numbers, or the other way round."""
-    if sys.byteorder == "big":
-        column.byteswap()
-    return column
+    if sys.byteorder == "little":
+        return column
+    swapped = column[:]
+    swapped.byteswap()
+    return swapped

@@ -61,7 +61,7 @@ class _Numbered(NamedTuple):
     entry: LedgerEntry
 
 
-class Ledger(Documents):
+class RecordedLedger(Documents):
     """The part of the state that is the ledger."""
 
     def add_ledger(self, entries: Iterable[LedgerEntry]) -> None:

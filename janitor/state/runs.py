@@ -34,7 +34,7 @@ class _Going(NamedTuple):
     number: int
 
 
-class Runs(Documents):
+class RecordedRuns(Documents):
     """The part of the state that is about runs.
 
     Args:
