@@ -51,7 +51,7 @@ class View(Protocol):
         ...
 
 
-class Rows(Protocol):
+class KeyedRows(Protocol):
     """Rows by key."""
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
@@ -63,7 +63,7 @@ class Rows(Protocol):
         ...
 
 
-class LooseRows(Rows, Protocol):
+class LooseRows(KeyedRows, Protocol):
     """Rows that are changed outside transactions.
 
     A change is cheap. It survives the death of the process, and of the machine only as well as deletes in the store
@@ -122,7 +122,7 @@ class Driver(Protocol):
     def name(self) -> str: ...
 
     @property
-    def history(self) -> Rows: ...
+    def history(self) -> KeyedRows: ...
 
     @property
     def loose(self) -> LooseRows: ...

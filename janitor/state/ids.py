@@ -62,7 +62,7 @@ def _numbers() -> array[int]:
 
 
 @dataclass(slots=True)
-class Columns:
+class IdColumns:
     """Ids in order of pointer: four columns of numbers, and for each id which of its times are known."""
 
     pointers: array[int] = field(default_factory=_numbers)
@@ -72,7 +72,7 @@ class Columns:
     known: bytearray = field(default_factory=bytearray)
 
     @classmethod
-    def unpack(cls, packed: bytes | None) -> Columns:
+    def unpack(cls, packed: bytes | None) -> IdColumns:
         """Read them as they are kept: little-endian, 33 bytes an id."""
         size = len(packed or b"") // 33 * 8
         if not packed or not size:
@@ -87,7 +87,7 @@ class Columns:
         numbers = (self.pointers, self.seen, self.scanned, self.closed)
         return b"".join([*(_swapped(column) for column in numbers), self.known])
 
-    def take(self, other: Columns, at: int) -> None:
+    def take(self, other: IdColumns, at: int) -> None:
         """Add one of the others behind the last."""
         self.pointers.append(other.pointers[at])
         self.seen.append(other.seen[at])
@@ -102,8 +102,8 @@ class Columns:
         self.closed.append(record.closed_ms or 0)
         self.known.append((record.scanned_ms is not None) * _SCANNED + (record.closed_ms is not None) * _CLOSED)
 
-    def part(self, begin: int, end: int) -> Columns:
-        return Columns(
+    def part(self, begin: int, end: int) -> IdColumns:
+        return IdColumns(
             self.pointers[begin:end],
             self.seen[begin:end],
             self.scanned[begin:end],
@@ -111,7 +111,7 @@ class Columns:
             self.known[begin:end],
         )
 
-    def extend(self, other: Columns) -> None:
+    def extend(self, other: IdColumns) -> None:
         """Add ids behind the last."""
         self.pointers += other.pointers
         self.seen += other.seen
@@ -119,9 +119,9 @@ class Columns:
         self.closed += other.closed
         self.known += other.known
 
-    def without(self, pointers: array[int], before_ms: int | None = None) -> Columns:
+    def without(self, pointers: array[int], before_ms: int | None = None) -> IdColumns:
         """Those that are not among the pointers, and, unless it is None, those that were not closed before."""
-        left, begin = Columns(), 0
+        left, begin = IdColumns(), 0
         for pointer in pointers:
             at = bisect_left(self.pointers, pointer, begin)
             if at == len(self.pointers):
@@ -135,11 +135,11 @@ class Columns:
         left.extend(self.part(begin, len(self.pointers)))
         return left
 
-    def merged(self, other: Columns) -> Columns:
+    def merged(self, other: IdColumns) -> IdColumns:
         """These and the others, none of which is among these."""
         if not self.pointers or not other.pointers:
             return self if self.pointers else other
-        new, mine, theirs = Columns(), 0, 0
+        new, mine, theirs = IdColumns(), 0, 0
         while mine < len(self.pointers) and theirs < len(other.pointers):
             end = bisect_left(self.pointers, other.pointers[theirs], mine)
             new.extend(self.part(mine, end))
@@ -213,14 +213,14 @@ class InvalidIds(Documents):
     def forget_open_ids(self, pointers: Iterable[int]) -> None:
         """Drop pointers that left the invalid list; unknown ones are no error."""
         gone = array("q", sorted(pointers))
-        self._write(lambda: self._change_ids(Columns(), Columns(), gone))
+        self._write(lambda: self._change_ids(IdColumns(), IdColumns(), gone))
 
     def forget_closed_ids(self, pointers: Iterable[int], before_ms: int) -> None:
         """Drop those of these pointers that were closed before; others, and unknown ones, are no error."""
         gone = array("q", sorted(pointers))
-        self._write(lambda: self._change_closed(Columns(), gone, before_ms))
+        self._write(lambda: self._change_closed(IdColumns(), gone, before_ms))
 
-    def _change_ids(self, opened: Columns, closed: Columns, gone: array[int]) -> None:
+    def _change_ids(self, opened: IdColumns, closed: IdColumns, gone: array[int]) -> None:
         """Put open and closed ids in their place, in which other ones of the same pointer are, and drop others."""
         pointers = array("q", merge(opened.pointers, closed.pointers, gone))
         present = self._read(_open)
@@ -231,7 +231,7 @@ class InvalidIds(Documents):
         if closed.pointers or known:
             self._change_closed(closed, array("q", (pointer for pointer in pointers if is_among(known, pointer))))
 
-    def _change_closed(self, added: Columns, gone: array[int], before_ms: int | None = None) -> None:
+    def _change_closed(self, added: IdColumns, gone: array[int], before_ms: int | None = None) -> None:
         """Drop closed ids, those that were closed before, and put others in their place."""
         leaves = self._read(_leaves)
         firsts = [leaf.first for leaf in leaves[1:]]
@@ -245,7 +245,7 @@ class InvalidIds(Documents):
             if begin == end and first_gone == end_gone:
                 kept += [leaf] if leaf else []
                 continue
-            present = Columns() if leaf is None else self._read(partial(_leaf, leaf))
+            present = IdColumns() if leaf is None else self._read(partial(_leaf, leaf))
             new = present.without(gone[first_gone:end_gone], before_ms).merged(added.part(begin, end))
             if leaf is not None and new == present:
                 kept.append(leaf)
@@ -255,7 +255,7 @@ class InvalidIds(Documents):
             kept += [self._save_leaf(new.part(at, at + LEAF_IDS)) for at in range(0, len(new.pointers), LEAF_IDS)]
         self._save(_LEAVES, kept or None)
 
-    def _save_leaf(self, ids: Columns) -> Leaf:
+    def _save_leaf(self, ids: IdColumns) -> Leaf:
         # Where one was never searched for, no window has ended for all.
         windows = (
             scanned - transaction_ms(pointer) if known & _SCANNED else -1
@@ -275,9 +275,9 @@ class InvalidIds(Documents):
         return self._known_closed[1]
 
 
-def _apart(records: Iterable[OpenIdRecord]) -> tuple[Columns, Columns]:
+def _apart(records: Iterable[OpenIdRecord]) -> tuple[IdColumns, IdColumns]:
     """The open and the closed ones; of those of one pointer the last."""
-    given, opened, closed = Columns(), Columns(), Columns()
+    given, opened, closed = IdColumns(), IdColumns(), IdColumns()
     for record in records:
         given.append(record)
     closings = given.known.count(_CLOSED) + given.known.count(_CLOSED | _SCANNED)
@@ -296,12 +296,12 @@ def _leaves(view: View) -> list[Leaf]:
     return [] if value is None else [Leaf(*each) for each in json.loads(value)]
 
 
-def _leaf(leaf: Leaf, view: View) -> Columns:
-    return Columns.unpack(view.value(leaf.name))
+def _leaf(leaf: Leaf, view: View) -> IdColumns:
+    return IdColumns.unpack(view.value(leaf.name))
 
 
-def _open(view: View) -> Columns:
-    return Columns.unpack(view.value(_OPEN))
+def _open(view: View) -> IdColumns:
+    return IdColumns.unpack(view.value(_OPEN))
 
 
 def _by_pointer(records: Iterable[OpenIdRecord]) -> dict[int, OpenIdRecord]:
