@@ -309,7 +309,9 @@ WRITES = (
     *(f"{table}.{name}" for table in ("message", "payload") for name in ("delete", "sync", "compact", "put")),
     "message.invert",
 )
-STATE_CALLS = tuple(f"state.{name}" for name in sorted(State.__abstractmethods__ - {"close"}))
+STATE_CALLS = tuple(
+    f"state.{name}" for name in dir(State) if not name.startswith("_") and name not in ("clock_ms", "close")
+)
 
 
 def watch(store: Reads, before: Watcher | None = None, after: Watcher | None = None) -> None:

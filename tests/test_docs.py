@@ -13,6 +13,7 @@ import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,18 @@ from janitor.law.policy import Hold, Reason, Rule
 from janitor.report import COUNTED_REASONS
 from janitor.run import plan_file as plan
 from janitor.run.guards import successor_mark
+from janitor.state.records import (
+    Claim,
+    ClockAnchor,
+    Evidence,
+    FrontierRecord,
+    LedgerEntry,
+    OpenIdRecord,
+    RunRecord,
+    StoreRecord,
+    Strikes,
+    TopicCount,
+)
 from janitor.state.sqlite.state import FILE_NAME, SqliteState
 from tests.builders import DAY, MINUTE, NOW_MS, janitor, pointer, topic
 from tests.interop.conftest import unpack
@@ -251,6 +264,26 @@ def test_the_tables_of_the_state_name_every_column(tmp_path: Path) -> None:
         for table in made:
             columns = {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}
             assert columns == names_after(f"`{table}`, "), table
+
+
+@pytest.mark.parametrize(
+    ("head", "record"),
+    [
+        ("`store`:", StoreRecord),
+        ("`anchor`:", ClockAnchor),
+        ("`frontiers`, ", FrontierRecord),
+        ("`ids`, ", OpenIdRecord),
+        ("`evidence`, ", Evidence),
+        ("`claim`:", Claim),
+        ("`strikes`, ", Strikes),
+        ("`counts`, ", TopicCount),
+        ("A run, ", RunRecord),
+        ("An entry of the ledger, ", LedgerEntry),
+    ],
+)
+def test_the_records_of_the_state_are_documented_field_by_field_in_their_order(head: str, record: Any) -> None:
+    _, *rows = next(tables(FORMATS.partition(f"\n{head}")[2]))
+    assert [name for row in rows for name in re.findall(r"`(\w+)`", row[0])] == [each.name for each in fields(record)]
 
 
 def test_the_length_of_a_mark_is_the_one_documented() -> None:

@@ -176,7 +176,7 @@ def test_given_a_checkout_when_run_then_it_tells_what_the_readme_shows_and_ctrl_
         assert len(store.metadata.rows()) == 13
         assert any(cell.pointer < 0 for cell in store.message.cells(b"", None, 1_000_000).items)
     # What a run had come to on its way may be beside it, where that took long.
-    assert {path.name for path in (running.folder / "janitor").iterdir()} - {"booked.json"} == {"state.sqlite3"}
+    assert {path.name for path in (running.folder / "janitor").iterdir()} - {"running.jsonl"} == {"state.sqlite3"}
 
 
 def test_given_what_is_held_when_approved_from_another_terminal_then_it_goes(start: Start) -> None:

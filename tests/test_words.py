@@ -12,7 +12,6 @@ SHARED_NAMES = {
     "Limits": "of a client's buffers, and of one run",
     "Reason": "of a decision of the law, and of a health that is not good",
     "Settings": "each of the two programs has its own",
-    "_Closed": "the same of the two drivers of the state",
 }
 
 

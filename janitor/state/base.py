@@ -11,11 +11,12 @@ Times are milliseconds since the epoch; write pointers, bounds and times are sig
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Self
+from typing import Any
 
+from janitor.state.ids import InvalidIds
+from janitor.state.ledger import RecordedLedger
+from janitor.state.notes import Note
 from janitor.state.records import (
     EVERYTHING,
     MARK_BYTES,
@@ -34,7 +35,10 @@ from janitor.state.records import (
     StoreRecord,
     Strikes,
     TopicCount,
+    row_of,
 )
+from janitor.state.runs import RecordedRuns
+from tms_core.errors import StateError
 from tms_core.topic import TopicId
 
 __all__ = [
@@ -59,26 +63,22 @@ __all__ = [
 ]
 
 
-class State(ABC):
+#: What was learnt about a store; a name up to its first dot.
+_OF_STORE = frozenset({"frontiers", "ids", "evidence", "claim", "thorough", "strikes", "counts", "note"})
+
+
+class State(InvalidIds, RecordedLedger, RecordedRuns):
     """What the janitor remembers of one store.
 
     Every method raises ``StateError`` when the state cannot be read or written, and ``StateBusy`` when another
     process is writing it for longer than one is willing to wait.
     """
 
-    @abstractmethod
-    def transaction(self) -> AbstractContextManager[None]:
-        """Write all that is saved inside the block, or, when it raises or the process dies, nothing of it.
-
-        What was saved is durable when the block has ended. Blocks nest: an inner one that raises undoes its own part.
-        One thread at a time is inside.
-        """
-
-    @abstractmethod
     def store(self) -> StoreRecord | None:
         """The store this state is about; None before the first contact."""
+        row = self._json("store")
+        return StoreRecord(*row) if row else None
 
-    @abstractmethod
     def save_store(self, record: StoreRecord) -> None:
         """Remember the store.
 
@@ -88,261 +88,158 @@ class State(ABC):
         counters), and so do an operator's pauses and the lease.
         """
 
-    @abstractmethod
+        def save() -> None:
+            known = self.store()
+            if known is not None and known.mark != record.mark:
+                for name in self._read(lambda view: view.names()):
+                    if name.partition(".")[0] in _OF_STORE and name != f"note.{Note.DECISIONS}":
+                        self._save_packed(name, None)
+            self._save("store", record)
+
+        self._write(save)
+
     def anchor(self) -> ClockAnchor | None:
         """The clocks as last seen."""
+        row = self._json("anchor")
+        return ClockAnchor(*row) if row else None
 
-    @abstractmethod
-    def save_anchor(self, anchor: ClockAnchor) -> None: ...
+    def save_anchor(self, anchor: ClockAnchor) -> None:
+        self._save("anchor", anchor)
 
     def clock_ms(self) -> int | None:
         """What time it is where the state is kept, by a clock that runs elsewhere (rule S7); None: there is none."""
-        return None
+        return self.driver.clock_ms()
 
-    @abstractmethod
     def frontiers(self) -> dict[TopicId, FrontierRecord]:
         """The frontier of every topic ever met."""
+        return {topic: _frontier(*row) for topic, row in self._by_topic("frontiers")}
 
-    @abstractmethod
     def save_frontiers(self, records: Mapping[TopicId, FrontierRecord]) -> None:
         """Remember these frontiers; those of other topics stay as they are."""
+        self._save_by_topic("frontiers", records)
 
-    @abstractmethod
-    def open_ids(self) -> dict[int, OpenIdRecord]:
-        """Invalid transactions by write pointer, the closed ones among them.
+    def evidence(self) -> list[Evidence]:
+        """Intervals left clean, in key order."""
+        return [
+            Evidence(bytes.fromhex(start), None if stop is None else bytes.fromhex(stop), *rest)
+            for start, stop, *rest in self._json("evidence", [])
+        ]
 
-        One object each, and there may be a million: what every pass needs is in :meth:`known_ids`.
-        """
+    def replace_evidence(self, evidence: Sequence[Evidence]) -> None:
+        """Remember these intervals and no others."""
+        if len({interval.start for interval in evidence}) < len(evidence):
+            raise StateError(f"{self.driver.name} cannot hold this: two intervals of evidence have the same start.")
+        self._save("evidence", sorted(evidence, key=lambda each: each.start) or None)
 
-    @abstractmethod
-    def known_ids(self, now_ms: int, window_ms: int) -> KnownIds:
-        """Invalid transactions, the closed ones as bare pointers. Cheap while no more are closed.
+    def claim(self) -> Claim | None:
+        """What was last claimed."""
+        row = self._json("claim")
+        return Claim(*row) if row else None
 
-        One counts as closed if a thorough pass closed it that began at least ``window_ms`` after the transaction did,
-        and not after ``now_ms``: a lifetime that was raised since opens it again, and so does a clock set back.
+    def save_claim(self, claim: Claim | None) -> None:
+        """Remember a claim; None withdraws it."""
+        self._save("claim", claim)
 
-        Args:
-            now_ms: what time it is.
-            window_ms: how long after a transaction's begin something of it can be published.
-        """
+    def last_thorough_ms(self) -> int | None:
+        """When the last pass that looked at everything was completed; None: none was."""
+        completed_ms: int | None = self._json("thorough")
+        return completed_ms
 
-    @abstractmethod
-    def lowest_open(self, limit: int) -> tuple[int, list[OpenIdRecord]]:
-        """How many ids no thorough pass has closed, and the lowest ``limit`` of them."""
-
-    @abstractmethod
-    def save_open_ids(self, records: Iterable[OpenIdRecord]) -> None:
-        """Remember these; a record that did not change costs no write, and those of other pointers stay."""
-
-    @abstractmethod
-    def forget_open_ids(self, pointers: Iterable[int]) -> None:
-        """Drop pointers that left the invalid list; unknown ones are no error."""
-
-    @abstractmethod
-    def forget_closed_ids(self, pointers: Iterable[int], before_ms: int) -> None:
-        """Drop those of these pointers that were closed before; others, and unknown ones, are no error."""
+    def save_last_thorough_ms(self, completed_ms: int) -> None:
+        self._save("thorough", completed_ms)
 
     # -- an operator's words, and what topics did to deserve a rest -------------------------------------------------
 
-    @abstractmethod
     def pauses(self) -> list[Pause]:
         """What is paused, by pattern. Cheap: it is asked before every batch."""
+        return [Pause(pattern, since_ms) for pattern, since_ms in self._json("pauses", {}).items()]
 
-    @abstractmethod
     def pause(self, pattern: str, since_ms: int) -> None:
         """Pause topics; a pattern that is paused already stays so since then."""
+        self._write(lambda: self._save("pauses", {pattern: since_ms} | self._json("pauses", {})))
 
-    @abstractmethod
     def resume(self, pattern: str) -> bool:
         """Take a pause back; returns whether there was one of exactly this pattern."""
 
-    @abstractmethod
+        def take_back() -> bool:
+            pauses = self._json("pauses", {})
+            found = pauses.pop(pattern, None) is not None
+            self._save("pauses", pauses or None)
+            return found
+
+        return self._write(take_back)
+
     def strikes(self) -> dict[TopicId, Strikes]:
         """Topics that failed, the quarantined ones among them."""
+        return {topic: Strikes(*row) for topic, row in self._by_topic("strikes")}
 
-    @abstractmethod
     def save_strikes(self, changed: Mapping[TopicId, Strikes | None]) -> None:
         """Remember failures; None forgets a topic's. Those of other topics stay."""
+        self._save_by_topic("strikes", changed)
 
-    # -- the lease (rule S12) ---------------------------------------------------------------------------------------
+    # -- the lease (rule S12): never part of a transaction, whose end might come too late for it ----------------------
 
-    @abstractmethod
     def lease(self) -> bytes | None:
         """The lease as its holder wrote it; None when there never was one. Cheap: it is asked before every batch."""
+        return self.driver.lease()
 
-    @abstractmethod
     def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
         """Write the lease if it is still ``expected``; returns whether it was."""
+        return self.driver.swap_lease(expected, value)
 
-    # -- runs and what they did -------------------------------------------------------------------------------------
+    # -- the state itself, and what others leave in it ----------------------------------------------------------------
 
-    @abstractmethod
     def created_ms(self) -> int | None:
         """When this state began; None before that was recorded. Nothing older is known."""
+        created_ms: int | None = self._json("created")
+        return created_ms
 
-    @abstractmethod
     def save_created_ms(self, created_ms: int) -> None:
         """Record when this state began, unless that is known."""
+        self._write(lambda: self._save("created", self._json("created", created_ms)))
 
-    @abstractmethod
-    def beat(self, run_id: str, heartbeat_ms: int) -> None:
-        """Remember that a run is alive; without effect on one that is unknown or finished."""
-
-    @abstractmethod
-    def unfinished_runs(self) -> list[RunRecord]:
-        """Runs that began and did not end, oldest first."""
-
-    @abstractmethod
-    def add_ledger(self, entries: Iterable[LedgerEntry]) -> None:
-        """Remember what was taken."""
-
-    @abstractmethod
-    def ledger(
-        self,
-        limit: int,
-        *,
-        topic: TopicId | None = None,
-        run_id: str | None = None,
-        key: bytes | None = None,
-        patterns: Sequence[str] = (),
-    ) -> list[LedgerEntry]:
-        """The last ``limit`` entries, newest first.
-
-        Args:
-            topic: only of this topic.
-            run_id: only of this run, whatever the topic.
-            key: only those whose range holds the key; with ``topic``.
-            patterns: only of topics that fit one of these shell patterns; none for all.
-        """
-
-    @abstractmethod
-    def ledger_generations(self, topic: TopicId) -> list[int]:
-        """Of which generations of a topic the ledger has entries, in order."""
-
-    @abstractmethod
-    def ledger_since_ms(self) -> int | None:
-        """From when on no entry was forgotten, as far as those that are left tell; None when they tell of none."""
-
-    @abstractmethod
-    def intend(self, entry: LedgerEntry) -> None:
-        """Remember what a run is about to take.
-
-        Cheap, because it comes before the first batch of every topic: it survives the death of the process, and of
-        the machine only as well as the deletes it announces, which are not synced batch by batch either.
-        """
-
-    @abstractmethod
-    def intents(self) -> list[LedgerEntry]:
-        """What was announced and not cleared since, oldest first; a last one that was cut short is left out."""
-
-    @abstractmethod
-    def clear_intents(self) -> None:
-        """Forget what was announced: the ledger has it now."""
-
-    @abstractmethod
-    def prune_ledger(self, before_ms: int, keep: int) -> int:
-        """Forget entries that are older, and the oldest beyond ``keep`` of them; returns how many."""
-
-    @abstractmethod
-    def counters(self) -> dict[CounterKey, float]:
-        """Every counter since this state began, with what runs have booked that go on."""
-
-    @abstractmethod
-    def book(self, run_id: str, amounts: Mapping[CounterKey, float]) -> None:
-        """Remember what a run has come to so far, in place of what it booked before.
-
-        Cheap, and in no transaction. It survives the death of the process. Without effect on a run that is unknown or
-        finished: ending a run makes it obsolete in the same transaction, which adds the final amounts.
-
-        Raises:
-            StateError: it could not be written.
-        """
-
-    @abstractmethod
-    def booked(self, run_id: str) -> dict[CounterKey, float]:
-        """What a run has booked that goes on; nothing of any other."""
-
-    @abstractmethod
-    def add_counters(self, amounts: Mapping[CounterKey, float]) -> None:
-        """Add to counters; unknown ones begin at 0."""
-
-    @abstractmethod
     def counts(self) -> dict[TopicId, TopicCount]:
         """What the background count last found."""
+        return {topic: TopicCount(*row) for topic, row in self._by_topic("counts")}
 
-    @abstractmethod
     def save_counts(self, changed: Mapping[TopicId, TopicCount | None]) -> None:
         """Remember counts; None forgets a topic's."""
+        self._save_by_topic("counts", changed)
 
-    @abstractmethod
     def note(self, name: str) -> Any:
         """A small JSON value that was left under a name; None without one."""
+        return self._json(f"note.{name}")
 
-    @abstractmethod
     def save_note(self, name: str, value: Any) -> None:
         """Leave a small JSON value under a name; None removes it."""
+        self._save(f"note.{name}", value)
 
-    @abstractmethod
-    def begin_run(self, run: RunRecord) -> None:
-        """Remember that a run has begun.
+    def _by_topic(self, name: str) -> Iterable[tuple[TopicId, list[Any]]]:
+        """The records of a value that has one for each topic, in the order of topics."""
+        return ((TopicId(namespace, topic), row) for namespace, topic, *row in self._json(name, []))
 
-        Raises:
-            StateError: there is a run of this id.
-        """
+    def _save_by_topic(self, name: str, changed: Mapping[TopicId, object]) -> None:
+        """Change records of such a value; None removes a topic's."""
 
-    @abstractmethod
-    def finish_run(self, run_id: str, finished_ms: int, result: str, report: str) -> None:
-        """Remember how a run ended; ``report`` is its report as JSON.
+        def save() -> None:
+            rows: dict[tuple[str, str], Sequence[Any]] = {(row[0], row[1]): row for row in self._json(name, [])}
+            for topic, record in changed.items():
+                key = topic.namespace, topic.topic
+                rows[key] = () if record is None else (*key, *row_of(record))
+            self._save(name, [row for _, row in sorted(rows.items()) if row] or None)
 
-        Raises:
-            StateError: no such run began.
-        """
+        self._write(save)
 
-    @abstractmethod
-    def runs(self, limit: int, before_ms: int | None = None) -> list[RunRecord]:
-        """The last ``limit`` runs, newest first.
 
-        Args:
-            before_ms: only those that began before; None: all.
-        """
-
-    @abstractmethod
-    def run(self, run_id: str) -> RunRecord | None:
-        """One run; None when it is unknown or was forgotten."""
-
-    @abstractmethod
-    def prune_runs(self, before_ms: int) -> int:
-        """Forget runs that began before; returns how many."""
-
-    @abstractmethod
-    def evidence(self) -> list[Evidence]:
-        """Intervals left clean, in key order."""
-
-    @abstractmethod
-    def replace_evidence(self, evidence: Sequence[Evidence]) -> None:
-        """Remember these intervals and no others."""
-
-    @abstractmethod
-    def claim(self) -> Claim | None:
-        """What was last claimed."""
-
-    @abstractmethod
-    def save_claim(self, claim: Claim | None) -> None:
-        """Remember a claim; None withdraws it."""
-
-    @abstractmethod
-    def last_thorough_ms(self) -> int | None:
-        """When the last pass that looked at everything was completed; None: none was."""
-
-    @abstractmethod
-    def save_last_thorough_ms(self, completed_ms: int) -> None: ...
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go; closing twice is no error."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def _frontier(
+    generation: int,
+    cutoff_ms: int,
+    at: list[Any],
+    first_seen_ms: int,
+    waiting: list[Any] | None,
+    approved: list[int] | None,
+    consumed: bool = False,
+) -> FrontierRecord:
+    pending = PendingJump(waiting[0], waiting[1], ClockAnchor(*waiting[2]), *waiting[3:]) if waiting else None
+    jump = (approved[0], approved[1], len(approved) > 2 and bool(approved[2])) if approved else None
+    return FrontierRecord(generation, cutoff_ms, ClockAnchor(*at), first_seen_ms, pending, jump, consumed)

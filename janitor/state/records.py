@@ -8,7 +8,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from janitor.state.notes import Note
@@ -298,3 +300,23 @@ def is_among(ascending: array[int], pointer: int) -> bool:
     """Whether an ascending array holds the pointer."""
     at = bisect_left(ascending, pointer)
     return at < len(ascending) and ascending[at] == pointer
+
+
+def row_of(record: Any) -> tuple[Any, ...]:
+    """A record as it is kept: its fields in their order.
+
+    Args:
+        record: of one of the classes above, or a topic's name.
+    """
+    kind: Any = type(record)
+    return _fields_of(kind)(record)
+
+
+def in_json(value: Any) -> Any:
+    """What JSON has no words for: bytes in hex, a record as its row."""
+    return value.hex() if isinstance(value, bytes) else row_of(value)
+
+
+@cache
+def _fields_of(kind: type[Any]) -> Callable[[Any], tuple[Any, ...]]:
+    return attrgetter(*(each.name for each in fields(kind)))

@@ -14,7 +14,11 @@ from typing import Any
 import happybase
 import pytest
 
-from janitor.state import (
+from janitor.state.hbase.commit import BLOCK
+from janitor.state.hbase.root import INLINE_BYTES
+from janitor.state.hbase.state import HBaseState
+from janitor.state.ids import LEAF_IDS
+from janitor.state.records import (
     Claim,
     ClockAnchor,
     CounterKey,
@@ -27,10 +31,6 @@ from janitor.state import (
     Strikes,
     TopicCount,
 )
-from janitor.state.hbase.ids import LEAF_IDS
-from janitor.state.hbase.root import INLINE_BYTES
-from janitor.state.hbase.state import HBaseState
-from janitor.state.hbase.view import BLOCK
 from tests.builders import DAY, LIFETIME, janitor
 from tests.hbase.server import HBaseServer
 from tests.janitor.state.entries import TOPIC, entry
@@ -109,7 +109,7 @@ def frontier(cutoff_ms: int) -> dict[TopicId, FrontierRecord]:
 
 
 def rows_of(state: HBaseState) -> list[bytes]:
-    return [key for key, _ in state._table.scan(b"", b"\xff", keys_only=True)]
+    return [key for key, _ in state.driver.table.scan(b"", b"\xff", keys_only=True)]
 
 
 def end_of_run(state: HBaseState, run_id: str, number: int) -> None:
@@ -279,7 +279,7 @@ def test_given_a_process_that_dies_at_any_call_then_all_of_it_is_there_or_nothin
         outcomes.add(happened)
         survivor.finish_run(run_id, at_call, "lost", "{}")
         blocks = {key.hex() for key in rows_of(survivor) if key.startswith(BLOCK)}
-        assert blocks == survivor._commits.root().named(), "what did not come to count is gone"
+        assert blocks == survivor.driver.root().named(), "what did not come to count is gone"
         survivor.prune_ledger(2**62, 0)
         if ended:
             break
@@ -373,17 +373,17 @@ def test_given_no_table_and_nobody_to_make_it_when_opened_then_the_command_is_na
 def test_given_a_newer_layout_or_a_foreign_root_when_opened_then_it_is_refused_and_stays(again: Open) -> None:
     state = again()
     for there, said in ((b'{"layout":2}', "newer janitor"), (b"[]", "cannot be read"), (b"\xff", "cannot be read")):
-        assert state._table.swap(b"root", state._table.get(b"root") or b"", there)[0]
+        assert state.driver.table.swap(b"root", state.driver.table.get(b"root") or b"", there)[0]
         with pytest.raises(StateError, match=said):
             again()
-        assert state._table.get(b"root") == there
+        assert state.driver.table.get(b"root") == there
 
 
 def test_given_a_value_larger_than_a_row_may_be_then_it_is_kept_in_parts(again: Open) -> None:
     text = secrets.token_hex(1_500_000)
     state = again()
     state.save_note("large", text)
-    assert len(state._commits.root().blocks["note.large"]) > 1
+    assert len(state.driver.root().blocks["note.large"]) > 1
     assert (again().note("large"), state.note("large")) == (text, text)
 
 
@@ -429,7 +429,7 @@ def test_given_a_thousand_topics_when_a_run_ends_then_it_takes_hardly_more_calls
 
 def test_given_a_memory_with_everything_in_it_then_the_page_names_each_value_and_row(again: Open) -> None:
     page = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
-    section = page.partition("\n## State in HBase\n")[2].partition("\n## ")[0]
+    section = page.partition("\n## State\n")[2].partition("\n## Side table\n")[0]
 
     def named(head: str) -> list[str]:
         rows = section.partition(f"\n| {head} |")[2].partition("\n\n")[0].splitlines()[2:]
@@ -443,13 +443,13 @@ def test_given_a_memory_with_everything_in_it_then_the_page_names_each_value_and
     state.beat("run", 2)
     fill(state)
     end_of_run(state, "other", 2)
-    packed = state._table.get(b"root")
+    packed = state.driver.table.get(b"root")
     assert packed is not None
-    assert list(json.loads(packed)) == named("field")
-    values = {re.sub(r"^(note|ids\.closed)\..*", r"\1", name) for name in state._read_view(lambda view: view.names())}
+    assert {f"`{name}`" for name in json.loads(packed)} <= set(section.partition("`root` is")[2].split())
+    values = {re.sub(r"^(note|ids\.closed)\..*", r"\1", name) for name in state._read(lambda view: view.names())}
     assert values == {name.partition(".<")[0] for name in named("value")}
-    assert {key[:1].decode() for key in rows_of(state) if key != b"root"} == set(named("row"))
-    assert f"`{state._table.name.partition(':')[2]}`" in section
+    assert {key[:1].decode() for key in rows_of(state) if key != b"root"} == set(named("row") + named("HBase's row"))
+    assert f"`{state.driver.name.partition(':')[2]}`" in section
     assert f"{LEAF_IDS:,}" in section
     assert f"{INLINE_BYTES} bytes" in section
 
@@ -492,7 +492,7 @@ def test_given_a_cell_of_a_server_that_was_ahead_when_the_clock_is_read_then_tha
     state = again()
     now_ms = state.clock_ms()
     assert now_ms is not None
-    row = state._table._prefix + b"clock"
+    row = state.driver.table._prefix + b"clock"
     witness.table(b"janitor_test:tms.janitor").put(row, {b"d:v": b"later"}, timestamp=now_ms + 86_400_000)
     assert state.clock_ms() is None
 

@@ -10,49 +10,96 @@ new root when nothing it has read or changed is different there, and otherwise h
 
 from __future__ import annotations
 
+import json
 import secrets
 import zlib
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from threading import RLock
 
-from janitor.state.hbase.root import Root
+from janitor.state.documents import ATTEMPTS, Changes, ValueGone, View, crowded, lost, packed
+from janitor.state.hbase.root import INLINE_BYTES, Root
 from janitor.state.hbase.table import JanitorTable
-from janitor.state.hbase.view import BLOCK, CLOSED, BlockGone, Changes, Committed, with_changes
 from tms_core.errors import StateBusy, StateError, StateUnavailable
 from tms_core.tables.lease import LeaseRecord
 
 ROOT = b"root"
-#: How often something is tried that another process came before.
-ATTEMPTS = 5
+#: Blocks are rows that begin so; then comes the version of the root that named them first.
+BLOCK = b"b"
+#: Values that begin so are bytes and no JSON, and of those of closed ids there may be many.
+_BINARY, _CLOSED = "ids.", "ids.closed."
+#: Bytes of one row of a block.
+_PART_BYTES = 1 << 20
 _TOKEN_BYTES = 6
 #: What was learnt about the store: only who has the lease, or never had one, may say so (rules S4 and S12).
 _FENCED = ("store", "anchor", "frontiers", "ids", "evidence", "claim", "thorough", "strikes")
 #: Rows of history that have the same key when they are written again; all others are written once.
 _RENEWED = (b"r", b"q")
-#: What a refused process can do.
-_AGAIN = "Nothing was changed; do it again."
 
 
-class LostRace(StateBusy):
-    """Another process has changed what a transaction read or changed."""
+@dataclass
+class Committed:
+    """The values that hang on a root."""
+
+    root: Root
+    load: Callable[[str, Sequence[str]], bytes]
+
+    def value(self, name: str) -> bytes | None:
+        if name in self.root.values:
+            return packed(self.root.values[name])
+        keys = self.root.blocks.get(name)
+        return None if keys is None else self.load(name, keys)
+
+    def names(self) -> set[str]:
+        return {*self.root.values, *self.root.blocks}
 
 
-class Commits:
-    """Commits changes by replacing the root.
+class HBaseDocuments:
+    """The state's documents in a table; changes are committed by replacing the root.
 
     Args:
-        table: where it is.
+        table: where they are.
     """
 
     def __init__(self, table: JanitorTable) -> None:
-        self._table = table
+        self.table = self.loose = table
+        self.name = table.name
+        self.close = table.close
+        self.clock_ms = table.server_ms
         #: Held while the root is replaced, so that our own lease that is renewed meanwhile is not taken for another's.
         self._replacing = RLock()
         self._mine: bytes | None = None
         self._tidy = False
         #: The blocks last read, as they are stored, by name.
         self._read: dict[str, tuple[tuple[str, ...], bytes]] = {}
+
+    @property
+    def history(self) -> HBaseDocuments:
+        return self
+
+    def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Rows of history that there are."""
+        return {key: zlib.decompress(value) for key, value in self.table.get_many(keys).items()}
+
+    def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """Rows of history of ``[start, stop)``."""
+        for key, value in self.table.scan(start, stop, keys_only=keys_only):
+            yield key, value if keys_only else zlib.decompress(value)
+
+    @contextmanager
+    def present(self) -> Iterator[View]:
+        yield self._present()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Changes]:
+        base = self._present()
+        changes = Changes(base)
+        yield changes
+        self._commit(base.root, changes)
+
+    def lease(self) -> bytes | None:
+        return self.root().lease
 
     def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
         """Change the lease if it is still as expected; from then on this process commits only while it is its own."""
@@ -66,31 +113,30 @@ class Commits:
                     record = LeaseRecord.parse(value)
                     self._mine = value if record is not None and record.holder else None
                     return True
-        raise crowded(self._table.name)
+        raise crowded(self.name)
 
     def root(self) -> Root:
         """The root as it is now."""
-        return Root.parse(self._table.get(ROOT), self._table.name)
+        return Root.parse(self.table.get(ROOT), self.name)
 
-    def present(self) -> Committed:
-        """The values that count now."""
+    def _present(self) -> Committed:
         return Committed(self.root(), self._load)
 
     def _load(self, name: str, keys: Sequence[str]) -> bytes:
         known, stored = self._read.get(name, ((), b""))
         if known != keys:
-            parts = self._table.get_many([bytes.fromhex(key) for key in keys])
+            parts = self.table.get_many([bytes.fromhex(key) for key in keys])
             if len(parts) < len(keys):
-                raise BlockGone
+                raise ValueGone
             stored = b"".join(parts[bytes.fromhex(key)] for key in keys)
             self._remember(name, keys, stored)
         return zlib.decompress(stored)
 
     def _remember(self, name: str, keys: Sequence[str], stored: bytes) -> None:
-        if not name.startswith(CLOSED):
+        if not name.startswith(_CLOSED):
             self._read[name] = (tuple(keys), stored)
 
-    def commit(self, changes: Changes) -> None:
+    def _commit(self, base: Root, changes: Changes) -> None:
         """Write what a transaction has changed.
 
         Raises:
@@ -100,34 +146,35 @@ class Commits:
         """
         if not changes.values and not changes.rows:
             return
-        history = {key: value for key, value in changes.rows.items() if value is not None}
-        base, in_doubt = changes.base.root, False
+        history = {key: zlib.compress(value, 1) for key, value in changes.rows.items() if value is not None}
+        in_doubt = False
         try:
-            self._table.put(history.items())
+            self.table.put(history.items())
             for _ in range(ATTEMPTS):
                 with self._replacing:
                     if self._is_fenced_off(base, changes):
                         base = self._rebased(base, changes)
                     root, blocks = with_changes(base, changes.values, secrets.token_hex(_TOKEN_BYTES))
-                    self._table.put(blocks.items())
+                    self.table.put(blocks.items())
                     in_doubt = True
                     done = self._replace(base, root)
                     in_doubt = False
                 if done:
                     break
-                self._table.delete(blocks)
+                self.table.delete(blocks)
                 base = self._rebased(base, changes)
             else:
-                raise crowded(self._table.name)
+                raise crowded(self.name)
         except StateError:
             if not in_doubt:
                 with suppress(StateError):
-                    self._table.delete(key for key in history if not key.startswith(_RENEWED))
+                    self.table.delete(key for key in history if not key.startswith(_RENEWED))
             raise
         for name in changes.values.keys() & root.blocks.keys():
             keys = root.blocks[name]
             self._remember(name, keys, b"".join(blocks[bytes.fromhex(key)] for key in keys))
-        self._remove_what_went(base, root, [key for key, value in changes.rows.items() if value is None])
+        gone = [key for key, value in changes.rows.items() if value is None]
+        self._remove_what_went(base, root, [*gone, *changes.loose])
 
     def _is_fenced_off(self, root: Root, changes: Changes) -> bool:
         """Whether this process says what only a holder of the lease may say, and the root shows another one."""
@@ -145,12 +192,12 @@ class Commits:
         if self._is_fenced_off(present, changes):
             record = LeaseRecord.parse(present.lease)
             raise StateBusy(
-                f"{self._table.name}: {record.holder if record and record.holder else 'no process'} has the lease "
+                f"{self.name}: {record.holder if record and record.holder else 'no process'} has the lease "
                 "now, so this process may not write its state any more.",
                 "The next holder goes on from there.",
             )
         if any(present.entry(name) != base.entry(name) for name in changes.touched):
-            raise lost(self._table.name)
+            raise lost(self.name)
         return present
 
     def _replace(self, base: Root, root: Root) -> bool:
@@ -159,7 +206,7 @@ class Commits:
         Raises:
             StateUnavailable: that cannot be told.
         """
-        done, sure = self._table.swap(ROOT, base.packed, root.packed)
+        done, sure = self.table.swap(ROOT, base.packed, root.packed)
         if done or sure:
             return done
         present = self.root()
@@ -167,7 +214,7 @@ class Commits:
             return True
         if present.version - base.version > len(present.recent):
             raise StateUnavailable(
-                f"The connection to HBase broke while {self._table.name} was written, and others have written since.",
+                f"The connection to HBase broke while {self.name} was written, and others have written since.",
                 "See what is there before it is done again.",
             )
         return False
@@ -180,16 +227,27 @@ class Commits:
             if not tidy:
                 # What processes have left that died before they replaced the root; none can be of its version any more.
                 named, end = root.named(), BLOCK + (root.version + 1).to_bytes(8, "big")
-                went += [key for key, _ in self._table.scan(BLOCK, end, keys_only=True) if key.hex() not in named]
-            self._table.delete(dict.fromkeys(went))
+                went += [key for key, _ in self.table.scan(BLOCK, end, keys_only=True) if key.hex() not in named]
+            self.table.delete(dict.fromkeys(went))
             self._tidy = True
 
 
-def lost(where: str) -> LostRace:
-    """The error for a transaction that read values which are different now."""
-    return LostRace(f"{where} was changed by another process at this moment.", _AGAIN)
-
-
-def crowded(where: str) -> StateBusy:
-    """The error for a transaction that other processes overtook too often."""
-    return StateBusy(f"{where} is being written by other processes all the time.", _AGAIN)
+def with_changes(base: Root, changed: Mapping[str, bytes | None], token: str) -> tuple[Root, dict[bytes, bytes]]:
+    """The root with changed values, and the rows of its new blocks."""
+    values, blocks = dict(base.values), dict(base.blocks)
+    rows: dict[bytes, bytes] = {}
+    begin = BLOCK + (base.version + 1).to_bytes(8, "big") + bytes.fromhex(token)
+    for name, value in changed.items():
+        values.pop(name, None)
+        blocks.pop(name, None)
+        if value is None:
+            continue
+        if len(value) <= INLINE_BYTES and not name.startswith(_BINARY):
+            values[name] = json.loads(value)
+            continue
+        stored = zlib.compress(value, 1)
+        parts = [stored[at : at + _PART_BYTES] for at in range(0, len(stored), _PART_BYTES)]
+        new = {begin + (len(rows) + number).to_bytes(4, "big"): part for number, part in enumerate(parts)}
+        blocks[name] = tuple(key.hex() for key in new)
+        rows |= new
+    return base.next(token, values=values, blocks=blocks), rows

@@ -74,8 +74,9 @@ class JanitorTable:
                     self._create(lambda: create_tables(admin, [self._spec]))
 
     def close(self) -> None:
-        """From now on every call is an error."""
+        """Let the connections go; from now on every call is an error."""
         self._closed = True
+        self._pool.close()
 
     def get(self, key: bytes) -> bytes | None:
         """One value; None without one."""
@@ -195,18 +196,3 @@ def _border() -> Iterator[None]:
         raise StateUnavailable(error.message, error.hint) from error
     except StoreError as error:
         raise StateError(error.message, error.hint) from error
-
-
-def oldest_first(number: int) -> bytes:
-    """A signed 64-bit number as eight bytes that sort as it does."""
-    return (number + 2**63).to_bytes(8, "big")
-
-
-def newest_first(number: int) -> bytes:
-    """A signed 64-bit number as eight bytes that sort the other way round."""
-    return (2**63 - 1 - number).to_bytes(8, "big")
-
-
-def after(prefix: bytes) -> bytes:
-    """The first key after all that begin with a prefix; its last byte must not be 0xff."""
-    return prefix[:-1] + bytes([prefix[-1] + 1])

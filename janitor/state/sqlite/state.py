@@ -1,188 +1,222 @@
 """The state as one SQLite file, ``state.sqlite3``, in a folder of its own.
 
-One file rather than many, so that a run's end is one commit.
+One file rather than many, so that a run's end is one commit. The journal is SQLite's plain rollback journal and not the
+write-ahead log: commits are few, the folder may lie on a network volume, where a write-ahead log does not work, and
+between runs there is one file to copy. ``synchronous`` is EXTRA, which also syncs the folder after the journal is gone:
+a claim must not come true only until the power fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import os
+import sqlite3
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import RLock
+from typing import Any, Self
 
-from janitor.state.base import (
-    Claim,
-    ClockAnchor,
-    Evidence,
-    FrontierRecord,
-    Pause,
-    PendingJump,
-    StoreRecord,
-    Strikes,
-)
-from janitor.state.decided import NOTE as DECIDED
-from janitor.state.sqlite.file import BUSY_SECONDS, FILE_NAME
-from janitor.state.sqlite.history import SqliteHistory
-from janitor.state.sqlite.ids import SqliteIds
-from tms_core.topic import TopicId
+from janitor.state.base import State
+from janitor.state.documents import Changes, View
+from janitor.state.sqlite import schema
+from janitor.state.sqlite.loose import LooseFile
+from tms_core.errors import StateBusy, StateError
 
-__all__ = ["BUSY_SECONDS", "FILE_NAME", "SqliteState"]
+FILE_NAME = "state.sqlite3"
+#: How long to wait for another process that is writing, in seconds; a commit takes milliseconds.
+BUSY_SECONDS = 10.0
 
-_FORGET_STORE = (
-    "DELETE FROM frontiers",
-    "DELETE FROM open_ids",
-    "DELETE FROM evidence",
-    "DELETE FROM claim",
-    "DELETE FROM thorough",
-    "DELETE FROM strikes",
-    "DELETE FROM counts",
-)
+_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+#: The lease is a document too, and the only one that is written outside transactions.
+_LEASE = "lease"
+#: Rows that are read at once: few at first, since many readers want no more.
+_FIRST_PAGE, _LAST_PAGE = 25, 1600
+#: Rows of more bytes are compressed; those are JSON, which never begins with this byte.
+_LARGE, _COMPRESSED = 1024, b"x"
+_PUT_DOCUMENT = "INSERT OR REPLACE INTO documents VALUES (?, ?)"
+_PUT_ROW = "INSERT OR REPLACE INTO history VALUES (?, ?)"
+_SCAN = "SELECT key, value FROM history WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
+_SCAN_KEYS = "SELECT key, x'' FROM history WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
 
 
-class SqliteState(SqliteIds, SqliteHistory):
-    """The state of one store; see :class:`~janitor.state.sqlite.file.SqliteFile` for how it is opened."""
+class SqliteState(State):
+    """The state of one store, in a file. Threads may share one; processes may each have their own on the same folder.
 
-    def store(self) -> StoreRecord | None:
-        row = self._one("SELECT mark, identity, adopted_ms, snapshot_timestamp_ms, snapshot_write_pointer FROM store")
-        return StoreRecord(*row) if row else None
+    Args:
+        folder: where ``state.sqlite3`` is or shall be, made (for this user only) if it is not there; None keeps the
+            state in memory, see :meth:`in_memory`.
+        busy_seconds: how long to wait for another process that is writing.
 
-    def save_store(self, record: StoreRecord) -> None:
-        with self.transaction():
-            known = self.store()
-            if known is not None and known.mark != record.mark:
-                for statement in _FORGET_STORE:
-                    self._connection.execute(statement)
-                self._connection.execute("DELETE FROM notes WHERE name <> ?", (DECIDED,))
-                self._forget_what_was_read()
-            self._connection.execute(
-                "INSERT OR REPLACE INTO store VALUES (1, ?, ?, ?, ?, ?)",
-                (
-                    record.mark,
-                    record.identity,
-                    record.adopted_ms,
-                    record.snapshot_timestamp_ms,
-                    record.snapshot_write_pointer,
-                ),
+    Raises:
+        StateError: the file is corrupt, another program's, another version's, or cannot be opened.
+        StateBusy: another process is writing it all that time.
+    """
+
+    driver: SqliteDocuments
+
+    def __init__(self, folder: Path | None, *, busy_seconds: float = BUSY_SECONDS) -> None:
+        super().__init__(SqliteDocuments(folder, busy_seconds))
+
+    @classmethod
+    def in_memory(cls) -> Self:
+        """A state that ends with the object."""
+        return cls(None)
+
+
+class SqliteDocuments:
+    """The state's documents in a file; arguments and errors as of :class:`SqliteState`."""
+
+    def __init__(self, folder: Path | None, busy_seconds: float) -> None:
+        self.name = "the state in memory" if folder is None else str(folder / FILE_NAME)
+        self.loose = LooseFile(folder)
+        self._lock = RLock()
+        if folder is not None:
+            _prepare(folder)
+        with self._border():
+            self.connection = sqlite3.connect(
+                ":memory:" if folder is None else folder / FILE_NAME,
+                timeout=busy_seconds,
+                isolation_level=None,
+                check_same_thread=False,
             )
+        try:
+            with self._border():
+                self.connection.execute("PRAGMA synchronous = EXTRA")
+                if schema.is_new(self.connection, self.name):
+                    with self._begun("IMMEDIATE"):
+                        schema.make_tables(self.connection, self.name)
+        except StateError:
+            self.connection.close()
+            raise
 
-    def anchor(self) -> ClockAnchor | None:
-        row = self._one("SELECT wall_ms, running_ms, boot_id FROM anchor")
-        return ClockAnchor(*row) if row else None
+    def close(self) -> None:
+        with self._lock, self._border():
+            self.connection.close()
 
-    def save_anchor(self, anchor: ClockAnchor) -> None:
-        self._write("INSERT OR REPLACE INTO anchor VALUES (1, ?, ?, ?)", [_anchor(anchor)])
+    @contextmanager
+    def transaction(self) -> Iterator[Changes]:
+        changes = Changes(self)
+        with self._begun("IMMEDIATE"):
+            yield changes
+            self._write(_PUT_DOCUMENT, "DELETE FROM documents WHERE key = ?", changes.values)
+            rows = {key: value and _stored(value) for key, value in changes.rows.items()}
+            self._write(_PUT_ROW, "DELETE FROM history WHERE key = ?", rows)
+        with suppress(StateError):
+            # What is left does no harm: it is of a run that has ended.
+            if changes.loose:
+                self.loose.delete(changes.loose)
 
-    def frontiers(self) -> dict[TopicId, FrontierRecord]:
-        rows = self._rows("SELECT * FROM frontiers ORDER BY namespace, topic")
-        return {TopicId(namespace, topic): _frontier(*columns) for namespace, topic, *columns in rows}
+    @contextmanager
+    def present(self) -> Iterator[View]:
+        with self._begun("DEFERRED"):
+            yield self
 
-    def save_frontiers(self, records: Mapping[TopicId, FrontierRecord]) -> None:
-        self._write(
-            "INSERT OR REPLACE INTO frontiers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (_frontier_row(topic, record) for topic, record in records.items()),
-        )
+    def value(self, name: str) -> bytes | None:
+        return self._value("SELECT value FROM documents WHERE key = ?", name)
 
-    def evidence(self) -> list[Evidence]:
-        rows = self._rows(
-            "SELECT start, stop, snapshot_timestamp_ms, bound, started_ms, run_id FROM evidence ORDER BY start"
-        )
-        return [Evidence(*row) for row in rows]
-
-    def replace_evidence(self, evidence: Sequence[Evidence]) -> None:
-        with self.transaction():
-            self._connection.execute("DELETE FROM evidence")
-            self._write(
-                "INSERT INTO evidence VALUES (?, ?, ?, ?, ?, ?)",
-                ((e.start, e.stop, e.snapshot_timestamp_ms, e.bound, e.started_ms, e.run_id) for e in evidence),
-            )
-
-    def claim(self) -> Claim | None:
-        row = self._one("SELECT bound, made_ms, run_id FROM claim")
-        return Claim(*row) if row else None
-
-    def save_claim(self, claim: Claim | None) -> None:
-        with self.transaction():
-            self._connection.execute("DELETE FROM claim")
-            if claim is not None:
-                self._write("INSERT INTO claim VALUES (1, ?, ?, ?)", [(claim.bound, claim.made_ms, claim.run_id)])
-
-    def last_thorough_ms(self) -> int | None:
-        row = self._one("SELECT completed_ms FROM thorough")
-        return row[0] if row else None
-
-    def save_last_thorough_ms(self, completed_ms: int) -> None:
-        self._write("INSERT OR REPLACE INTO thorough VALUES (1, ?)", [(completed_ms,)])
-
-    def pauses(self) -> list[Pause]:
-        return [Pause(*row) for row in self._rows("SELECT pattern, since_ms FROM pauses")]
-
-    def pause(self, pattern: str, since_ms: int) -> None:
-        self._write("INSERT OR IGNORE INTO pauses VALUES (?, ?)", [(pattern, since_ms)])
-
-    def resume(self, pattern: str) -> bool:
-        return self._write("DELETE FROM pauses WHERE pattern = ?", [(pattern,)]) > 0
-
-    def strikes(self) -> dict[TopicId, Strikes]:
-        rows = self._rows(
-            "SELECT namespace, topic, count, last_ms, error, quarantined_ms, probe_ms FROM strikes"
-            " ORDER BY namespace, topic"
-        )
-        return {TopicId(namespace, topic): Strikes(*rest) for namespace, topic, *rest in rows}
-
-    def save_strikes(self, changed: Mapping[TopicId, Strikes | None]) -> None:
-        with self.transaction():
-            self._write(
-                "DELETE FROM strikes WHERE namespace = ? AND topic = ?",
-                ((topic.namespace, topic.topic) for topic in changed),
-            )
-            self._write(
-                "INSERT INTO strikes VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    (topic.namespace, topic.topic, s.count, s.last_ms, s.error, s.quarantined_ms, s.probe_ms)
-                    for topic, s in changed.items()
-                    if s is not None
-                ),
-            )
+    def names(self) -> set[str]:
+        with self._lock, self._border():
+            return {name for (name,) in self.connection.execute("SELECT key FROM documents WHERE key <> ?", [_LEASE])}
 
     def lease(self) -> bytes | None:
-        row = self._one("SELECT value FROM lease")
-        return row[0] if row else None
+        return self.value(_LEASE)
 
     def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
-        with self.transaction():
+        """Write the lease if it is still as expected."""
+        with self._begun("IMMEDIATE"):
             if self.lease() != expected:
                 return False
-            self._write("INSERT OR REPLACE INTO lease VALUES (1, ?)", [(value,)])
+            self.connection.execute(_PUT_DOCUMENT, [_LEASE, value])
             return True
 
+    def clock_ms(self) -> None:
+        """A file has no clock of its own."""
 
-def _anchor(anchor: ClockAnchor) -> tuple[int, int, str]:
-    return anchor.wall_ms, anchor.running_ms, anchor.boot_id
+    @property
+    def history(self) -> SqliteDocuments:
+        return self
+
+    def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Rows of history that there are."""
+        found = ((key, self._value("SELECT value FROM history WHERE key = ?", key)) for key in keys)
+        return {key: _loaded(value) for key, value in found if value is not None}
+
+    def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """Rows of history of ``[start, stop)``; no writer is kept waiting between two of them."""
+        query, page = _SCAN_KEYS if keys_only else _SCAN, _FIRST_PAGE
+        while True:
+            with self._lock, self._border():
+                rows = self.connection.execute(query, (start, stop, page)).fetchall()
+            for key, value in rows:
+                yield key, _loaded(value)
+            if len(rows) < page:
+                return
+            start, page = rows[-1][0] + b"\x00", min(page * 4, _LAST_PAGE)
+
+    def _value(self, query: str, key: str | bytes) -> bytes | None:
+        with self._lock, self._border():
+            row = self.connection.execute(query, [key]).fetchone()
+        return row[0] if row else None
+
+    def _write(self, put: str, delete: str, rows: Mapping[Any, bytes | None]) -> None:
+        """Write rows, and remove those whose value is None."""
+        self.connection.executemany(put, ((key, value) for key, value in rows.items() if value is not None))
+        self.connection.executemany(delete, ((key,) for key, value in rows.items() if value is None))
+
+    @contextmanager
+    def _begun(self, kind: str) -> Iterator[None]:
+        """A transaction of SQLite, or a part of the one that this thread is in."""
+        with self._lock, self._border():
+            if self.connection.in_transaction:
+                yield
+                return
+            self.connection.execute(f"BEGIN {kind}")
+            try:
+                yield
+                self.connection.execute("COMMIT")
+            except BaseException:
+                # Does nothing where SQLite itself has undone everything, as it does when the disk is full.
+                self.connection.rollback()
+                raise
+
+    @contextmanager
+    def _border(self) -> Iterator[None]:
+        """Translates SQLite's errors into the state's."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code in _BUSY:
+                raise StateBusy(
+                    f"{self.name} is being written by another process.", "Wait for it to end, then try again."
+                ) from error
+            if code in _CORRUPT:
+                raise StateError(f"{self.name} is corrupt: {error}.", f"Move its folder away: {schema.LOSS}") from error
+            raise StateError(
+                f"{self.name} cannot be used: {error}.", "Check the folder's rights and the space on its disk."
+            ) from error
 
 
-def _frontier_row(topic: TopicId, record: FrontierRecord) -> tuple[object, ...]:
-    pending = record.pending
-    waiting = (pending.generation, pending.ttl_seconds, *_anchor(pending.since)) if pending else (None,) * 5
-    return (
-        topic.namespace,
-        topic.topic,
-        record.generation,
-        record.cutoff_ms,
-        *_anchor(record.at),
-        record.first_seen_ms,
-        *waiting,
-        *(record.approved or (None, None))[:2],
-        record.consumed
-        | (pending is not None and pending.consumed) << 1
-        | (record.approved is not None and record.approved[2]) << 2,
-    )
+def _stored(value: bytes) -> bytes:
+    return zlib.compress(value, 1) if len(value) > _LARGE else value
 
 
-def _frontier(*columns: Any) -> FrontierRecord:
-    generation, cutoff_ms, wall_ms, running_ms, boot_id, first_seen_ms, *rest = columns
-    pending_generation, pending_ttl_seconds, *since, approved_generation, approved_ttl_seconds, consumed = rest
-    pending = approved = None
-    if pending_generation is not None:
-        pending = PendingJump(pending_generation, pending_ttl_seconds, ClockAnchor(*since), bool(consumed & 2))
-    if approved_generation is not None:
-        approved = (approved_generation, approved_ttl_seconds, bool(consumed & 4))
-    at = ClockAnchor(wall_ms, running_ms, boot_id)
-    return FrontierRecord(generation, cutoff_ms, at, first_seen_ms, pending, approved, bool(consumed & 1))
+def _loaded(value: bytes) -> bytes:
+    return zlib.decompress(value) if value.startswith(_COMPRESSED) else value
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder and an empty file that only this user can read.
+
+    A file that is there is not opened here: closing it again would drop the locks that this process holds on it.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(folder / FILE_NAME, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except OSError as error:
+        if not (folder / FILE_NAME).is_file():
+            raise StateError(
+                f"the state folder {folder} cannot be made: {error}.", "Name a folder you may write in janitor.state."
+            ) from error

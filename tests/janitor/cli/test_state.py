@@ -18,7 +18,8 @@ from janitor.cli.why import lines
 from janitor.inspect.answer import Found, LedgerReach, Missing, Trace, Why
 from janitor.inspect.fate import Fate
 from janitor.law.policy import Hold, Reason, Rule
-from janitor.state import RunRecord, SqliteState
+from janitor.state.records import RunRecord
+from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer
 from tests.janitor.cli.conftest import Site
 from tests.janitor.state.entries import TOPIC, entry
@@ -90,7 +91,7 @@ def test_given_a_state_then_its_first_lines_say_since_when_it_knows(
         record = opened.store()
         assert record is not None
         opened.save_store(replace(record, adopted_ms=adopted_ms))
-        opened._connection.execute("DELETE FROM created")
+        opened.driver.connection.execute("DELETE FROM documents WHERE key = 'created'")
         if created_ms is not None:
             opened.save_created_ms(created_ms)
     for verb in ("history", "ledger"):

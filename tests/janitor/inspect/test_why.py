@@ -16,7 +16,9 @@ from janitor.inspect.answer import Found, Why
 from janitor.inspect.why import why
 from janitor.law.frontier import admit
 from janitor.law.policy import Hold, Reason, Rule
-from janitor.state import ClockAnchor, FrontierRecord, LedgerEntry, RunRecord, SqliteState, State, Strikes
+from janitor.state.base import State
+from janitor.state.records import ClockAnchor, FrontierRecord, LedgerEntry, RunRecord, Strikes
+from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.context import RunContext, Terms
 from janitor.sweep.transactions import TransactionView
 from tests.builders import (
@@ -553,9 +555,9 @@ def test_given_any_answer_then_it_is_json_with_ids_as_strings_and_nothing_was_wr
     there = context(orders.store)
     writes: list[str] = []
     watch(orders.store, lambda call: writes.append(call.name) if call.name in WRITES else None)
-    before = list(state._connection.iterdump())
+    before = list(state.driver.connection.iterdump())
     answers = [ask(orders, state, *asked, context=there), ask(orders, state, 7, context=there)]
-    assert (writes, list(state._connection.iterdump())) == ([], before)
+    assert (writes, list(state.driver.connection.iterdump())) == ([], before)
     present, gone = (json.loads(json.dumps(answer.to_json())) for answer in answers)
     assert (present["found"][0]["pointer"], present["found"][0]["action"]) == (str(COMMITTED), "keep")
     assert present["message_id"] == str(MessageId(NOW_MS, 1, STORED_MS, 0))

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from janitor.state import SqliteState, State
+from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
+from janitor.state.sqlite.state import SqliteState
 from tests.hbase.conftest import hbase
 from tests.hbase.server import HBaseServer
 from tests.support import require_or_skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from janitor.state import LedgerEntry
+from janitor.state.records import LedgerEntry
 from tms_core.topic import TopicId
 
 TOPIC = TopicId("default", "orders")

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from janitor.state import CounterKey, LedgerEntry, RunRecord, State, TopicCount
+from janitor.state.base import State
+from janitor.state.records import CounterKey, LedgerEntry, RunRecord, TopicCount
 from tests.janitor.state.conftest import Memories
 from tests.janitor.state.entries import TOPIC, entry
 from tests.support import size

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from janitor.state import (
+from janitor.state.base import State
+from janitor.state.records import (
     EVERYTHING,
     Claim,
     ClockAnchor,
@@ -19,7 +20,6 @@ from janitor.state import (
     Pause,
     PendingJump,
     RunRecord,
-    State,
     StoreRecord,
     Strikes,
     TopicCount,

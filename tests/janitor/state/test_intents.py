@@ -1,4 +1,4 @@
-"""What a run announces before it deletes: it outlives the process, and a line that was cut short harms no other."""
+"""What a run says while it runs: it outlives the process, and a line that was cut short harms no other."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import os
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from janitor.state import SqliteState
-from janitor.state.sqlite.intents import FILE_NAME
+from janitor.state.records import CounterKey, RunRecord
+from janitor.state.sqlite import loose
+from janitor.state.sqlite.loose import FILE_NAME
+from janitor.state.sqlite.state import SqliteState
 from tests.janitor.state.entries import entry
 from tms_core.errors import StateError
 
@@ -41,7 +44,7 @@ def test_given_a_memory_in_memory_then_announcements_work_alike() -> None:
 CHILD = """
 import os, signal, sys
 from pathlib import Path
-from janitor.state import SqliteState
+from janitor.state.sqlite.state import SqliteState
 from tests.janitor.state.test_intents import FIRST, SECOND
 
 state = SqliteState(Path(sys.argv[1]))
@@ -79,7 +82,7 @@ def test_given_a_line_cut_short_anywhere_then_it_is_left_out_and_the_next_one_is
 
 def test_given_lines_of_another_version_and_no_lines_at_all_then_they_are_left_out(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as state:
-        (tmp_path / FILE_NAME).write_bytes(b'[]\n5\n{"a": 1}\n["run", 1]\n\xff\xfe\n')
+        (tmp_path / FILE_NAME).write_bytes(b'[]\n5\n{"a": 1}\n["run", 1]\n["6e", 1]\n\xff\xfe\n')
         state.intend(SECOND)
         assert state.intents() == [SECOND]
 
@@ -110,8 +113,56 @@ def test_given_a_disk_that_takes_only_part_of_a_line_then_that_is_an_error(
     write = os.write
     with SqliteState(tmp_path) as state:
         state.intend(SECOND)
-        monkeypatch.setattr("janitor.state.sqlite.intents.os.write", lambda handle, data: write(handle, data[:9]))
+        monkeypatch.setattr("janitor.state.sqlite.loose.os.write", lambda handle, data: write(handle, data[:9]))
         with pytest.raises(StateError, match="cannot be written"):
             state.intend(FIRST)
         monkeypatch.undo()
         assert state.intents() == [SECOND]
+
+
+def test_given_a_run_that_books_for_long_then_the_file_stays_small_and_nothing_that_counts_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loose, "_MOST_BYTES", 2_000)
+    with SqliteState(tmp_path) as state:
+        state.begin_run(RunRecord("run", "apply", 1))
+        state.intend(FIRST)
+        for number in range(500):
+            state.book("run", {CounterKey("rows"): number})
+            state.beat("run", number)
+        assert (tmp_path / FILE_NAME).stat().st_size < 5_000
+        assert stat.S_IMODE((tmp_path / FILE_NAME).stat().st_mode) == 0o600
+        assert (state.intents(), state.booked("run")) == ([FIRST], {CounterKey("rows"): 499})
+        assert [run.heartbeat_ms for run in state.unfinished_runs()] == [499]
+
+
+def test_given_the_end_of_a_run_then_the_file_goes_with_the_last_announcement(tmp_path: Path) -> None:
+    with SqliteState(tmp_path) as state:
+        state.begin_run(RunRecord("run", "apply", 1))
+        state.beat("run", 2)
+        state.book("run", {CounterKey("rows"): 1})
+        state.intend(FIRST)
+        state.finish_run("run", 3, "done", "{}")
+        assert state.intents() == [FIRST]
+        state.clear_intents()
+        assert [path.name for path in tmp_path.iterdir()] == ["state.sqlite3"]
+        assert state.runs(1)[0].heartbeat_ms == 2
+
+
+def test_given_a_folder_that_is_gone_when_something_is_announced_then_that_is_an_error_of_ours(tmp_path: Path) -> None:
+    with SqliteState(tmp_path / "state") as state:
+        (tmp_path / "state").rename(tmp_path / "away")
+        with pytest.raises(StateError, match=r"running\.jsonl cannot be written"):
+            state.intend(FIRST)
+        assert state.intents() == []
+
+
+def test_given_threads_that_announce_while_the_file_is_written_anew_then_none_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loose, "_MOST_BYTES", 500)
+    monkeypatch.setattr(loose, "_MOST_TIMES", 1)
+    with SqliteState(tmp_path) as state, ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(state.intend, entry(at_ms=number)) for number in range(100)]:
+            done.result()
+        assert sorted(each.at_ms for each in state.intents()) == list(range(100))

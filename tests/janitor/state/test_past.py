@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from janitor.state import RunRecord, SqliteState
+from janitor.state.records import RunRecord
+from janitor.state.sqlite.state import SqliteState
 from tests.janitor.state.entries import entry
 from tests.janitor.state.test_every_past import end_of_run, times
 
@@ -21,9 +22,9 @@ def test_given_the_end_of_a_run_then_all_of_it_is_one_commit() -> None:
     statements: list[str] = []
     with SqliteState.in_memory() as state:
         state.begin_run(RunRecord("run", "apply", 1))
-        state._connection.set_trace_callback(statements.append)
+        state.driver.connection.set_trace_callback(statements.append)
         end_of_run(state)
-        state._connection.set_trace_callback(None)
+        state.driver.connection.set_trace_callback(None)
     assert [word for word in statements if word.split()[0] in {"BEGIN", "COMMIT", "ROLLBACK"}] == [
         "BEGIN IMMEDIATE",
         "COMMIT",

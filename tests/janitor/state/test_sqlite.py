@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from janitor.state import Claim, ClockAnchor, FrontierRecord, OpenIdRecord, RunRecord, SqliteState
+from janitor.state.records import Claim, OpenIdRecord
+from janitor.state.sqlite.state import SqliteState
 from tms_core.errors import StateBusy, StateError
 from tms_core.topic import TopicId
 
@@ -36,29 +37,34 @@ def test_given_open_ids_when_saved_again_unchanged_then_nothing_is_written(tmp_p
 # --- all or nothing --------------------------------------------------------------------------------------------------
 
 
-def test_given_a_full_disk_when_the_failure_is_swallowed_inside_then_nothing_is_kept_all_the_same(
-    tmp_path: Path,
-) -> None:
+def test_given_a_full_disk_when_the_end_of_a_run_is_written_then_nothing_of_it_is_kept(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as state:
-        state._connection.execute("PRAGMA max_page_count = 40")
+        state.driver.connection.execute("PRAGMA max_page_count = 40")
 
         def end_of_run() -> None:
             with state.transaction():
                 state.save_claim(Claim(1, 2, "r"))
-                with pytest.raises(StateError, match="full"):
-                    state.begin_run(RunRecord("r", "apply", 1, report="x" * 1_000_000))
+                state.save_note("large", "x" * 1_000_000)
                 state.save_last_thorough_ms(5)
 
-        with pytest.raises(StateError):
+        with pytest.raises(StateError, match="full"):
             end_of_run()
-        assert (state.claim(), state.last_thorough_ms(), state.runs(1)) == (None, None, [])
+        assert (state.claim(), state.last_thorough_ms(), state.note("large")) == (None, None, None)
+        state.save_claim(Claim(3, 4, "s"))
+        assert state.claim() == Claim(3, 4, "s")
 
 
 CHILD = """
 import sys
 from pathlib import Path
-from janitor.state import *
+from janitor.state.records import *
+from janitor.state.sqlite.state import SqliteState
 from tms_core.topic import TopicId
+
+def stop(statement):
+    if statement == "COMMIT":
+        print("inside", flush=True)
+        sys.stdin.read()
 
 topic = TopicId("default", "orders")
 with SqliteState(Path(sys.argv[1])) as state:
@@ -68,10 +74,8 @@ with SqliteState(Path(sys.argv[1])) as state:
         with state.transaction():
             state.save_frontiers({topic: FrontierRecord(1, number, ClockAnchor(1, 1, "b"), 1)})
             if sys.argv[2] == "inside" and number == 3:
-                for run in range(8):  # more than SQLite keeps in memory, so the file is changed already
-                    state.begin_run(RunRecord(str(run), "apply", 1, report="x" * 1_000_000))
-                print("inside", flush=True)
-                sys.stdin.read()
+                state.save_note("large", "x" * 8_000_000)  # more than SQLite keeps in memory, so the file is changed
+                state.driver.connection.set_trace_callback(stop)
             state.save_claim(Claim(number, 1, "r"))
         print(number, flush=True)
 """
@@ -94,7 +98,7 @@ def test_given_a_process_killed_inside_a_transaction_when_opened_then_the_one_be
     with SqliteState(tmp_path) as state:
         assert state.frontiers()[TOPIC].cutoff_ms == 2
         assert state.claim() == Claim(2, 1, "r")
-        assert state.runs(10) == []
+        assert state.note("large") is None
 
 
 def test_given_a_process_killed_anywhere_when_opened_then_each_commit_is_whole_and_none_is_lost(tmp_path: Path) -> None:
@@ -150,8 +154,8 @@ def test_given_no_folder_when_opened_then_folder_and_file_are_for_this_user_only
 
 def test_given_a_state_when_opened_then_commits_are_synced_with_their_folder(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as state:
-        assert state._connection.execute("PRAGMA synchronous").fetchone() == (3,)
-        assert state._connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        assert state.driver.connection.execute("PRAGMA synchronous").fetchone() == (3,)
+        assert state.driver.connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 
 def test_given_a_file_that_is_no_database_when_opened_then_it_is_named_with_what_is_lost(tmp_path: Path) -> None:
@@ -166,7 +170,7 @@ def test_given_a_file_that_is_no_database_when_opened_then_it_is_named_with_what
 
 def test_given_a_file_damaged_in_the_middle_when_read_then_it_is_corrupt(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as state:
-        state.save_open_ids(OpenIdRecord(pointer, 1) for pointer in range(1, 10_001))
+        state.save_open_ids(OpenIdRecord(pointer, 1) for pointer in range(1, 100_001))
     data = bytearray(file_of(tmp_path).read_bytes())
     # Only the end of the file, which is the open ids' alone: the tables themselves are found undamaged.
     for page in range(len(data) // 8192 * 4096, len(data), 4096):
@@ -179,34 +183,24 @@ def test_given_a_file_damaged_in_the_middle_when_read_then_it_is_corrupt(tmp_pat
 def test_given_a_file_of_a_newer_layout_when_opened_then_it_is_refused_with_both_numbers(tmp_path: Path) -> None:
     SqliteState(tmp_path).close()
     with sqlite3.connect(file_of(tmp_path)) as connection:
-        connection.execute("PRAGMA user_version = 4")
+        connection.execute("PRAGMA user_version = 5")
     connection.close()
-    with pytest.raises(StateError, match=r"newer janitor \(layout 4; this one knows 3\)"):
+    with pytest.raises(StateError, match=r"newer janitor \(layout 5; this one knows 4\)"):
         SqliteState(tmp_path)
 
 
-def test_given_a_file_of_the_layout_before_when_opened_then_it_is_brought_up_to_date(tmp_path: Path) -> None:
-    topic, record = TOPIC, FrontierRecord(1, 2, ClockAnchor(3, 4, "b"), 5)
-    with SqliteState(tmp_path) as state:
-        state.save_frontiers({topic: record})
-    with sqlite3.connect(file_of(tmp_path)) as connection:
-        connection.execute("ALTER TABLE frontiers DROP COLUMN consumed")
-        connection.execute("PRAGMA user_version = 2")
-    connection.close()
-    for _ in range(2):
-        with SqliteState(tmp_path) as state:
-            assert state.frontiers() == {topic: record}
-
-
+@pytest.mark.parametrize("layout", [1, 2, 3])
 def test_given_a_file_of_a_layout_from_before_the_first_release_when_opened_then_it_is_refused_and_left_as_it_is(
-    tmp_path: Path,
+    tmp_path: Path, layout: int
 ) -> None:
     SqliteState(tmp_path).close()
     with sqlite3.connect(file_of(tmp_path)) as connection:
-        connection.execute("PRAGMA user_version = 1")
+        connection.execute(f"PRAGMA user_version = {layout}")
     connection.close()
     before = file_of(tmp_path).read_bytes()
-    with pytest.raises(StateError, match=r"layout 1, which no released janitor wrote \(this one knows 3\)") as caught:
+    with pytest.raises(
+        StateError, match=rf"layout {layout}, which no released janitor wrote \(this one knows 4\)"
+    ) as caught:
         SqliteState(tmp_path)
     assert "nothing is deleted until it is adopted" in caught.value.hint
     assert file_of(tmp_path).read_bytes() == before

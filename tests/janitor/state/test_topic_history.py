@@ -7,7 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.state import State, TopicCount
+from janitor.state.base import State
+from janitor.state.records import TopicCount
 from janitor.state.topic_history import (
     KEPT_CHANGES,
     KEPT_SIZES,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from janitor.state import SqliteState, State
+from janitor.state.base import State
+from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY, NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.tables.memory import MemoryStore

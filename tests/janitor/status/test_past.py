@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from janitor.state import RunRecord
+from janitor.state.records import RunRecord
 from janitor.state.sqlite.state import SqliteState
 from janitor.status import collect, past
 from janitor.status.past import RANGES, RunHistory, run_detail, runs_between

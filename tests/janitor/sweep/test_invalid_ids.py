@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from janitor.law.policy import Rule
-from janitor.state import OpenIdRecord
+from janitor.state.records import OpenIdRecord
 from janitor.sweep.inversions import PAGES_TOGETHER
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic
 from tms_core.tables.memory import MemoryStore

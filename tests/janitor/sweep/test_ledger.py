@@ -20,6 +20,7 @@ from tests.builders import (
     HOUR,
     MINUTE,
     NOW_MS,
+    STATE_CALLS,
     Call,
     Rig,
     Topic,
@@ -345,7 +346,7 @@ class SameState:
     """Another process on what a dead one left, with no spies on the state."""
 
     def __init__(self, rig: Rig) -> None:
-        for name in [name for name in vars(rig.state) if not name.startswith("_")]:
+        for name in [name for name in vars(rig.state) if f"state.{name}" in STATE_CALLS]:
             delattr(rig.state, name)
         self.engine = rig.restart().engine
 

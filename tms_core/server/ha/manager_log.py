@@ -25,6 +25,7 @@ from dataclasses import asdict, dataclass
 
 from tms_core.errors import FormatError, StoreError, Unavailable
 from tms_core.rowkey import stop_key
+from tms_core.tables.base import every
 from tms_core.tables.side import SideTable
 from tms_core.transaction.codec.edits import Edit, decode_edit
 from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
@@ -161,7 +162,7 @@ class SideStorage:
         if begun_ms != taken_ms:
             first = self._next
         # Before the root is changed: a name that is there now and not in the root is in no root that counts later.
-        old = [key for key, _ in self._rows(_PART, stop_key(_PART))]
+        old = [key for key, _ in every(self._side.rows, _PART, stop_key(_PART), _ROWS)]
         name = secrets.token_bytes(_NAME_BYTES)
         parts = _parts(snapshot)
         for number, part in enumerate(parts):
@@ -199,7 +200,7 @@ class SideStorage:
         ours = _TAKEN_OVER + secrets.token_bytes(_NAME_BYTES)
         while True:
             at = first + len(cells)
-            for key, value in self._rows(_cell_key(at), stop_key(_CELL)):
+            for key, value in every(self._side.rows, _cell_key(at), stop_key(_CELL), _ROWS):
                 if key != _cell_key(first + len(cells)):
                     raise FormatError(f"cell {first + len(cells)} of the transaction log beside the store is missing")
                 cells.append(value)
@@ -213,7 +214,7 @@ class SideStorage:
 
     def _snapshot(self, root: LogRoot) -> Snapshot:
         name = bytes.fromhex(root.name)
-        parts = [value for _, value in self._rows(_part_key(name, 0), _part_key(name, root.parts))]
+        parts = [value for _, value in every(self._side.rows, _part_key(name, 0), _part_key(name, root.parts), _ROWS)]
         if len(parts) != root.parts:
             raise FormatError(
                 f"of the transaction snapshot beside the store {len(parts)} of {root.parts} rows are there"
@@ -236,16 +237,10 @@ class SideStorage:
             # All of them are ours.
             gone = [_cell_key(number) for number in range(self._deleted_to, first)]
         else:
-            rows = self._rows(_CELL, _cell_key(first))
+            rows = every(self._side.rows, _CELL, _cell_key(first), _ROWS)
             gone = [key for key, value in rows if not value.startswith(_TAKEN_OVER)]
         self._side.delete(gone)
         self._deleted_to = first
-
-    def _rows(self, start: bytes | None, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        while start is not None:
-            page = self._side.rows(start, stop, _ROWS)
-            yield from page.items
-            start = page.resume
 
 
 class SideLog(GroupLog):

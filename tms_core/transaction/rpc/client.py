@@ -9,11 +9,9 @@ connection that met any trouble is closed, and an answer must repeat the number 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from types import NoneType
 from typing import Any, Self
 
@@ -34,6 +32,7 @@ from tms_core.transaction.codec.wire import Fields, Kind
 from tms_core.transaction.manager.manager import MAX_TIMEOUT_SECONDS, UNKNOWN_CLIENT, BadArgument
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.line import (
+    IdleConnections,
     MethodUnknown,
     OutcomeUnknown,
     RpcConnection,
@@ -69,9 +68,7 @@ class TransactionClient:
         self.address = address
         self.opens = opens
         self._timeout_seconds = timeout_seconds
-        self._lock = Lock()
-        self._idle: list[RpcConnection] = []
-        self._closed = False
+        self._lines = IdleConnections(self._opened)
 
     @classmethod
     def configured(cls, wanted: TransactionSettings, timeout_seconds: float = 30, *, address: str = "") -> Self:
@@ -88,11 +85,7 @@ class TransactionClient:
 
     def close(self) -> None:
         """Close what is open; closing twice is no error."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for line in idle:
-            line.close()
+        self._lines.close()
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
@@ -242,28 +235,13 @@ class TransactionClient:
         return value
 
     def _asked(self, name: str, fields: tuple[bytes, ...]) -> Fields:
-        with self._line() as line:
+        with self._lines.one() as line:
             try:
                 return line.ask(name, fields, self._timeout_seconds)
             except TimeoutError as error:
                 raise self._unclear(name, f"there was no answer within {self._timeout_seconds:g} s") from error
             except (OSError, EOFError, FormatError) as error:
                 raise _Broken(str(error)) from error
-
-    @contextmanager
-    def _line(self) -> Iterator[RpcConnection]:
-        """A connection, alone; closed for good when the block raises."""
-        line = self._reused() or self._opened()
-        try:
-            yield line
-        except BaseException:
-            line.close()
-            raise
-        with self._lock:
-            if not self._closed:
-                self._idle.append(line)
-                return
-        line.close()
 
     def _opened(self) -> RpcConnection:
         try:
@@ -273,16 +251,6 @@ class TransactionClient:
                 f"The transaction service {self.address} cannot be reached: {error}.",
                 "Start it (tms serve), or correct transactions.thrift.",
             ) from error
-
-    def _reused(self) -> RpcConnection | None:
-        while True:
-            with self._lock:
-                if not self._idle:
-                    return None
-                line = self._idle.pop()
-            if line.is_quiet():
-                return line
-            line.close()
 
     def _unclear(self, name: str, what: str) -> OutcomeUnknown:
         return OutcomeUnknown(

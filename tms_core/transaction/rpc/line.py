@@ -10,8 +10,11 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from threading import Lock
+from typing import Generic, Protocol, TypeVar
 
 from tms_core.errors import FormatError, TransactionError
 from tms_core.transaction.codec import wire
@@ -72,6 +75,56 @@ class RpcConnection(Protocol):
     def close(self) -> None:
         """Close it."""
         ...
+
+
+C = TypeVar("C", bound=RpcConnection)
+
+
+class IdleConnections(Generic[C]):
+    """Connections that are used again; threads may share them.
+
+    Args:
+        opens: makes another one.
+    """
+
+    def __init__(self, opens: Callable[[], C]) -> None:
+        self._opens = opens
+        self._lock = Lock()
+        self._idle: list[C] = []
+        self._closed = False
+
+    @contextmanager
+    def one(self) -> Iterator[C]:
+        """A connection, alone; closed for good when the block raises."""
+        line = self._reused() or self._opens()
+        try:
+            yield line
+        except BaseException:
+            line.close()
+            raise
+        with self._lock:
+            if not self._closed:
+                self._idle.append(line)
+                return
+        line.close()
+
+    def close(self) -> None:
+        """Close what is open; closing twice is no error."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for line in idle:
+            line.close()
+
+    def _reused(self) -> C | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                line = self._idle.pop()
+            if line.is_quiet():
+                return line
+            line.close()
 
 
 class SocketConnection:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from threading import Lock
 
 from tms_core.errors import FormatError, TransactionError
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import MessageKind
-from tms_core.transaction.rpc.line import ANSWER_YOURSELF, NOT_HERE, ServiceUnavailable, SocketConnection, as_text
+from tms_core.transaction.rpc.line import (
+    ANSWER_YOURSELF,
+    NOT_HERE,
+    IdleConnections,
+    ServiceUnavailable,
+    SocketConnection,
+    as_text,
+)
 
 #: How long a call may take, in seconds, and connecting.
 _SECONDS, _CONNECT_SECONDS = 30.0, 5.0
@@ -29,9 +35,7 @@ class OtherService:
         self.address = address
         self._log = log
         self._token_file = token_file
-        self._lock = Lock()
-        self._idle: list[SocketConnection] = []
-        self._closed = False
+        self._lines = IdleConnections(self._opened)
 
     def ask(self, frame: bytes) -> bytes:
         """Pass a call on; returns the answer.
@@ -40,43 +44,15 @@ class OtherService:
             ServiceUnavailable: nothing was done.
             OSError, EOFError, FormatError: it is not known whether it was done.
         """
-        line = self._reused() or self._opened()
-        try:
+        with self._lines.one() as line:
             answer = line.pass_on(frame, _SECONDS)
-            refused = _is_refused(answer)
-        except BaseException:
-            line.close()
-            raise
-        if refused:
-            line.close()
-            raise _unavailable(self.address, "it does not manage them any more")
-        self._keep(line)
+            if _is_refused(answer):
+                raise _unavailable(self.address, "it does not manage them any more")
         return answer
 
     def close(self) -> None:
         """Close what is open; closing twice is no error."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for line in idle:
-            line.close()
-
-    def _keep(self, line: SocketConnection) -> None:
-        with self._lock:
-            if not self._closed:
-                self._idle.append(line)
-                return
-        line.close()
-
-    def _reused(self) -> SocketConnection | None:
-        while True:
-            with self._lock:
-                if not self._idle:
-                    return None
-                line = self._idle.pop()
-            if line.is_quiet():
-                return line
-            line.close()
+        self._lines.close()
 
     def _opened(self) -> SocketConnection:
         try:

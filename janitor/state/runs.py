@@ -1,23 +1,22 @@
-"""What the state in HBase keeps of runs, and what a run announces.
+"""What the state keeps of runs, what a run announces, and counters.
 
-A run that has ended is a row under its id, and an empty one by time leads to it; runs that go on are few, and one value
-on the root. A heartbeat, and an announcement before a topic's first batch, is one put of a row of its own and in no
-transaction: it must cost little and be there when the process dies the next moment.
+A run that has ended is a row under its id, and an empty one by time leads to it; runs that go on are few, and one
+value. A heartbeat, an announcement before a topic's first batch, and what a run has come to so far are loose rows: they
+must cost little and be there when the process dies the next moment.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import count, islice
 from typing import Any, NamedTuple
 
-from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State
-from janitor.state.hbase.ledger import entry_of, entry_row
-from janitor.state.hbase.table import after, newest_first, oldest_first
-from janitor.state.hbase.transactions import HBaseTransactions
-from janitor.state.hbase.view import packed
+from janitor.state.documents import Documents, Driver, after, newest_first, oldest_first, packed
+from janitor.state.ledger import entry_of, entry_row
+from janitor.state.records import CounterKey, LedgerEntry, RunRecord, row_of
+from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StateError
 
 #: Rows: a finished run by its id; by time; a heartbeat by run; an announcement; what a run has booked.
@@ -35,19 +34,30 @@ class _Going(NamedTuple):
     number: int
 
 
-class HBaseHistory(HBaseTransactions, State):
-    """The part of the state that is about runs."""
+class RecordedRuns(Documents):
+    """The part of the state that is about runs.
 
-    def __init__(self, thrift: Sequence[str], **options: Any) -> None:
-        super().__init__(thrift, **options)
-        # A key is never used twice, by this process or another.
-        self._intents = (number.to_bytes(8, "big") + secrets.token_bytes(_TOKEN_BYTES) for number in count())
+    Args:
+        driver: where it is kept.
+        clock: our own clock, by which announcements are in order.
+    """
+
+    def __init__(self, driver: Driver, clock: Clock | None = None) -> None:
+        super().__init__(driver)
+        self._clock = clock or SystemClock()
+        self._announced = count()
 
     def begin_run(self, run: RunRecord) -> None:
+        """Remember that a run has begun.
+
+        Raises:
+            StateError: there is a run of this id.
+        """
+
         def begin() -> None:
             number, going = self._going()
             if run.id in going or self._row(_run_key(run.id)) is not None:
-                raise StateError(f"{self._where}: there is a run {run.id} already.")
+                raise StateError(f"{self.driver.name}: there is a run {run.id} already.")
             if run.finished_ms is not None:
                 self._put_finished(run, number)
             else:
@@ -57,24 +67,34 @@ class HBaseHistory(HBaseTransactions, State):
         self._write(begin)
 
     def finish_run(self, run_id: str, finished_ms: int, result: str, report: str) -> None:
+        """Remember how a run ended; ``report`` is its report as JSON.
+
+        Raises:
+            StateError: no such run began.
+        """
+
         def finish() -> None:
             number, going = self._going()
             run, order = self._found(run_id, going)
             if run is None:
-                raise StateError(f"{self._where}: no run {run_id} began here.")
+                raise StateError(f"{self.driver.name}: no run {run_id} began here.")
             ended = RunRecord(run.id, run.mode, run.started_ms, finished_ms, result, report, run.heartbeat_ms)
             self._put_finished(ended, order)
             if going.pop(run_id, None) is not None:
-                self._delete_row(_beat_key(run_id))
-                self._delete_row(_booked_key(run_id))
+                self._changing().loose |= {_beat_key(run_id), _booked_key(run_id)}
                 self._save_going(number, going)
 
         self._write(finish)
 
     def runs(self, limit: int, before_ms: int | None = None) -> list[RunRecord]:
+        """The last ``limit`` runs, newest first.
+
+        Args:
+            before_ms: only those that began before; None: all.
+        """
         _, going = self._going()
-        begin = RUN_BY_TIME if before_ms is None else _older(before_ms)
-        keys = islice(self._scan_keys(begin, after(RUN_BY_TIME)), limit + len(going))
+        begin = b"" if before_ms is None else _older(before_ms)
+        keys = islice(self._keys(RUN_BY_TIME, begin), limit + len(going))
         ids = [key[17:].decode() for key in keys]
         rows = self._rows_of([_run_key(run_id) for run_id in ids if run_id not in going])
         found = [_finished(row) for row in rows.values()] + [
@@ -84,27 +104,31 @@ class HBaseHistory(HBaseTransactions, State):
         return [run for run, _ in found[:limit]]
 
     def run(self, run_id: str) -> RunRecord | None:
+        """One run; None when it is unknown or was forgotten."""
         _, going = self._going()
         return self._found(run_id, going)[0]
 
     def unfinished_runs(self) -> list[RunRecord]:
+        """Runs that began and did not end, oldest first."""
         _, going = self._going()
         return [run for run, _ in sorted(self._alive(going), key=lambda each: (each[0].started_ms, each[1]))]
 
     def beat(self, run_id: str, heartbeat_ms: int) -> None:
+        """Remember that a run is alive; without effect on one that is unknown or finished."""
         _, going = self._going()
         if run_id in going:
-            self._table.put([(_beat_key(run_id), packed(heartbeat_ms))])
+            self.driver.loose.put([(_beat_key(run_id), packed(heartbeat_ms))])
 
     def prune_runs(self, before_ms: int) -> int:
+        """Forget runs that began before; returns how many."""
+
         def prune() -> int:
             number, going = self._going()
             lost = [run_id for run_id, run in going.items() if run.started_ms < before_ms]
             for run_id in lost:
                 del going[run_id]
-                self._delete_row(_beat_key(run_id))
-                self._delete_row(_booked_key(run_id))
-            old = list(self._scan_keys(_older(before_ms), after(RUN_BY_TIME)))
+                self._changing().loose |= {_beat_key(run_id), _booked_key(run_id)}
+            old = list(self._keys(RUN_BY_TIME, _older(before_ms)))
             for key in old:
                 self._delete_row(key)
                 self._delete_row(RUN + key[17:])
@@ -114,19 +138,28 @@ class HBaseHistory(HBaseTransactions, State):
         return self._write(prune)
 
     def intend(self, entry: LedgerEntry) -> None:
-        key = INTENT + oldest_first(self._clock.now_ms()) + next(self._intents)
-        self._table.put([(key, packed(entry_row(entry)))])
+        """Remember what a run is about to take.
+
+        Cheap, because it comes before the first batch of every topic: see :class:`~janitor.state.documents.LooseRows`.
+        """
+        # A key is never used twice, by this process or another.
+        unique = next(self._announced).to_bytes(8, "big") + secrets.token_bytes(_TOKEN_BYTES)
+        key = INTENT + oldest_first(self._clock.now_ms()) + unique
+        self.driver.loose.put([(key, packed(entry_row(entry)))])
 
     def intents(self) -> list[LedgerEntry]:
-        return [entry_of(json.loads(value)) for _, value in self._table.scan(INTENT, after(INTENT))]
+        """What was announced and not cleared since, oldest first; a last one that was cut short is left out."""
+        return [entry_of(json.loads(value)) for _, value in self.driver.loose.scan(INTENT, after(INTENT))]
 
     def clear_intents(self) -> None:
-        self._table.delete([key for key, _ in self._table.scan(INTENT, after(INTENT), keys_only=True)])
+        """Forget what was announced: the ledger has it now."""
+        self.driver.loose.delete([key for key, _ in self.driver.loose.scan(INTENT, after(INTENT), keys_only=True)])
 
     def counters(self) -> dict[CounterKey, float]:
+        """Every counter since this state began, with what runs have booked that go on."""
         booked = self._booked_of(self._going()[1])
         # Both of one moment, and after what was booked: a run that ends meanwhile is then counted once.
-        told, runs = self._read_view(lambda view: (view.value("counters"), view.value("runs")))
+        told, runs = self._read(lambda view: (view.value("counters"), view.value("runs")))
         sums = _sums(json.loads(told) if told else [])
         going = {each[0] for each in json.loads(runs)["going"]} if runs else set()
         for run_id in booked.keys() & going:
@@ -135,6 +168,8 @@ class HBaseHistory(HBaseTransactions, State):
         return dict(sorted(sums.items()))
 
     def add_counters(self, amounts: Mapping[CounterKey, float]) -> None:
+        """Add to counters; unknown ones begin at 0."""
+
         def add() -> None:
             sums = _sums(self._json("counters", []))
             for key, amount in amounts.items():
@@ -144,17 +179,23 @@ class HBaseHistory(HBaseTransactions, State):
         self._write(add)
 
     def book(self, run_id: str, amounts: Mapping[CounterKey, float]) -> None:
+        """Remember what a run has come to so far, in place of what it booked before.
+
+        Cheap, and in no transaction. It survives the death of the process. Without effect on a run that is unknown or
+        finished: ending a run makes it obsolete in the same transaction, which adds the final amounts.
+        """
         _, going = self._going()
         if run_id in going:
-            self._table.put([(_booked_key(run_id), packed(_rows_of_sums(amounts)))])
+            self.driver.loose.put([(_booked_key(run_id), packed(_rows_of_sums(amounts)))])
 
     def booked(self, run_id: str) -> dict[CounterKey, float]:
+        """What a run has booked that goes on; nothing of any other."""
         _, going = self._going()
         return self._booked_of([run_id]).get(run_id, {}) if run_id in going else {}
 
     def _booked_of(self, run_ids: Iterable[str]) -> dict[str, dict[CounterKey, float]]:
         keys = {_booked_key(run_id): run_id for run_id in run_ids}
-        found = self._table.get_many(list(keys)) if keys else {}
+        found = self.driver.loose.get_many(list(keys)) if keys else {}
         return {keys[key]: _sums(json.loads(row)) for key, row in found.items()}
 
     def _going(self) -> tuple[int, dict[str, _Going]]:
@@ -166,7 +207,7 @@ class HBaseHistory(HBaseTransactions, State):
         self._save("runs", {"next": number, "going": list(going.values())})
 
     def _alive(self, going: dict[str, _Going]) -> list[tuple[RunRecord, int]]:
-        beats = self._table.get_many([_beat_key(run_id) for run_id in going])
+        beats = self.driver.loose.get_many([_beat_key(run_id) for run_id in going])
         found = []
         for run in going.values():
             beat = beats.get(_beat_key(run.id))
@@ -183,8 +224,7 @@ class HBaseHistory(HBaseTransactions, State):
         return (None, 0) if row is None else _finished(row)
 
     def _put_finished(self, run: RunRecord, number: int) -> None:
-        columns = (run.id, run.mode, run.started_ms, run.finished_ms, run.result, run.report, run.heartbeat_ms)
-        self._put_row(_run_key(run.id), packed([number, *columns]))
+        self._put_row(_run_key(run.id), packed([number, *row_of(run)]))
         self._put_row(RUN_BY_TIME + newest_first(run.started_ms) + newest_first(number) + run.id.encode(), b"")
 
 

@@ -1,4 +1,4 @@
-"""The ledger in HBase: what runs took, newest first, by topic and by run.
+"""The ledger: what runs took, newest first, by topic and by run.
 
 Entries lie together as they were added, in pages, in the order of their numbers, so that listing the last ones and
 forgetting the oldest reads few rows. An entry has a row of its own under its topic besides, because there may be
@@ -15,10 +15,8 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from typing import Any, NamedTuple
 
-from janitor.state.base import LedgerEntry, State
-from janitor.state.hbase.table import after, newest_first, oldest_first
-from janitor.state.hbase.transactions import HBaseTransactions
-from janitor.state.hbase.view import packed
+from janitor.state.documents import Documents, newest_first, oldest_first, packed
+from janitor.state.records import LedgerEntry, row_of
 from tms_core.topic import TopicId
 
 #: Rows: a page; an entry by topic; a page by run.
@@ -63,10 +61,11 @@ class _Numbered(NamedTuple):
     entry: LedgerEntry
 
 
-class HBaseLedger(HBaseTransactions, State):
+class RecordedLedger(Documents):
     """The part of the state that is the ledger."""
 
     def add_ledger(self, entries: Iterable[LedgerEntry]) -> None:
+        """Remember what was taken."""
         added = list(entries)
 
         def add() -> None:
@@ -75,9 +74,10 @@ class HBaseLedger(HBaseTransactions, State):
             for begin in range(0, len(numbered), PAGE_ENTRIES):
                 token = secrets.token_bytes(_TOKEN_BYTES)
                 page = numbered[begin : begin + PAGE_ENTRIES]
-                self._put_page(page, token)
-                for each in page:
-                    self._put_row(_topic_key(each, token), packed(entry_row(each.entry)))
+                rows = [packed(entry_row(each.entry)) for each in page]
+                self._put_page(page, rows, token)
+                for each, row in zip(page, rows, strict=True):
+                    self._put_row(_topic_key(each, token), row)
             self._save("ledger", {**told, "next": told["next"] + len(added)})
 
         if added:
@@ -92,32 +92,42 @@ class HBaseLedger(HBaseTransactions, State):
         key: bytes | None = None,
         patterns: Sequence[str] = (),
     ) -> list[LedgerEntry]:
+        """The last ``limit`` entries, newest first.
+
+        Args:
+            topic: only of this topic.
+            run_id: only of this run, whatever the topic.
+            key: only those whose range holds the key; with ``topic``.
+            patterns: only of topics that fit one of these shell patterns; none for all.
+        """
         if run_id is not None:
             found = (entry for entry in self._of_run(run_id) if entry.run_id == run_id)
         elif topic is not None:
             found = (entry for entry in self._of_topic(topic) if key is None or entry.start <= key < entry.stop)
         else:
-            pages = (_numbered(value) for _, value in self._scan(PAGE, after(PAGE)))
+            pages = (_numbered(value) for _, value in self._scan(PAGE))
             found = (each.entry for page in pages for each in reversed(page))
         fitting = (entry for entry in found if not patterns or _fits(str(entry.topic), patterns))
         return list(islice(fitting, limit))
 
     def ledger_generations(self, topic: TopicId) -> list[int]:
+        """Of which generations of a topic the ledger has entries, in order."""
         prefix = BY_TOPIC + topic.prefix
         at = len(prefix) + 8
-        keys = self._scan_keys(prefix, after(prefix))
-        return sorted({int.from_bytes(key[at : at + 8], "big") - 2**63 for key in keys})
+        return sorted({int.from_bytes(key[at : at + 8], "big") - 2**63 for key in self._keys(prefix)})
 
     def ledger_since_ms(self) -> int | None:
+        """From when on no entry was forgotten, as far as those that are left tell; None when they tell of none."""
         since_ms: int | None = self._json("ledger", _NOTHING)["since_ms"]
         return since_ms
 
     def prune_ledger(self, before_ms: int, keep: int) -> int:
+        """Forget entries that are older, and the oldest beyond ``keep`` of them; returns how many."""
         return self._write(lambda: self._prune(before_ms, keep))
 
     def _prune(self, before_ms: int, keep: int) -> int:
         forgotten, oldest = 0, None
-        for page in [LedgerPage.parse(key[1:]) for key in self._scan_keys(PAGE, after(PAGE))]:
+        for page in [LedgerPage.parse(key[1:]) for key in self._keys(PAGE)]:
             if page.earliest_ms >= before_ms and page.entries <= keep:
                 keep -= page.entries
                 oldest = page
@@ -137,28 +147,30 @@ class HBaseLedger(HBaseTransactions, State):
         """Keep only these entries of a page."""
         for run_id in {each.entry.run_id for each in present}:
             self._delete_row(_run_prefix(run_id) + page.tail)
+        kept = {each.number for each in left}
         for each in present:
-            if each not in left:
+            if each.number not in kept:
                 self._delete_row(_topic_key(each, page.token))
         self._delete_row(PAGE + page.tail)
-        return self._put_page(left, page.token) if left else None
+        return self._put_page(left, [packed(entry_row(each.entry)) for each in left], page.token) if left else None
 
-    def _put_page(self, numbered: list[_Numbered], token: bytes) -> LedgerPage:
+    def _put_page(self, numbered: list[_Numbered], rows: list[bytes], token: bytes) -> LedgerPage:
         earliest_ms = min(each.entry.at_ms for each in numbered)
         page = LedgerPage(numbered[0].number, earliest_ms, len(numbered), token)
-        self._put_row(PAGE + page.tail, packed([[each.number, *entry_row(each.entry)] for each in numbered]))
+        # Each row as it is packed already, with its number before it.
+        parts = (b"[%d,%b" % (each.number, row[1:]) for each, row in zip(numbered, rows, strict=True))
+        self._put_row(PAGE + page.tail, b"[%b]" % b",".join(parts))
         for run_id in {each.entry.run_id for each in numbered}:
             self._put_row(_run_prefix(run_id) + page.tail, b"")
         return page
 
     def _of_run(self, run_id: str) -> Iterator[LedgerEntry]:
         prefix = _run_prefix(run_id)
-        for key in self._scan_keys(prefix, after(prefix)):
+        for key in self._keys(prefix):
             yield from (each.entry for each in reversed(self._entries(LedgerPage.parse(key[len(prefix) :]))))
 
     def _of_topic(self, topic: TopicId) -> Iterator[LedgerEntry]:
-        prefix = BY_TOPIC + topic.prefix
-        return (entry_of(json.loads(value)) for _, value in self._scan(prefix, after(prefix)))
+        return (entry_of(json.loads(value)) for _, value in self._scan(BY_TOPIC + topic.prefix))
 
     def _entries(self, page: LedgerPage) -> list[_Numbered]:
         """Oldest first; none of a page that another process has just forgotten."""
@@ -168,24 +180,8 @@ class HBaseLedger(HBaseTransactions, State):
 
 def entry_row(entry: LedgerEntry) -> list[Any]:
     """An entry as JSON values."""
-    return [
-        entry.run_id,
-        entry.at_ms,
-        entry.topic.namespace,
-        entry.topic.topic,
-        entry.generation,
-        entry.table,
-        entry.rule,
-        entry.start.hex(),
-        entry.stop.hex(),
-        entry.rows,
-        entry.oldest_ms,
-        entry.newest_ms,
-        entry.metadata_generation,
-        entry.ttl_seconds,
-        entry.cutoff_ms,
-        entry.snapshot_timestamp_ms,
-    ]
+    run_id, at_ms, topic, *rest = row_of(entry)
+    return [run_id, at_ms, topic.namespace, topic.topic, *rest]
 
 
 def entry_of(row: Sequence[Any]) -> LedgerEntry:

@@ -1,0 +1,307 @@
+"""The state as documents: values by name, and rows in order of key, written together or not at all.
+
+What the records mean stands in the modules beside this one, once; where documents are kept, a driver says: a file of
+SQLite, or a table of HBase. What a transaction changes is gathered here and written by the driver at its end. Inside
+one, its thread reads what it has changed; others read what counts at that moment.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from heapq import merge
+from threading import RLock, get_ident
+from typing import Any, Protocol, Self, TypeVar
+
+from janitor.state.records import in_json
+from tms_core.errors import StateBusy, StateError
+
+T = TypeVar("T")
+
+#: How often something is tried that another process came before.
+ATTEMPTS = 5
+#: What a refused process can do.
+_AGAIN = "Nothing was changed; do it again."
+_JSON = json.JSONEncoder(separators=(",", ":"), default=in_json)
+
+
+class LostRace(StateBusy):
+    """Another process has changed what a transaction read or changed."""
+
+
+class ValueGone(Exception):
+    """A value of the moment that is read was replaced meanwhile, and cannot be had any more."""
+
+
+class View(Protocol):
+    """The values of one moment, as bytes: JSON, or what begins with ``ids.``."""
+
+    def value(self, name: str) -> bytes | None:
+        """A value; None without one.
+
+        Raises:
+            ValueGone: it was replaced meanwhile.
+        """
+        ...
+
+    def names(self) -> set[str]:
+        """The names of all values."""
+        ...
+
+
+class KeyedRows(Protocol):
+    """Rows by key."""
+
+    def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """The values there are."""
+        ...
+
+    def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values of ``[start, stop)`` in order; with ``keys_only`` all values are empty."""
+        ...
+
+
+class LooseRows(KeyedRows, Protocol):
+    """Rows that are changed outside transactions.
+
+    A change is cheap. It survives the death of the process, and of the machine only as well as deletes in the store
+    do, which are not synced batch by batch either.
+    """
+
+    def put(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Write rows."""
+        ...
+
+    def delete(self, keys: Iterable[bytes]) -> None:
+        """Delete rows; none of their keys may be put again."""
+        ...
+
+
+@dataclass
+class Changes:
+    """The values as a transaction sees them.
+
+    Attributes:
+        base: those it began with.
+        values: changed ones; None: removed.
+        rows: of history; None: removed.
+        loose: keys of loose rows that go once all this is written.
+        touched: names that were read or changed.
+    """
+
+    base: View
+    values: dict[str, bytes | None] = field(default_factory=dict)
+    rows: dict[bytes, bytes | None] = field(default_factory=dict)
+    loose: set[bytes] = field(default_factory=set)
+    touched: set[str] = field(default_factory=set)
+
+    def value(self, name: str) -> bytes | None:
+        self.touched.add(name)
+        return self.values[name] if name in self.values else self.base.value(name)
+
+    def names(self) -> set[str]:
+        changed = {name for name, value in self.values.items() if value is not None}
+        return self.base.names() - self.values.keys() | changed
+
+    def copy(self) -> Changes:
+        return Changes(self.base, dict(self.values), dict(self.rows), set(self.loose), set(self.touched))
+
+
+class Driver(Protocol):
+    """Where documents are kept.
+
+    Attributes:
+        name: the place, for messages.
+        history: rows that are written once, in transactions.
+        loose: rows that are written outside them.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def history(self) -> KeyedRows: ...
+
+    @property
+    def loose(self) -> LooseRows: ...
+
+    def present(self) -> AbstractContextManager[View]:
+        """The values that count now, all of one moment."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[Changes]:
+        """Changes that are written when the block ends, durably, all or nothing; when it raises, not at all.
+
+        Raises:
+            LostRace: another process has changed what was read or changed; nothing is written.
+            StateBusy: another process is writing, or has the lease; nothing is written.
+        """
+        ...
+
+    def lease(self) -> bytes | None: ...
+
+    def swap_lease(self, expected: bytes | None, value: bytes) -> bool: ...
+
+    def clock_ms(self) -> int | None: ...
+
+    def close(self) -> None: ...
+
+
+class Documents:
+    """Documents of a driver. Threads may share them.
+
+    Args:
+        driver: where they are kept.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self._lock = RLock()
+        self._inside: int | None = None
+        self._changes: Changes | None = None
+
+    def close(self) -> None:
+        """Let go; closing twice is no error."""
+        self.driver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Write all that is saved inside the block, or, when it raises or the process dies, nothing of it.
+
+        What was saved is durable when the block has ended. Blocks nest: an inner one that raises undoes its own part.
+        One thread at a time is inside.
+        """
+        with self._lock:
+            outer = self._changes
+            if outer is None:
+                with self.driver.transaction() as changes:
+                    self._changes, self._inside = changes, get_ident()
+                    try:
+                        yield
+                    finally:
+                        self._changes = self._inside = None
+                return
+            before = outer.copy()
+            try:
+                yield
+            except BaseException:
+                vars(outer).update(vars(before))
+                raise
+
+    def _read(self, read: Callable[[View], T]) -> T:
+        """Read values of one moment: the transaction's, or the present."""
+        if self._changes is not None and self._inside == get_ident():
+            try:
+                return read(self._changes)
+            except ValueGone:
+                raise lost(self.driver.name) from None
+        for _ in range(ATTEMPTS):
+            with suppress(ValueGone), self.driver.present() as view:
+                return read(view)
+        raise crowded(self.driver.name)
+
+    def _json(self, name: str, default: Any = None) -> Any:
+        """One value; a new object each time."""
+        value = self._read(lambda view: view.value(name))
+        return default if value is None else json.loads(value)
+
+    def _write(self, work: Callable[[], T]) -> T:
+        """Do one change, by itself or as part of the transaction; by itself again if another process came before."""
+        if self._inside == get_ident():
+            return work()
+        for _ in range(ATTEMPTS - 1):
+            with suppress(LostRace), self.transaction():
+                return work()
+        with self.transaction():
+            return work()
+
+    def _save(self, name: str, value: Any) -> None:
+        """Change a value; None removes it, and one that did not change costs no write."""
+        new = None if value is None else packed(value)
+
+        def save() -> None:
+            if new != self._read(lambda view: view.value(name)):
+                self._save_packed(name, new)
+
+        self._write(save)
+
+    def _save_packed(self, name: str, value: bytes | None) -> None:
+        """Change a value that is packed already, inside a transaction."""
+        changes = self._changing()
+        changes.touched.add(name)
+        changes.values[name] = value
+
+    def _put_row(self, key: bytes, value: bytes) -> None:
+        """Write a row of history, inside a transaction."""
+        self._changing().rows[key] = value
+
+    def _delete_row(self, key: bytes) -> None:
+        self._changing().rows[key] = None
+
+    def _row(self, key: bytes) -> bytes | None:
+        return self._rows_of([key]).get(key)
+
+    def _rows_of(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Rows of history that there are, in the order of these keys."""
+        changed = self._changed_rows()
+        found = self.driver.history.get_many([key for key in keys if key not in changed]) if keys else {}
+        found |= {key: value for key in keys if (value := changed.get(key)) is not None}
+        return {key: found[key] for key in keys if key in found}
+
+    def _scan(self, prefix: bytes, start: bytes = b"", *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """Rows of history whose keys begin so, in order, from ``start`` on."""
+        begin, stop, changed = max(prefix, start), after(prefix), self._changed_rows()
+        new = sorted((key, row) for key, row in changed.items() if row is not None and begin <= key < stop)
+        stored = self.driver.history.scan(begin, stop, keys_only=keys_only)
+        return merge(((key, row) for key, row in stored if key not in changed), new)
+
+    def _keys(self, prefix: bytes, start: bytes = b"") -> Iterator[bytes]:
+        return (key for key, _ in self._scan(prefix, start, keys_only=True))
+
+    def _changing(self) -> Changes:
+        if self._changes is None:
+            raise StateError(f"{self.driver.name}: changes are made inside a transaction.")
+        return self._changes
+
+    def _changed_rows(self) -> Mapping[bytes, bytes | None]:
+        if self._changes is None or self._inside != get_ident():
+            return {}
+        return self._changes.rows
+
+
+def packed(value: Any) -> bytes:
+    """A JSON value as it is kept, or one with records in it."""
+    return _JSON.encode(value).encode()
+
+
+def oldest_first(number: int) -> bytes:
+    """A signed 64-bit number as eight bytes that sort as it does."""
+    return (number + 2**63).to_bytes(8, "big")
+
+
+def newest_first(number: int) -> bytes:
+    """A signed 64-bit number as eight bytes that sort the other way round."""
+    return (2**63 - 1 - number).to_bytes(8, "big")
+
+
+def after(prefix: bytes) -> bytes:
+    """The first key after all that begin with a prefix; its last byte must not be 0xff."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def lost(where: str) -> LostRace:
+    """The error for a transaction that read values which are different now."""
+    return LostRace(f"{where} was changed by another process at this moment.", _AGAIN)
+
+
+def crowded(where: str) -> StateBusy:
+    """The error for a transaction that other processes overtook too often."""
+    return StateBusy(f"{where} is being written by other processes all the time.", _AGAIN)

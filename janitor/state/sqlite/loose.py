@@ -1,0 +1,125 @@
+"""Rows that cost no sync, in a plain file beside the state's: what a run announces, how far it is, and that it lives.
+
+A commit of the state costs several syncs, and a sweep of a thousand topics would wait for them longer than for its
+deletes. These rows only have to outlive the process: the deletes they tell of are not synced either until the run's
+end, when the ledger takes over. So each is one line appended to ``running.jsonl``, and the last one of a key counts.
+Only the process that runs writes there.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+
+from tms_core.errors import StateError
+
+FILE_NAME = "running.jsonl"
+#: Bytes of a file that is written anew, and how many times what counts in it.
+_MOST_BYTES, _MOST_TIMES = 1 << 20, 4
+
+
+class LooseFile:
+    """Rows of JSON text by key.
+
+    Args:
+        folder: where the file is; None keeps the rows in memory.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._path = folder and folder / FILE_NAME
+        self._lock = Lock()
+        self._kept = b""
+        self._allowed = _MOST_BYTES
+
+    def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        rows = self._rows() if keys else {}
+        return {key: rows[key] for key in keys if key in rows}
+
+    def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        return ((k, b"" if keys_only else v) for k, v in sorted(self._rows().items()) if start <= k < stop)
+
+    def put(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """Write rows.
+
+        Raises:
+            StateError: they could not be written.
+        """
+        with self._lock:
+            self._append((key, value.decode()) for key, value in rows)
+
+    def delete(self, keys: Iterable[bytes]) -> None:
+        """Delete rows, and the file with the last of them.
+
+        Raises:
+            StateError: they could not be deleted.
+        """
+        with self._lock:
+            rows, gone = self._rows(), set(keys)
+            if rows.keys() <= gone:
+                self._kept = b""
+                with self._border("removed"):
+                    if self._path is not None:
+                        self._path.unlink(missing_ok=True)
+            elif rows.keys() & gone:
+                self._append((key, None) for key in sorted(rows.keys() & gone))
+
+    def _rows(self) -> dict[bytes, bytes]:
+        """What counts; a line that is no row, such as a last one cut short, is left out."""
+        rows: dict[bytes, bytes] = {}
+        for line in self._read().splitlines():
+            try:
+                key, value = json.loads(line)
+                rows[bytes.fromhex(key)] = b"" if value is None else value.encode()
+            except (ValueError, TypeError, AttributeError):
+                continue
+        return {key: value for key, value in rows.items() if value}
+
+    def _read(self) -> bytes:
+        with self._border("read"):
+            try:
+                return self._kept if self._path is None else self._path.read_bytes()
+            except FileNotFoundError:
+                return b""
+
+    def _append(self, rows: Iterable[tuple[bytes, str | None]]) -> None:
+        # On a line of its own even where the one before was cut short.
+        lines = "".join(f"\n{json.dumps([key.hex(), value])}\n" for key, value in rows).encode()
+        if self._path is None:
+            self._kept += lines
+            return
+        with self._border("written"):
+            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                if os.write(handle, lines) < len(lines):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                size = os.fstat(handle).st_size
+            finally:
+                os.close(handle)
+            if size > self._allowed:
+                self._write_anew(self._path)
+
+    def _write_anew(self, path: Path) -> None:
+        """Leave out what does not count any more. This is synced, since what was there may have been on the disk."""
+        lines = "".join(f"{json.dumps([key.hex(), value.decode()])}\n" for key, value in self._rows().items()).encode()
+        new = path.with_suffix(".new")
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+        self._allowed = max(_MOST_BYTES, _MOST_TIMES * len(lines))
+
+    @contextmanager
+    def _border(self, done: str) -> Iterator[None]:
+        """Translates errors of the file into the state's."""
+        try:
+            yield
+        except OSError as error:
+            raise StateError(
+                f"{self._path} cannot be {done}: {error.strerror}.", "Check its rights and the space on its disk."
+            ) from error
