@@ -18,15 +18,15 @@ PAGE = (ROOT / "docs/hbase.md").read_text(encoding="utf-8")
 #: What raises something that only HBase's modules raise.
 KINDS = SPEAKING | {"ConnectionLost", "NotServed", "ScannerLost", "ThriftTimeout", "StoreNotFound", "StoreUnavailable"}
 KINDS |= {"StateBusy", "StateError", "StateUnavailable"}
-#: Says what a command cannot look at.
-COMMANDS = ROOT / "janitor/app/hbase_place.py"
+#: Says what a command cannot look at, and what any state says.
+BESIDE = (ROOT / "janitor/app/hbase_place.py", ROOT / "janitor/state/documents.py")
 
 
 def sources() -> Iterator[ast.Module]:
     for package in ("janitor", "tms_core"):
         for path in sorted((ROOT / package).rglob("hbase/*.py")):
             yield ast.parse(path.read_text(encoding="utf-8"))
-    yield ast.parse(COMMANDS.read_text(encoding="utf-8"))
+    yield from (ast.parse(path.read_text(encoding="utf-8")) for path in BESIDE)
 
 
 def said() -> set[str]:

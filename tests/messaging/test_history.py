@@ -159,7 +159,7 @@ class History(RuleBasedStateMachine):
         try:
             published = self.desk.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
         except BadRequest:
-            assert wanted and tx.pending is None
+            assert (bool(wanted), tx.pending) == (True, None)
             return
         tx.published.append(published)
         tx.pending = False
