@@ -19,7 +19,7 @@ PAGE = (ROOT / "docs/hbase.md").read_text(encoding="utf-8")
 KINDS = SPEAKING | {"ConnectionLost", "NotServed", "ScannerLost", "ThriftTimeout", "StoreNotFound", "StoreUnavailable"}
 KINDS |= {"StateBusy", "StateError", "StateUnavailable"}
 #: Says what a command cannot look at, and what any state says.
-BESIDE = (ROOT / "janitor/app/hbase_place.py", ROOT / "janitor/state/documents.py")
+BESIDE = (ROOT / "janitor/app/hbase_place.py", *sorted((ROOT / "janitor/state").glob("*.py")))
 
 
 def sources() -> Iterator[ast.Module]:
