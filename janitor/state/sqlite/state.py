@@ -68,6 +68,8 @@ class SqliteState(State):
 class SqliteDocuments:
     """The state's documents in a file; arguments and errors as of :class:`SqliteState`."""
 
+    leaf_ids = 1024
+
     def __init__(self, folder: Path | None, busy_seconds: float) -> None:
         self.name = "the state in memory" if folder is None else str(folder / FILE_NAME)
         self.loose = LooseFile(folder)
