@@ -15,9 +15,9 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from heapq import merge
 from itertools import islice, pairwise, zip_longest
 from operator import attrgetter, le, lt, sub
@@ -69,6 +69,17 @@ class IdColumns:
     known: bytearray = field(default_factory=bytearray)
 
     @classmethod
+    def of(cls, records: Sequence[OpenIdRecord]) -> IdColumns:
+        """The columns of records, in their order."""
+        return cls(
+            array("q", [record.pointer for record in records]),
+            array("q", [record.first_seen_ms for record in records]),
+            array("q", [record.scanned_ms or 0 for record in records]),
+            array("q", [record.closed_ms or 0 for record in records]),
+            bytearray([(r.scanned_ms is not None) * _SCANNED + (r.closed_ms is not None) * _CLOSED for r in records]),
+        )
+
+    @classmethod
     def unpack(cls, packed: bytes | None) -> IdColumns:
         """Read them as they are kept: little-endian, 33 bytes an id, compressed."""
         if packed is None:
@@ -92,13 +103,6 @@ class IdColumns:
         self.scanned.append(other.scanned[at])
         self.closed.append(other.closed[at])
         self.known.append(other.known[at])
-
-    def append(self, record: OpenIdRecord) -> None:
-        self.pointers.append(record.pointer)
-        self.seen.append(record.first_seen_ms)
-        self.scanned.append(record.scanned_ms or 0)
-        self.closed.append(record.closed_ms or 0)
-        self.known.append((record.scanned_ms is not None) * _SCANNED + (record.closed_ms is not None) * _CLOSED)
 
     def part(self, begin: int, end: int) -> IdColumns:
         return IdColumns(
@@ -163,7 +167,7 @@ class InvalidIds(Documents):
     """The part of the state that is about invalid transactions."""
 
     #: The leaves last read, and all pointers in them.
-    _known_closed: tuple[list[Leaf], array[int]] | None = None
+    _known_closed: tuple[tuple[Leaf, ...], array[int]] | None = None
 
     def open_ids(self) -> dict[int, OpenIdRecord]:
         """Invalid transactions by write pointer, the closed ones among them.
@@ -248,6 +252,8 @@ class InvalidIds(Documents):
 
     def _change(self, kind: str, added: IdColumns, gone: array[int], before_ms: int | None = None) -> None:
         """Drop ids, or those that were closed before, and put others in their place."""
+        if not added.pointers and not gone:
+            return
         leaves = self._read(partial(_leaves, kind))
         firsts = [leaf.first for leaf in leaves[1:]]
         edges = [
@@ -291,11 +297,9 @@ class InvalidIds(Documents):
         return self._known_closed[1]
 
 
-def _apart(records: Iterable[OpenIdRecord]) -> tuple[IdColumns, IdColumns]:
+def _apart(records: Sequence[OpenIdRecord]) -> tuple[IdColumns, IdColumns]:
     """The open and the closed ones; of those of one pointer the last."""
-    given, opened, closed = IdColumns(), IdColumns(), IdColumns()
-    for record in records:
-        given.append(record)
+    given, opened, closed = IdColumns.of(records), IdColumns(), IdColumns()
     closings = given.known.count(_CLOSED) + given.known.count(_CLOSED | _SCANNED)
     if closings in (0, len(given.pointers)) and all(map(lt, given.pointers, islice(given.pointers, 1, None))):
         # As they are when the janitor meets a store with a million of them.
@@ -319,9 +323,15 @@ def _sorted(pointers: Iterable[int]) -> array[int]:
     return given if all(map(le, given, islice(given, 1, None))) else array("q", sorted(given))
 
 
-def _leaves(kind: str, view: View) -> list[Leaf]:
+def _leaves(kind: str, view: View) -> tuple[Leaf, ...]:
     value = view.value(kind)
-    return [] if value is None else [Leaf(*each) for each in json.loads(value)]
+    return () if value is None else _parsed(value)
+
+
+@lru_cache(maxsize=4)
+def _parsed(value: bytes) -> tuple[Leaf, ...]:
+    """A list of leaves, which may be a thousand: it is the same for hours, and asked for several times a minute."""
+    return tuple(Leaf(*each) for each in json.loads(value))
 
 
 def _name(kind: str, leaf: Leaf) -> str:

@@ -452,7 +452,8 @@ def test_given_a_memory_with_everything_in_it_then_the_page_names_each_value_and
     assert values == {name.partition(".<")[0] for name in named("value")}
     assert {key[:1].decode() for key in rows_of(state) if key != b"root"} == set(named("row") + named("HBase's row"))
     assert f"`{state.driver.name.partition(':')[2]}`" in section
-    assert f"{HBaseDocuments.leaf_ids:,}" in section and f"{SqliteDocuments.leaf_ids:,}" in section
+    assert f"{HBaseDocuments.leaf_ids:,}" in section
+    assert f"{SqliteDocuments.leaf_ids:,}" in section
     assert f"{INLINE_BYTES} bytes" in section
 
 
