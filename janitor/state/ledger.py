@@ -180,7 +180,8 @@ class RecordedLedger(Documents):
 def entry_row(entry: LedgerEntry) -> list[Any]:
     """An entry as JSON values, first those that its key under the topic tells."""
     run_id, at_ms, topic, generation, table, rule, start, stop, *rest = row_of(entry)
-    keys = _short(start, topic.prefix), _short(stop, topic.prefix)
+    prefix = topic.prefix
+    keys = _short(start, prefix), _short(stop, prefix)
     return [topic.namespace, topic.topic, generation, run_id, at_ms, table, rule, *keys, *rest]
 
 
@@ -188,7 +189,8 @@ def entry_of(row: Sequence[Any]) -> LedgerEntry:
     """An entry from JSON values."""
     namespace, topic, generation, run_id, at_ms, table, rule, start, stop, *rest = row
     name = TopicId(namespace, topic)
-    keys = _long(start, name.prefix), _long(stop, name.prefix)
+    prefix = name.prefix
+    keys = _long(start, prefix), _long(stop, prefix)
     return LedgerEntry(run_id, at_ms, name, generation, table, rule, *keys, *rest)
 
 
