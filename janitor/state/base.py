@@ -228,7 +228,8 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
                 rows[key] = () if record is None else (*key, *row_of(record))
             self._save(name, [row for _, row in sorted(rows.items()) if row] or None)
 
-        self._write(save)
+        if changed:
+            self._write(save)
 
 
 def _frontier(

@@ -36,7 +36,7 @@ class ValueGone(Exception):
 
 
 class View(Protocol):
-    """The values of one moment, as bytes: JSON, or what begins with ``ids.``."""
+    """The values of one moment, as bytes: JSON, or columns of ids."""
 
     def value(self, name: str) -> bytes | None:
         """A value; None without one.
@@ -116,10 +116,14 @@ class Driver(Protocol):
         name: the place, for messages.
         history: rows that are written once, in transactions.
         loose: rows that are written outside them.
+        leaf_ids: how many invalid transactions a value holds at most; every commit writes the list of these values.
     """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def leaf_ids(self) -> int: ...
 
     @property
     def history(self) -> KeyedRows: ...

@@ -1,10 +1,10 @@
 """What the state keeps of invalid transactions.
 
 There may be a million of them, of which all but a few are closed, and a daemon asks every minute. So they are columns
-of 64-bit numbers and never objects of their own: open ones one value, closed ones leaves of some ten thousand in order
-of pointer, of which a change rewrites those it falls into. What is asked of all closed ones, whether they count by a
-certain clock and window, is told by the list of leaves, and the pointers are kept until that list is another: a leaf
-that is rewritten gets a new name.
+of 64-bit numbers and never objects of their own, but for those of one batch. Open ones and closed ones have leaves of
+some thousand in order of pointer each, of which a change rewrites those it falls into. What is asked of all closed
+ones, whether they count by a certain clock and window, is told by the list of leaves, and the pointers are kept until
+that list is another: a leaf that is rewritten gets a new name.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from __future__ import annotations
 import json
 import secrets
 import sys
+import zlib
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from heapq import merge
 from itertools import islice, pairwise, zip_longest
-from operator import attrgetter, lt
+from operator import attrgetter, le, lt, sub
+from threading import get_ident
 from typing import NamedTuple
 
 from janitor.state.documents import Documents, View
 from janitor.state.records import KnownIds, OpenIdRecord, is_among
 from tms_core.transaction.model import transaction_ms
 
-#: Ids in a leaf, at most: half a megabyte as numbers.
-LEAF_IDS = 16_384
-_OPEN = "ids.open"
-#: The list of leaves.
-_LEAVES = "ids"
+#: Ids that are changed at once, at most: half a megabyte as numbers.
+BATCH_IDS = 16_384
+#: The lists of leaves; a leaf's name begins so too.
+_OPEN, _CLOSED_IDS = "ids.open", "ids.closed"
 #: Bits of a leaf's random number.
 _NUMBER_BITS = 53
 #: What is known of an id.
@@ -42,19 +43,15 @@ class Leaf(NamedTuple):
 
     Attributes:
         number: its name is made of this; random, so that no two leaves ever have the same.
-        first: it holds closed ids from this pointer on, up to the next leaf's; the first leaf also lower ones.
-        latest_scan_ms: when the last of the passes began that closed its ids.
-        window_ms: they are closed for every window up to this.
+        first: it holds ids from this pointer on, up to the next leaf's; the first leaf also lower ones.
+        latest_scan_ms: when the last of the passes began that searched for its ids.
+        window_ms: where they are closed, they are so for every window up to this.
     """
 
     number: int
     first: int
     latest_scan_ms: int
     window_ms: int
-
-    @property
-    def name(self) -> str:
-        return f"ids.closed.{self.number}"
 
 
 def _numbers() -> array[int]:
@@ -72,11 +69,23 @@ class IdColumns:
     known: bytearray = field(default_factory=bytearray)
 
     @classmethod
+    def of(cls, records: Sequence[OpenIdRecord]) -> IdColumns:
+        """The columns of records, in their order."""
+        return cls(
+            array("q", [record.pointer for record in records]),
+            array("q", [record.first_seen_ms for record in records]),
+            array("q", [record.scanned_ms or 0 for record in records]),
+            array("q", [record.closed_ms or 0 for record in records]),
+            bytearray([(r.scanned_ms is not None) * _SCANNED + (r.closed_ms is not None) * _CLOSED for r in records]),
+        )
+
+    @classmethod
     def unpack(cls, packed: bytes | None) -> IdColumns:
-        """Read them as they are kept: little-endian, 33 bytes an id."""
-        size = len(packed or b"") // 33 * 8
-        if not packed or not size:
+        """Read them as they are kept: little-endian, 33 bytes an id, compressed."""
+        if packed is None:
             return cls()
+        packed = zlib.decompress(packed)
+        size = len(packed) // 33 * 8
         pointers, seen, scanned, closed = (
             _swapped(array("q", packed[at : at + size])) for at in range(0, 4 * size, size)
         )
@@ -85,7 +94,7 @@ class IdColumns:
     def pack(self) -> bytes:
         """The columns as they are kept."""
         numbers = (self.pointers, self.seen, self.scanned, self.closed)
-        return b"".join([*(_swapped(column) for column in numbers), self.known])
+        return zlib.compress(b"".join([*(_swapped(column) for column in numbers), self.known]), 1)
 
     def take(self, other: IdColumns, at: int) -> None:
         """Add one of the others behind the last."""
@@ -94,13 +103,6 @@ class IdColumns:
         self.scanned.append(other.scanned[at])
         self.closed.append(other.closed[at])
         self.known.append(other.known[at])
-
-    def append(self, record: OpenIdRecord) -> None:
-        self.pointers.append(record.pointer)
-        self.seen.append(record.first_seen_ms)
-        self.scanned.append(record.scanned_ms or 0)
-        self.closed.append(record.closed_ms or 0)
-        self.known.append((record.scanned_ms is not None) * _SCANNED + (record.closed_ms is not None) * _CLOSED)
 
     def part(self, begin: int, end: int) -> IdColumns:
         return IdColumns(
@@ -122,6 +124,8 @@ class IdColumns:
     def without(self, pointers: array[int], before_ms: int | None = None) -> IdColumns:
         """Those that are not among the pointers, and, unless it is None, those that were not closed before."""
         left, begin = IdColumns(), 0
+        if before_ms is None and self.pointers == pointers:
+            return left
         for pointer in pointers:
             at = bisect_left(self.pointers, pointer, begin)
             if at == len(self.pointers):
@@ -163,7 +167,7 @@ class InvalidIds(Documents):
     """The part of the state that is about invalid transactions."""
 
     #: The leaves last read, and all pointers in them.
-    _known_closed: tuple[list[Leaf], array[int]] | None = None
+    _known_closed: tuple[tuple[Leaf, ...], array[int]] | None = None
 
     def open_ids(self) -> dict[int, OpenIdRecord]:
         """Invalid transactions by write pointer, the closed ones among them.
@@ -172,8 +176,7 @@ class InvalidIds(Documents):
         """
 
         def read(view: View) -> dict[int, OpenIdRecord]:
-            stored = [_open(view), *(_leaf(leaf, view) for leaf in _leaves(view))]
-            return _by_pointer(record for columns in stored for record in columns)
+            return _by_pointer(record for kind in (_OPEN, _CLOSED_IDS) for ids in _all(kind, view) for record in ids)
 
         return self._read(read)
 
@@ -189,12 +192,15 @@ class InvalidIds(Documents):
         """
 
         def read(view: View) -> KnownIds:
-            closed, open_ids = self._closed_pointers(view), list(_open(view))
-            unsure = [leaf for leaf in _leaves(view) if leaf.latest_scan_ms > now_ms or leaf.window_ms < window_ms]
+            closed, open_ids = self._closed_pointers(view), [record for ids in _all(_OPEN, view) for record in ids]
+            leaves = _leaves(_CLOSED_IDS, view)
+            unsure = [leaf for leaf in leaves if leaf.latest_scan_ms > now_ms or leaf.window_ms < window_ms]
             if not unsure:
                 return KnownIds({record.pointer: record for record in open_ids}, closed)
             for leaf in unsure:
-                open_ids += [record for record in _leaf(leaf, view) if not _counts(record, now_ms, window_ms)]
+                open_ids += [
+                    record for record in _leaf(_CLOSED_IDS, leaf, view) if not _counts(record, now_ms, window_ms)
+                ]
             found = _by_pointer(open_ids)
             return KnownIds(found, array("q", (pointer for pointer in closed if pointer not in found)))
 
@@ -202,38 +208,53 @@ class InvalidIds(Documents):
 
     def lowest_open(self, limit: int) -> tuple[int, list[OpenIdRecord]]:
         """How many ids no thorough pass has closed, and the lowest ``limit`` of them."""
-        found = self._read(_open)
-        return len(found.pointers), list(found.part(0, limit))
+
+        def read(view: View) -> tuple[int, list[OpenIdRecord]]:
+            number, lowest = 0, list[OpenIdRecord]()
+            for ids in _all(_OPEN, view):
+                lowest += ids.part(0, max(0, limit - number))
+                number += len(ids.pointers)
+            return number, lowest
+
+        return self._read(read)
 
     def save_open_ids(self, records: Iterable[OpenIdRecord]) -> None:
         """Remember these; a record that did not change costs no write, and those of other pointers stay."""
-        opened, closed = _apart(records)
-        self._write(lambda: self._change_ids(opened, closed, array("q")))
+        batches: Iterable[tuple[IdColumns, IdColumns]] = map(_apart, _batches(records))
+        if self._inside != get_ident():
+            # It may have to be done again.
+            batches = list(batches)
+
+        def save() -> None:
+            for opened, closed in batches:
+                self._change_ids(opened, closed, array("q"))
+
+        self._write(save)
 
     def forget_open_ids(self, pointers: Iterable[int]) -> None:
         """Drop pointers that left the invalid list; unknown ones are no error."""
-        gone = array("q", sorted(pointers))
+        gone = _sorted(pointers)
         self._write(lambda: self._change_ids(IdColumns(), IdColumns(), gone))
 
     def forget_closed_ids(self, pointers: Iterable[int], before_ms: int) -> None:
         """Drop those of these pointers that were closed before; others, and unknown ones, are no error."""
-        gone = array("q", sorted(pointers))
-        self._write(lambda: self._change_closed(IdColumns(), gone, before_ms))
+        gone = _sorted(pointers)
+        self._write(lambda: self._change(_CLOSED_IDS, IdColumns(), gone, before_ms))
 
     def _change_ids(self, opened: IdColumns, closed: IdColumns, gone: array[int]) -> None:
         """Put open and closed ids in their place, in which other ones of the same pointer are, and drop others."""
         pointers = array("q", merge(opened.pointers, closed.pointers, gone))
-        present = self._read(_open)
-        new = present.without(pointers).merged(opened)
-        if new != present:
-            self._save_packed(_OPEN, new.pack() if new.pointers else None)
-        known = self._read(self._closed_pointers)
-        if closed.pointers or known:
-            self._change_closed(closed, array("q", (pointer for pointer in pointers if is_among(known, pointer))))
+        self._change(_OPEN, opened, pointers)
+        if not closed.pointers:
+            known = self._read(self._closed_pointers)
+            pointers = array("q", (pointer for pointer in pointers if is_among(known, pointer)) if known else ())
+        self._change(_CLOSED_IDS, closed, pointers)
 
-    def _change_closed(self, added: IdColumns, gone: array[int], before_ms: int | None = None) -> None:
-        """Drop closed ids, those that were closed before, and put others in their place."""
-        leaves = self._read(_leaves)
+    def _change(self, kind: str, added: IdColumns, gone: array[int], before_ms: int | None = None) -> None:
+        """Drop ids, or those that were closed before, and put others in their place."""
+        if not added.pointers and not gone:
+            return
+        leaves = self._read(partial(_leaves, kind))
         firsts = [leaf.first for leaf in leaves[1:]]
         edges = [
             pairwise([0, *(bisect_left(pointers, first) for first in firsts), len(pointers)])
@@ -241,45 +262,44 @@ class InvalidIds(Documents):
         ]
         concerned: list[Leaf | None] = [*leaves] or [None]
         kept: list[Leaf] = []
+        most = self.driver.leaf_ids
         for leaf, (begin, end), (first_gone, end_gone) in zip(concerned, *edges, strict=True):
             if begin == end and first_gone == end_gone:
                 kept += [leaf] if leaf else []
                 continue
-            present = IdColumns() if leaf is None else self._read(partial(_leaf, leaf))
+            present = IdColumns() if leaf is None else self._read(partial(_leaf, kind, leaf))
             new = present.without(gone[first_gone:end_gone], before_ms).merged(added.part(begin, end))
             if leaf is not None and new == present:
                 kept.append(leaf)
                 continue
             if leaf is not None:
-                self._save_packed(leaf.name, None)
-            kept += [self._save_leaf(new.part(at, at + LEAF_IDS)) for at in range(0, len(new.pointers), LEAF_IDS)]
-        self._save(_LEAVES, kept or None)
+                self._save_packed(_name(kind, leaf), None)
+            kept += [self._save_leaf(kind, new.part(at, at + most)) for at in range(0, len(new.pointers), most)]
+        self._save(kind, kept or None)
 
-    def _save_leaf(self, ids: IdColumns) -> Leaf:
+    def _save_leaf(self, kind: str, ids: IdColumns) -> Leaf:
+        searched = ids.known.count(_SCANNED) + ids.known.count(_SCANNED | _CLOSED)
         # Where one was never searched for, no window has ended for all.
-        windows = (
-            scanned - transaction_ms(pointer) if known & _SCANNED else -1
-            for pointer, scanned, known in zip(ids.pointers, ids.scanned, ids.known, strict=True)
-        )
-        leaf = Leaf(secrets.randbits(_NUMBER_BITS), ids.pointers[0], max(0, *ids.scanned), min(windows))
-        self._save_packed(leaf.name, ids.pack())
+        window_ms = -1
+        if searched == len(ids.known):
+            window_ms = min(map(sub, ids.scanned, map(transaction_ms, ids.pointers)))
+        leaf = Leaf(secrets.randbits(_NUMBER_BITS), ids.pointers[0], max(0, *ids.scanned), window_ms)
+        self._save_packed(_name(kind, leaf), ids.pack())
         return leaf
 
     def _closed_pointers(self, view: View) -> array[int]:
-        leaves = _leaves(view)
+        leaves = _leaves(_CLOSED_IDS, view)
         if self._known_closed is None or self._known_closed[0] != leaves:
             pointers = array("q")
-            for leaf in leaves:
-                pointers += _leaf(leaf, view).pointers
+            for ids in _all(_CLOSED_IDS, view):
+                pointers += ids.pointers
             self._known_closed = leaves, pointers
         return self._known_closed[1]
 
 
-def _apart(records: Iterable[OpenIdRecord]) -> tuple[IdColumns, IdColumns]:
+def _apart(records: Sequence[OpenIdRecord]) -> tuple[IdColumns, IdColumns]:
     """The open and the closed ones; of those of one pointer the last."""
-    given, opened, closed = IdColumns(), IdColumns(), IdColumns()
-    for record in records:
-        given.append(record)
+    given, opened, closed = IdColumns.of(records), IdColumns(), IdColumns()
     closings = given.known.count(_CLOSED) + given.known.count(_CLOSED | _SCANNED)
     if closings in (0, len(given.pointers)) and all(map(lt, given.pointers, islice(given.pointers, 1, None))):
         # As they are when the janitor meets a store with a million of them.
@@ -291,17 +311,40 @@ def _apart(records: Iterable[OpenIdRecord]) -> tuple[IdColumns, IdColumns]:
     return opened, closed
 
 
-def _leaves(view: View) -> list[Leaf]:
-    value = view.value(_LEAVES)
-    return [] if value is None else [Leaf(*each) for each in json.loads(value)]
+def _batches(records: Iterable[OpenIdRecord]) -> Iterator[list[OpenIdRecord]]:
+    rest = iter(records)
+    while batch := list(islice(rest, BATCH_IDS)):
+        yield batch
 
 
-def _leaf(leaf: Leaf, view: View) -> IdColumns:
-    return IdColumns.unpack(view.value(leaf.name))
+def _sorted(pointers: Iterable[int]) -> array[int]:
+    """Pointers in order; those that are so already are no objects, since there may be a million."""
+    given = array("q", pointers)
+    return given if all(map(le, given, islice(given, 1, None))) else array("q", sorted(given))
 
 
-def _open(view: View) -> IdColumns:
-    return IdColumns.unpack(view.value(_OPEN))
+def _leaves(kind: str, view: View) -> tuple[Leaf, ...]:
+    value = view.value(kind)
+    return () if value is None else _parsed(value)
+
+
+@lru_cache(maxsize=4)
+def _parsed(value: bytes) -> tuple[Leaf, ...]:
+    """A list of leaves, which may be a thousand: it is the same for hours, and asked for several times a minute."""
+    return tuple(Leaf(*each) for each in json.loads(value))
+
+
+def _name(kind: str, leaf: Leaf) -> str:
+    return f"{kind}.{leaf.number}"
+
+
+def _leaf(kind: str, leaf: Leaf, view: View) -> IdColumns:
+    return IdColumns.unpack(view.value(_name(kind, leaf)))
+
+
+def _all(kind: str, view: View) -> Iterator[IdColumns]:
+    """The leaves, in order of pointer."""
+    return (_leaf(kind, leaf, view) for leaf in _leaves(kind, view))
 
 
 def _by_pointer(records: Iterable[OpenIdRecord]) -> dict[int, OpenIdRecord]:

@@ -12,7 +12,7 @@ import json
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 from janitor.state.documents import Documents, newest_first, oldest_first, packed
@@ -24,6 +24,10 @@ PAGE, BY_TOPIC, BY_RUN = b"l", b"t", b"i"
 #: Entries of a page, at most: some tens of kilobytes as they are stored.
 PAGE_ENTRIES = 500
 _TOKEN_BYTES = 6
+#: Where a numbered entry's row has these.
+_RUN_ID, _AT_MS = 4, 5
+#: What a key in hex begins with that lacks its topic.
+_OF_TOPIC = "+"
 _NOTHING = {"next": 1, "since_ms": None}
 
 
@@ -56,11 +60,6 @@ class LedgerPage(NamedTuple):
         return numbers + self.entries.to_bytes(2, "big") + self.token
 
 
-class _Numbered(NamedTuple):
-    number: int
-    entry: LedgerEntry
-
-
 class RecordedLedger(Documents):
     """The part of the state that is the ledger."""
 
@@ -70,14 +69,9 @@ class RecordedLedger(Documents):
 
         def add() -> None:
             told = self._json("ledger", _NOTHING)
-            numbered = [_Numbered(number, entry) for number, entry in enumerate(added, told["next"])]
-            for begin in range(0, len(numbered), PAGE_ENTRIES):
-                token = secrets.token_bytes(_TOKEN_BYTES)
-                page = numbered[begin : begin + PAGE_ENTRIES]
-                rows = [packed(entry_row(each.entry)) for each in page]
-                self._put_page(page, rows, token)
-                for each, row in zip(page, rows, strict=True):
-                    self._put_row(_topic_key(each, token), row)
+            rows = [[number, *entry_row(entry)] for number, entry in enumerate(added, told["next"])]
+            for begin in range(0, len(rows), PAGE_ENTRIES):
+                self._put_page(rows[begin : begin + PAGE_ENTRIES])
             self._save("ledger", {**told, "next": told["next"] + len(added)})
 
         if added:
@@ -105,16 +99,15 @@ class RecordedLedger(Documents):
         elif topic is not None:
             found = (entry for entry in self._of_topic(topic) if key is None or entry.start <= key < entry.stop)
         else:
-            pages = (_numbered(value) for _, value in self._scan(PAGE))
-            found = (each.entry for page in pages for each in reversed(page))
+            pages = (_rows(value) for _, value in self._scan(PAGE))
+            found = (entry_of(row[1:]) for page in pages for row in reversed(page))
         fitting = (entry for entry in found if not patterns or _fits(str(entry.topic), patterns))
         return list(islice(fitting, limit))
 
     def ledger_generations(self, topic: TopicId) -> list[int]:
         """Of which generations of a topic the ledger has entries, in order."""
         prefix = BY_TOPIC + topic.prefix
-        at = len(prefix) + 8
-        return sorted({int.from_bytes(key[at : at + 8], "big") - 2**63 for key in self._keys(prefix)})
+        return sorted({_generation(key, prefix) for key in self._keys(prefix)})
 
     def ledger_since_ms(self) -> int | None:
         """From when on no entry was forgotten, as far as those that are left tell; None when they tell of none."""
@@ -133,71 +126,92 @@ class RecordedLedger(Documents):
                 oldest = page
                 continue
             present = self._entries(page)
-            young = [each for each in present if each.entry.at_ms >= before_ms]
+            young = [row for row in present if row[_AT_MS] >= before_ms]
             left = young[max(0, len(young) - keep) :]
             keep -= len(left)
             forgotten += len(present) - len(left)
-            oldest = self._shrink(page, present, left) or oldest
+            for key in self._keys_of(page, present):
+                self._delete_row(key)
+            if left:
+                oldest = self._put_page(left)
         if forgotten:
             told = self._json("ledger", _NOTHING)
-            self._save("ledger", {**told, "since_ms": self._entries(oldest)[0].entry.at_ms if oldest else None})
+            since_ms = self._entries(oldest)[0][_AT_MS] if oldest else None
+            self._save("ledger", {**told, "since_ms": since_ms})
         return forgotten
 
-    def _shrink(self, page: LedgerPage, present: list[_Numbered], left: list[_Numbered]) -> LedgerPage | None:
-        """Keep only these entries of a page."""
-        for run_id in {each.entry.run_id for each in present}:
-            self._delete_row(_run_prefix(run_id) + page.tail)
-        kept = {each.number for each in left}
-        for each in present:
-            if each.number not in kept:
-                self._delete_row(_topic_key(each, page.token))
-        self._delete_row(PAGE + page.tail)
-        return self._put_page(left, [packed(entry_row(each.entry)) for each in left], page.token) if left else None
-
-    def _put_page(self, numbered: list[_Numbered], rows: list[bytes], token: bytes) -> LedgerPage:
-        earliest_ms = min(each.entry.at_ms for each in numbered)
-        page = LedgerPage(numbered[0].number, earliest_ms, len(numbered), token)
-        # Each row as it is packed already, with its number before it.
-        parts = (b"[%d,%b" % (each.number, row[1:]) for each, row in zip(numbered, rows, strict=True))
-        self._put_row(PAGE + page.tail, b"[%b]" % b",".join(parts))
-        for run_id in {each.entry.run_id for each in numbered}:
-            self._put_row(_run_prefix(run_id) + page.tail, b"")
+    def _put_page(self, rows: list[list[Any]]) -> LedgerPage:
+        """Write a page of numbered entries, each also under its topic."""
+        earliest_ms = min(row[_AT_MS] for row in rows)
+        page = LedgerPage(rows[0][0], earliest_ms, len(rows), secrets.token_bytes(_TOKEN_BYTES))
+        own, *of_topics = self._keys_of(page, rows)
+        # Each is packed once: what its key under the topic does not tell.
+        parts = [packed(row[_RUN_ID:]) for row in rows]
+        self._put_row(own, b"[%b,[%b]]" % (packed([row[:_RUN_ID] for row in rows]), b",".join(parts)))
+        for key, part in zip_longest(of_topics, parts, fillvalue=b""):
+            self._put_row(key, part)
         return page
+
+    def _keys_of(self, page: LedgerPage, rows: list[list[Any]]) -> Iterator[bytes]:
+        """Keys of a page, of its entries under their topics, and under its runs."""
+        yield PAGE + page.tail
+        for number, namespace, topic, generation, *_ in rows:
+            prefix = TopicId(namespace, topic).prefix
+            yield BY_TOPIC + prefix + newest_first(number) + oldest_first(generation) + page.token
+        for run_id in {row[_RUN_ID] for row in rows}:
+            yield _run_prefix(run_id) + page.tail
 
     def _of_run(self, run_id: str) -> Iterator[LedgerEntry]:
         prefix = _run_prefix(run_id)
         for key in self._keys(prefix):
-            yield from (each.entry for each in reversed(self._entries(LedgerPage.parse(key[len(prefix) :]))))
+            yield from (entry_of(row[1:]) for row in reversed(self._entries(LedgerPage.parse(key[len(prefix) :]))))
 
     def _of_topic(self, topic: TopicId) -> Iterator[LedgerEntry]:
-        return (entry_of(json.loads(value)) for _, value in self._scan(BY_TOPIC + topic.prefix))
+        prefix = BY_TOPIC + topic.prefix
+        for key, value in self._scan(prefix):
+            yield entry_of([topic.namespace, topic.topic, _generation(key, prefix), *json.loads(value)])
 
-    def _entries(self, page: LedgerPage) -> list[_Numbered]:
-        """Oldest first; none of a page that another process has just forgotten."""
+    def _entries(self, page: LedgerPage) -> list[list[Any]]:
+        """Rows of a page, oldest first; none of a page that another process has just forgotten."""
         value = self._row(PAGE + page.tail)
-        return [] if value is None else _numbered(value)
+        return [] if value is None else _rows(value)
 
 
 def entry_row(entry: LedgerEntry) -> list[Any]:
-    """An entry as JSON values."""
-    run_id, at_ms, topic, *rest = row_of(entry)
-    return [run_id, at_ms, topic.namespace, topic.topic, *rest]
+    """An entry as JSON values, first those that its key under the topic tells."""
+    run_id, at_ms, topic, generation, table, rule, start, stop, *rest = row_of(entry)
+    prefix = topic.prefix
+    keys = _short(start, prefix), _short(stop, prefix)
+    return [topic.namespace, topic.topic, generation, run_id, at_ms, table, rule, *keys, *rest]
 
 
 def entry_of(row: Sequence[Any]) -> LedgerEntry:
     """An entry from JSON values."""
-    run_id, at_ms, namespace, topic, generation, table, rule, start, stop, *rest = row
+    namespace, topic, generation, run_id, at_ms, table, rule, start, stop, *rest = row
     name = TopicId(namespace, topic)
-    return LedgerEntry(run_id, at_ms, name, generation, table, rule, bytes.fromhex(start), bytes.fromhex(stop), *rest)
+    prefix = name.prefix
+    keys = _long(start, prefix), _long(stop, prefix)
+    return LedgerEntry(run_id, at_ms, name, generation, table, rule, *keys, *rest)
 
 
-def _numbered(value: bytes) -> list[_Numbered]:
-    return [_Numbered(number, entry_of(columns)) for number, *columns in json.loads(value)]
+def _short(key: bytes, prefix: bytes) -> str:
+    """A key in hex, of one of the topic only what comes after the topic."""
+    return _OF_TOPIC + key[len(prefix) :].hex() if key.startswith(prefix) else key.hex()
 
 
-def _topic_key(each: _Numbered, token: bytes) -> bytes:
-    generation = oldest_first(each.entry.generation)
-    return BY_TOPIC + each.entry.topic.prefix + newest_first(each.number) + generation + token
+def _long(text: str, prefix: bytes) -> bytes:
+    return prefix + bytes.fromhex(text[1:]) if text.startswith(_OF_TOPIC) else bytes.fromhex(text)
+
+
+def _rows(value: bytes) -> list[list[Any]]:
+    """The numbered entries of a page."""
+    heads, parts = json.loads(value)
+    return [head + part for head, part in zip(heads, parts, strict=True)]
+
+
+def _generation(key: bytes, prefix: bytes) -> int:
+    at = len(prefix) + 8
+    return int.from_bytes(key[at : at + 8], "big") - 2**63
 
 
 def _run_prefix(run_id: str) -> bytes:

@@ -14,10 +14,9 @@ from typing import Any
 import happybase
 import pytest
 
-from janitor.state.hbase.commit import BLOCK
+from janitor.state.hbase.commit import BLOCK, HBaseDocuments
 from janitor.state.hbase.root import INLINE_BYTES
 from janitor.state.hbase.state import HBaseState
-from janitor.state.ids import LEAF_IDS
 from janitor.state.records import (
     Claim,
     ClockAnchor,
@@ -31,6 +30,7 @@ from janitor.state.records import (
     Strikes,
     TopicCount,
 )
+from janitor.state.sqlite.state import SqliteDocuments
 from tests.builders import DAY, LIFETIME, janitor
 from tests.hbase.server import HBaseServer
 from tests.janitor.state.entries import TOPIC, entry
@@ -446,11 +446,14 @@ def test_given_a_memory_with_everything_in_it_then_the_page_names_each_value_and
     packed = state.driver.table.get(b"root")
     assert packed is not None
     assert {f"`{name}`" for name in json.loads(packed)} <= set(section.partition("`root` is")[2].split())
-    values = {re.sub(r"^(note|ids\.closed)\..*", r"\1", name) for name in state._read(lambda view: view.names())}
+    values = {
+        re.sub(r"^(note|ids\.open|ids\.closed)\..*", r"\1", name) for name in state._read(lambda view: view.names())
+    }
     assert values == {name.partition(".<")[0] for name in named("value")}
     assert {key[:1].decode() for key in rows_of(state) if key != b"root"} == set(named("row") + named("HBase's row"))
     assert f"`{state.driver.name.partition(':')[2]}`" in section
-    assert f"{LEAF_IDS:,}" in section
+    assert f"{HBaseDocuments.leaf_ids:,}" in section
+    assert f"{SqliteDocuments.leaf_ids:,}" in section
     assert f"{INLINE_BYTES} bytes" in section
 
 

@@ -62,6 +62,9 @@ class HBaseDocuments:
         table: where they are.
     """
 
+    #: Many, since the root names them all.
+    leaf_ids = 16_384
+
     def __init__(self, table: JanitorTable) -> None:
         self.table = self.loose = table
         self.name = table.name
@@ -120,7 +123,11 @@ class HBaseDocuments:
         return Root.parse(self.table.get(ROOT), self.name)
 
     def _present(self) -> Committed:
-        return Committed(self.root(), self._load)
+        root = self.root()
+        for name in list(self._read):
+            if name not in root.blocks:
+                self._read.pop(name, None)
+        return Committed(root, self._load)
 
     def _load(self, name: str, keys: Sequence[str]) -> bytes:
         known, stored = self._read.get(name, ((), b""))

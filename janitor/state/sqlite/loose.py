@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -37,11 +37,15 @@ class LooseFile:
         self._allowed = _MOST_BYTES
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        rows = self._rows() if keys else {}
+        wanted = {key.hex().encode() for key in keys}
+        rows = self._rows(wanted.__contains__) if keys else {}
         return {key: rows[key] for key in keys if key in rows}
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        return ((k, b"" if keys_only else v) for k, v in sorted(self._rows().items()) if start <= k < stop)
+        # As keys are in order, so are they in hex.
+        first, end = start.hex().encode(), stop.hex().encode()
+        rows = self._rows(lambda key: first <= key < end)
+        return ((key, b"" if keys_only else rows[key]) for key in sorted(rows))
 
     def put(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Write rows.
@@ -68,10 +72,16 @@ class LooseFile:
             elif rows.keys() & gone:
                 self._append((key, None) for key in sorted(rows.keys() & gone))
 
-    def _rows(self) -> dict[bytes, bytes]:
-        """What counts; a line that is no row, such as a last one cut short, is left out."""
+    def _rows(self, wanted: Callable[[bytes], bool] = bool) -> dict[bytes, bytes]:
+        """What counts; a line that is no row, such as a last one cut short, is left out.
+
+        Args:
+            wanted: tells of a key in hex whether its row is asked for; the others' values are not looked at.
+        """
         rows: dict[bytes, bytes] = {}
         for line in self._read().splitlines():
+            if not wanted(line[2 : line.find(b'"', 2)]):
+                continue
             try:
                 key, value = json.loads(line)
                 rows[bytes.fromhex(key)] = b"" if value is None else value.encode()

@@ -68,6 +68,8 @@ class SqliteState(State):
 class SqliteDocuments:
     """The state's documents in a file; arguments and errors as of :class:`SqliteState`."""
 
+    leaf_ids = 1024
+
     def __init__(self, folder: Path | None, busy_seconds: float) -> None:
         self.name = "the state in memory" if folder is None else str(folder / FILE_NAME)
         self.loose = LooseFile(folder)
@@ -162,8 +164,10 @@ class SqliteDocuments:
 
     def _write(self, put: str, delete: str, rows: Mapping[Any, bytes | None]) -> None:
         """Write rows, and remove those whose value is None."""
-        self.connection.executemany(put, ((key, value) for key, value in rows.items() if value is not None))
-        self.connection.executemany(delete, ((key,) for key, value in rows.items() if value is None))
+        # In order of key, so that SQLite comes to each of its pages once.
+        keys = sorted(rows)
+        self.connection.executemany(put, ((key, rows[key]) for key in keys if rows[key] is not None))
+        self.connection.executemany(delete, ((key,) for key in keys if rows[key] is None))
 
     @contextmanager
     def _begun(self, kind: str) -> Iterator[None]:

@@ -187,7 +187,7 @@ def test_given_any_changes_in_leaves_of_three_then_every_memory_knows_what_a_pla
     kind: Memories, made: Sequence[Callable[[State | Model], None]], now_ms: int, window_ms: int
 ) -> None:
     model = Model()
-    with patch("janitor.state.ids.LEAF_IDS", 3), kind.new() as state:
+    with patch("janitor.state.ids.BATCH_IDS", 4), kind.new() as state, patch.object(state.driver, "leaf_ids", 3):
         for change in made:
             change(state)
             change(model)
