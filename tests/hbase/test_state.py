@@ -370,9 +370,14 @@ def test_given_no_table_and_nobody_to_make_it_when_opened_then_the_command_is_na
     assert "create 'nowhere:tms.janitor', {NAME => 'd'" in caught.value.hint
 
 
-def test_given_a_newer_layout_or_a_foreign_root_when_opened_then_it_is_refused_and_stays(again: Open) -> None:
+def test_given_another_layout_or_a_foreign_root_when_opened_then_it_is_refused_and_stays(again: Open) -> None:
     state = again()
-    for there, said in ((b'{"layout":2}', "newer janitor"), (b"[]", "cannot be read"), (b"\xff", "cannot be read")):
+    for there, said in (
+        (b'{"layout":3}', "newer janitor"),
+        (b'{"layout":1}', "no released janitor"),
+        (b"[]", "cannot be read"),
+        (b"\xff", "cannot be read"),
+    ):
         assert state.driver.table.swap(b"root", state.driver.table.get(b"root") or b"", there)[0]
         with pytest.raises(StateError, match=said):
             again()

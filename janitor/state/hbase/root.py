@@ -18,7 +18,7 @@ from typing import Any
 
 from tms_core.errors import StateError
 
-LAYOUT = 1
+LAYOUT = 2
 #: Packed values up to this many bytes are in the root itself.
 INLINE_BYTES = 256
 #: How many commits back the root can tell whether a certain one was among them.
@@ -53,7 +53,7 @@ class Root:
             where: the table, for messages.
 
         Raises:
-            StateError: it is not one of ours, or a newer janitor's.
+            StateError: it is not one of ours, or has another layout.
         """
         if packed is None:
             return cls()
@@ -63,6 +63,11 @@ class Root:
                 raise StateError(
                     f"{where} was written by a newer janitor (layout {found['layout']}; this one knows {LAYOUT}).",
                     "Use that version.",
+                )
+            if found["layout"] != LAYOUT:
+                raise StateError(
+                    f"{where} has layout {found['layout']}, which no released janitor wrote (this one knows {LAYOUT}).",
+                    "Drop the table; the janitor then deletes nothing until the store is adopted.",
                 )
             blocks = {name: tuple(keys) for name, keys in found["blocks"].items()}
             lease = found["lease"]
