@@ -24,7 +24,7 @@ from tms_core.logs.harmless import harmless
 from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import POSITIONS, SEQUENCE_BITS, expires_ms, position, tail
 from tms_core.messaging.lines import Lines
-from tms_core.messaging.model import FetchRequest, MessageList
+from tms_core.messaging.model import FetchRequest, MessageList, SharedList
 from tms_core.messaging.partitions import FAMILIES, SEALED
 from tms_core.messaging.visible import FirstReads
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, Cutoff, MessageId, java_abs, pointer_prefix, stop_key
@@ -39,6 +39,10 @@ PAGE_BYTES = 240_000
 #: What a message takes beside its payload, in bytes: its id, and the objects that hold both; measured. Without it a
 #: page of empty messages would have no end.
 MESSAGE_BYTES = 160
+#: About how many bytes of an answer readers share as one part: as many as a piece of an answer has.
+_PART_BYTES = 60_000
+#: What an answer has for each message beside its payload.
+_ANSWER_BYTES = 28
 #: Rows in one read of the store, at most.
 MAX_PAGE_ROWS = 4000
 #: After so many reads a page is given out however small it is, so that a reader does not wait for the rest of it.
@@ -159,6 +163,13 @@ class Fetch:
         page = _NONE
         size = reads = 0
         for messages, length in self._pieces():
+            if isinstance(messages, SharedList):
+                # By itself, so that what is made of it is the same for all.
+                if page:
+                    yield self._read(page)
+                yield self._read(messages)
+                page, size, reads = _NONE, 0, 0
+                continue
             if page:
                 page.ids += messages.ids
                 page.payloads += messages.payloads
@@ -184,7 +195,7 @@ class Fetch:
             if not messages:
                 yield messages, 0
                 continue
-            size = _bytes_of(messages)
+            size = messages.size if isinstance(messages, SharedList) else _bytes_of(messages)
             rows = -(-len(messages) * PAGE_BYTES // size)
             for first in range(0, len(messages), rows):
                 piece = messages if rows >= len(messages) else messages[first : first + rows]
@@ -246,12 +257,24 @@ class Fetch:
         self._at = behind
 
     def _of_run(self, run: CachedRun, payloads: Sequence[bytes], first: int, stop: int) -> Iterator[MessageList]:
-        """The messages of a run from one position to another; a run of empty ones may be long."""
-        for at in range(first, stop, MAX_PAGE_ROWS):
-            rows = range(at, min(at + MAX_PAGE_ROWS, stop))
-            found = payloads[at - run.first : rows.stop - run.first]
-            self._learn_largest(found)
-            yield self._limited(MessageList([tail(row) + _INLINE for row in rows], list(found)))
+        """The messages of a run from one position to another, part by part; a part all of which is wanted is shared."""
+        parts = run.shared
+        step = MAX_PAGE_ROWS if parts is None else -(-_PART_BYTES // (run.size // run.rows + _ANSWER_BYTES))
+        at = first
+        while at < stop:
+            begin = at - (at - run.first) % step
+            rows = range(at, min(begin + step, stop))
+            is_whole = at == begin and rows.stop == min(begin + step, run.stop)
+            messages: MessageList | None = parts.get(at) if parts is not None and is_whole else None
+            if messages is None:
+                found = list(payloads[at - run.first : rows.stop - run.first])
+                self._learn_largest(found)
+                messages = MessageList([tail(row) + _INLINE for row in rows], found)
+                if parts is not None and is_whole:
+                    messages = SharedList(messages.ids, found, _bytes_of(messages))
+                    self._shelf.cache.share(parts, at, messages)
+            yield self._limited(messages)
+            at = rows.stop
 
     def _living(self, run: CachedRun) -> int:
         """The first position of a run that no ttl of its own has taken; they come due in order."""
