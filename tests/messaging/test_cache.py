@@ -403,7 +403,7 @@ def test_given_messages_of_very_different_sizes_when_read_then_none_are_encoded_
     assert sum(encoded) == 101 + 21
 
 
-def test_given_more_shared_parts_than_there_is_room_for_then_the_oldest_go_and_the_runs_stay() -> None:
+def test_given_more_shared_parts_than_there_is_room_for_then_the_newest_stay_and_all_runs() -> None:
     rows = run(0, *[b"x"] * 32)
     cache = MessageCache(10_000)
     cache.open(A, Ids(0))
@@ -412,14 +412,12 @@ def test_given_more_shared_parts_than_there_is_room_for_then_the_oldest_go_and_t
     assert found is not None
     parts = found[0].shared
     assert parts == {}
-    for first in range(5):
-        cache.share(parts, first, SharedList([], [], 500))
-    # A quarter of the room is for them, and each takes twice its bytes.
-    assert list(parts) == [3, 4]
+    kept = [cache.share(parts, first, SharedList([], [], 1000)) for first in (1, 3, 2, 0, 4)]
+    # A quarter of the room is for them; one that is older than all takes no other's place.
+    assert (kept, list(parts)) == ([True, True, True, False, True], [3, 4])
     assert cache.figures.weight == rows.weight + 2000
-    cache.share(parts, 5, SharedList([], [], 5000))
-    assert parts == {}
-    assert cache.figures.weight == rows.weight
-    cache.share(parts, 6, SharedList([], [], 500))
+    assert not cache.share(parts, 5, SharedList([], [], 2501))
+    assert list(parts) == [3, 4]
+    cache.share(parts, 6, SharedList([], [], 1000))
     cache.drop(A)
     assert (parts, cache.figures.weight) == ({}, 0)

@@ -17,6 +17,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import count
 from threading import Lock
 from typing import NamedTuple
 
@@ -115,7 +117,9 @@ class MessageCache:
         self._limit_bytes = limit_bytes
         self._lines: dict[bytes, _CachedLine] = {}
         self._order: deque[_CachedLine] = deque()
-        self._shared: deque[tuple[dict[int, SharedList], int, int]] = deque()
+        # By position, which is a time: the oldest comes first. A number keeps equal ones apart.
+        self._shared: list[tuple[int, int, dict[int, SharedList], int]] = []
+        self._numbers = count()
         self._shared_weight = self._weight = 0
         self._hits = 0
         self._misses = 0
@@ -180,16 +184,22 @@ class MessageCache:
                 index += 1
             return found
 
-    def share(self, parts: dict[int, SharedList], first: int, messages: SharedList) -> None:
-        """Keep a part of a run for further readers, for as long as there is room."""
-        # Their payloads count too: they stay when the run goes.
-        weight = 2 * messages.size
+    def share(self, parts: dict[int, SharedList], first: int, messages: SharedList) -> bool:
+        """Keep a part of a run for further readers, until there is no room beside newer ones; False: there is none."""
+        # Their payloads count twice: they are in what is encoded, and stay when the run goes.
+        weight = messages.size + sum(map(len, messages.payloads))
+        room = self._limit_bytes // _SHARED_ROOM
         with self._lock:
+            # A reader that is far behind takes no room from those at the tail.
+            if weight > room or (self._shared_weight + weight > room and first <= self._shared[0][0]):
+                return False
             parts[first] = messages
-            self._shared.append((parts, first, weight))
+            heappush(self._shared, (first, next(self._numbers), parts, weight))
             self._weight += weight
             self._shared_weight += weight
+            self._unshare(room)
             self._shrink()
+            return True
 
     def roll_back(self, prefix: bytes, first: int, last: int, pointer: int) -> None:
         """Negate a pointer between two positions, both included; what is cut in two is forgotten with all before."""
@@ -225,7 +235,7 @@ class MessageCache:
 
     def _unshare(self, limit_bytes: int) -> None:
         while self._shared_weight > limit_bytes:
-            parts, first, weight = self._shared.popleft()
+            first, _, parts, weight = heappop(self._shared)
             parts.pop(first, None)
             self._weight -= weight
             self._shared_weight -= weight
@@ -237,6 +247,5 @@ class MessageCache:
         self._order = deque(entry for entry in self._order if entry is not line)
 
     def _shrink(self) -> None:
-        self._unshare(self._limit_bytes // _SHARED_ROOM)
         while self._weight > self._limit_bytes:
             self._weight -= self._order.popleft().drop_oldest()

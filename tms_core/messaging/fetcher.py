@@ -271,8 +271,8 @@ class Fetch:
                 self._learn_largest(found)
                 messages = MessageList([tail(row) + _INLINE for row in rows], found)
                 if parts is not None and is_whole:
-                    messages = SharedList(messages.ids, found, _bytes_of(messages))
-                    self._shelf.cache.share(parts, at, messages)
+                    shared = SharedList(messages.ids, found, _bytes_of(messages))
+                    messages = shared if self._shelf.cache.share(parts, at, shared) else messages
             yield self._limited(messages)
             at = rows.stop
 
