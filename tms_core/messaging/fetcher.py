@@ -257,24 +257,36 @@ class Fetch:
         self._at = behind
 
     def _of_run(self, run: CachedRun, payloads: Sequence[bytes], first: int, stop: int) -> Iterator[MessageList]:
-        """The messages of a run from one position to another, part by part; a part all of which is wanted is shared."""
-        parts = run.shared
-        step = MAX_PAGE_ROWS if parts is None else -(-_PART_BYTES // (run.size // run.rows + _ANSWER_BYTES))
+        """The messages of a run from one position to another; a run of empty ones may be long."""
+        if run.shared is not None:
+            yield from self._of_parts(run, run.shared, payloads, first, stop)
+            return
+        for at in range(first, stop, MAX_PAGE_ROWS):
+            yield self._limited(self._made(run, payloads, at, min(at + MAX_PAGE_ROWS, stop)))
+
+    def _of_parts(
+        self, run: CachedRun, parts: dict[int, SharedList], payloads: Sequence[bytes], first: int, stop: int
+    ) -> Iterator[MessageList]:
+        """The same part by part; a part all of which is wanted is shared."""
+        step = -(-_PART_BYTES // (run.size // run.rows + _ANSWER_BYTES))
         at = first
         while at < stop:
             begin = at - (at - run.first) % step
-            rows = range(at, min(begin + step, stop))
-            is_whole = at == begin and rows.stop == min(begin + step, run.stop)
-            messages: MessageList | None = parts.get(at) if parts is not None and is_whole else None
+            end = min(begin + step, stop)
+            is_whole = at == begin and end == min(begin + step, run.stop)
+            messages: MessageList | None = parts.get(at) if is_whole else None
             if messages is None:
-                found = list(payloads[at - run.first : rows.stop - run.first])
-                self._learn_largest(found)
-                messages = MessageList([tail(row) + _INLINE for row in rows], found)
-                if parts is not None and is_whole:
-                    shared = SharedList(messages.ids, found, _bytes_of(messages))
+                messages = self._made(run, payloads, at, end)
+                if is_whole:
+                    shared = SharedList(messages.ids, messages.payloads, _bytes_of(messages))
                     messages = shared if self._shelf.cache.share(parts, at, shared) else messages
             yield self._limited(messages)
-            at = rows.stop
+            at = end
+
+    def _made(self, run: CachedRun, payloads: Sequence[bytes], first: int, stop: int) -> MessageList:
+        found = payloads[first - run.first : stop - run.first]
+        self._learn_largest(found)
+        return MessageList([tail(row) + _INLINE for row in range(first, stop)], list(found))
 
     def _living(self, run: CachedRun) -> int:
         """The first position of a run that no ttl of its own has taken; they come due in order."""
