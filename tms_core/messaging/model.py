@@ -79,7 +79,7 @@ class MessageList(Sequence[Message]):
 
 
 class SharedList(MessageList):
-    """Messages that several readers are given; nobody may change it.
+    """Messages that several readers are given, so it is never changed.
 
     Args:
         ids, payloads: as of any list.
