@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Snapshots, janitor, pointer
 from tests.messaging.desk import HOUR_SECONDS, Desk, P, named, reader
+from tests.server.test_avro import decoded
 from tms_core.messaging.cache import CachedRun, MessageCache
+from tms_core.messaging.fetcher import MESSAGE_BYTES
 from tms_core.messaging.ids import Ids
+from tms_core.messaging.model import FetchRequest, SharedList
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey
+from tms_core.server import avro
 from tms_core.tables.base import MessageValue, TxCell
 
 A, B = b"a", b"b"
@@ -277,3 +283,141 @@ def test_given_a_deleted_topic_when_made_again_then_nothing_of_it_is_left_in_mem
     desk.clock.advance(DAY)
     desk.publish("orders", b"b")
     assert desk.payloads() == [b"b"]
+
+
+# --- what several readers share --------------------------------------------------------------------------------------
+
+MANY = [b"%04d" % number + bytes(96) for number in range(1000)]
+
+
+@pytest.fixture
+def encoded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many messages were encoded, time after time; there is room for all to be shared."""
+    desk.restart(cache_bytes=16 << 20)
+    counts: list[int] = []
+    items = avro._items
+
+    def counted(ids: list[bytes], *columns: Any) -> list[bytes]:
+        counts.append(len(ids))
+        return items(ids, *columns)
+
+    monkeypatch.setattr(avro, "_items", counted)
+    return counts
+
+
+def answer(desk: Desk, start: MessageId | int | None = None, topic: str = "orders", **options: Any) -> list[bytes]:
+    """The payloads of the answer of a poll in Avro."""
+    pages = desk.service.fetch(named(topic), FetchRequest(start, **options))
+    return [payload for _, payload in decoded(b"".join(avro.AvroCodec().write_messages(pages)))]
+
+
+def test_given_two_consumers_when_they_read_the_same_tail_then_it_is_encoded_once(
+    desk: Desk, encoded: list[int]
+) -> None:
+    desk.publish("orders", *MANY)
+    desk.publish("orders", b"alone")
+    assert answer(desk) == [*MANY, b"alone"]
+    assert sum(encoded) == 1001
+    encoded.clear()
+    assert answer(desk) == [*MANY, b"alone"]
+    assert answer(desk, NOW_MS, transaction=reader()) == [*MANY, b"alone"]
+    # What is as short as this is not worth it.
+    assert encoded == [1, 1]
+    assert desk.payloads() == [*MANY, b"alone"]
+
+
+@pytest.mark.parametrize("limit", [1, 31, 468, 469, 470, 999, 1000])
+@pytest.mark.parametrize("first", [0, 1, 468, 469, 999])
+def test_given_a_start_or_an_end_inside_a_part_then_only_what_is_asked_for_comes(
+    desk: Desk, encoded: list[int], first: int, limit: int
+) -> None:
+    desk.publish("orders", *MANY)
+    start = MessageId(NOW_MS, first)
+    expected = MANY[first : first + limit]
+    for _ in range(2):
+        assert answer(desk, start, limit=limit) == expected
+        size = sum(len(payload) + MESSAGE_BYTES for payload in expected)
+        assert answer(desk, start, limit_bytes=size) == expected
+        assert answer(desk) == MANY
+    encoded.clear()
+    assert answer(desk, MessageId(NOW_MS, 1)) == MANY[1:]
+    # A part of 100 bytes a message has 469 of them; only that is made anew of which some are not wanted.
+    assert encoded == [468]
+
+
+def test_given_a_run_that_was_shared_when_a_reader_must_not_see_it_then_it_does_not(
+    desk: Desk, encoded: list[int]
+) -> None:
+    published = desk.publish("orders", *MANY, pointer=P)
+    desk.publish("orders", *MANY[:100])
+    assert answer(desk) == answer(desk, NOW_MS, transaction=reader()) == MANY + MANY[:100]
+    assert sum(encoded) == 1100
+    assert answer(desk, NOW_MS, transaction=reader(invalid=[P])) == MANY[:100]
+    assert answer(desk, NOW_MS, transaction=reader(in_progress=[P])) == []
+    desk.service.rollback(named("orders"), published)
+    assert answer(desk, NOW_MS, transaction=reader()) == MANY[:100]
+    assert answer(desk) == MANY + MANY[:100]
+    assert sum(encoded) == 1100
+
+
+@pytest.mark.usefixtures("encoded")
+def test_given_a_run_that_was_shared_when_a_ttl_is_over_then_nobody_sees_it(desk: Desk) -> None:
+    desk.publish("orders", *MANY, ttl=60)
+    assert answer(desk) == answer(desk) == MANY
+    desk.clock.advance(60 * SECOND)
+    assert answer(desk) == MANY
+    desk.clock.advance(1)
+    assert answer(desk) == []
+    desk.publish("orders", *MANY)
+    assert answer(desk) == MANY
+    desk.service.update_topic(named("orders"), {"ttl": "10"})
+    desk.clock.advance(11 * SECOND)
+    assert answer(desk) == []
+
+
+@pytest.mark.usefixtures("encoded")
+def test_given_a_run_that_was_shared_when_its_topic_is_made_again_then_only_the_new_messages_come(desk: Desk) -> None:
+    desk.publish("orders", *MANY)
+    assert answer(desk) == MANY
+    before = desk.ids()
+    desk.service.delete_topic(named("orders"))
+    assert desk.service.cache.weight == 0
+    desk.create("orders")
+    desk.publish("orders", *reversed(MANY))
+    desk.create("others")
+    desk.publish("others", *MANY)
+    # Time stands still, so that even the ids are the same.
+    assert desk.ids("orders") == desk.ids("others") == before
+    assert answer(desk) == answer(desk) == MANY[::-1]
+    assert answer(desk, topic="others") == MANY
+
+
+def test_given_messages_of_very_different_sizes_when_read_then_none_are_encoded_as_one_that_are_larger_than_a_page(
+    desk: Desk, encoded: list[int]
+) -> None:
+    sizes = [300_000, *[0] * 100]
+    desk.publish("orders", *map(bytes, sizes))
+    for _ in range(2):
+        assert list(map(len, answer(desk))) == sizes
+    # Of the 101 the first 21 are a part, with the large one among them.
+    assert sum(encoded) == 101 + 21
+
+
+def test_given_more_shared_parts_than_there_is_room_for_then_the_newest_stay_and_all_runs() -> None:
+    rows = run(0, *[b"x"] * 32)
+    cache = MessageCache(10_000)
+    cache.open(A, Ids(0))
+    cache.add(A, [rows])
+    found = cache.read(A, 0, 100, 1 << 20, 0)
+    assert found is not None
+    parts = found[0].shared
+    assert parts == {}
+    kept = [cache.share(parts, first, SharedList([], [], 1000)) for first in (1, 3, 2, 0, 4)]
+    # A quarter of the room is for them; one that is older than all takes no other's place.
+    assert (kept, list(parts)) == ([True, True, True, False, True], [3, 4])
+    assert cache.figures.weight == rows.weight + 2000
+    assert not cache.share(parts, 5, SharedList([], [], 2501))
+    assert list(parts) == [3, 4]
+    cache.share(parts, 6, SharedList([], [], 1000))
+    cache.drop(A)
+    assert (parts, cache.figures.weight) == ({}, 0)

@@ -17,13 +17,20 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import count
 from threading import Lock
 from typing import NamedTuple
 
 from tms_core.messaging.ids import Ids
+from tms_core.messaging.model import SharedList
 
 #: What a run takes in memory beside its payloads, and each payload beside its bytes; measured.
 _RUN_BYTES, _PAYLOAD_BYTES = 300, 48
+#: Runs of so many rows are shared; below that it would save nothing.
+_SHARED_ROWS = 32
+#: What part of the room the shared parts of runs may take: they help readers that are close to each other only.
+_SHARED_ROOM = 4
 
 
 class CachedRun(NamedTuple):
@@ -35,6 +42,8 @@ class CachedRun(NamedTuple):
         payloads: one for each; None: a single row that takes its payloads from the payload table.
         size: bytes of the payloads together.
         ttl_ms: a ttl of their own; None without one.
+        shared: parts of it that were read, by first position, as every reader of the whole part is given them; None:
+            it is too short. It goes with the run, so no part is ever taken for one of another topic or generation.
     """
 
     first: int
@@ -42,6 +51,7 @@ class CachedRun(NamedTuple):
     payloads: Sequence[bytes] | None
     size: int
     ttl_ms: int | None = None
+    shared: dict[int, SharedList] | None = None
 
     @property
     def rows(self) -> int:
@@ -107,7 +117,10 @@ class MessageCache:
         self._limit_bytes = limit_bytes
         self._lines: dict[bytes, _CachedLine] = {}
         self._order: deque[_CachedLine] = deque()
-        self._weight = 0
+        # By position, which is a time: the oldest comes first. A number keeps equal ones apart.
+        self._shared: list[tuple[int, int, dict[int, SharedList], int]] = []
+        self._numbers = count()
+        self._shared_weight = self._weight = 0
         self._hits = 0
         self._misses = 0
         self._lock = Lock()
@@ -136,7 +149,7 @@ class MessageCache:
             if line is None:
                 return
             for run in runs:
-                line.runs.append(run)
+                line.runs.append(run._replace(shared={}) if run.rows >= _SHARED_ROWS else run)
                 line.firsts.append(run.first)
                 self._order.append(line)
                 self._weight += run.weight
@@ -171,6 +184,23 @@ class MessageCache:
                 index += 1
             return found
 
+    def share(self, parts: dict[int, SharedList], first: int, messages: SharedList) -> bool:
+        """Keep a part of a run for further readers, until there is no room beside newer ones; False: there is none."""
+        # Their payloads count twice: they are in what is encoded, and stay when the run goes.
+        weight = messages.size + sum(map(len, messages.payloads))
+        room = self._limit_bytes // _SHARED_ROOM
+        with self._lock:
+            # A reader that is far behind takes no room from those at the tail.
+            if weight > room or (self._shared_weight + weight > room and first <= self._shared[0][0]):
+                return False
+            parts[first] = messages
+            heappush(self._shared, (first, next(self._numbers), parts, weight))
+            self._weight += weight
+            self._shared_weight += weight
+            self._unshare(room)
+            self._shrink()
+            return True
+
     def roll_back(self, prefix: bytes, first: int, last: int, pointer: int) -> None:
         """Negate a pointer between two positions, both included; what is cut in two is forgotten with all before."""
         with self._lock:
@@ -203,7 +233,16 @@ class MessageCache:
         if line is not None:
             self._forget(line, 0)
 
+    def _unshare(self, limit_bytes: int) -> None:
+        while self._shared_weight > limit_bytes:
+            first, _, parts, weight = heappop(self._shared)
+            parts.pop(first, None)
+            self._weight -= weight
+            self._shared_weight -= weight
+
     def _forget(self, line: _CachedLine, floor: int) -> None:
+        # Those of other topics too: this is rare, and they are soon made again.
+        self._unshare(0)
         self._weight -= line.clear(max(floor, line.floor, line.runs[-1].stop if line.runs else 0))
         self._order = deque(entry for entry in self._order if entry is not line)
 

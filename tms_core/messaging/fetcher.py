@@ -24,7 +24,7 @@ from tms_core.logs.harmless import harmless
 from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import POSITIONS, SEQUENCE_BITS, expires_ms, position, tail
 from tms_core.messaging.lines import Lines
-from tms_core.messaging.model import FetchRequest, MessageList
+from tms_core.messaging.model import FetchRequest, MessageList, SharedList
 from tms_core.messaging.partitions import FAMILIES, SEALED
 from tms_core.messaging.visible import FirstReads
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, Cutoff, MessageId, java_abs, pointer_prefix, stop_key
@@ -39,6 +39,10 @@ PAGE_BYTES = 240_000
 #: What a message takes beside its payload, in bytes: its id, and the objects that hold both; measured. Without it a
 #: page of empty messages would have no end.
 MESSAGE_BYTES = 160
+#: About how many bytes of an answer readers share as one part: as many as a piece of an answer has.
+_PART_BYTES = 60_000
+#: What an answer has for each message beside its payload.
+_ANSWER_BYTES = 28
 #: Rows in one read of the store, at most.
 MAX_PAGE_ROWS = 4000
 #: After so many reads a page is given out however small it is, so that a reader does not wait for the rest of it.
@@ -159,6 +163,13 @@ class Fetch:
         page = _NONE
         size = reads = 0
         for messages, length in self._pieces():
+            if isinstance(messages, SharedList):
+                # By itself, so that what is made of it is the same for all.
+                if page:
+                    yield self._read(page)
+                yield self._read(messages)
+                page, size, reads = _NONE, 0, 0
+                continue
             if page:
                 page.ids += messages.ids
                 page.payloads += messages.payloads
@@ -184,7 +195,7 @@ class Fetch:
             if not messages:
                 yield messages, 0
                 continue
-            size = _bytes_of(messages)
+            size = messages.size if isinstance(messages, SharedList) else _bytes_of(messages)
             rows = -(-len(messages) * PAGE_BYTES // size)
             for first in range(0, len(messages), rows):
                 piece = messages if rows >= len(messages) else messages[first : first + rows]
@@ -247,11 +258,35 @@ class Fetch:
 
     def _of_run(self, run: CachedRun, payloads: Sequence[bytes], first: int, stop: int) -> Iterator[MessageList]:
         """The messages of a run from one position to another; a run of empty ones may be long."""
+        if run.shared is not None:
+            yield from self._of_parts(run, run.shared, payloads, first, stop)
+            return
         for at in range(first, stop, MAX_PAGE_ROWS):
-            rows = range(at, min(at + MAX_PAGE_ROWS, stop))
-            found = payloads[at - run.first : rows.stop - run.first]
-            self._learn_largest(found)
-            yield self._limited(MessageList([tail(row) + _INLINE for row in rows], list(found)))
+            yield self._limited(self._made(run, payloads, at, min(at + MAX_PAGE_ROWS, stop)))
+
+    def _of_parts(
+        self, run: CachedRun, parts: dict[int, SharedList], payloads: Sequence[bytes], first: int, stop: int
+    ) -> Iterator[MessageList]:
+        """The same part by part; a part all of which is wanted is shared."""
+        step = -(-_PART_BYTES // (run.size // run.rows + _ANSWER_BYTES))
+        at = first
+        while at < stop:
+            begin = at - (at - run.first) % step
+            end = min(begin + step, stop)
+            is_whole = at == begin and end == min(begin + step, run.stop)
+            messages: MessageList | None = parts.get(at) if is_whole else None
+            if messages is None:
+                messages = self._made(run, payloads, at, end)
+                if is_whole:
+                    shared = SharedList(messages.ids, messages.payloads, _bytes_of(messages))
+                    messages = shared if self._shelf.cache.share(parts, at, shared) else messages
+            yield self._limited(messages)
+            at = end
+
+    def _made(self, run: CachedRun, payloads: Sequence[bytes], first: int, stop: int) -> MessageList:
+        found = payloads[first - run.first : stop - run.first]
+        self._learn_largest(found)
+        return MessageList([tail(row) + _INLINE for row in range(first, stop)], list(found))
 
     def _living(self, run: CachedRun) -> int:
         """The first position of a run that no ttl of its own has taken; they come due in order."""

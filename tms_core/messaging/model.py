@@ -78,6 +78,25 @@ class MessageList(Sequence[Message]):
         return Message(self.ids[at], self.payloads[at])
 
 
+class SharedList(MessageList):
+    """Messages that several readers are given, so it is never changed.
+
+    Args:
+        ids, payloads: as of any list.
+        size: their bytes, with what each takes beside its payload.
+
+    Attributes:
+        encoded: what a codec made of them for the first reader; it does not depend on who reads.
+    """
+
+    __slots__ = ("encoded", "size")
+
+    def __init__(self, ids: list[bytes], payloads: list[bytes], size: int) -> None:
+        super().__init__(ids, payloads)
+        self.size = size
+        self.encoded: bytes | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
     """Where to begin, how far to go, and what may be seen.

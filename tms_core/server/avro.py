@@ -16,7 +16,7 @@ from operator import add
 
 from tms_core.avro.numbers import MORE, decode_long, encode_long, zigzag
 from tms_core.errors import BadRequest
-from tms_core.messaging.model import FetchRequest, Message, MessageList, RollbackRange
+from tms_core.messaging.model import FetchRequest, Message, MessageList, RollbackRange, SharedList
 from tms_core.rowkey import MessageId
 from tms_core.server.codec import CHUNK_BYTES, PublishRequest, message_id, too_many, transaction
 from tms_core.topic import INT_MAX, INT_MIN
@@ -98,6 +98,16 @@ class AvroCodec:
             if not page:
                 yield b""
                 continue
+            if isinstance(page, SharedList):
+                encoded = _encoded(page)
+                if count and size + len(encoded) > CHUNK_BYTES:
+                    yield b"".join([encode_long(count), *block])
+                    block.clear()
+                    count = size = 0
+                block.append(encoded)
+                count += len(page)
+                size += len(encoded)
+                continue
             messages = MessageList.of(page)
             ids, payloads = messages.ids, messages.payloads
             lengths = list(map(len, payloads))
@@ -122,6 +132,14 @@ def _weights(lengths: list[int], size: int) -> Sequence[int]:
         weight = lengths[0] + _MESSAGE_BYTES
         return range(size, size + weight * len(lengths) + 1, weight)
     return list(accumulate(map(add, lengths, repeat(_MESSAGE_BYTES)), initial=size))
+
+
+def _encoded(messages: SharedList) -> bytes:
+    """The items of messages that readers share, made for the first of them."""
+    if messages.encoded is None:
+        lengths = list(map(len, messages.payloads))
+        messages.encoded = b"".join(_items(messages.ids, lengths, messages.payloads))
+    return messages.encoded
 
 
 def _items(ids: Sequence[bytes], lengths: Sequence[int], payloads: Sequence[bytes]) -> list[bytes]:
