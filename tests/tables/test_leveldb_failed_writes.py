@@ -470,6 +470,13 @@ def test_given_a_disk_with_no_room_for_what_is_to_be_undone_when_opened_anew_the
     database.close()
 
 
+def test_given_a_log_that_becomes_a_table_meanwhile_when_the_room_is_checked_then_it_needs_none(tmp_path: Path) -> None:
+    # Listed with the others, and not there any more when its size is asked for.
+    (tmp_path / "000003.log").symlink_to(tmp_path / "gone")
+    leveldb_handle._require_room(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["000003.log"]
+
+
 # --- what is durable --------------------------------------------------------------------------------------------------
 
 
