@@ -267,12 +267,14 @@ class InvalidIds(Documents):
 
     def _closed_pointers(self, view: View) -> array[int]:
         leaves = _leaves(view)
-        if self._known_closed is None or self._known_closed[0] != leaves:
+        known = self._known_closed
+        if known is None or known[0] != leaves:
             pointers = array("q")
             for leaf in leaves:
                 pointers += _leaf(leaf, view).pointers
-            self._known_closed = leaves, pointers
-        return self._known_closed[1]
+            # Another thread may read those of another moment, so what was read here is what is given back.
+            self._known_closed = known = leaves, pointers
+        return known[1]
 
 
 def _apart(records: Iterable[OpenIdRecord]) -> tuple[IdColumns, IdColumns]:
