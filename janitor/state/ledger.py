@@ -139,8 +139,8 @@ class RecordedLedger(Documents):
             forgotten += len(present) - len(left)
             oldest = self._shrink(page, present, left) or oldest
         if forgotten:
-            told = self._json("ledger", _NOTHING)
-            self._save("ledger", {**told, "since_ms": self._entries(oldest)[0].entry.at_ms if oldest else None})
+            told, left = self._json("ledger", _NOTHING), self._entries(oldest) if oldest else []
+            self._save("ledger", {**told, "since_ms": left[0].entry.at_ms if left else None})
         return forgotten
 
     def _shrink(self, page: LedgerPage, present: list[_Numbered], left: list[_Numbered]) -> LedgerPage | None:
