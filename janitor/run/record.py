@@ -11,7 +11,6 @@ from janitor.run.deps import Deps
 from janitor.run.passes import Pass, calls_made
 from janitor.state.base import LedgerEntry, RunRecord
 from janitor.sweep.outcome import covers, ledger_entries
-from tms_core.errors import LeaseLost
 
 
 def begin(deps: Deps, current: Pass) -> None:
@@ -41,8 +40,7 @@ def close(deps: Deps, current: Pass, result: str, history: dict[str, Any], repor
         if not current.ready.stopped:
             # A clock in doubt would forget what is not old.
             state.prune_runs(current.started_ms - deps.history_ms)
-    # What stands there after the lease was lost is another holder's.
-    if current.mode == "apply" and not isinstance(current.halted, LeaseLost):
+    if current.mode == "apply":
         state.clear_intents()
 
 

@@ -288,13 +288,14 @@ class InvalidIds(Documents):
         return leaf
 
     def _closed_pointers(self, view: View) -> array[int]:
-        leaves = _leaves(_CLOSED_IDS, view)
-        if self._known_closed is None or self._known_closed[0] != leaves:
+        leaves, known = _leaves(_CLOSED_IDS, view), self._known_closed
+        if known is None or known[0] != leaves:
             pointers = array("q")
             for ids in _all(_CLOSED_IDS, view):
                 pointers += ids.pointers
-            self._known_closed = leaves, pointers
-        return self._known_closed[1]
+            # Another thread may read those of another moment, so what was read here is what is given back.
+            self._known_closed = known = leaves, pointers
+        return known[1]
 
 
 def _apart(records: Sequence[OpenIdRecord]) -> tuple[IdColumns, IdColumns]:

@@ -135,9 +135,8 @@ class RecordedLedger(Documents):
             if left:
                 oldest = self._put_page(left)
         if forgotten:
-            told = self._json("ledger", _NOTHING)
-            since_ms = self._entries(oldest)[0][_AT_MS] if oldest else None
-            self._save("ledger", {**told, "since_ms": since_ms})
+            told, rest = self._json("ledger", _NOTHING), self._entries(oldest) if oldest else []
+            self._save("ledger", {**told, "since_ms": rest[0][_AT_MS] if rest else None})
         return forgotten
 
     def _put_page(self, rows: list[list[Any]]) -> LedgerPage:

@@ -152,8 +152,11 @@ class RecordedRuns(Documents):
         return [entry_of(json.loads(value)) for _, value in self.driver.loose.scan(INTENT, after(INTENT))]
 
     def clear_intents(self) -> None:
-        """Forget what was announced: the ledger has it now."""
-        self.driver.loose.delete([key for key, _ in self.driver.loose.scan(INTENT, after(INTENT), keys_only=True)])
+        """Forget what was announced by runs that have ended: the ledger has it now."""
+        announced = list(self.driver.loose.scan(INTENT, after(INTENT)))
+        # Asked last: where the lease was lost meanwhile, another process may have begun a run and announced.
+        _, going = self._going()
+        self.driver.loose.delete([key for key, value in announced if entry_of(json.loads(value)).run_id not in going])
 
     def counters(self) -> dict[CounterKey, float]:
         """Every counter since this state began, with what runs have booked that go on."""

@@ -84,7 +84,8 @@ class DeletedRanges:
 
     def no_more(self, name: TableName) -> None:
         """Called when the pass has gone on to what it does after deleting in a table; mostly, nothing is left to do."""
-        for table in [table for table in self._last if table.name == name]:
+        # Of a copy, since another thread may end the deleting in another part of the table meanwhile.
+        for table in [table for table in list(self._last) if table.name == name]:
             with self._lock:
                 self._begin(self._last.pop(table, None))
 

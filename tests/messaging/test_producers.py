@@ -29,6 +29,7 @@ from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producer_rows import Former, ProducerName, Registration, TransactionOutcome, tidy
 from tms_core.messaging.producers import Sent
+from tms_core.messaging.remembered import RememberedRows
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide, SideChange
@@ -727,3 +728,20 @@ def test_given_a_topic_that_is_made_again_then_its_producers_begin_anew(desk: Gr
 
 def test_given_the_moment_of_the_test_then_generations_begin_with_it(desk: GroupDesk) -> None:
     assert Instance(desk).generation == NOW_MS
+
+
+class Forgetful(dict[bytes, bytes | None]):
+    """Rows that another thread forgets as soon as one was looked for."""
+
+    def __contains__(self, key: object) -> bool:
+        found = super().__contains__(key)
+        self.clear()
+        return found
+
+
+def test_given_a_row_that_is_forgotten_while_it_is_looked_for_then_it_is_read_and_not_taken_for_none() -> None:
+    side = MemorySide()
+    side.put([(b"key", b"rolled back")])
+    rows = RememberedRows(side)
+    rows._rows = Forgetful({b"key": b"rolled back"})
+    assert rows.get(b"key") == b"rolled back"

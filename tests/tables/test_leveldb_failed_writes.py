@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,36 @@ from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.side import LevelDBSide
 
 PATIENCE_SECONDS = 60.0
+
+#: A compaction whose new tables cannot be written; says how it ended, what was written next, and what is there.
+NO_ROOM_TO_COMPACT = """
+import os, resource, signal, sys
+from pathlib import Path
+from tms_core.errors import StoreError
+from tms_core.tables.leveldb.database import WritableDatabase
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+database = WritableDatabase(Path(sys.argv[1]), create=True)
+keys = [b"%05d" % number for number in range(10_000)]
+for begin in range(0, len(keys), 1_000):
+    database.put((key, os.urandom(1_000)) for key in keys[begin : begin + 1_000])
+# All is in tables then, and the log is empty.
+database.compact(keys[0], keys[-1])
+database.close()
+database = WritableDatabase(Path(sys.argv[1]))
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+database.delete(keys[::2])
+try:
+    database.compact(keys[0], keys[-1])
+    print("compacted")
+except StoreError as error:
+    print(type(error).__name__)
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+database.delete(keys[:5_000])
+print(len(database.keys(b"", None, 20_000).items))
+database.close()
+"""
 
 #: Writes to a store whose files may not grow for a while; says what was acknowledged and what failed, and waits.
 FULL_DISK = """
@@ -468,6 +500,19 @@ def test_given_a_disk_with_no_room_for_what_is_to_be_undone_when_opened_anew_the
     database.put([(b"b", b"2")])
     assert database.get(b"a") == b"v" * 20_000
     database.close()
+
+
+def test_given_no_room_for_new_tables_when_compacted_then_it_says_so_and_the_next_write_is_done(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", NO_ROOM_TO_COMPACT, str(tmp_path)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
+    assert said.stdout.split() == ["StoreFull", "2500"]
+
+
+def test_given_a_log_that_becomes_a_table_meanwhile_when_the_room_is_checked_then_it_needs_none(tmp_path: Path) -> None:
+    # Listed with the others, and not there any more when its size is asked for.
+    (tmp_path / "000003.log").symlink_to(tmp_path / "gone")
+    leveldb_handle._require_room(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["000003.log"]
 
 
 # --- what is durable --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import Lock
 
 from tms_core.tables.side import SideChange, SideTable
@@ -36,7 +37,9 @@ class RememberedRows:
             StoreError: it could not be read.
         """
         if key in self._rows and not again:
-            return self._rows.get(key)
+            # Another thread may forget it between the two.
+            with suppress(KeyError):
+                return self._rows[key]
         changes = self._changes
         value = self._side.get(key)
         with self._lock:

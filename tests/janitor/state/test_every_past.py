@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from janitor.state.base import State
 from janitor.state.records import CounterKey, LedgerEntry, RunRecord, TopicCount
-from tests.janitor.state.conftest import Memories
+from tests.janitor.state.conftest import LastingMemories, Memories
 from tests.janitor.state.entries import TOPIC, entry
 from tests.support import size
 from tms_core.errors import StateError
@@ -163,6 +164,25 @@ def test_given_entries_that_were_forgotten_then_the_ledger_says_from_when_on_it_
     assert state.ledger_since_ms() is None
 
 
+@pytest.mark.parametrize("lasting", ["hbase"], indirect=True)  # a file lets one process write at a time
+def test_given_two_processes_that_prune_at_once_then_the_slower_one_prunes_what_is_left(
+    lasting: LastingMemories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with lasting.new() as state, lasting.again() as other:
+        for at_ms in (1, 5, 9):
+            state.add_ledger([entry(at_ms=at_ms)])
+        shrink = state._shrink
+
+        def overtaken(*args: Any) -> Any:
+            monkeypatch.undo()
+            other.prune_ledger(100, keep=0)
+            return shrink(*args)
+
+        monkeypatch.setattr(state, "_shrink", overtaken)
+        state.prune_ledger(3, keep=10)
+        assert (state.ledger(9), state.ledger_since_ms()) == ([], None)
+
+
 @FEW
 @given(st.lists(st.dictionaries(keys, amounts, max_size=3), max_size=4))
 def test_given_any_amounts_when_added_then_each_series_is_their_sum(
@@ -285,6 +305,19 @@ def test_given_announcements_when_read_then_they_come_back_oldest_first_until_th
     state.clear_intents()
     state.intend(first)
     assert state.intents() == [first]
+
+
+def test_given_a_run_that_goes_on_elsewhere_when_announcements_are_cleared_then_its_own_stay(state: State) -> None:
+    state.begin_run(RunRecord("other", "apply", 1))
+    state.begin_run(RunRecord("run", "apply", 1))
+    state.intend(entry(run_id="run"))
+    state.intend(entry(run_id="other"))
+    state.finish_run("run", 2, "halted", "{}")
+    state.clear_intents()
+    assert state.intents() == [entry(run_id="other")]
+    state.finish_run("other", 3, "done", "{}")
+    state.clear_intents()
+    assert state.intents() == []
 
 
 def test_given_a_transaction_that_is_undone_when_it_announced_something_then_that_stays(state: State) -> None:

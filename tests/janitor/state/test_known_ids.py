@@ -6,9 +6,11 @@ from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from janitor.state import ids
 from janitor.state.documents import View
 from janitor.state.records import KnownIds, OpenIdRecord
 from janitor.state.sqlite.state import SqliteState
@@ -19,6 +21,18 @@ NOW_MS, WINDOW_MS = 100, 10
 OPEN = OpenIdRecord(5, 1, 20)
 CLOSED = OpenIdRecord(7, 1, 20, 21)
 OTHER = OpenIdRecord(9, 1, 20, 21)
+
+
+class Overtaken(list[Any]):
+    """A list of leaves; when it is compared, another thread has just read those of another moment."""
+
+    def __init__(self, leaves: list[Any], state: SqliteState) -> None:
+        super().__init__(leaves)
+        self.state = state
+
+    def __ne__(self, other: object) -> bool:
+        self.state._known_closed = [], array("q", [3])
+        return super().__ne__(other)
 
 
 class Watched(SqliteState):
@@ -105,3 +119,12 @@ def test_given_an_id_that_is_closed_between_two_reads_when_asked_then_both_are_o
 
         with Interrupted(tmp_path) as state:
             assert known(state) == both(OPEN, closed=[7])
+
+
+def test_given_threads_that_read_different_moments_then_each_is_given_those_of_its_own(
+    state: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = state.known_ids(NOW_MS, WINDOW_MS)
+    leaves = ids._leaves
+    monkeypatch.setattr(ids, "_leaves", lambda view: Overtaken(leaves(view), state))
+    assert state.known_ids(NOW_MS, WINDOW_MS) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from threading import Event, current_thread, main_thread
 
@@ -11,6 +12,7 @@ import pytest
 from janitor.sweep import compaction
 from janitor.sweep.compaction import GAP_BYTES, SLICE_ROWS, WORTHWHILE_ROWS, DeletedRanges, Slice
 from tms_core.errors import StoreError
+from tms_core.tables.base import TableName
 from tms_core.tables.memory import MemoryPayloadTable
 
 
@@ -189,3 +191,29 @@ def test_given_a_pass_that_ends_early_when_closed_then_no_other_slice_is_begun()
     second.add_done_callback(lambda _: table.go_on.set())
     deleted.close()
     assert table.compacted == [(b"a", b"b\x00")]
+
+
+class NotedTable(SlicedTable):
+    """A table in whose place another thread comes, whenever it is asked for its name."""
+
+    meanwhile: Callable[[], None] = staticmethod(lambda: None)
+
+    @property
+    def name(self) -> TableName:  # type: ignore[override]
+        self.meanwhile()
+        return "message"
+
+
+def test_given_threads_that_both_end_the_deleting_in_a_table_then_neither_meets_the_other() -> None:
+    one, other, deleted = NotedTable(), NotedTable(), DeletedRanges()
+    deleted.add(one, keys(b"a", b"b"))
+    deleted.add(other, keys(b"a", b"b"))
+
+    def meanwhile() -> None:
+        one.meanwhile = lambda: None
+        deleted.no_more("message")
+
+    one.meanwhile = meanwhile
+    deleted.no_more("message")
+    deleted.add(one, keys(b"c", b"d"))
+    assert [part.table for part in deleted.slices] == [one, other, one]

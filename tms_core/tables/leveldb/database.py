@@ -337,6 +337,8 @@ class WritableDatabase(Database):
         """Rewrite the range's tables without its deleted rows."""
         with translated(self.folder), self._handle as db:
             db.compact_range(start=start, stop=stop)
+        # LevelDB does not say when it could not, but takes no write any more. So this one, of nothing, is what fails.
+        self._write(_Write(synced=False))
 
     def close(self) -> None:
         """Close the folder, after a failed write was taken back, if it can be; closing twice is no error."""

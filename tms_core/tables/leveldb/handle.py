@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Condition, Lock
 
@@ -154,7 +155,11 @@ def _require_room(folder: Path, more_bytes: int) -> None:
     Raises:
         OSError: there is not, and opening would fail half-way.
     """
-    left = _ROOM_BYTES + more_bytes + sum(log.stat().st_size for log in folder.glob("*.log"))
+    left = _ROOM_BYTES + more_bytes
+    for log in folder.glob("*.log"):
+        # One that disappears meanwhile has become a table.
+        with suppress(FileNotFoundError):
+            left += log.stat().st_size
     probe = folder / _PROBE
     try:
         with probe.open("wb", buffering=0) as file:
