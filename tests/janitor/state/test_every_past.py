@@ -171,14 +171,14 @@ def test_given_two_processes_that_prune_at_once_then_the_slower_one_prunes_what_
     with lasting.new() as state, lasting.again() as other:
         for at_ms in (1, 5, 9):
             state.add_ledger([entry(at_ms=at_ms)])
-        shrink = state._shrink
+        keys_of = state._keys_of
 
         def overtaken(*args: Any) -> Any:
             monkeypatch.undo()
             other.prune_ledger(100, keep=0)
-            return shrink(*args)
+            return keys_of(*args)
 
-        monkeypatch.setattr(state, "_shrink", overtaken)
+        monkeypatch.setattr(state, "_keys_of", overtaken)
         state.prune_ledger(3, keep=10)
         assert (state.ledger(9), state.ledger_since_ms()) == ([], None)
 

@@ -23,15 +23,13 @@ CLOSED = OpenIdRecord(7, 1, 20, 21)
 OTHER = OpenIdRecord(9, 1, 20, 21)
 
 
-class Overtaken(list[Any]):
+class Overtaken(tuple[Any, ...]):
     """A list of leaves; when it is compared, another thread has just read those of another moment."""
 
-    def __init__(self, leaves: list[Any], state: SqliteState) -> None:
-        super().__init__(leaves)
-        self.state = state
+    state: SqliteState
 
     def __ne__(self, other: object) -> bool:
-        self.state._known_closed = [], array("q", [3])
+        self.state._known_closed = (), array("q", [3])
         return super().__ne__(other)
 
 
@@ -126,5 +124,6 @@ def test_given_threads_that_read_different_moments_then_each_is_given_those_of_i
 ) -> None:
     before = state.known_ids(NOW_MS, WINDOW_MS)
     leaves = ids._leaves
-    monkeypatch.setattr(ids, "_leaves", lambda view: Overtaken(leaves(view), state))
+    monkeypatch.setattr(Overtaken, "state", state, raising=False)
+    monkeypatch.setattr(ids, "_leaves", lambda kind, view: Overtaken(leaves(kind, view)))
     assert state.known_ids(NOW_MS, WINDOW_MS) == before
