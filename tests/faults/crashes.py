@@ -235,12 +235,12 @@ def one_death(case: Path, batch_rows: int, k: int, fates: dict[str, Fates]) -> d
         answer = folder / "answer.json"
         status = forked(lambda: sweep(folder, batch_rows, k), answer)
         died = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        problems = [] if died else [f"the sweep ended with status {status}, not by dying"]
+        problems = [] if died or not status else [f"the sweep ended with status {status}, not by dying"]
         if forked(lambda: list(inspect(folder, batch_rows, fates)), answer):
             problems.append("the store could not be looked at after the death")
         else:
             problems += json.loads(answer.read_text())
-        return {"k": k, "problems": problems[:5]}
+        return {"k": k, "died": died, "problems": problems[:5]}
 
 
 def count_things(case: Path, batch_rows: int) -> int:

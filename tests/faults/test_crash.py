@@ -150,6 +150,8 @@ def test_given_a_small_store_when_a_sweep_dies_at_every_moment_then_nothing_is_l
     assert len(moments) > 100
     outcomes = deaths(small, 5, moments[share::SHARES])
     assert [outcome for outcome in outcomes if outcome["problems"]] == []
+    # How often files are looked at depends on how far the compaction beside the pass is, so a sweep may do a bit less.
+    assert all(outcome["died"] for outcome in outcomes if outcome["k"] < 0.95 * len(moments))
     assert [outcome["k"] for outcome in outcomes] == moments[share::SHARES]
 
 
