@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import subprocess
+import threading
 from contextlib import closing, suppress
 from http.client import HTTPSConnection
 from pathlib import Path
@@ -204,7 +205,12 @@ def everything(client: Client, topic: str) -> list[bytes]:
 
 
 def until_refused(port: int) -> None:
-    """Wait until the server takes no more connections."""
+    """Wait until the server takes no more connections.
+
+    Asked without a pause, it would have no time for anything else; and a connection that waits in its queue is refused
+    only when it is tried again, after seconds.
+    """
     with suppress(ConnectionError):
         while True:
-            socket.create_connection(("127.0.0.1", port)).close()
+            socket.create_connection(("127.0.0.1", port), timeout=60).close()
+            threading.Event().wait(0.01)
