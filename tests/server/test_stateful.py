@@ -39,7 +39,8 @@ from tms_core.client import (
     TransactionError,
 )
 from tms_core.clock import ManualClock
-from tms_core.errors import BadRequest
+from tms_core.consumers.claims import rank
+from tms_core.errors import BadRequest, Conflict, TransactionEnded
 from tms_core.server.serving import serving
 
 NAMES = ("default:a", "default:a-b")
@@ -137,8 +138,10 @@ class History(RuleBasedStateMachine):
         self.server = Server(self.folder, self.clock)
         self.topics: dict[str, Topic] = {}
         self.begun: list[Tx] = []
-        #: Which transactions have stored payloads of which topics that are not published, as far as this server knows.
+        #: Which transactions have stored payloads of which topics that are not published.
         self.hidden: set[tuple[Tx, Topic]] = set()
+        #: What was begun before the last restart.
+        self.interrupted: set[Tx] = set()
         self.numbers = count()
 
     def teardown(self) -> None:
@@ -274,10 +277,15 @@ class History(RuleBasedStateMachine):
         self.publish_in(tx, name, number, stored=stored)
 
     def publish_in(self, tx: Tx, name: str, number: int, *, stored: bool) -> None:
-        # Also after it has become invalid: its client does not know, and it is not too old for the server.
-        if name not in self.topics or tx.fate in ("committed", "aborted") or self.is_ancient(tx):
+        if name not in self.topics or self.is_ancient(tx):
             return
         topic, payloads = self.topics[name], self.payloads(number)
+        if tx.fate != "open":
+            # Its client does not know yet.
+            put = self.server.client.store if stored else self.server.client.publish
+            with pytest.raises(TransactionEnded):
+                put(name, payloads, transaction=tx.transaction)
+            return
         if stored:
             self.server.client.store(name, payloads, transaction=tx.transaction)
             tx.stored.setdefault(topic, []).extend(payloads)
@@ -298,6 +306,10 @@ class History(RuleBasedStateMachine):
     def commit(self, tx: Tx) -> None:
         for topic, payloads in tx.stored.items():
             if self.topics.get(topic.name) is topic and not self.is_ancient(tx):
+                if tx.fate != "open":
+                    with pytest.raises(TransactionEnded):
+                        self.server.client.publish(topic.name, [], transaction=tx.transaction)
+                    continue
                 written = self.server.client.publish(topic.name, [], transaction=tx.transaction)
                 topic.add_stored(payloads, self.now_ms, tx)
                 self.hidden.discard((tx, topic))
@@ -306,6 +318,11 @@ class History(RuleBasedStateMachine):
             with pytest.raises(TransactionError):
                 self.server.transactions.commit(tx.transaction.transaction_id)
             return
+        if tx in self.interrupted:
+            # The service would not know that it was told of changes.
+            with pytest.raises(Conflict, match="forgotten by a restart"):
+                self.server.transactions.commit(tx.transaction.transaction_id)
+            self.server.transactions.can_commit(tx.transaction.transaction_id, ())
         self.server.transactions.commit(tx.transaction.transaction_id)
         tx.fate = "committed"
 
@@ -416,7 +433,7 @@ class History(RuleBasedStateMachine):
     def restart(self) -> None:
         self.server.stop()
         self.server = Server(self.folder, self.clock)
-        self.hidden.clear()
+        self.interrupted.update(self.begun)
 
     # --- what is always true -----------------------------------------------------------------------------------------
 
@@ -435,7 +452,7 @@ class History(RuleBasedStateMachine):
             # A group's position is there from its first poll on, and goes on over what nobody will ever see.
             assert group is not None or said is None
             if group is not None:
-                assert said is None or group.position >= said
+                assert said is None or rank(group.position) >= rank(said)
                 assert topic.passed_over(said or BEGINNING, group.position, self.now_ms) == []
                 assert group.lag_messages <= topic.unread(said or BEGINNING, self.now_ms)[1]
             alone = {consumer: position for consumer, position in topic.positions.items() if consumer != GROUP}

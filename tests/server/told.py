@@ -14,6 +14,7 @@ from enum import Enum, auto
 from itertools import pairwise
 
 from tms_core.client import Message, MessageId, RollbackRange, Transaction
+from tms_core.consumers.claims import rank
 
 
 class Verdict(Enum):
@@ -160,4 +161,4 @@ class Topic:
 
 def _behind(sent: Sent, position: MessageId) -> bool:
     # One that nobody has read yet was sent after everything that somebody has.
-    return sent.id is None or sent.id > position
+    return sent.id is None or rank(sent.id) > rank(position)
