@@ -353,6 +353,28 @@ def test_given_clients_that_owe_the_rest_of_a_request_then_one_more_takes_the_pl
         assert idle.ask("GET", "/").status == 200
 
 
+def test_given_clients_that_ask_nothing_for_long_then_one_more_takes_the_place_of_the_longest_idle(
+    monkeypatch: pytest.MonkeyPatch, echo: Echo
+) -> None:
+    monkeypatch.setattr(protocol, "_IDLE_SECONDS", 0.1)
+    with listening(echo, max_connections=3) as port, ExitStack() as stack:
+        first, second, busy = (stack.enter_context(Client(port)) for _ in range(3))
+        for one in (second, first):
+            assert one.ask("GET", "/").status == 200
+            time.sleep(0.05)
+        echo.may_answer.clear()
+        busy.socket.sendall(request("GET", "/busy"))
+        time.sleep(0.15)
+        echo.may_answer.set()
+        assert stack.enter_context(Client(port)).ask("GET", "/new").status == 200
+        with suppress(ConnectionError):
+            assert second.socket.recv(1) == b""
+        assert first.ask("GET", "/").status == 200
+        assert busy.answer().status == 200
+        # None of the three has been idle for long now.
+        assert stack.enter_context(Client(port)).ask("GET", "/new").status == 503
+
+
 def test_given_a_head_that_comes_byte_by_byte_then_it_is_refused_when_its_time_is_over(
     monkeypatch: pytest.MonkeyPatch, echo: Echo
 ) -> None:
