@@ -43,7 +43,7 @@ REQUEST_SECONDS = 60
 #: How long a connection must have been silent before a new one takes its place, in seconds: one that has not had an
 #: answer yet, and any other.
 NEW_SILENT_SECONDS, SILENT_SECONDS = 1.0, 60.0
-#: How long one warning of too many connections stands for all others, in seconds.
+#: How long one warning of a kind stands for all others, in seconds.
 WARNING_SECONDS = 60.0
 #: How many bytes of answers may wait to be read, of all connections together, unless one answer alone has more.
 MAX_UNREAD_BYTES = 256 * 1024 * 1024
@@ -122,7 +122,8 @@ class TransactionService:
         self._awaiting: dict[asyncio.Task[None], float] = {}
         #: Those that have not had an answer yet.
         self._new: set[asyncio.Task[None]] = set()
-        self._warn_at = 0.0
+        #: Warnings, and before when they are not said again.
+        self._warn_at: dict[str, float] = {}
         self._large = asyncio.Semaphore(LARGE_REQUESTS)
         self._unread: dict[asyncio.StreamWriter, int] = {}
 
@@ -184,7 +185,7 @@ class TransactionService:
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= _most_connections() and not self._take_a_place():
-            self._warn()
+            self._warn("there are %d connections already, and no more are taken", len(self._connections))
             writer.close()
             return
         connection = asyncio.create_task(self._converse(reader, writer))
@@ -204,11 +205,12 @@ class TransactionService:
                 return True
         return False
 
-    def _warn(self) -> None:
+    def _warn(self, text: str, *arguments: object) -> None:
+        """Log what clients can bring about as often as they like, now and then."""
         now = asyncio.get_running_loop().time()
-        if now >= self._warn_at:
-            self._warn_at = now + WARNING_SECONDS
-            logger.warning("there are %d connections already, and no more are taken", len(self._connections))
+        if now >= self._warn_at.get(text, 0.0):
+            self._warn_at[text] = now + WARNING_SECONDS
+            logger.warning(text, *arguments)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection until either side has enough."""
@@ -231,7 +233,7 @@ class TransactionService:
                 wait_seconds = None
                 self._new.discard(cast("asyncio.Task[None]", asyncio.current_task()))
         except FormatError as error:
-            logger.warning("%s is cut off: %s", writer.get_extra_info("peername"), error)
+            self._warn("%s is cut off: %s", writer.get_extra_info("peername"), error)
         except TimeoutError:
             logger.info("%s is cut off: no whole request has come for long", writer.get_extra_info("peername"))
         except (OSError, EOFError) as error:
