@@ -245,8 +245,8 @@ class _Server(uvicorn.Server):
 class _TlsDoor:
     """Accepts connections over TLS, of which a number at most have not agreed on their keys yet.
 
-    A protocol is told of its connection behind that only, so it cannot bound those that say nothing before: the one that
-    takes longest gives its place to the next.
+    A protocol is told of its connection behind that only, so it cannot bound those that say nothing before: of these
+    the one that takes longest gives its place to the next.
 
     Args:
         listening: where they come.
@@ -287,7 +287,7 @@ class _TlsDoor:
 
     async def _agree(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        with suppress(OSError):  # whoever it was, he is gone, or speaks no TLS
+        with suppress(OSError):  # the client is gone, or speaks no TLS
             await loop.connect_accepted_socket(
                 self._make, connection, ssl=self._context, ssl_handshake_timeout=_HANDSHAKE_SECONDS
             )
