@@ -150,6 +150,11 @@ class TopicMetadata:
         return data_generation < self.old_below
 
 
+def is_remembered(*names: str | bytes) -> bool:
+    """Whether what is made of such names may be kept: of long ones, which anybody can ask for, it would fill memory."""
+    return sum(map(len, names)) <= 3 * NAME_BYTES
+
+
 def readable_topics(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[TopicMetadata]:
     """The topics of rows of the metadata table; rows that do not parse are left out."""
     for row in rows:

@@ -32,6 +32,8 @@ EVERYTHING = b"\x04\x01\x02\x02"
 _PAUSE_SECONDS = 0.02
 #: Empty messages in one request, just below what 10 MB may hold.
 _EMPTY_MESSAGES = 150_000
+#: A name as long as it may be in the head of a request, by its number.
+_LONG = "{:06d}" + "a" * 60_000
 _PATH = "/v1/namespaces/default/topics/{}"
 
 
@@ -321,3 +323,14 @@ def _attackers(attacks: Sequence[Callable[[threading.Event], None]]) -> Iterator
         ended.set()
         for thread in threads:
             thread.join(PATIENCE_SECONDS)
+
+
+def long_names(server: Serve, count: int) -> None:
+    """Ask for topics of long names, and publish as producers of long names."""
+    with Client(server.port) as client:
+        for number in range(count):
+            name = _LONG.format(number)
+            assert client.ask("GET", _PATH.format(name)).status == 404
+            said = {"x_tms_producer": f"default:{HONEST}/{name}", "x_tms_generation": "1", "x_tms_sequence": "1"}
+            path, body = _PATH.format(HONEST) + "/publish", b'{"messages":["a"]}'
+            assert client.ask("POST", path, body, content_type="application/json", **said).status == 400

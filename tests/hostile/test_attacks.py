@@ -104,3 +104,12 @@ def test_given_a_million_empty_messages_when_polled_then_no_more_memory_is_taken
                 f"\n{messages} empty messages: first byte after {first * 1000:.0f} ms, {grown:.1f} MB more\n"
             )
             assert grown <= MEMORY_MB
+
+
+def test_given_names_as_long_as_a_request_can_have_them_when_asked_for_then_they_are_not_kept(server: Serve) -> None:
+    attacks.prepare(server)
+    before = attacks.anonymous_mb(server.process.pid)
+    attacks.long_names(server, share(4096))
+    grown = attacks.anonymous_mb(server.process.pid) - before
+    sys.stdout.write(f"\n{share(4096)} long names of either kind: {grown:.1f} MB more\n")
+    assert grown <= 30

@@ -25,6 +25,7 @@ from tms_core.errors import (
     TransactionEnded,
     Unavailable,
 )
+from tms_core.messaging import producers
 from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producer_rows import Former, ProducerName, Registration, TransactionOutcome, tidy
@@ -223,6 +224,25 @@ def test_given_a_producer_when_listed_shown_and_deleted_then_its_instance_is_fen
     again = Instance(desk)
     assert again.generation > one.generation + 1
     assert again.former is None
+
+
+def test_given_as_many_producers_as_a_topic_may_have_then_no_other_name_is_taken_until_one_is_forgotten(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producers, "MOST_PRODUCERS", 3)
+    for name in ("a", "b", "c"):
+        desk.service.producers.register(BILLS, name, uuid4())
+    for _ in range(2):
+        with pytest.raises(BadRequest, match="has 3 producers, the most there may be"):
+            desk.service.producers.register(BILLS, "d", uuid4())
+        # Another instance is no other producer, and another topic has its own.
+        desk.service.producers.register(BILLS, "a", uuid4())
+        desk.restart()
+    desk.service.producers.register(ORDERS, "d", uuid4())
+    desk.side.delete([ProducerName(BILLS, 1, "b").key])
+    desk.service.producers.register(BILLS, "d", uuid4())
+    with pytest.raises(BadRequest):
+        desk.service.producers.register(BILLS, "b", uuid4())
 
 
 def test_given_what_is_no_producer_then_it_is_refused(desk: GroupDesk) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import tracemalloc
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -399,6 +400,19 @@ def test_given_one_right_when_asked_then_it_is_not_another(can: str, let_in: set
     for _ in range(2):
         assert {need for need in needs if rules.allow("ada", topic, need)} == let_in
     assert not {need for need in needs if rules.allow("bob", topic, need)}
+
+
+def test_given_a_name_longer_than_any_that_is_made_when_asked_for_then_nothing_of_it_is_kept() -> None:
+    rules, topic = Rules([rule("ada", ["*"], "publish")]), TopicId("a", "b" * 60_000)
+    assert rules.allow("ada", topic, Need.PUBLISH)
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            rules.allow("ada", TopicId("a", str(number) * 60_000), Need.PUBLISH)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 60_000
 
 
 def test_given_no_rule_when_required_then_the_refusal_names_principal_right_and_topic() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import select
 import socket
 import ssl
 import subprocess
@@ -22,7 +23,7 @@ from tests.support import require_tool
 from tms_core.server.site import answer
 from tms_core.settings.models import TlsSettings
 from tms_core.web import listener as listener_module
-from tms_core.web import protocol
+from tms_core.web import protocol, thread
 from tms_core.web.listener import Listener, ListenerOptions
 from tms_core.web.protocol import bounded
 
@@ -353,6 +354,28 @@ def test_given_clients_that_owe_the_rest_of_a_request_then_one_more_takes_the_pl
         assert idle.ask("GET", "/").status == 200
 
 
+def test_given_clients_that_ask_nothing_for_long_then_one_more_takes_the_place_of_the_longest_idle(
+    monkeypatch: pytest.MonkeyPatch, echo: Echo
+) -> None:
+    monkeypatch.setattr(protocol, "_IDLE_SECONDS", 0.1)
+    with listening(echo, max_connections=3) as port, ExitStack() as stack:
+        first, second, busy = (stack.enter_context(Client(port)) for _ in range(3))
+        for one in (second, first):
+            assert one.ask("GET", "/").status == 200
+            time.sleep(0.05)
+        echo.may_answer.clear()
+        busy.socket.sendall(request("GET", "/busy"))
+        time.sleep(0.15)
+        echo.may_answer.set()
+        assert stack.enter_context(Client(port)).ask("GET", "/new").status == 200
+        with suppress(ConnectionError):
+            assert second.socket.recv(1) == b""
+        assert first.ask("GET", "/").status == 200
+        assert busy.answer().status == 200
+        # None of the three has been idle for long now.
+        assert stack.enter_context(Client(port)).ask("GET", "/new").status == 503
+
+
 def test_given_a_head_that_comes_byte_by_byte_then_it_is_refused_when_its_time_is_over(
     monkeypatch: pytest.MonkeyPatch, echo: Echo
 ) -> None:
@@ -436,18 +459,46 @@ def test_given_a_client_that_closes_its_half_in_the_middle_then_nothing_is_done(
     assert echo.asked == []
 
 
-def test_given_tls_when_a_client_closes_in_the_middle_then_the_server_goes_on(
-    echo: Echo, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def tls(tmp_path: Path) -> TlsSettings:
     openssl = require_tool("openssl", "apt-get install openssl")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     made = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -keyout"
     subprocess.run([openssl, *made.split(), key, "-out", certificate], check=True, capture_output=True)
-    context = ssl.create_default_context(cafile=str(certificate))
-    with listening(echo, TlsSettings(certificate=certificate, key=key)) as port:
+    return TlsSettings(certificate=certificate, key=key)
+
+
+def wrapped(tls: TlsSettings, port: int) -> ssl.SSLSocket:
+    """A connection over TLS."""
+    bare = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
+    return ssl.create_default_context(cafile=str(tls.certificate)).wrap_socket(bare, server_hostname="localhost")
+
+
+def test_given_tls_when_a_client_closes_in_the_middle_then_the_server_goes_on(
+    echo: Echo, tls: TlsSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    with listening(echo, tls) as port:
         for _ in range(2):
-            bare = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
-            with context.wrap_socket(bare, server_hostname="localhost") as wrapped:
-                wrapped.sendall(request("POST", "/a", b"a", UPGRADE))
-                assert wrapped.recv(65536).startswith(b"HTTP/1.1 200")
+            with wrapped(tls, port) as connection:
+                connection.sendall(request("POST", "/a", b"a", UPGRADE))
+                assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+    assert caplog.text == ""
+
+
+def test_given_tls_when_clients_never_agree_on_keys_then_the_slowest_of_them_gives_its_place_to_the_next(
+    echo: Echo, tls: TlsSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(thread, "_HANDSHAKES", 3)
+    with listening(echo, tls) as port, ExitStack() as stack:
+        silent = [stack.enter_context(Client(port)) for _ in range(4)]
+        assert rest(silent[0]) == b""
+        with wrapped(tls, port) as connection:
+            connection.sendall(request("GET", "/a"))
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        assert rest(silent[1]) == b""
+        silent[2].socket.sendall(request("GET", "/b"))
+        with suppress(ConnectionError):
+            assert b"200" not in rest(silent[2])
+        assert select.select([silent[3].socket], [], [], 0) == ([], [], [])
+    assert [path for _, path, _ in echo.asked] == ["/a"]
     assert caplog.text == ""

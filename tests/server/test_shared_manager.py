@@ -6,21 +6,22 @@ import logging
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from threading import Event, Semaphore, Thread
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.transaction.managers import BASE, NOW_MS
-from tms_core.clock import ManualClock
+from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import ConfigurationError, NotInProgress, StoreError, TmsError, TransactionError
 from tms_core.messaging import undecided
+from tms_core.server import serving
 from tms_core.server.ha import shared_manager
 from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
 from tms_core.server.ha.manager_log import SideLog, SideStorage, root_of
@@ -28,6 +29,7 @@ from tms_core.server.ha.member import HaMember
 from tms_core.server.ha.rota import SideCell
 from tms_core.server.ha.shared_manager import SharedManager
 from tms_core.server.managing import Managed, _reached, managed, show
+from tms_core.server.serving import _Opened
 from tms_core.settings.models import LeaderSettings, Settings, load
 from tms_core.tables.base import MessageValue
 from tms_core.tables.lease import Lease
@@ -487,6 +489,41 @@ def test_given_a_folder_of_a_manager_that_was_alone_when_several_begin_then_they
     with ExitStack() as stack, pytest.raises(ConfigurationError, match="log in HBase") as caught:
         made(settings_of(tmp_path), side, stack, LeaderSettings())
     assert "server.leader.advertise" in caught.value.hint
+
+
+def test_given_a_server_alone_when_others_begin_a_log_before_it_has_its_lease_then_it_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, store, clock = MemorySide(), MemoryStore(), SystemClock()
+
+    class Waiting(HaMember):
+        def begin(self, *arguments: Any) -> None:
+            with ExitStack() as stack:
+                made(settings_of(tmp_path / "other"), side, stack)
+            super().begin(*arguments)
+
+    @contextmanager
+    def waiting(*_: object) -> Iterator[HaMember]:
+        member = Waiting(store, side, side, LeaderSettings(), clock)
+        try:
+            yield member
+        finally:
+            member.stop()
+
+    for name, stub in (("_open", _Opened(store, created=False)), ("_side", side)):
+        monkeypatch.setattr(serving, name, lambda *_, stub=stub: stub)
+    monkeypatch.setattr(serving, "on_hbase", waiting)
+    environ = {
+        "TMS_STORAGE__KIND": "hbase",
+        "TMS_TRANSACTIONS__DIRECTORY": str(tmp_path / "tx"),
+        "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0",
+        "TMS_SERVER__PORT": "0",
+    }
+    with (
+        pytest.raises(ConfigurationError, match="log in HBase"),
+        serving.serving(None, environ, {}, janitor=False),
+    ):
+        pass
 
 
 def test_given_a_server_alone_on_hbase_when_made_then_its_manager_has_a_folder(tmp_path: Path) -> None:

@@ -111,10 +111,16 @@ def test_given_a_thread_that_writes_when_a_turn_ends_then_the_loop_does_not_wait
     assert bench.writers == ["thread", "thread"]
 
 
-@pytest.mark.parametrize(("size", "writer"), [(SMALL_BYTES, "loop"), (SMALL_BYTES + 1, "thread")])
+@pytest.mark.parametrize(("size", "writer"), [(SMALL_BYTES - 200, "loop"), (SMALL_BYTES - 199, "thread")])
 def test_given_a_large_request_when_published_then_a_thread_writes_it(bench: Bench, size: int, writer: str) -> None:
     bench.publish([bytes(size - 1), b"x"])
     assert bench.writers == [writer]
+
+
+def test_given_many_messages_without_payloads_when_published_then_a_thread_writes_them(bench: Bench) -> None:
+    bench.publish([b""] * (SMALL_BYTES // 100))
+    bench.publish([b""] * (SMALL_BYTES // 100 + 1))
+    assert bench.writers == ["loop", "thread"]
 
 
 def test_given_requests_of_other_threads_when_published_then_a_thread_writes_all(bench: Bench) -> None:

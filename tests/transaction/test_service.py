@@ -363,6 +363,26 @@ def test_given_too_many_connections_then_another_one_is_refused_and_the_others_g
     assert client.status() == "OK"
 
 
+def test_given_too_many_connections_then_another_one_takes_the_place_of_one_that_was_silent_for_long(
+    service: TransactionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(module, "NEW_SILENT_SECONDS", 0.0)
+    with ExitStack() as stack:
+        one, other, new = (stack.enter_context(connected(service)) for _ in range(3))
+        for connection in (other, one):
+            assert asked(connection).fields == {0: b"OK"}
+        wait_for(lambda: len(service._awaiting) == 3)
+        # One that has had no answer goes first, however long the others are silent.
+        assert asked(stack.enter_context(connected(service))).fields == {0: b"OK"}
+        assert is_closed(new)
+        assert is_closed(stack.enter_context(connected(service)))
+        monkeypatch.setattr(module, "SILENT_SECONDS", 0.0)
+        assert asked(stack.enter_context(connected(service))).fields == {0: b"OK"}
+        assert is_closed(other)
+        assert asked(one).fields == {0: b"OK"}
+
+
 @pytest.mark.parametrize(("files", "most"), [(256, 64), (3, 1), (10**6, 1000), (resource.RLIM_INFINITY, 1000)])
 def test_given_a_limit_of_open_files_then_there_are_not_so_many_connections_that_files_run_out(
     monkeypatch: pytest.MonkeyPatch, files: int, most: int
@@ -595,6 +615,14 @@ def test_given_a_service_that_demands_a_token_when_none_is_shown_then_nothing_is
             with pytest.raises(ServiceUnavailable, match="demands a token"):
                 client.invalidate(pointer)
     assert [entry.write_pointer for entry in manager.visibility().in_progress] == [pointer]
+
+
+def test_given_a_service_that_demands_a_token_when_a_large_call_comes_before_it_then_that_is_cut_off(
+    guarded: TransactionService,
+) -> None:
+    with connected(guarded) as connection:
+        connection.sendall((module.LARGE_BYTES + 1).to_bytes(4))
+        assert is_closed(connection)
 
 
 def test_given_a_token_file_that_is_gone_or_empty_then_that_is_said(

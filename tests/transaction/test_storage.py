@@ -291,6 +291,27 @@ def test_given_a_log_that_cannot_be_written_then_everybody_who_waits_is_told_and
     log.close()
 
 
+def test_given_a_log_whose_writing_fails_for_another_reason_then_nothing_is_safe_that_was_lost_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LogFile(tmp_path / "txlog.1")
+    log.sync(log.append(Edit(1, EditState.INVALID)))
+    lost = log.append(Edit(2, EditState.INVALID))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", runs_out)
+        with pytest.raises(MemoryError):
+            log.sync(lost)
+    for position in (lost, log.append(Edit(3, EditState.INVALID))):
+        with pytest.raises(LogFailed, match="MemoryError"):
+            log.sync(position)
+    assert list(read_log(tmp_path / "txlog.1")) == [Edit(1, EditState.INVALID)]
+    log.close()
+
+
+def runs_out(*_: object) -> int:
+    raise MemoryError
+
+
 def fails(_: int) -> None:
     raise OSError(28, "No space left on device")
 

@@ -32,6 +32,7 @@ from tms_core.messaging.producer_rows import (
     counting,
     last_of,
     next_generation,
+    number_of,
     producers_of,
     registration,
     requests_by,
@@ -44,6 +45,8 @@ from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import transaction_ms
 
+#: How many producers a topic may have, so that to list them, or to look for idle ones, takes a second and some MB.
+MOST_PRODUCERS = 20_000
 #: Of how many producers and topics the last request is remembered.
 _KNOWN_REQUESTS = 20_000
 
@@ -161,6 +164,8 @@ class Producers:
         self._rows = RememberedRows(side)
         #: Last requests by their keys.
         self._last: dict[bytes, _Last] = {}
+        #: How many producers a topic has at most, by the start of their keys.
+        self._numbers: dict[bytes, int] = {}
         self._in_flight = InFlight()
 
     # -- producers ----------------------------------------------------------------------------------------------------
@@ -177,7 +182,7 @@ class Producers:
             Its generation, and what became of the last transaction before it.
 
         Raises:
-            BadRequest: that is no name, or no number of an instance.
+            BadRequest: that is no name, or no number of an instance; or the topic has too many producers.
             Unavailable: another one is being registered, or an older one's requests take too long; try again.
             TopicNotFound, MetadataError, StoreError: there is no such topic, or its row is damaged; the store failed.
         """
@@ -187,6 +192,8 @@ class Producers:
         with self._in_flight.only(producer.key):
             raw = self._side.get(producer.key)
             known = None if raw is None else registration(raw)
+            if known is None:
+                self._make_room(producer)
             if known is None or known.instance != instance:
                 now_ms = self._clock.now_ms()
                 former = None if known is None else known.former
@@ -252,6 +259,7 @@ class Producers:
         """Forget what was read, because another process may have written."""
         self._rows.forget()
         self._last.clear()
+        self._numbers.clear()
 
     # -- what they send -----------------------------------------------------------------------------------------------
 
@@ -435,6 +443,19 @@ class Producers:
         if raw == admitted.registered:
             return None
         return _refusal(admitted.keys.producer, admitted.sent.generation, raw)
+
+    def _make_room(self, producer: ProducerName) -> None:
+        """Let a topic have one more producer; they are counted once, and again where there seem to be too many."""
+        names = producer._replace(name="").key
+        number = self._numbers.get(names, MOST_PRODUCERS)
+        if number >= MOST_PRODUCERS:
+            number = number_of(self._side, producer, MOST_PRODUCERS)
+        if number >= MOST_PRODUCERS:
+            raise BadRequest(
+                f"Topic {producer.home} has {MOST_PRODUCERS} producers, the most there may be.",
+                "Use a name again, as each start of one program does; names that were idle for a week are forgotten.",
+            )
+        self._numbers[names] = number + 1
 
     def _known(self, producer: ProducerName) -> tuple[bytes, Registration]:
         raw = self._side.get(producer.key)

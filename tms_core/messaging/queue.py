@@ -53,11 +53,12 @@ class WriteRequest(Generic[R]):
         ttl_ms: a ttl of their own; None without one.
         sent: what it says of its producer; None: it has none.
         size: bytes of the payloads together.
+        weight: what they count for, which many that are empty do, too.
         admitted: what is known of its producer, while it is written.
         answer: done when it is durable, or will not be.
     """
 
-    __slots__ = ("admitted", "answer", "messages", "pointer", "sent", "size", "ttl_ms")
+    __slots__ = ("admitted", "answer", "messages", "pointer", "sent", "size", "ttl_ms", "weight")
 
     def __init__(
         self, messages: Sequence[bytes], pointer: int | None, ttl_ms: int | None = None, sent: Sent | None = None
@@ -68,6 +69,7 @@ class WriteRequest(Generic[R]):
         self.pointer = pointer
         self.ttl_ms = ttl_ms
         self.size = sum(map(len, messages))
+        self.weight = self.size + _ROW_BYTES * len(messages)
         self.answer: Answer[R] = Answer()
 
 
@@ -119,7 +121,7 @@ class Queue(ABC, Generic[R]):
         Raises:
             Unavailable: the service is closed.
         """
-        self._context.work.accept(request.size)
+        self._context.work.accept(request.weight)
         with self._lock:
             self._queue.append(request)
             idle, self._busy = not self._busy, True
@@ -151,7 +153,7 @@ class Queue(ABC, Generic[R]):
                 else:
                     _require_open(topic, fitting)
                     self._write(topic, now_ms, fitting)
-        self._context.work.done(len(batch), sum(request.size for request in batch))
+        self._context.work.done(len(batch), sum(request.weight for request in batch))
         with self._lock:
             more = self._busy = bool(self._queue)
         if more:
@@ -165,7 +167,7 @@ class Queue(ABC, Generic[R]):
             while self._queue and size < BATCH_BYTES:
                 request = self._queue.popleft()
                 batch.append(request)
-                size += request.size + _ROW_BYTES * len(request.messages)
+                size += request.weight
         return batch
 
     @abstractmethod

@@ -33,6 +33,7 @@ from tms_core.topic import (
     TopicId,
     TopicMetadata,
     encode_properties,
+    is_remembered,
     parse_java_int,
 )
 
@@ -263,17 +264,23 @@ def _from(topic: TopicMetadata, cutoff: Cutoff) -> bytes:
     return time_prefix(topic.topic.prefix, topic.generation, cutoff.ms)
 
 
-@lru_cache(maxsize=4096)
 def _prefix(topic: TopicId) -> bytes:
     """The topic's row key.
 
     Raises:
         BadRequest: no topic can have that name (CDAP's ``EntityId``).
     """
+    return (_remembered if is_remembered(topic.namespace, topic.topic) else _made)(topic)
+
+
+def _made(topic: TopicId) -> bytes:
     prefix = f"{topic.namespace}:{topic.topic}:".encode("utf-8", "replace")
     if TopicId.from_prefix(prefix) != topic:
         raise BadRequest(f"{str(topic)!r} cannot be a topic.", "Use letters, digits and '_'; in a topic also '-'.")
     return prefix
+
+
+_remembered = lru_cache(maxsize=4096)(_made)
 
 
 def check_length(topic: TopicId) -> None:

@@ -72,7 +72,7 @@ class Work:
 
     @property
     def bytes(self) -> int:
-        """Their payloads together."""
+        """Their payloads together, and what each has beside it."""
         return self._bytes
 
     def accept(self, size: int) -> None:

@@ -70,16 +70,26 @@ def managed(
         return Managed()
     if member is not None and not member.is_alone:
         return _among_several(settings, clock, store, side, member, stack)
-    if member is not None and root_of(side) is not None:
+    if member is not None:
+        check_alone(settings, side)
+    storage = _storage(settings)
+    manager = stack.enter_context(TransactionManager(storage, clock, clock_allowance_seconds=allowance_seconds))
+    service = _service(manager, wanted, stack)
+    return Managed(manager, manager, manager, service.address)
+
+
+def check_alone(settings: Settings, side: SideTable) -> None:
+    """See that a server that manages transactions by itself has all of them: first, and again when it has its lease.
+
+    Raises:
+        ConfigurationError: several servers have managed those of this store.
+    """
+    if settings.transactions.source == "manager" and root_of(side) is not None:
         raise ConfigurationError(
             "The transactions of this store are managed by several servers, with their log in HBase, and "
             "transactions.directory does not have them.",
             "Set server.leader.advertise, also for a single server.",
         )
-    storage = _storage(settings)
-    manager = stack.enter_context(TransactionManager(storage, clock, clock_allowance_seconds=allowance_seconds))
-    service = _service(manager, wanted, stack)
-    return Managed(manager, manager, manager, service.address)
 
 
 def show(

@@ -29,7 +29,7 @@ from tms_core.server.auth.kinds import make_gate
 from tms_core.server.exposure import exposed
 from tms_core.server.forward import Forwarder
 from tms_core.server.ha.member import on_hbase
-from tms_core.server.managing import managed, show
+from tms_core.server.managing import check_alone, managed, show
 from tms_core.server.memory import Memory
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.site import PollLimit, Site
@@ -133,6 +133,8 @@ def serving(
             registry.register(LeadershipMetrics(member.slots))
             if member.is_alone:
                 member.begin(service)
+                # Another one may have led while this one waited.
+                check_alone(settings, side)
         _make_topics(settings.server.system_topics, service)
         show(transactions, settings, store, side, clock, registry)
         started: dict[str, companions.Companion] = {}

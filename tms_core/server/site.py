@@ -24,7 +24,7 @@ from tms_core.server.json_text import JsonCodec
 from tms_core.server.memory import FREE_BYTES, Memory, Share
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.waiting import Waiting
-from tms_core.topic import TopicId
+from tms_core.topic import TopicId, is_remembered
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -209,17 +209,23 @@ def topic_of(scope: Scope) -> TopicId:
     return named_topic(names["namespace"], names["topic"])
 
 
-@lru_cache(maxsize=4096)
 def named_topic(namespace: str, topic: str) -> TopicId:
     """A topic by its two names.
 
     Raises:
         BadRequest: one of them is no name.
     """
+    return (_remembered if is_remembered(namespace, topic) else _parsed)(namespace, topic)
+
+
+def _parsed(namespace: str, topic: str) -> TopicId:
     try:
         return TopicId.parse(f"{namespace}:{topic}")
     except ValueError as error:
         raise BadRequest(f"{error}.") from error
+
+
+_remembered = lru_cache(maxsize=4096)(_parsed)
 
 
 async def outcome(wanted: Answer[T]) -> T:

@@ -23,7 +23,7 @@ from tms_core.messaging.work import THREADS, Batch, Work
 
 #: What a write may take that the loop waits for, in seconds: as long as it takes to answer a dozen requests.
 QUICK_SECONDS = 0.001
-#: What a request may have that the loop writes, in bytes of payloads.
+#: What a request may have that the loop writes, in bytes of payloads and of what each has beside it.
 SMALL_BYTES = 64 << 10
 
 

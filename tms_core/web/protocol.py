@@ -9,8 +9,8 @@
   ready to read. A client may be as slow as it likes while it has an answer to read.
 * **There is a bound on connections**, or a few hundred idle ones would take all the files that the process may open,
   and with them those the store needs. For one too many, that client is cut off which has owed the rest of its request
-  for longest; where there is none, the new one may ask for ``/ping`` only, so that a server that has much to do is not
-  restarted by who watches over it, and is answered 503 to all else.
+  for longest, else that which has asked nothing for longest; where there is none, the new one may ask for ``/ping``
+  only, so that a server that has much to do is not restarted by who watches over it, and is answered 503 to all else.
 * **A head may not grow without end**, and nor may what follows a body; trailers do not count as headers.
 * **A client that has said all and closes its half** is answered (not over TLS, which has no halves).
 
@@ -21,6 +21,7 @@ Traded: it overrides what uvicorn's protocol calls and keeps, so that a new vers
 from __future__ import annotations
 
 import asyncio
+import math
 import resource
 from collections.abc import Callable
 from operator import itemgetter
@@ -48,6 +49,9 @@ _PING_SECONDS = 2.0
 _PING = b"/ping"
 #: For how long a client must have owed the rest of its request before another one takes its place, in seconds.
 _OWED_SECONDS = 1.0
+#: And for how long one must have asked nothing that was answered before, in seconds: longer than from one request of a
+#: client that is at work to its next.
+_IDLE_SECONDS = 5.0
 
 
 def bounded(most_connections: int) -> type[Protocol]:
@@ -125,19 +129,25 @@ class Protocol(HttpToolsProtocol):
         self._wait()
 
     def _take_a_place(self) -> bool:
-        """Cut off the client that has owed the rest of its request for longest; whether there was one."""
-        owing = [
-            (one._owing_since, one)
-            for one in self.connections
-            if isinstance(one, Protocol) and one is not self and one._owing_since is not None
-            if not (one._cut_off or one.flow.read_paused)
-        ]
-        since, slowest = min(owing, key=itemgetter(0), default=(self.loop.time(), self))
-        if self.loop.time() - since < _OWED_SECONDS:
-            return False
-        slowest._cut_off = True
-        slowest.transport.abort()
-        return True
+        """Cut off the client that has owed the rest of its request for longest, or is idle; whether there was one."""
+        others = [one for one in self.connections if isinstance(one, Protocol) and one is not self]
+        others = [one for one in others if not (one._cut_off or one.flow.read_paused)]
+        owing = [(one._owing_since + _OWED_SECONDS, one) for one in others if one._owing_since is not None]
+        idle = [(one._said_at + _IDLE_SECONDS, one) for one in others if one._is_idle]
+        for some in (owing, idle):
+            since, slowest = min(some, key=itemgetter(0), default=(math.inf, self))
+            if since <= self.loop.time():
+                slowest._cut_off = True
+                slowest.transport.abort()
+                return True
+        return False
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether all that was asked is answered, and the client has taken it."""
+        cycle = self._last
+        answered = cycle is not None and cycle.response_complete and self._owing_since is None and not self.pipeline
+        return answered and not self.transport.get_write_buffer_size()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether to stay until what was asked is answered."""

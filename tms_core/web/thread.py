@@ -10,9 +10,12 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Self
+from functools import partial
+from typing import Self, cast
 
 import uvicorn
 
@@ -24,6 +27,9 @@ logger = logging.getLogger(__name__)
 _TICK_SECONDS = 1.0
 #: How often one that ends looks whether all is answered, in seconds.
 _CLOSING_SECONDS = 0.005
+#: How many connections may agree on their keys at a time (TLS), for how long, and how long accepting pauses where the
+#: process has no file left, in seconds.
+_HANDSHAKES, _HANDSHAKE_SECONDS, _PAUSE_SECONDS = 64, 10.0, 0.1
 #: Turns of the event loop in which a connection that has come is accepted and known.
 _TURNS = 10
 
@@ -176,6 +182,7 @@ class _Server(uvicorn.Server):
         self.settled = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._told = asyncio.Event()
+        self._doors: list[_TlsDoor] = []
 
     def finish(self) -> None:
         """Have it end; for any thread."""
@@ -193,7 +200,12 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
+        config = self.config
+        await super().startup([] if config.ssl else sockets)
+        if config.ssl:
+            kind, state = cast("Callable[..., asyncio.Protocol]", config.http_protocol_class), self.lifespan.state
+            make = partial(kind, config=config, server_state=self.server_state, app_state=state)
+            self._doors = [_TlsDoor(listening, config.ssl, make) for listening in sockets or []]
         self.settled.set()
 
     async def main_loop(self) -> None:
@@ -206,6 +218,8 @@ class _Server(uvicorn.Server):
         await _some_turns()  # takes connections that have come already
         for server in self.servers:
             server.close()
+        for door in self._doors:
+            await door.close()
         for listening in sockets or []:
             listening.close()
         try:
@@ -226,6 +240,57 @@ class _Server(uvicorn.Server):
             for connection in list(self.server_state.connections):
                 connection.shutdown()
             await asyncio.sleep(_CLOSING_SECONDS)
+
+
+class _TlsDoor:
+    """Accepts connections over TLS, of which a number at most have not agreed on their keys yet.
+
+    A protocol is told of its connection behind that only, so it cannot bound those that say nothing before: of these
+    the one that takes longest gives its place to the next.
+
+    Args:
+        listening: where they come.
+        context: certificate and key.
+        make: makes a protocol.
+    """
+
+    def __init__(self, listening: socket.socket, context: ssl.SSLContext, make: Callable[[], asyncio.Protocol]) -> None:
+        self._listening = listening
+        self._context = context
+        self._make = make
+        self._agreeing: dict[asyncio.Task[None], None] = {}
+        listening.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept())
+
+    async def close(self) -> None:
+        """Accept no more; those who have not agreed are cut off."""
+        tasks = [self._accepting, *self._agreeing]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._listening)
+            except OSError:
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            if len(self._agreeing) >= _HANDSHAKES:
+                slowest = next(iter(self._agreeing))
+                del self._agreeing[slowest]
+                slowest.cancel()
+            task = loop.create_task(self._agree(connection))
+            self._agreeing[task] = None
+            task.add_done_callback(lambda done: self._agreeing.pop(done, None))
+
+    async def _agree(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with suppress(OSError):  # the client is gone, or speaks no TLS
+            await loop.connect_accepted_socket(
+                self._make, connection, ssl=self._context, ssl_handshake_timeout=_HANDSHAKE_SECONDS
+            )
 
 
 async def _some_turns() -> None:

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 
 from tms_core.settings.models import AuthRule
-from tms_core.topic import TopicId
+from tms_core.topic import TopicId, is_remembered
 
 #: The principal of a rule for everybody who is known.
 EVERYBODY = "*"
@@ -59,7 +59,8 @@ class Rules:
 
     def allow(self, principal: str, topic: TopicId, need: Need) -> bool:
         """Whether a principal may do on a topic what takes ``need``."""
-        rights = self._remembered(principal, topic)
+        look_up = self._remembered if is_remembered(topic.namespace, topic.topic) else self.rights
+        rights = look_up(principal, topic)
         return bool(rights) if need is Need.ANY else need.value in rights
 
 

@@ -120,6 +120,10 @@ class GroupLog(ABC):
             self._put(self._synced, pending)
         except (OSError, StoreError) as error:
             self._failure = error
+        except BaseException as error:
+            # Memory that ran out, say: what was taken is lost all the same, and nothing may be put behind the gap.
+            self._failure = StoreError(f"{error!r}")
+            raise
         else:
             self._synced = position
 

@@ -4,7 +4,7 @@ A connection costs nothing while it is silent, so a Java client may keep its poo
 few workers, which wait for the disk together. On each connection one request is done after the other, as Tephra's own
 server does. A client that sends what is no call, or a frame above the limit, is cut off; so is one that says nothing at
 all, one that does not finish a frame it began, and, where memory is short, the one that has not read its answer for
-longest.
+longest. Where there are too many connections, a new one takes the place of one that was silent for long.
 
 There is no authentication in Tephra's protocol: who can reach the port can end any transaction. So a token may be
 demanded, which is shown by a call of our own, the first of a connection; Tephra's client has none to show.
@@ -21,6 +21,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from hmac import compare_digest
+from itertools import chain, islice
 from typing import Protocol, TypeVar, cast
 
 from tms_core.errors import ConfigurationError, FormatError, TmsError
@@ -39,6 +40,11 @@ MAX_CONNECTIONS, FILES_EACH = 1_000, 4
 LARGE_REQUESTS, LARGE_BYTES = 4, 64 * 1024
 #: How long a new connection may take until its first request begins, and each request until it is whole, in seconds.
 REQUEST_SECONDS = 60
+#: How long a connection must have been silent before a new one takes its place, in seconds: one that has not had an
+#: answer yet, and any other.
+NEW_SILENT_SECONDS, SILENT_SECONDS = 1.0, 60.0
+#: How long one warning of a kind stands for all others, in seconds.
+WARNING_SECONDS = 60.0
 #: How many bytes of answers may wait to be read, of all connections together, unless one answer alone has more.
 MAX_UNREAD_BYTES = 256 * 1024 * 1024
 #: How many requests are done at a time (``data.tx.server.threads``).
@@ -112,7 +118,12 @@ class TransactionService:
         self._stopping = asyncio.Event()
         self._thread: threading.Thread | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._awaiting: set[asyncio.Task[None]] = set()
+        #: Those of which bytes are awaited, and since when; the longest comes first.
+        self._awaiting: dict[asyncio.Task[None], float] = {}
+        #: Those that have not had an answer yet.
+        self._new: set[asyncio.Task[None]] = set()
+        #: Warnings, and before when they are not said again.
+        self._warn_at: dict[str, float] = {}
         self._large = asyncio.Semaphore(LARGE_REQUESTS)
         self._unread: dict[asyncio.StreamWriter, int] = {}
 
@@ -173,13 +184,33 @@ class TransactionService:
                 connection.cancel()
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._connections) >= _most_connections():
-            logger.warning("there are %d connections already, another one is refused", len(self._connections))
+        if len(self._connections) >= _most_connections() and not self._take_a_place():
+            self._warn("there are %d connections already, and no more are taken", len(self._connections))
             writer.close()
             return
         connection = asyncio.create_task(self._converse(reader, writer))
-        self._connections.add(connection)
-        connection.add_done_callback(self._connections.discard)
+        for known in (self._connections, self._new):
+            known.add(connection)
+            connection.add_done_callback(known.discard)
+
+    def _take_a_place(self) -> bool:
+        """Cut off who is silent for longest, but those who never had an answer first; whether there was one."""
+        now = asyncio.get_running_loop().time()
+        new = ((one, since + NEW_SILENT_SECONDS) for one, since in self._awaiting.items() if one in self._new)
+        others = ((one, since + SILENT_SECONDS) for one, since in self._awaiting.items())
+        for one, until in chain(islice(new, 1), islice(others, 1)):
+            if until <= now:
+                one.cancel()
+                self._connections.discard(one)
+                return True
+        return False
+
+    def _warn(self, text: str, *arguments: object) -> None:
+        """Log what clients can bring about as often as they like, now and then."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._warn_at.get(text, 0.0):
+            self._warn_at[text] = now + WARNING_SECONDS
+            logger.warning(text, *arguments)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection until either side has enough."""
@@ -187,7 +218,7 @@ class TransactionService:
         known, direct = self._token is None, False
         try:
             while not self._stopping.is_set():
-                size = await self._size(reader, wait_seconds)
+                size = await self._size(reader, wait_seconds, MAX_FRAME_BYTES if known else LARGE_BYTES)
                 async with self._large if size > LARGE_BYTES else nullcontext():
                     frame = await self._awaited(reader.readexactly(size), REQUEST_SECONDS)
                     if known:
@@ -200,8 +231,9 @@ class TransactionService:
                 if not known:
                     raise FormatError("it has not shown the token that is demanded (transactions.token_file)")
                 wait_seconds = None
+                self._new.discard(cast("asyncio.Task[None]", asyncio.current_task()))
         except FormatError as error:
-            logger.warning("%s is cut off: %s", writer.get_extra_info("peername"), error)
+            self._warn("%s is cut off: %s", writer.get_extra_info("peername"), error)
         except TimeoutError:
             logger.info("%s is cut off: no whole request has come for long", writer.get_extra_info("peername"))
         except (OSError, EOFError) as error:
@@ -246,22 +278,22 @@ class TransactionService:
             return True, wire.message(MessageKind.REPLY, request.name, request.number)
         return False, failure(request, Failure.PROTOCOL_ERROR, "This transaction service demands a token")
 
-    async def _size(self, reader: asyncio.StreamReader, seconds: float | None) -> int:
+    async def _size(self, reader: asyncio.StreamReader, seconds: float | None, most: int) -> int:
         """The size of the next frame."""
         (size,) = _LENGTH.unpack(await self._awaited(reader.readexactly(_LENGTH.size), seconds))
-        if not 0 <= size <= MAX_FRAME_BYTES:
-            raise FormatError(f"a frame of {size} bytes, where {MAX_FRAME_BYTES} are the most")
+        if not 0 <= size <= most:
+            raise FormatError(f"a frame of {size} bytes, where {most} are the most")
         return int(size)
 
     async def _awaited(self, reading: Coroutine[None, None, bytes], seconds: float | None) -> bytes:
         """Wait for bytes of a request; until they have come whole, the connection may be closed."""
         connection = cast("asyncio.Task[None]", asyncio.current_task())
-        self._awaiting.add(connection)
+        self._awaiting[connection] = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(seconds):
                 return await reading
         finally:
-            self._awaiting.discard(connection)
+            self._awaiting.pop(connection, None)
 
     async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         """Send an answer, at the cost of those who have not read theirs for longest."""
