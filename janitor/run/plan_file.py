@@ -182,7 +182,7 @@ def _parse(document: Mapping[str, Any]) -> PlanFile:
     return PlanFile(
         id=document["id"],
         store_id=document["store_id"],
-        effective_now_ms=document["effective_now_ms"],
+        effective_now_ms=int(document["effective_now_ms"]),
         terms=document["terms"],
         topics=topics,
         limits=Limits(
@@ -208,7 +208,7 @@ def _frontier(
     now_ms: int, generation: int, cutoff_ms: int, hold: str | None, processed: str, decided_ms: str
 ) -> Frontier:
     cutoff, held = Cutoff(cutoff_ms), None if hold is None else Hold(hold)
-    return Frontier(now_ms, cutoff, cutoff, generation, held, int(processed), int(decided_ms))
+    return Frontier(now_ms, cutoff, cutoff, int(generation), held, int(processed), int(decided_ms))
 
 
 def _ranges(key: EntryKey, work: TopicWork | None) -> list[tuple[bytes, bytes]]:

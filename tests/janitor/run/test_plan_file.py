@@ -340,6 +340,13 @@ def test_given_a_sealed_file_without_what_a_plan_has_when_read_then_it_is_no_pla
         plan.read(path)
 
 
+def test_given_a_sealed_file_of_no_moment_when_read_then_it_is_no_plan(store: MemoryStore, tmp_path: Path) -> None:
+    path = write(tmp_path / "plan", world_of(store), about())
+    tamper(path, seal=True, effective_now_ms="soon")
+    with pytest.raises(ConfigurationError, match="is not a plan file"):
+        plan.read(path)
+
+
 def test_given_no_file_when_read_then_the_reason_is_the_systems(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot read .*/missing: No such file"):
         plan.read(tmp_path / "missing")
