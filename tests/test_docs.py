@@ -244,7 +244,7 @@ def test_the_tables_of_the_report_and_the_plan_file_name_every_field(planned: di
     assert set(planned) == names_after("What `plan`, `apply` and") | extra
     assert set(planned["snapshot"]) == names_after("`snapshot`:")
     assert set(planned["terms"]) == names_after("`terms`:")
-    per_topic = names_after("An entry of `topics`:") | names_after("Each entry of `topics` has three fields more:")
+    per_topic = names_after("An entry of `topics`:") | names_after("Each entry of `topics` has four fields more:")
     assert {name for entry in planned["topics"] for name in entry} == per_topic
     assert set(planned["totals"]["kept"]) == names_after("`totals` has") == {str(r) for r in COUNTED_REASONS}
     assert {str(rule) for rule in Rule} | {"kept"} == set(planned["totals"])

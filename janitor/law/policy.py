@@ -7,7 +7,7 @@ disagree, this module is right.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal, NamedTuple, Protocol
 
@@ -104,6 +104,16 @@ class Frontier:
     def processed_now(self) -> int:
         """What this run takes by L7: nothing of a topic in which anything is held."""
         return self.processed if self.hold is None else 0
+
+    def within(self, other: Frontier) -> Frontier:
+        """This frontier where it goes no further than another one of the same moment."""
+        processed, decided_ms = min(self.processed, other.processed), min(self.decided_ms, other.decided_ms)
+        same = replace(self, processed=processed, decided_ms=decided_ms)
+        if other.cutoff >= self.cutoff and other.old_below >= self.old_below:
+            return same
+        generation = min(self, other, key=lambda each: each.old_below).generation
+        cutoff = min(self.cutoff, other.cutoff)
+        return replace(same, cutoff=cutoff, generation=generation, hold=self.hold or other.hold or Hold.FRONTIER)
 
     def is_processed(self, key: MessageKey | PayloadKey) -> bool:
         """Whether all consumers have done with a row of the current generation (L7).

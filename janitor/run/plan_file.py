@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from janitor.law.policy import Hold, Rule
+from janitor.law.policy import Frontier, Hold, Rule
 from janitor.law.ranges import Span, intersect, message_spans, payload_spans
 from janitor.report import DataTable, EntryKey, Report
 from janitor.sweep.context import Limits, RunContext, Terms, TopicWork
 from janitor.sweep.outcome import Outcome
 from tms_core.errors import ConfigurationError, PlanRefused, StoreError
-from tms_core.rowkey import generation_prefix
+from tms_core.rowkey import Cutoff, generation_prefix
 from tms_core.tables.base import KeyRange
 from tms_core.topic import TopicId
 
@@ -82,6 +82,7 @@ def document(
         item["ranges"] = [
             {"start": start.hex(), "stop": stop.hex()} for start, stop in [*_ranges(key, work), *_early(key, outcome)]
         ]
+        item["frontier"] = work and _reach(work.frontier)
         inverted = key.rule is Rule.INVALID_TRANSACTION
         item["pointers"] = [str(p) for p in sorted(outcome.pointers.get(key.topic, ()))] if inverted else []
     found["format"] = FORMAT
@@ -167,26 +168,47 @@ def _parse(document: Mapping[str, Any]) -> PlanFile:
     ranges: dict[tuple[DataTable, TopicId], set[KeyRange]] = {}
     topics: dict[TopicId, tuple[int, int]] = {}
     pointers: dict[TopicId, set[int]] = {}
+    frontiers: dict[TopicId, Frontier] = {}
     for item in document["topics"]:
         if item["held"] not in APPLICABLE:
             continue
         topic = TopicId(item["tms_namespace"], item["topic"])
         if item["metadata"] is not None:
             topics[topic] = (item["metadata"]["generation"], item["metadata"]["ttl_seconds"])
+            frontiers[topic] = _frontier(document["effective_now_ms"], **item["frontier"])
         found = {KeyRange(bytes.fromhex(r["start"]), bytes.fromhex(r["stop"])) for r in item["ranges"]}
         ranges.setdefault((item["table"], topic), set()).update(found)
         pointers.setdefault(topic, set()).update(int(pointer) for pointer in item["pointers"])
     return PlanFile(
         id=document["id"],
         store_id=document["store_id"],
-        effective_now_ms=document["effective_now_ms"],
+        effective_now_ms=int(document["effective_now_ms"]),
         terms=document["terms"],
         topics=topics,
         limits=Limits(
             {key: tuple(sorted(found)) for key, found in ranges.items()},
             {topic: frozenset(found) for topic, found in pointers.items()},
+            frontiers,
         ),
     )
+
+
+def _reach(frontier: Frontier) -> dict[str, Any]:
+    """How far a frontier went; what may have more than 53 bits as a string."""
+    return {
+        "generation": frontier.generation,
+        "cutoff_ms": frontier.cutoff.ms,
+        "hold": frontier.hold,
+        "processed": str(frontier.processed),
+        "decided_ms": str(frontier.decided_ms),
+    }
+
+
+def _frontier(
+    now_ms: int, generation: int, cutoff_ms: int, hold: str | None, processed: str, decided_ms: str
+) -> Frontier:
+    cutoff, held = Cutoff(cutoff_ms), None if hold is None else Hold(hold)
+    return Frontier(now_ms, cutoff, cutoff, int(generation), held, int(processed), int(decided_ms))
 
 
 def _ranges(key: EntryKey, work: TopicWork | None) -> list[tuple[bytes, bytes]]:
@@ -196,12 +218,15 @@ def _ranges(key: EntryKey, work: TopicWork | None) -> list[tuple[bytes, bytes]]:
     prefix = key.topic.prefix
     own = KeyRange(generation_prefix(prefix, key.generation), generation_prefix(prefix, key.generation + 1))
     spans: list[Span]
+    rule = key.rule
     if key.table == "message":
         spans = message_spans(work.topic, work.frontier)
     else:
         spans = payload_spans(work.topic, work.frontier, None)
+        # What was processed lies among what is expired; each row is judged by its time.
+        rule = Rule.EXPIRED if rule is Rule.PROCESSED else rule
     held = key.held not in (None, Hold.FIRST_CONTACT)
-    wanted = [span for span in spans if span.rule is key.rule and (span.held == held or span.by_row)]
+    wanted = [span for span in spans if span.rule is rule and (span.held == held or span.by_row)]
     return [(span.start, span.stop) for span in intersect(wanted, [own])]
 
 

@@ -68,15 +68,24 @@ class SweepRun:
         record.begin(deps, current)
         try:
             if not current.ready.stopped:
-                act = self._act()
-                with closing(act.deleted):
-                    self._sweep_store(act)
-        except LeaseLost as error:
-            current.halted = error
+                self._take()
+            return self._close()
         # Also for a bug of ours: what was deleted has to be in the ledger, and the run must not look alive.
         except Exception as error:
             record.close(deps, current, "failed", {"error": str(error)})
             raise
+
+    def _take(self) -> None:
+        act = self._act()
+        with closing(act.deleted):
+            try:
+                self._sweep_store(act)
+            except LeaseLost as error:
+                self._current.halted = error
+
+    def _close(self) -> Report:
+        """Record how it ended."""
+        deps, current = self._deps, self._current
         claim = claims.claim_in_force(deps, current.ready)
         current.boundary = claim.bound if claim else None
         report = passes.report(deps, current)

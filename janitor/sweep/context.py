@@ -73,10 +73,15 @@ class TopicWork:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a plan file allows: nothing outside its ranges, and of each topic the pointers it names."""
+    """What a plan file allows: nothing outside its ranges, and of each topic the pointers it names.
+
+    Attributes:
+        frontiers: how far each topic's frontier went. A range may have rows that this one held.
+    """
 
     by_topic: Mapping[tuple[DataTable, TopicId], tuple[KeyRange, ...]]
     pointers: Mapping[TopicId, frozenset[int]]
+    frontiers: Mapping[TopicId, Frontier] = field(default_factory=dict)
 
     def ranges(self, table: DataTable, topic: TopicId) -> tuple[KeyRange, ...]:
         return self.by_topic.get((table, topic), ())
@@ -185,6 +190,8 @@ class RunContext:
         has_more = False
         if self.processed is not None and self.in_scope(key):
             frontier, has_more = self.processed.extend(topic, frontier)
+        if self.limits is not None:
+            frontier = frontier.within(self.limits.frontiers.get(topic.topic, frontier))
         waits = self.lazy and not has_more and self._may_wait(topic, frontier)
         counts_held = not (self.lazy and self._is_old(topic, frontier, record))
         return TopicWork(topic, value, frontier, record, waits, counts_held)

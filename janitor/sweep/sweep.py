@@ -138,7 +138,11 @@ def _take(step: StepName, parts: Sequence[Part], run: Runner, outcomes: list[Out
     for at, outcome in run(jobs):
         outcomes[at] += outcome
         if step == "invert" and progress is not None:
-            _record(progress, parts[at].store, outcomes[at])
+            try:
+                _record(progress, parts[at].store, outcomes[at])
+            except TmsError as error:
+                # It ends the pass; what other parts have done meanwhile is still to be counted.
+                outcomes[at].ended = outcomes[at].ended or error
 
 
 def _take_expired(whole: Part, expiries: Expiries, outcomes: Sequence[Outcome]) -> Outcome:

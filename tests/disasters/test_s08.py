@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from janitor.law.policy import Hold
+from janitor.law.policy import Hold, Rule
 from janitor.report import Report
 from janitor.state.base import EVERYTHING
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, pointer, topic, watch
@@ -262,6 +262,23 @@ def test_given_a_jump_when_a_known_store_is_run_with_adopt_then_it_is_held_all_t
     assert rig.state.frontiers() == before
     assert held(rig.engine.run_once(adopt=True)) == {"default:orders": Hold.FRONTIER}
     assert orders.times() == [SOON_MS, LIVE_MS]
+
+
+def test_given_a_plan_made_during_a_hold_when_applied_after_it_then_what_it_showed_as_held_stays(
+    store: Store, jump: Callable[[Topic], object], tmp_path: Path
+) -> None:
+    rig, orders = prepared(store)
+    jump(orders)
+    rig.engine.run_once()
+    rig.clock.advance(10 * MINUTE + 1)
+    planned = rig.engine.preview(out=tmp_path / "plan.json")
+    rig.engine.approve((EVERYTHING,))
+    applied = rig.engine.carry_out(tmp_path / "plan.json")
+    assert (planned.total(Rule.EXPIRED), planned.total(Rule.OLD_GENERATION)) in [(2, 0), (0, 2)]
+    assert {rule: applied.total(rule) for rule in Rule} == {rule: planned.total(rule) for rule in Rule}
+    assert (orders.times(), orders.stored_times()) == ([LIVE_MS], [LIVE_MS])
+    rig.engine.run_once()
+    assert (orders.times(), orders.stored_times()) == ([], [])
 
 
 def test_given_a_jump_when_the_store_is_adopted_again_then_it_is_let_go(

@@ -12,6 +12,7 @@ import pytest
 from janitor.boundary.claim import find_gap
 from janitor.report import Report
 from janitor.run.sweep_run import PROGRESS_MS
+from janitor.state.base import CounterKey
 from tests.builders import (
     DAY,
     HOUR,
@@ -30,7 +31,7 @@ from tests.builders import (
 )
 from tests.salted import BUCKETS, SaltedStore
 from tests.support import size
-from tms_core.errors import StoreError
+from tms_core.errors import StateError, StoreError
 from tms_core.rowkey import salt
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.lease import Lease
@@ -461,6 +462,29 @@ def test_given_a_lease_that_is_lost_while_parts_are_searched_when_covered_then_n
     assert [note.guard for note in report.guards] == ["lease"]
     assert {start[0] for start, _ in spans(rig) if start} == set(taken)
     assert rig.state.runs(1)[0].result == "halted"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_given_evidence_that_cannot_be_saved_when_parts_are_searched_then_all_that_was_negated_is_counted(
+    workers: int,
+) -> None:
+    rig, orders = prepared(Parts(), workers=workers)
+    saved: list[Call] = []
+
+    def fail(call: Call) -> None:
+        if call.name == "state.replace_evidence":
+            saved.append(call)
+            if len(saved) == 2:
+                raise StateError("the disk is full")
+
+    watch_state(rig.state, fail)
+    with pytest.raises(StateError):
+        rig.engine.run_once()
+    negated = sum(written is not None and written < 0 for written in orders.pointers())
+    [entry] = [entry for entry in rig.state.ledger(10) if entry.rule == "invalid_transaction"]
+    assert entry.rows == negated
+    assert rig.state.counters()[CounterKey("rows_inverted_total")] == negated
+    assert_true(rig)
 
 
 # --- whatever happens ------------------------------------------------------------------------------------------------

@@ -434,7 +434,7 @@ def test_given_a_swept_store_when_swept_again_at_once_then_nothing_is_left_to_do
         assert [again.total(rule) for rule in Rule] == [0] * len(Rule)
 
 
-@given(scenes(), st.integers(1, 7), st.integers(0, 10**9))
+@given(scenes() | processed_scenes(), st.integers(1, 7), st.integers(0, 10**9))
 def test_given_a_plan_of_a_random_store_when_applied_later_then_exactly_what_it_shows_is_done(
     scene: Scene, batch_rows: int, later_ms: int
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -481,3 +482,28 @@ def test_s8_given_any_frontier_when_a_row_goes_then_the_law_takes_it_and_else_it
         assert verdict in (law, HELD)
     else:
         assert verdict == law
+
+
+@pytest.mark.parametrize("generation", [2, -2])
+def test_given_two_frontiers_when_one_keeps_within_the_other_then_just_those_rows_go_that_both_let_go(
+    generation: int,
+) -> None:
+    topic = metadata(generation)
+    opened = Frontier.open(NOW_MS, topic)
+    frontiers = [
+        opened,
+        replace(opened, processed=NOW_MS << 16),
+        replace(opened, processed=NOW_MS - 5 << 16, decided_ms=NOW_MS - 5),
+        held(topic, cutoff_ms=DUE_MS - 5, generation=2),
+        held(topic, cutoff_ms=DUE_MS - 10, generation=1, hold=Hold.CONSUMER),
+        Frontier.closed(NOW_MS, topic, Hold.PAUSED),
+    ]
+    times = [DUE_MS - 11, DUE_MS - 6, DUE_MS - 1, DUE_MS, NOW_MS - 6, NOW_MS - 1, NOW_MS]
+    rows = [kind(time_ms, life) for kind in (message, payload) for time_ms in times for life in (1, 2, 3)]
+    for one, other in product(frontiers, repeat=2):
+        for row, expires_ms in product(rows, (None, NOW_MS)):
+            alone, beside, within = (
+                isinstance(judge(row, generation, frontier, expires_ms=expires_ms), Delete)
+                for frontier in (one, other, one.within(other))
+            )
+            assert within is (alone and beside)

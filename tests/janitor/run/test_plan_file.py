@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from janitor.law.policy import Hold, Rule
+from janitor.law.policy import Frontier, Hold, Rule
 from janitor.report import DataTable, Entry, EntryKey, Report
 from janitor.run import plan_file as plan
 from janitor.run.plan_file import PlanFile, checksum, describe_terms
@@ -20,7 +20,7 @@ from janitor.sweep.outcome import Outcome
 from janitor.sweep.transactions import TransactionView
 from tests.builders import LIFETIME, NOW_MS, topic, unknown_topic
 from tms_core.errors import ConfigurationError, PlanRefused
-from tms_core.rowkey import generation_prefix, time_prefix
+from tms_core.rowkey import LONG_MAX, Cutoff, generation_prefix, time_prefix
 from tms_core.tables.base import KeyRange
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
@@ -145,6 +145,13 @@ def test_given_a_plan_when_written_then_the_file_is_the_report_and_what_it_rests
     [item] = document["topics"]
     assert (item["tms_namespace"], item["topic"], item["rows"]) == ("default", "orders", 1)
     assert item["metadata"] == {"generation": 3, "ttl_seconds": TTL_SECONDS}
+    assert item["frontier"] == {
+        "generation": 3,
+        "cutoff_ms": DUE_MS,
+        "hold": None,
+        "processed": "0",
+        "decided_ms": str(LONG_MAX),
+    }
     assert item["ranges"] == [{"start": ORDERS_3.hex(), "stop": ORDERS_DUE.hex()}]
     assert item["pointers"] == []
 
@@ -162,6 +169,7 @@ def test_given_a_topic_without_metadata_when_written_then_the_file_says_so(store
     key = about(LOST, 1, rule=Rule.INVALID_TRANSACTION)
     path = write(tmp_path / "plan", world_of(store), key, pointers=(9,))
     assert load(path)["topics"][0]["metadata"] is None
+    assert load(path)["topics"][0]["frontier"] is None
     assert plan.read(path).topics == {}
     assert plan.read(path).limits.pointers == {LOST: {9}}
 
@@ -171,6 +179,10 @@ def test_given_a_topic_without_metadata_when_written_then_the_file_says_so(store
 
 def read(path: Path, context: RunContext, *keys: EntryKey) -> PlanFile:
     return plan.read(write(path, context, *keys))
+
+
+def applied(generation: int, cutoff_ms: int, hold: Hold | None = None) -> Frontier:
+    return Frontier(NOW_MS - 5, Cutoff(cutoff_ms), Cutoff(cutoff_ms), generation, hold)
 
 
 def test_given_a_plan_when_read_back_then_it_is_what_was_written(store: MemoryStore, tmp_path: Path) -> None:
@@ -190,6 +202,7 @@ def test_given_a_plan_when_read_back_then_it_is_what_was_written(store: MemorySt
                 ("message", RETURNS): (KeyRange(returns_1, time_prefix(RETURNS.prefix, 1, HELD_AT_MS)),),
             },
             {ORDERS: frozenset({5, 7}), RETURNS: frozenset()},
+            {ORDERS: applied(3, DUE_MS), RETURNS: applied(1, HELD_AT_MS, Hold.FRONTIER)},
         ),
     )
 
@@ -212,6 +225,7 @@ def test_given_inversions_in_several_topics_when_read_back_then_each_topic_has_i
         (about(generation=2, rule=Rule.OLD_GENERATION), [KeyRange(ORDERS_2, ORDERS_3)]),
         (about(), [KeyRange(ORDERS_3, ORDERS_DUE)]),
         (about(table="payload"), [KeyRange(ORDERS_3, generation_prefix(ORDERS.prefix, 4))]),
+        (about(table="payload", rule=Rule.PROCESSED), [KeyRange(ORDERS_3, generation_prefix(ORDERS.prefix, 4))]),
         (about(generation=1, table="payload", rule=Rule.OLD_GENERATION), [KeyRange(ORDERS_1, ORDERS_2)]),
         (about(LOST), []),
     ],
@@ -322,6 +336,13 @@ def test_given_a_sealed_file_without_what_a_plan_has_when_read_then_it_is_no_pla
 ) -> None:
     path = write(tmp_path / "plan", world_of(store), about())
     tamper(path, seal=True, topics=topics)
+    with pytest.raises(ConfigurationError, match="is not a plan file"):
+        plan.read(path)
+
+
+def test_given_a_sealed_file_of_no_moment_when_read_then_it_is_no_plan(store: MemoryStore, tmp_path: Path) -> None:
+    path = write(tmp_path / "plan", world_of(store), about())
+    tamper(path, seal=True, effective_now_ms="soon")
     with pytest.raises(ConfigurationError, match="is not a plan file"):
         plan.read(path)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ from tests.builders import (
     watch,
     watch_state,
 )
-from tms_core.errors import StateError, StoreError
+from tms_core.errors import StateBusy, StateError, StoreError
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix, time_prefix
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
@@ -42,6 +43,8 @@ INVALID = pointer(NOW_MS - 10 * HOUR)
 OTHER = pointer(NOW_MS - 9 * HOUR)
 #: Store calls of the longest sweep below; far more than any of them makes.
 CALLS = 300
+#: Counters of rows that went or were negated.
+COUNTED = ("rows_deleted_total", "rows_inverted_total")
 
 
 class Crash(BaseException):
@@ -365,6 +368,44 @@ def test_given_a_run_that_fails_as_a_whole_when_it_ends_then_what_it_took_is_in_
         about: len(keys) for about, keys in spy.taken.items()
     }
     assert rig.state.intents() == []
+
+
+def fail_once(rig: Rig, at_call: int) -> bool:
+    """Sweep with a state that fails at the k-th call; returns whether it came to that."""
+    calls = 0
+
+    def count(_: Call) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == at_call:
+            raise StateBusy("it is being written by another process.")
+
+    watch_state(rig.state, before=count)
+    with suppress(StateBusy):
+        rig.engine.run_once()
+    failed, calls = calls >= at_call, at_call
+    return failed
+
+
+def test_given_a_state_that_fails_once_at_any_call_when_swept_again_then_all_that_went_is_counted_once() -> None:
+    for at_call in range(1, CALLS):
+        store = MemoryStore()
+        fill(store)
+        rig = janitor(store, batch_rows=2)
+        rig.snapshots.invalid = [INVALID, OTHER]
+        rig.engine.adopt()
+        spy = Spy(store)
+        if not fail_once(rig, at_call):
+            break
+        rig.clock.advance(MINUTE)
+        rig.engine.run_once()
+        found: Counter[About] = Counter()
+        for entry in rig.state.ledger(1000):
+            found[About(str(entry.topic), entry.generation, entry.table, entry.rule)] += entry.rows or 0
+        assert found == {about: len(keys) for about, keys in spy.taken.items()}
+        counted = [number for key, number in rig.state.counters().items() if key.name in COUNTED]
+        assert sum(counted) == sum(found.values())
+    assert at_call > 60
 
 
 def test_given_a_batch_of_which_nobody_knows_whether_it_went_when_the_run_ends_then_the_ledger_says_so(
