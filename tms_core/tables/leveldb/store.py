@@ -19,7 +19,7 @@ from copy import copy
 from functools import lru_cache, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tms_core.errors import StoreError
 from tms_core.tables.base import (
@@ -32,6 +32,7 @@ from tms_core.tables.base import (
     Page,
     PayloadTable,
     PointerSet,
+    RowsOfRequest,
     Search,
     Store,
     TableName,
@@ -291,24 +292,35 @@ class LevelDBMessageTable(LevelDBTable, LevelDBMessageReads, MessageTable):
 
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
         self._calls["put"] += 1
-        if isinstance(rows, _Encoded):
-            self._writable.put(cast(Sequence[tuple[bytes, bytes]], rows))
-        else:
-            self._writable.put((key, encode(value)) for key, value in rows)
+        stored = rows.stored if isinstance(rows, _StoredRows) else [(key, encode(value)) for key, value in rows]
+        self._writable.put(stored)
 
-    def rows_of(
-        self, keys: Sequence[bytes], pointer: int | None, payloads: Sequence[bytes] | None
-    ) -> list[tuple[bytes, MessageValue]]:
-        if payloads is None:
-            values: Iterable[bytes] = [encode(MessageValue(pointer, None))]
-        else:
-            # They begin alike.
-            values = map((_PLAIN_TAG if pointer is None else _head(_TRANSACTIONAL, pointer)).__add__, payloads)
-        return _Encoded(cast(Iterable[tuple[bytes, MessageValue]], zip(keys, values, strict=True)))
+    def rows_of(self, requests: Iterable[RowsOfRequest]) -> Sequence[tuple[bytes, MessageValue]]:
+        stored: list[tuple[bytes, bytes]] = []
+        for keys, pointer, payloads in requests:
+            if payloads is None:
+                stored += [(key, encode(MessageValue(pointer, None))) for key in keys]
+            else:
+                # They begin alike.
+                head = _PLAIN_TAG if pointer is None else _head(_TRANSACTIONAL, pointer)
+                stored += zip(keys, map(head.__add__, payloads), strict=True)
+        return _StoredRows(stored)
 
 
-class _Encoded(list[tuple[bytes, MessageValue]]):
-    """Rows whose values are bytes already, as they are stored."""
+class _StoredRows(Sequence[tuple[bytes, MessageValue]]):
+    """Rows as they are stored; a value is decoded when it is looked at."""
+
+    def __init__(self, stored: list[tuple[bytes, bytes]]) -> None:
+        self.stored = stored
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return _StoredRows(self.stored[at])
+        key, raw = self.stored[at]
+        return key, decode(raw)
 
 
 class LevelDBPayloadTable(LevelDBTable, LevelDBPayloadReads, PayloadTable):
