@@ -14,8 +14,7 @@ from tests.server.conftest import serving
 from tests.server.test_messages import EVERYTHING, NOW_POINTER, avro
 from tms_core.logs.harmless import get_logger, harmless
 from tms_core.messaging.ids import Ids
-from tms_core.messaging.lines import Line
-from tms_core.messaging.visible import FirstReads
+from tms_core.messaging.lines import FirstReads, Line
 
 
 class Failing(Exception):

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tms_core.cli.names import TopicType
 from tms_core.cli.outcome import completing
+from tms_core.cli.typed import TopicType
 from tms_core.errors import ConfigurationError, TmsError
 
 if TYPE_CHECKING:

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tms_core.cli.outcome import completing
-from tms_core.cli.text import columns, duration, moment
-from tms_core.cli.times import Moment, TimeType
+from tms_core.cli.typed import Moment, TimeType
 from tms_core.clock import SystemClock
 from tms_core.errors import NotInProgress
-from tms_core.logs.printable import printable
+from tms_core.logs.printable import columns, duration, moment, printable
 from tms_core.transaction.model import (
     InProgress,
     InProgressType,

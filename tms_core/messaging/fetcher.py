@@ -23,10 +23,9 @@ from tms_core.consumers.positions import Floor, cutoff_at
 from tms_core.logs.harmless import harmless
 from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import POSITIONS, SEQUENCE_BITS, expires_ms, position, tail
-from tms_core.messaging.lines import Lines
+from tms_core.messaging.lines import FirstReads, Lines
 from tms_core.messaging.model import FetchRequest, MessageList, SharedList
 from tms_core.messaging.partitions import FAMILIES, SEALED
-from tms_core.messaging.visible import FirstReads
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, Cutoff, MessageId, java_abs, pointer_prefix, stop_key
 from tms_core.tables.base import MessageColumns, Store
 from tms_core.tables.side import Expiries

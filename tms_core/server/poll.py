@@ -30,8 +30,7 @@ from tms_core.rowkey import LONG_MAX
 from tms_core.server.body import GZIP, Disconnected, Headers, accepts_gzip
 from tms_core.server.codec import Codec
 from tms_core.server.memory import FREE_BYTES, Share
-from tms_core.server.site import Site, headers_of, topic_of
-from tms_core.server.waiting import waking
+from tms_core.server.site import Site, headers_of, topic_of, waking
 from tms_core.topic import TopicId
 from tms_core.web.protocol import abort_of, probe_of
 
