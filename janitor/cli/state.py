@@ -17,7 +17,7 @@ from janitor.state.base import State
 from janitor.state.notes import Note
 from tms_core.clock import SystemClock
 from tms_core.errors import TmsError
-from tms_core.settings.layers import read_yaml
+from tms_core.settings import yaml_file
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
@@ -66,7 +66,7 @@ def _state_folder(config: Path | None, leveldb: str | None) -> Path | None:
     """The state folder of a LevelDB store, as flags, environment and file say it; None for another kind of store."""
     if leveldb:
         return Path(f"{Path(leveldb).absolute()}.janitor")
-    content = read_yaml(config) if config else {}
+    content = yaml_file.read(config) if config else {}
 
     def setting(section: str, name: str, default: str) -> str:
         written = content.get(section)

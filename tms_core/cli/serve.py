@@ -15,7 +15,7 @@ import click
 
 from tms_core.cli.entry import ending
 from tms_core.cli.outcome import arguments, completing
-from tms_core.logs.printable import LogFormat, configure
+from tms_core.logs.loggers import LogFormat, configure
 
 #: glibc's names for the smallest block that goes back to the system when it is freed, and for how many pools there are.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeGuard, cast
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.positions import Floor, cutoff_at
-from tms_core.logs.harmless import harmless
+from tms_core.logs.loggers import harmless
 from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import POSITIONS, SEQUENCE_BITS, expires_ms, position, tail
 from tms_core.messaging.lines import FirstReads, Lines

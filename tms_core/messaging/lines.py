@@ -23,7 +23,7 @@ from typing import NamedTuple, cast
 from tms_core.clock import HonestClock
 from tms_core.consumers.claim_rows import first_unread
 from tms_core.consumers.retention import announced_in
-from tms_core.logs.harmless import harmless
+from tms_core.logs.loggers import harmless
 from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.ids import Ids, first_free, milliseconds, position, tail
 from tms_core.messaging.model import MessageList

@@ -38,7 +38,7 @@ from tms_core.errors import (
     Unauthorized,
     Unavailable,
 )
-from tms_core.logs.harmless import get_logger, harmless
+from tms_core.logs.loggers import get_logger, harmless
 from tms_core.server.auth.gate import Gate, Need
 from tms_core.server.body import Disconnected
 from tms_core.server.forward import Forwarder

@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError, LeaseHeld, TmsError
-from tms_core.logs.harmless import get_logger
+from tms_core.logs.loggers import get_logger
 from tms_core.messaging.service import MessagingService
 from tms_core.tables.base import Store
 from tms_core.transaction.manager.manager import TransactionManager

@@ -23,7 +23,7 @@ from dataclasses import replace
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
-from tms_core.logs.harmless import harmless
+from tms_core.logs.loggers import harmless
 from tms_core.messaging.fetcher import Fetch
 from tms_core.messaging.model import FetchRequest, MessageList
 from tms_core.rowkey import LONG_MAX

@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticUndefined
 
 from tms_core.errors import ConfigurationError
+from tms_core.settings import yaml_file
 from tms_core.settings.fields import DEFAULT, S, Section, extra, fields, kinds, section_of, text
 
 PREFIX = "TMS_"
@@ -101,7 +102,7 @@ class _Given(NamedTuple):
 
 def _from_file(model: type[Section], file: Path, folder: Path) -> dict[str, _Given]:
     origin = f"file {file}"
-    content = read_yaml(file)
+    content = yaml_file.read(file)
     own = {key: value for key, value in content.items() if key not in model.left_alone}
     return {path: _Given(value, origin, folder) for path, value in _flat(model, own, "", origin, model.removed)}
 
@@ -210,41 +211,6 @@ def _values(section: Section, prefix: str) -> Iterator[tuple[str, object]]:
             yield from _values(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML's safe loader, which would let the later of two equal keys win, without that."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
-            if isinstance(key, yaml.ScalarNode):
-                seen.add(key.value)
-        return node
-
-
-def read_yaml(file: Path) -> dict[Any, object]:
-    """The mapping a YAML file holds; an empty file is an empty one.
-
-    Raises:
-        ConfigurationError: it cannot be read, is not YAML, is not a mapping, or names a key twice.
-    """
-    try:
-        loader = _UniqueKeys(file.read_text(encoding="utf-8"))
-        content = loader.get_single_data()
-    except OSError as error:
-        raise ConfigurationError(f"the configuration file {file} cannot be read: {error.strerror}.") from error
-    except yaml.MarkedYAMLError as error:
-        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigurationError(f"file {file}{line} is not YAML: {error.problem}.") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigurationError(f"file {file} is not YAML: {error}.") from error
-    if not isinstance(content, dict | None):
-        raise ConfigurationError(f"file {file} is not a mapping.", "Write sections into it, such as `storage:`.")
-    return content or {}
 
 
 def explained(

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError, Unauthorized
-from tms_core.logs.harmless import get_logger
+from tms_core.logs.loggers import get_logger
 from tms_core.server.auth.gate import Identity, is_principal
 from tms_core.server.auth.watched_file import WatchedFile
 

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError
-from tms_core.logs.harmless import get_logger
+from tms_core.logs.loggers import get_logger
 
 logger = get_logger(__name__)
 

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from tms_core.clock import Clock
 from tms_core.errors import LeaseHeld, LeaseLost, StoreError, StoreUnavailable, Unavailable
-from tms_core.logs.harmless import get_logger
+from tms_core.logs.loggers import get_logger
 from tms_core.tables.lease import Lease, LeaseRecord
 
 #: How often it is looked who leads, in seconds.

@@ -21,7 +21,7 @@ from functools import partial
 
 from tms_core.clock import Clock
 from tms_core.errors import LeaseHeld, LeaseLost, StoreError
-from tms_core.logs.harmless import get_logger
+from tms_core.logs.loggers import get_logger
 from tms_core.rowkey import stop_key
 from tms_core.server.ha.leadership import REACH_MS, Leadership
 from tms_core.server.ha.slots import Slots

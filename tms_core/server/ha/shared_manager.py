@@ -15,7 +15,7 @@ from typing import Self
 
 from tms_core.clock import Clock
 from tms_core.errors import FormatError, StoreError, TmsError, TransactionError
-from tms_core.logs.harmless import get_logger
+from tms_core.logs.loggers import get_logger
 from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
 from tms_core.server.ha.manager_log import SideStorage, Still, root_of
 from tms_core.tables.side import SideTable

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 
 from tms_core.errors import StoreError
-from tms_core.logs.harmless import get_logger
+from tms_core.logs.loggers import get_logger
 from tms_core.tables.base import TableName
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import HBaseRows

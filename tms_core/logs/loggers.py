@@ -1,0 +1,108 @@
+"""Loggers: how their lines look, and those whose failure must not matter.
+
+Lines are sentences for a person at a terminal, and one JSON object a line for everything else. They go to standard
+error, because standard output belongs to what a command was asked for.
+
+What only watches messaging, as a metric, a log line or a notification does, may not turn a message that is on disk into
+an error when it fails. So it is called through :func:`harmless`, and what it raises ends there: with a line on standard
+error, because the log may be what has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, MutableMapping
+from contextlib import suppress
+from typing import Any, Literal, ParamSpec, TextIO
+
+from tms_core.logs.printable import complete
+
+P = ParamSpec("P")
+LogFormat = Literal["auto", "text", "json"]
+
+#: Loggers of ours; what libraries say is of interest from warnings on.
+OURS = ("janitor", "tms_core")
+
+
+def harmless(function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call something whose failure must not matter to the caller."""
+    try:
+        function(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 whatever it is, the message it is about was handled
+        with suppress(OSError, ValueError, AttributeError):  # standard error may be closed, or not be there
+            sys.stderr.write(f"a metric, a log line or a notification failed: {error!r}\n")
+
+
+class HarmlessLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose handlers and filters may fail."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log it, if that can be done."""
+        # The line is the caller's, not this module's.
+        harmless(super().log, level, msg, *args, **{"stacklevel": 3, **kwargs})
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Nothing is added to a line."""
+        return msg, kwargs
+
+
+def get_logger(name: str) -> HarmlessLogger:
+    """The logger of a module that handles messages."""
+    return HarmlessLogger(logging.getLogger(name))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object: ``time`` (UTC), ``level``, ``logger``, ``message``, the record's ``fields``, ``error``."""
+
+    def __init__(self, arguments: str) -> None:
+        super().__init__()
+        self._arguments = arguments
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": _moment(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": complete(record.getMessage(), self._arguments),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            entry["error"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+class TextFormatter(logging.Formatter):
+    """A sentence behind its level, and behind its time (UTC) too if it is to be."""
+
+    def __init__(self, arguments: str, *, timed: bool) -> None:
+        super().__init__("%(levelname)s %(message)s")
+        self._arguments = arguments
+        self._timed = timed
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = complete(super().format(record), self._arguments)
+        return f"{_moment(record)} {text}" if self._timed else text
+
+
+def _moment(record: logging.LogRecord) -> str:
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{moment}.{int(record.msecs):03d}Z"
+
+
+def configure(kind: LogFormat, stream: TextIO, arguments: str = "") -> None:
+    """Send all logs to one stream.
+
+    Args:
+        kind: ``auto`` is text on a terminal and JSON elsewhere; text elsewhere begins with the time.
+        arguments: the options that commands named in the logs get (:func:`~tms_core.logs.printable.complete`).
+    """
+    as_text = kind == "text" or (kind == "auto" and stream.isatty())
+    handler = logging.StreamHandler(stream)
+    text = TextFormatter(arguments, timed=not stream.isatty())
+    handler.setFormatter(text if as_text else JsonFormatter(arguments))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    for name in OURS:
+        logging.getLogger(name).setLevel(logging.INFO)

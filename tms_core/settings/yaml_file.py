@@ -1,0 +1,45 @@
+"""Reading a YAML file without losing anything of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tms_core.errors import ConfigurationError
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML's safe loader, which would let the later of two equal keys win, without that."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key.value} is there twice", problem_mark=key.start_mark)
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return node
+
+
+def read(file: Path) -> dict[Any, object]:
+    """The mapping a YAML file holds; an empty file is an empty one.
+
+    Raises:
+        ConfigurationError: it cannot be read, is not YAML, is not a mapping, or names a key twice.
+    """
+    try:
+        loader = _UniqueKeys(file.read_text(encoding="utf-8"))
+        content = loader.get_single_data()
+    except OSError as error:
+        raise ConfigurationError(f"the configuration file {file} cannot be read: {error.strerror}.") from error
+    except yaml.MarkedYAMLError as error:
+        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigurationError(f"file {file}{line} is not YAML: {error.problem}.") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigurationError(f"file {file} is not YAML: {error}.") from error
+    if not isinstance(content, dict | None):
+        raise ConfigurationError(f"file {file} is not a mapping.", "Write sections into it, such as `storage:`.")
+    return content or {}
