@@ -17,8 +17,8 @@ from tms_core.errors import StoreError, Unavailable
 from tms_core.messaging.producer_rows import is_of_producer
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, topic_prefix
 from tms_core.server.ha.leadership import Term, not_leading, undecided
+from tms_core.server.ha.rota import Slots
 from tms_core.server.ha.sealed_ids import FRAME_ROWS, Seals
-from tms_core.server.ha.slots import Slots
 from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, PayloadTable, Store, TableName, TxCell
 from tms_core.tables.side import SideChange, SideTable
 

@@ -25,7 +25,6 @@ from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreError
 from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import KeyRange, MessageTable, PayloadTable, Store, TableName
-from tms_core.tables.hbase.buckets import Buckets
 from tms_core.tables.hbase.cdap import CdapWatch
 from tms_core.tables.hbase.cells import (
     Calls,
@@ -35,7 +34,7 @@ from tms_core.tables.hbase.cells import (
 )
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import HBaseRows, after_salt, newest_of
-from tms_core.tables.hbase.salts import AllSalts, OneSalt, Salts, sampled
+from tms_core.tables.hbase.salts import AllSalts, Buckets, OneSalt, Salts, sampled
 from tms_core.tables.hbase.schema import table_name
 from tms_core.tables.hbase.thrift import NotServed
 
