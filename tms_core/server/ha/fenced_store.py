@@ -245,17 +245,6 @@ class FencedSide(SideTable):
             with self._fence.changing(_about(some[0])):
                 self._side.delete(some)
 
-    def exchange(
-        self,
-        key: bytes,
-        expected: bytes | None,
-        value: bytes,
-        puts: Sequence[tuple[bytes, bytes]] = (),
-        deletes: Sequence[bytes] = (),
-    ) -> bool:
-        with self._fence.changing(_about(key)):
-            return self._side.exchange(key, expected, value, puts, deletes)
-
     def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
         # All are about one topic; what goes with them may be about the home of the producer.
         with self._fence.changing(_about(changes[0].key)):
