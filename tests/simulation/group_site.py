@@ -56,7 +56,7 @@ class FaultySide(MemorySide):
     def __init__(self) -> None:
         super().__init__()
         self.fault = ""
-        self.late: list[Callable[[], bool]] = []
+        self.late: list[Callable[[], object]] = []
         self.visitor: tuple[int, Callable[[], None]] | None = None
 
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:

@@ -179,4 +179,4 @@ def test_given_a_side_table_that_is_cut_off_then_the_write_is_done_or_not_or_lat
         with pytest.raises(Exception, match="died"):
             side.exchange(b"k", None, b"2")
         assert side.get(b"k") == there
-    assert not side.late.pop()()
+    assert side.late.pop()() == [False]

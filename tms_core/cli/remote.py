@@ -33,8 +33,33 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 nothing is bou
 _SECONDS = 2.0
 
 
+config_option = click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    envvar="TMS_CONFIG",
+    help="A settings file.",
+)
+format_option = click.option(
+    "--format", type=click.Choice(["table", "json"]), default="table", help="How the answer is written."
+)
+
+
+class Answering:
+    """Options of a command that say how its answer is written."""
+
+    format: str
+
+    def print(self, value: Any, lines: Callable[[], Iterable[str]]) -> None:
+        """The answer, as JSON or as text."""
+        if self.format == "json":
+            click.echo(json.dumps(value, indent=1))
+        else:
+            for line in lines():
+                click.echo(line)
+
+
 @dataclass(frozen=True)
-class Remote:
+class Remote(Answering):
     """The options of every command that asks a running server."""
 
     server: str | None
@@ -103,14 +128,6 @@ class Remote:
 
         return load(self.config, os.environ, {}).settings
 
-    def print(self, value: Any, lines: Callable[[], Iterable[str]]) -> None:
-        """The answer, as JSON or as text."""
-        if self.format == "json":
-            click.echo(json.dumps(value, indent=1))
-        else:
-            for line in lines():
-                click.echo(line)
-
 
 def remote(command: Callable[..., None]) -> Callable[..., None]:
     """The options of every such command, handed to it as one."""
@@ -127,13 +144,8 @@ def remote(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Path(dir_okay=False, path_type=Path),
         help="Certificates (PEM) by which the server's one is checked.",
     )
-    @click.option(
-        "--config",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        envvar="TMS_CONFIG",
-        help="A settings file.",
-    )
-    @click.option("--format", type=click.Choice(["table", "json"]), default="table", help="How the answer is written.")
+    @config_option
+    @format_option
     @wraps(command)
     def wrapped(
         *,
