@@ -22,6 +22,7 @@ from prometheus_client import CollectorRegistry
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError, StoreError, TopicExists
 from tms_core.messaging.service import MessagingService, ServiceOptions
+from tms_core.messaging.work import Turns
 from tms_core.server import companions
 from tms_core.server.app import make_app
 from tms_core.server.auth.gate import Authenticator, Gate, Rules
@@ -32,7 +33,6 @@ from tms_core.server.managing import managed, show
 from tms_core.server.memory import Memory
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.site import PollLimit, Site, Waiting
-from tms_core.server.turns import Turns
 from tms_core.settings.models import (
     ASSUMED_LIFETIME_SECONDS,
     AuthSettings,
