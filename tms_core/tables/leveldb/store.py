@@ -28,8 +28,10 @@ from tms_core.tables.base import (
     MessageReads,
     MessageTable,
     MessageValue,
+    MetadataReads,
     MetadataTable,
     Page,
+    PayloadReads,
     PayloadTable,
     PointerSet,
     RowsOfRequest,
@@ -184,6 +186,8 @@ class LevelDBKeys:
 class LevelDBMessageReads(LevelDBKeys, MessageReads):
     """Reading the message table."""
 
+    name: TableName = "message"
+
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
         self._calls["cells"] += 1
         page = self._database.rows(start, stop, limit)
@@ -230,8 +234,10 @@ class LevelDBMessageReads(LevelDBKeys, MessageReads):
         return rows
 
 
-class LevelDBPayloadReads(LevelDBKeys):
+class LevelDBPayloadReads(LevelDBKeys, PayloadReads):
     """Reading the payload table, whose values are the payloads as they are."""
+
+    name: TableName = "payload"
 
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
@@ -240,7 +246,7 @@ class LevelDBPayloadReads(LevelDBKeys):
         return self._database.rows(start, stop, limit, most_bytes or PAGE_BYTES)
 
 
-class LevelDBMetadataReads:
+class LevelDBMetadataReads(MetadataReads):
     """Reading the metadata table, whose values are the JSON as it is."""
 
     def __init__(self, database: Database, calls: Counter[str]) -> None:
@@ -283,8 +289,6 @@ class LevelDBTable(LevelDBKeys):
 class LevelDBMessageTable(LevelDBTable, LevelDBMessageReads, MessageTable):
     """The message table."""
 
-    name: TableName = "message"
-
     def invert(self, cells: Sequence[TxCell]) -> list[bool]:
         self._calls["invert"] += 1
         changes = [(cell.key, _negation(cell.pointer)) for cell in cells]
@@ -325,8 +329,6 @@ class _StoredRows(Sequence[tuple[bytes, MessageValue]]):
 
 class LevelDBPayloadTable(LevelDBTable, LevelDBPayloadReads, PayloadTable):
     """The payload table."""
-
-    name: TableName = "payload"
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         self._calls["put"] += 1
