@@ -35,13 +35,13 @@ from tests.server.process import Serve, configure
 from tests.server.test_avro import block
 from tests.server.test_messages import EVERYTHING
 from tests.support import size
-from tms_core.avro.numbers import encode_long
 from tms_core.client.messages import encode_poll
 from tms_core.clock import SystemClock
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId, MessageKey
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
+from tms_core.transaction.codec.varint import varint
 from tms_core.transaction.model import TX_PER_MS, Transaction
 
 TURNS = size("TMS_BENCH_TURNS", 5)
@@ -114,7 +114,7 @@ def fetch_pages(port: int, length: int) -> float:
     """
     found, start = 0, None
     # Behind the last id: the payload's length and the payload, and the array's end.
-    behind = len(encode_long(length)) + length + 1
+    behind = len(varint(length)) + length + 1
     started = time.perf_counter()
     with closing(HTTPConnection("127.0.0.1", port)) as connection:
         while True:

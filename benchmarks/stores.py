@@ -16,7 +16,7 @@ from janitor.sweep.progress import Observer, ignore_progress
 from janitor.sweep.sweep import Threads
 from tms_core.clock import Clock
 from tms_core.rowkey import MessageKey
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import MessageValue, Reads
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId, encode_properties
 from tms_core.transaction.source.source import SnapshotSource
@@ -57,7 +57,7 @@ def _rows(topic: TopicId, count: int, newest_ms: int, step_ms: int) -> Iterator[
 
 
 def engine(
-    store: Store,
+    store: Reads,
     clock: Clock,
     observer: Observer = ignore_progress,
     *,

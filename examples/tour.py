@@ -36,7 +36,7 @@ from janitor.status.status import RunSummary, Status
 from tms_core.client import Client
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreBusy, StoreError, TmsError
-from tms_core.logs.format import configure
+from tms_core.logs.loggers import configure
 from tms_core.rowkey import MessageKey
 from tms_core.server.serving import Started, serving
 from tms_core.tables.base import MessageValue

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tms_core.logs.format import LogFormat
+from tms_core.logs.loggers import LogFormat
 
 
 @dataclass(slots=True)

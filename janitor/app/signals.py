@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from tms_core.cli import signals
+from tms_core.cli import entry
 
-#: Handles signals while a block runs (:func:`tms_core.cli.signals.ending`).
-ending = partial(signals.ending, said=b"stopping after this batch; a second Ctrl-C or SIGTERM stops at once\n")
+#: Handles signals while a block runs (:func:`tms_core.cli.entry.ending`).
+ending = partial(entry.ending, said=b"stopping after this batch; a second Ctrl-C or SIGTERM stops at once\n")

@@ -14,9 +14,8 @@ from janitor.archive.restore import Request, Restored
 from janitor.cli import render
 from janitor.cli.options import PARTLY, Command, common_options, session, topic_patterns
 from janitor.cli.state import complete_topics
-from tms_core.cli.names import TopicType
 from tms_core.cli.outcome import DONE
-from tms_core.cli.times import Moment, TimeType
+from tms_core.cli.typed import Moment, TimeType, TopicType
 from tms_core.topic import TopicId
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from janitor.cli.state import beginning, explain_beginning, open_state
 from janitor.law.policy import Rule
 from janitor.state.base import RunRecord
 from janitor.status.collect import summary
-from tms_core.cli.times import Moment, SinceType
+from tms_core.cli.typed import Moment, SinceType
 from tms_core.logs.printable import complete, duration
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import click
 from janitor.app.options import Common
 from janitor.cli.options import REFUSED, common_options
 from tms_core.cli import outcome
-from tms_core.cli.completion import completion
-from tms_core.cli.lazy import LazyCommand, LazyGroup
+from tms_core.cli.lazy import LazyCommand, LazyGroup, completion
 from tms_core.clock import Clock
 from tms_core.errors import Refused
 

@@ -76,7 +76,7 @@ def session() -> Session:
     """
     from janitor.app.session import Session  # noqa: PLC0415
     from tms_core.clock import SystemClock  # noqa: PLC0415
-    from tms_core.logs.format import configure  # noqa: PLC0415
+    from tms_core.logs.loggers import configure  # noqa: PLC0415
 
     found = cast(dict[str, Any], click.get_current_context().ensure_object(dict))
     common = cast(Common, found["common"])

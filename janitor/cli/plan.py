@@ -15,7 +15,7 @@ from janitor.law.policy import Hold
 from janitor.report import Report
 from janitor.run import plan_file as plan
 from janitor.sweep.whatif import WhatIf
-from tms_core.cli.times import Moment, TimeType
+from tms_core.cli.typed import Moment, TimeType
 
 if TYPE_CHECKING:
     from janitor.app.session import Session

@@ -14,7 +14,7 @@ from janitor.cli.options import common_options, session
 from janitor.cli.state import complete_topics, open_state
 from janitor.status.collect import collect
 from janitor.status.past import topic_detail
-from tms_core.cli.names import TopicType
+from tms_core.cli.typed import TopicType
 from tms_core.logs.printable import duration
 from tms_core.topic import TopicId
 

@@ -16,7 +16,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tms_core.web.host import is_of_foreign_page, names_loopback, names_two_hosts
+from tms_core.web.listener import is_of_foreign_page, names_loopback, names_two_hosts
 
 
 def content_security_policy(page: str) -> str:

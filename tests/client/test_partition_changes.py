@@ -16,7 +16,7 @@ from random import Random
 import pytest
 
 from tms_core.client import Client, Retry, TransactionContext, Unanswered, partitions, work
-from tms_core.client.rotation import Rotation
+from tms_core.client.partitions import Rotation
 from tms_core.client.testing import InProcess, in_process
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, TmsError

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.builders import DAY, HOUR, NOW_MS, WRITES, Call, Rig, Topic, janitor, pointer, topic, watch
 from tms_core.errors import StoreError
-from tms_core.tables.base import MessageValue, Store, TxCell
+from tms_core.tables.base import Store
 from tms_core.tables.leveldb.clone import clone
 from tms_core.tables.leveldb.database import WritableDatabase
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -28,7 +28,7 @@ def due(store: Store) -> Topic:
     return orders
 
 
-def planner(store: Store) -> Rig:
+def planner(store: Any) -> Rig:
     rig = janitor(store)
     rig.snapshots.invalid = [INVALID]
     return rig
@@ -97,29 +97,14 @@ def test_given_a_plan_of_a_clone_when_applied_to_the_store_then_it_is_the_same_s
         assert topic(store, "default:orders", ttl_seconds=3600).times() == [NOW_MS, NOW_MS]
 
 
-CLONE_WRITES: dict[str, Callable[[Store], object]] = {
-    "message.delete": lambda store: store.message.delete([b"k"]),
-    "payload.delete": lambda store: store.payload.delete([b"k"]),
-    "message.put": lambda store: store.message.put([(b"k", MessageValue(None, b"x"))]),
-    "payload.put": lambda store: store.payload.put([(b"k", b"x")]),
-    "message.invert": lambda store: store.message.invert([TxCell(b"k", INVALID, False)]),
-    "message.compact": lambda store: store.message.compact(b"a", b"b"),
-    "payload.compact": lambda store: store.payload.compact(b"a", b"b"),
-    "message.sync": lambda store: store.message.sync(),
-    "payload.sync": lambda store: store.payload.sync(),
-    "metadata.compare_and_set": lambda store: store.metadata.compare_and_set(b"k", None, b"x"),
-}
-
-
 @pytest.mark.parametrize("write", WRITES)
-def test_given_a_clone_when_anything_is_written_then_it_refuses(tmp_path: Path, write: str) -> None:
+def test_given_a_clone_when_looked_at_then_it_has_nothing_that_writes(tmp_path: Path, write: str) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         due(store)
-    with (
-        clone(tmp_path / "messaging", tmp_path / "clones") as cloned,
-        pytest.raises(StoreError, match="cannot be written"),
-    ):
-        CLONE_WRITES[write](cloned)
+    table, _, name = write.partition(".")
+    assert hasattr(getattr(store, table), name)
+    with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
+        assert not hasattr(getattr(cloned, table), name)
 
 
 def test_given_a_clone_when_looked_into_then_none_of_its_parts_is_one_that_can_write(tmp_path: Path) -> None:
@@ -136,7 +121,7 @@ def test_given_a_clone_when_a_run_is_tried_on_it_then_it_fails_and_the_store_is_
     before = digests(tmp_path / "messaging")
     with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
         rig = planner(cloned)
-        with pytest.raises(StoreError, match="cannot be written"):
+        with pytest.raises(StoreError, match="only reads the store"):
             rig.engine.run_once(adopt=True)
         assert rig.state.claim() is None
         assert [entry.rows for entry in rig.state.ledger(100)] in ([], [None])

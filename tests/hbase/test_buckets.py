@@ -122,7 +122,7 @@ def test_given_rows_that_were_put_by_another_number_than_the_tables_then_that_is
 def test_given_empty_tables_that_cannot_be_asked_then_that_is_said_once_and_rows_are_put(
     hbase: HBaseServer, namespace: str, message: happybase.Table, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "tms_core.tables.hbase.buckets")
+    caplog.set_level(logging.INFO, "tms_core.tables.hbase.salts")
     with opened(hbase, namespace, BUCKETS) as store:
         store.check_buckets()
         store.message.put([(b"k", ROW)])

@@ -18,7 +18,7 @@ from tests.hbase.test_two_servers import Pair, leader_of, leads, until
 from tests.server.client import PATIENCE_SECONDS
 from tests.server.process import TMS, Serve
 from tms_core.errors import Conflict, TransactionError
-from tms_core.messaging.undecided import PAGE_ROWS, may_have_undecided
+from tms_core.server.managing import PAGE_ROWS, may_have_undecided
 from tms_core.tables.base import MessageValue
 from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import OutcomeUnknown

@@ -12,10 +12,9 @@ from prometheus_client import Counter, Histogram
 from tests.server.client import AVRO, Client, TopicClient
 from tests.server.conftest import serving
 from tests.server.test_messages import EVERYTHING, NOW_POINTER, avro
-from tms_core.logs.harmless import get_logger, harmless
+from tms_core.logs.loggers import get_logger, harmless
 from tms_core.messaging.ids import Ids
-from tms_core.messaging.lines import Line
-from tms_core.messaging.visible import FirstReads
+from tms_core.messaging.lines import FirstReads, Line
 
 
 class Failing(Exception):

@@ -12,9 +12,8 @@ from tests.builders import DAY, HOUR, NOW_MS, SECOND, Snapshots, janitor, pointe
 from tests.messaging.desk import HOUR_SECONDS, Desk, P, named, reader
 from tests.server.test_avro import decoded
 from tms_core.messaging.cache import CachedRun, MessageCache
-from tms_core.messaging.fetcher import MESSAGE_BYTES
 from tms_core.messaging.ids import Ids
-from tms_core.messaging.model import FetchRequest, SharedList
+from tms_core.messaging.model import MESSAGE_BYTES, FetchRequest, MessageList, SharedList
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey
 from tms_core.server import avro
 from tms_core.tables.base import MessageValue, TxCell
@@ -403,6 +402,12 @@ def test_given_messages_of_very_different_sizes_when_read_then_none_are_encoded_
     assert sum(encoded) == 101 + 21
 
 
+def part(size: int) -> SharedList:
+    found = SharedList(MessageList([], []))
+    found.size = size
+    return found
+
+
 def test_given_more_shared_parts_than_there_is_room_for_then_the_newest_stay_and_all_runs() -> None:
     rows = run(0, *[b"x"] * 32)
     cache = MessageCache(10_000)
@@ -412,12 +417,12 @@ def test_given_more_shared_parts_than_there_is_room_for_then_the_newest_stay_and
     assert found is not None
     parts = found[0].shared
     assert parts == {}
-    kept = [cache.share(parts, first, SharedList([], [], 1000)) for first in (1, 3, 2, 0, 4)]
+    kept = [cache.share(parts, first, part(1000)) for first in (1, 3, 2, 0, 4)]
     # A quarter of the room is for them; one that is older than all takes no other's place.
     assert (kept, list(parts)) == ([True, True, True, False, True], [3, 4])
     assert cache.figures.weight == rows.weight + 2000
-    assert not cache.share(parts, 5, SharedList([], [], 2501))
+    assert not cache.share(parts, 5, part(2501))
     assert list(parts) == [3, 4]
-    cache.share(parts, 6, SharedList([], [], 1000))
+    cache.share(parts, 6, part(1000))
     cache.drop(A)
     assert (parts, cache.figures.weight) == ({}, 0)

@@ -70,7 +70,7 @@ def service(store: Cut) -> Iterator[MessagingService]:
 
 def seen(service: MessagingService) -> dict[str, Mapping[str, str]]:
     """All topics with their properties."""
-    return {topic.topic: service.topic(topic) for topic in service.all_topics()}
+    return {name: service.topic(named(name)) for name in service.topics("default")}
 
 
 def polled(service: MessagingService, topic: str, *, commit: bool = True, **options: Any) -> Any:

@@ -411,14 +411,13 @@ def deadly(desk: GroupDesk, dies: Dies) -> None:
     store: Any = desk.store
     side: Any = desk.side
     puts = {table: table.put for table in (store.message, store.payload)}
-    exchange = side.exchange
+    exchange = side.exchange_each
 
     def each(changes: list[SideChange]) -> list[bool]:
-        return [dies.write(partial(exchange, *change)) for change in changes]
+        return [dies.write(partial(exchange, [change]))[0] for change in changes]
 
     for table, put in puts.items():
         table.put = lambda rows, put=put: dies.write(lambda: put(rows))
-    side.exchange = lambda *change, **more: dies.write(lambda: exchange(*change, **more))
     side.exchange_each = each
 
 

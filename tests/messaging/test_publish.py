@@ -18,8 +18,8 @@ from tms_core.errors import (
     TransactionExpired,
     Unavailable,
 )
-from tms_core.messaging.answer import Answer
 from tms_core.messaging.model import RollbackRange
+from tms_core.messaging.work import Answer
 from tms_core.rowkey import LONG_MAX, MessageId, MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue
 from tms_core.transaction.manager.manager import TransactionManager

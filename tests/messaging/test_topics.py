@@ -130,10 +130,6 @@ def test_given_topics_when_listed_then_the_living_come_in_key_order(desk: Desk) 
     assert desk.service.topics("default") == ["orders", "t1-x", "t10", "t1"]
     assert desk.service.topics("zoo") == ["lion"]
     assert desk.service.topics("none") == []
-    assert desk.service.all_topics() == [
-        *(named(name) for name in ("orders", "t1-x", "t10", "t1")),
-        TopicId("zoo", "lion"),
-    ]
 
 
 def test_given_a_row_gson_would_write_otherwise_when_changed_then_that_is_possible(desk: Desk) -> None:

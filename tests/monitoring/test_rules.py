@@ -15,7 +15,7 @@ import yaml
 from charts.generate import files
 from janitor.metrics.catalogue import CATALOGUE
 from tests.support import require_tool
-from tms_core.server.transaction_metrics import UNDECIDED
+from tms_core.server.managing import UNDECIDED
 from tools.monitoring.rules import ALERTS, THRESHOLDS, rules, thresholds
 
 ROOT = Path(__file__).parents[2]

@@ -18,8 +18,8 @@ from tests.server.identities import ROLES, Identities, JwtIdentities, TokenIdent
 from tms_core.clock import SystemClock
 from tms_core.messaging.service import MessagingService
 from tms_core.server import app
-from tms_core.server.auth.rules import Need
-from tms_core.server.guarded_routes import GuardedRoute
+from tms_core.server.app import GuardedRoute
+from tms_core.server.auth.gate import Need
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.openapi import openapi
 from tms_core.server.site import Site

@@ -9,8 +9,8 @@ import click
 import pytest
 
 from tests.builders import NOW_MS
+from tms_core.cli.admin import make_token
 from tms_core.cli.main import execute
-from tms_core.cli.token import make_token
 from tms_core.clock import ManualClock
 from tms_core.server.auth.tokens import Tokens
 

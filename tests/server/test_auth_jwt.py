@@ -21,7 +21,7 @@ from tests.server.identities import bearer, gate_of
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, Unauthorized
 from tms_core.server.auth.jwt import Jwt
-from tms_core.server.auth.kinds import make_gate
+from tms_core.server.serving import make_gate
 from tms_core.settings.models import AuthSettings
 
 NOW = NOW_MS // 1000

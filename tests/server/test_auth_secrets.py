@@ -13,7 +13,7 @@ from tests.server.conftest import serving
 from tests.server.identities import RULES, Identities, JwtIdentities, TokenIdentities
 from tms_core.errors import StoreError
 from tms_core.server.auth.tokens import new_token, token_line
-from tms_core.server.exposure import exposed
+from tms_core.server.serving import exposed
 from tms_core.settings.models import Settings, load
 from tms_core.topic import TopicId
 

@@ -18,8 +18,7 @@ from tests.server.identities import bearer, gate_of
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, Forbidden, Unauthorized
 from tms_core.server.auth import gate as auth
-from tms_core.server.auth.gate import Gate, Identity
-from tms_core.server.auth.rules import Need, Rules, is_principal
+from tms_core.server.auth.gate import Gate, Identity, Need, Rules, is_principal
 from tms_core.server.auth.tokens import Tokens, new_token, token_line
 from tms_core.settings.models import AuthRule
 from tms_core.topic import TopicId

@@ -20,11 +20,11 @@ from tms_core.messaging.model import FetchRequest, RollbackRange
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
+from tms_core.server.ha.rota import Slots
 from tms_core.server.ha.sealed_ids import FRAME_ROWS, Seals
-from tms_core.server.ha.slots import Slots
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
-from tms_core.tables.side import MemorySide
+from tms_core.tables.side import MemorySide, SideChange
 from tms_core.topic import TopicId
 
 TOPIC = TopicId.parse("default:t")
@@ -343,15 +343,15 @@ EVERY_ROW = reader()
 
 def late_position(site: Site, change: Callable[[MessagingService], object], meanwhile: Callable[[], object]) -> None:
     """The next position that the first server writes is on its way while something happens, then it arrives."""
-    exchange = site.one.side.exchange
+    exchange = site.one.side.exchange_each
 
-    def held_up(*given: Any) -> bool:
-        site.one.side.exchange = exchange
+    def held_up(changes: Sequence[SideChange]) -> list[bool]:
+        site.one.side.exchange_each = exchange
         meanwhile()
-        done: bool = exchange(*given)
+        done: list[bool] = exchange(changes)
         return done
 
-    site.one.side.exchange = held_up
+    site.one.side.exchange_each = held_up
     with pytest.raises((StoreUnavailable, Unavailable)):
         change(site.one.service)
 

@@ -24,7 +24,7 @@ from tms_core.clock import ManualClock
 from tms_core.messaging.service import MessagingService
 from tms_core.server.app import make_app
 from tms_core.server.forward import Forwarder
-from tms_core.server.ha.slots import Slots
+from tms_core.server.ha.rota import Slots
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.site import Site
 from tms_core.tables.memory import MemoryStore

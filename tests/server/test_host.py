@@ -6,7 +6,7 @@ import pytest
 
 from tests.server.client import Client
 from tests.server.conftest import serving
-from tms_core.web.host import is_of_foreign_page
+from tms_core.web.listener import is_of_foreign_page
 
 OWN = (b"host", b"localhost:11015")
 

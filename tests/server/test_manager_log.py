@@ -20,7 +20,7 @@ from tms_core.server.ha import manager_log
 from tms_core.server.ha.leadership import not_leading
 from tms_core.server.ha.manager_log import SideLog, SideStorage, root_of
 from tms_core.tables.base import Page
-from tms_core.tables.side import LevelDBSide, MemorySide, SideTable
+from tms_core.tables.side import LevelDBSide, MemorySide, SideChange, SideTable
 from tms_core.transaction.codec.edits import Edit, EditState
 from tms_core.transaction.codec.snapshot import read_snapshot
 from tms_core.transaction.manager.journal import LogFailed
@@ -309,15 +309,8 @@ class Late(SideTable):
     def delete(self, keys: Sequence[bytes]) -> None:
         self._change(b"", lambda: self._side.delete(keys))
 
-    def exchange(
-        self,
-        key: bytes,
-        expected: bytes | None,
-        value: bytes,
-        puts: Sequence[tuple[bytes, bytes]] = (),
-        deletes: Sequence[bytes] = (),
-    ) -> bool:
-        return self._change(key, lambda: self._side.exchange(key, expected, value, puts, deletes))
+    def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
+        return self._change(changes[0].key, lambda: self._side.exchange_each(changes))
 
     def close(self) -> None:
         """The test closes it."""

@@ -11,10 +11,9 @@ from tests.builders import NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.messaging.groups import GroupPoll, Order
 from tms_core.messaging.service import MessagingService
-from tms_core.messaging.undecided import find_undecided
 from tms_core.rowkey import MessageId
+from tms_core.server.managing import LATE_SECONDS, MOST_SERIES, UNDECIDED, TransactionMetrics, find_undecided
 from tms_core.server.metrics import MOST_TOPICS, ServerMetrics
-from tms_core.server.transaction_metrics import LATE_SECONDS, MOST_SERIES, UNDECIDED, TransactionMetrics
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId

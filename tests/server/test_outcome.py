@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tms_core.messaging.answer import Answer
+from tms_core.messaging.work import Answer
 from tms_core.server.site import outcome
 
 

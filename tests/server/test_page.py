@@ -15,9 +15,9 @@ from tms_core.clock import ManualClock
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.server.avro import AvroCodec
+from tms_core.server.managing import TransactionMetrics
 from tms_core.server.metrics import LeadershipMetrics
 from tms_core.server.openapi import openapi
-from tms_core.server.transaction_metrics import TransactionMetrics
 from tms_core.tables.side import MemorySide
 from tms_core.topic import INT_MAX
 

@@ -23,8 +23,8 @@ from tests.builders import NOW_MS
 from tests.server.client import Client, TopicClient
 from tests.server.process import configure, port_of
 from tms_core.cli import serve as command
+from tms_core.cli.entry import ending
 from tms_core.cli.main import execute
-from tms_core.cli.signals import ending
 from tms_core.clock import Clock, ManualClock
 from tms_core.errors import ConfigurationError, StoreNotFound, TmsError
 from tms_core.server import companions

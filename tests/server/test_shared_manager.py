@@ -20,14 +20,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import ConfigurationError, NotInProgress, StoreError, TmsError, TransactionError
-from tms_core.messaging import undecided
-from tms_core.server import serving
+from tms_core.server import managing, serving
 from tms_core.server.ha import shared_manager
 from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
 from tms_core.server.ha.manager_log import SideLog, SideStorage, root_of
 from tms_core.server.ha.member import HaMember
 from tms_core.server.ha.rota import SideCell
-from tms_core.server.ha.shared_manager import SharedManager
+from tms_core.server.ha.shared_manager import OtherService, SharedManager
 from tms_core.server.managing import Managed, _reached, managed, show
 from tms_core.server.serving import _Opened
 from tms_core.settings.models import LeaderSettings, Settings, load
@@ -41,7 +40,6 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, Recovered
 from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable, SocketConnection
-from tms_core.transaction.rpc.passing import OtherService
 from tms_core.transaction.rpc.service import WORKERS, TransactionService
 
 SECONDS = 15
@@ -644,11 +642,11 @@ def test_given_no_messages_of_transactions_and_no_folder_then_the_log_begins_and
 def test_given_more_rows_than_are_searched_then_there_may_be_messages_of_transactions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(undecided, "MOST_ROWS", 4)
-    monkeypatch.setattr(undecided, "PAGE_ROWS", 2)
-    assert not undecided.may_have_undecided(store_with(*[None] * 4))
-    assert undecided.may_have_undecided(store_with(*[None] * 5))
-    assert undecided.may_have_undecided(store_with(None, None, BASE))
+    monkeypatch.setattr(managing, "MOST_ROWS", 4)
+    monkeypatch.setattr(managing, "PAGE_ROWS", 2)
+    assert not managing.may_have_undecided(store_with(*[None] * 4))
+    assert managing.may_have_undecided(store_with(*[None] * 5))
+    assert managing.may_have_undecided(store_with(None, None, BASE))
 
 
 def test_given_messages_that_came_while_a_server_waited_when_it_is_to_begin_the_log_then_it_does_not_lead(

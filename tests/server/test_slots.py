@@ -21,9 +21,8 @@ from tms_core.rowkey import MessageId
 from tms_core.server.forward import _topic
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.leadership import REACH_MS
-from tms_core.server.ha.rota import Rota
+from tms_core.server.ha.rota import Rota, slot_of
 from tms_core.server.ha.sealed_ids import Seals
-from tms_core.server.ha.slots import slot_of
 from tms_core.settings.models import LeaderSettings
 from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.memory import MemoryStore

@@ -12,9 +12,8 @@ from tests.builders import NOW_MS
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import ConfigurationError, LeaseHeld, StoreError
 from tms_core.messaging.service import MessagingService
-from tms_core.server.companions import Companion
+from tms_core.server.companions import Companion, Standby, started
 from tms_core.server.ha.member import HaMember
-from tms_core.server.standby import Standby, started
 from tms_core.settings.models import LeaderSettings, load
 from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.memory import MemoryStore

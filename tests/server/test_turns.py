@@ -15,10 +15,10 @@ from tests.server.client import AVRO, PATIENCE_SECONDS, Client, TopicClient
 from tests.server.conftest import serving
 from tests.server.test_messages import EVERYTHING, avro
 from tms_core.clock import SystemClock
+from tms_core.messaging import work
 from tms_core.messaging.service import MessagingService
-from tms_core.server import turns
+from tms_core.messaging.work import SMALL_BYTES, Turns
 from tms_core.server.site import outcome
-from tms_core.server.turns import SMALL_BYTES, Turns
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
 
@@ -140,7 +140,7 @@ def test_given_a_disk_that_has_become_slow_when_published_then_threads_write_unt
     bench = Bench(threads=1)
     took = iter([0.0, 2.0, 2.0, 0.0005, 0.0])
     moments = (moment for seconds in took for moment in (100.0, 100.0 + seconds))
-    monkeypatch.setattr(turns, "perf_counter", lambda: next(moments))
+    monkeypatch.setattr(work, "perf_counter", lambda: next(moments))
     for message in (b"1", b"2", b"3", b"4"):
         bench.publish([message])
     # The thread looks at its watch when it has answered.

@@ -29,7 +29,7 @@ from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.tables.base import Page
 from tms_core.tables.memory import MemoryStore
-from tms_core.tables.side import MemorySide
+from tms_core.tables.side import MemorySide, SideChange
 from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
@@ -56,7 +56,7 @@ class FaultySide(MemorySide):
     def __init__(self) -> None:
         super().__init__()
         self.fault = ""
-        self.late: list[Callable[[], bool]] = []
+        self.late: list[Callable[[], object]] = []
         self.visitor: tuple[int, Callable[[], None]] | None = None
 
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
@@ -74,16 +74,9 @@ class FaultySide(MemorySide):
             if not left:
                 call()
 
-    def exchange(
-        self,
-        key: bytes,
-        expected: bytes | None,
-        value: bytes,
-        puts: Sequence[tuple[bytes, bytes]] = (),
-        deletes: Sequence[bytes] = (),
-    ) -> bool:
-        def write() -> bool:
-            return super(FaultySide, self).exchange(key, expected, value, puts, deletes)
+    def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
+        def write() -> list[bool]:
+            return super(FaultySide, self).exchange_each(changes)
 
         fault, self.fault = self.fault, ""
         if fault == "late":
@@ -94,7 +87,7 @@ class FaultySide(MemorySide):
                 return done
         if fault:
             raise StoreError("the server died")
-        return True
+        return [True] * len(changes)
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from tms_core.consumers.positions import Positions
 from tms_core.messaging import groups, lines
 from tms_core.messaging.groups import Groups
 from tms_core.messaging.service import MessagingService
-from tms_core.tables.side import MemorySide
+from tms_core.tables.side import MemorySide, SideChange
 
 SEEDS = int(os.environ.get("TMS_TEST_SEEDS", "200")) // 4
 #: How many histories a planted bug has to be found in.
@@ -115,12 +115,13 @@ def undecided_inside_a_claim(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def side_not_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
-    def exchange(self: MemorySide, key: bytes, _: Any, value: bytes, puts: Any = (), deletes: Any = ()) -> bool:
-        self.put([(key, value), *puts])
-        self.delete(deletes)
-        return True
+    def exchange(self: MemorySide, changes: Sequence[SideChange]) -> list[bool]:
+        for change in changes:
+            self.put([(change.key, change.value), *change.puts])
+            self.delete(change.deletes)
+        return [True] * len(changes)
 
-    monkeypatch.setattr(MemorySide, "exchange", exchange)
+    monkeypatch.setattr(MemorySide, "exchange_each", exchange)
 
 
 BUGS: list[tuple[str, Plant]] = [
@@ -178,4 +179,4 @@ def test_given_a_side_table_that_is_cut_off_then_the_write_is_done_or_not_or_lat
         with pytest.raises(Exception, match="died"):
             side.exchange(b"k", None, b"2")
         assert side.get(b"k") == there
-    assert not side.late.pop()()
+    assert side.late.pop()() == [False]

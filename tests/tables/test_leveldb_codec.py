@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tms_core.errors import FormatError
-from tms_core.tables.leveldb.manifest_codec import (
+from tms_core.tables.leveldb.log import (
     BLOCK_BYTES,
     DELETED_TABLE,
     NEW_TABLE,

@@ -421,7 +421,7 @@ def test_given_a_disk_that_was_full_for_a_while_when_published_then_consumers_se
     expected = [b"a", b"c", b"d", b"b"]
     assert desk.payloads() == expected
     assert desk.payloads(transaction=reader()) == expected
-    assert desk.service.all_topics() == [named("orders")]
+    assert desk.service.topics("default") == ["orders"]
     desk.close()
     again = leveldb(tmp_path)
     assert again.payloads() == expected

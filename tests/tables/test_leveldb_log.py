@@ -19,8 +19,7 @@ from tms_core.errors import StoreError
 from tms_core.tables.base import MessageValue
 from tms_core.tables.leveldb.clone import clone
 from tms_core.tables.leveldb.layout import FOLDERS
-from tms_core.tables.leveldb.log import find_damage
-from tms_core.tables.leveldb.manifest_codec import BLOCK_BYTES, read_records, write_records
+from tms_core.tables.leveldb.log import BLOCK_BYTES, find_damage, read_records, write_records
 from tms_core.tables.leveldb.store import LevelDBStore, release
 from tms_core.tables.side import LevelDBSide
 

@@ -70,7 +70,6 @@ def test_given_tephras_transaction_when_asked_for_its_bounds_then_they_are_tephr
     asked = transaction(expected)
     assert asked.visibility_upper_bound() == expected["visibilityUpperBound"]
     assert asked.prune_upper_bound() == expected["pruneUpperBound"]
-    assert asked.time_range(10) == (expected["oldestVisible_ttl10ms"], expected["maxVisibleTimestampExclusive"])
 
 
 def test_given_a_version_when_asked_what_it_is_then_each_list_answers_for_itself() -> None:
@@ -91,14 +90,6 @@ def test_given_exclude_current_when_the_write_pointer_is_below_the_read_pointer_
 def test_given_nothing_in_progress_when_asked_for_the_bound_then_it_ends_before_the_transaction_itself() -> None:
     assert Transaction(100, 200, 200).visibility_upper_bound() == 100
     assert Transaction(200, 200, 200).visibility_upper_bound() == 199
-
-
-def test_given_something_that_never_expires_when_asked_for_the_time_range_then_it_starts_at_zero() -> None:
-    assert Transaction(100, 200, 250).time_range(None) == (0, 251)
-
-
-def test_given_the_highest_pointer_when_asked_for_the_time_range_then_its_end_does_not_overflow() -> None:
-    assert Transaction(100, NO_TX_IN_PROGRESS, NO_TX_IN_PROGRESS).time_range(None) == (0, NO_TX_IN_PROGRESS)
 
 
 # --- a snapshot ------------------------------------------------------------------------------------------------------

@@ -1,14 +1,136 @@
-"""``tms admin``: for the operator of a store."""
+"""``tms admin``: for the operator of a store.
+
+Tokens are made here and nowhere else: what a person would choose could be guessed from its hash, and a secret given as
+an argument would be in the list of processes and in the history of the shell.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
 
-from tms_core.cli.create_tables import create_hbase_tables
-from tms_core.cli.token import make_token
+from tms_core.errors import ConfigurationError
 from tms_core.tables.leveldb.store import release
+
+#: Making a table waits until all its regions are open.
+_CREATE_SECONDS = 300
+
+_FLAGS: Mapping[str, Callable[[str], Mapping[str, object]]] = {
+    "thrift2": lambda servers: {"storage.hbase.thrift2": servers.replace(" ", "").split(",")},
+    "namespace": lambda namespace: {"storage.hbase.namespace": namespace},
+    "buckets": lambda buckets: {"storage.hbase.buckets": int(buckets)},
+}
+
+
+@click.command("create-tables")
+@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A configuration file.")
+@click.option("--thrift2", metavar="HOST:PORT[,…]", help="HBase Thrift 2 servers (storage.hbase.thrift2).")
+@click.option("--namespace", help="The HBase namespace (storage.hbase.namespace, cdap_system by default).")
+@click.option(
+    "--buckets", type=click.IntRange(1, 256), help="Salt buckets, a region each (storage.hbase.buckets, 16 by default)."
+)
+@click.option(
+    "--compression",
+    type=click.Choice(["none", "snappy", "gz", "lz4", "zstd"]),
+    default="snappy",
+    help="Of the tables' files; the region servers need its library. CDAP's default is snappy.",
+)
+@click.option("--script", is_flag=True, help="Print what the HBase shell takes to do the same, and make nothing.")
+def create_hbase_tables(
+    config: Path | None,
+    thrift2: str | None,
+    namespace: str | None,
+    buckets: int | None,
+    compression: str,
+    *,
+    script: bool,
+) -> None:
+    """Make CDAP's messaging tables in HBase.
+
+    Namespace, tables, attributes and one region for each bucket, as CDAP makes them, and the
+    janitor's own table beside them. What is there already stays as it is; a table with another
+    number of buckets is an error.
+
+    \b
+    Examples:
+      tms admin create-tables --thrift2 hbase-thrift2:9091
+      tms admin create-tables --script | hbase shell
+    """
+    flags = {"thrift2": thrift2, "namespace": namespace, "buckets": buckets}
+    # A help text does without them.
+    from tms_core.settings.layers import load_as  # noqa: PLC0415
+    from tms_core.settings.models import Settings  # noqa: PLC0415
+    from tms_core.tables.hbase.pool import HBasePool  # noqa: PLC0415
+    from tms_core.tables.hbase.schema import (  # noqa: PLC0415
+        create_tables,
+        janitor_table_spec,
+        shell_script,
+        table_specs,
+    )
+
+    hbase = load_as(Settings, config, os.environ, flags, _FLAGS).settings.storage.hbase
+    specs = [*table_specs(hbase.namespace, hbase.buckets, compression.upper()), janitor_table_spec(hbase.namespace)]
+    if script:
+        click.echo(shell_script(specs), nl=False)
+        return
+    if hbase.thrift2 is None:
+        raise ConfigurationError(
+            "Tables are made through a Thrift 2 server, and storage.hbase.thrift2 is not set.",
+            "Give --thrift2 HOST:PORT, or hand what --script prints to the HBase shell.",
+        )
+    admin = HBasePool(hbase.thrift2, connections=1, timeout_seconds=_CREATE_SECONDS, service="HbaseAdmin")
+    try:
+        made = create_tables(admin, specs)
+    finally:
+        admin.close()
+    for spec in specs:
+        click.echo(f"{spec.full_name}: {'made' if spec.full_name in made else 'was there'}")
+
+
+@click.command("token")
+@click.argument("principal")
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the token to this new file, for its owner only, instead of printing it.",
+)
+def make_token(principal: str, token_file: Path | None) -> None:
+    """Make a token for PRINCIPAL, whom rules of server.auth.rules let do something.
+
+    The token is shown this once; the server keeps its SHA-256 only. The line goes into
+    server.auth.tokens_file, which a running server reads again by itself. To replace a token, add
+    the line of a new one, hand it out, and take the old line away.
+
+    \b
+    Examples:
+      tms admin token ada
+      tms admin token ada --token-file ada.token >> tokens
+    """
+    from tms_core.server.auth.tokens import new_token, token_line  # noqa: PLC0415 a help text does without it
+
+    token = new_token()
+    line = token_line(principal, token)
+    if token_file is None:
+        click.echo(token)
+        click.echo(f"The token of {principal}, shown this once. Its line for server.auth.tokens_file:", err=True)
+    else:
+        _write(token_file, token)
+    click.echo(line)
+
+
+def _write(path: Path, token: str) -> None:
+    try:
+        # Never into a file that is there already, which other users may be allowed to read.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path} cannot be made: {error.strerror}.", "Give --token-file a new file."
+        ) from error
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(f"{token}\n")
 
 
 @click.group("admin")

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tms_core.cli.names import MessageIdType
 from tms_core.cli.remote import Remote, remote, topic_argument
-from tms_core.cli.text import columns, duration, moment
-from tms_core.cli.times import Moment, SinceType
+from tms_core.cli.typed import MessageIdType, Moment, SinceType
 from tms_core.clock import SystemClock
 from tms_core.errors import Forbidden, TopicNotFound
+from tms_core.logs.printable import columns, duration, moment
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 

@@ -1,4 +1,4 @@
-"""Groups of commands that are imported when they are typed.
+"""Groups of commands that are imported when they are typed, and completed by the shell.
 
 A help text, a version and a completion are asked for by people and shells that wait, and most of the time of a command
 goes into importing what it works with.
@@ -11,7 +11,17 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
+
+_HELP = """Print a shell's completion script.
+
+With it the shell completes {program}'s commands, options and topics.
+
+\b
+Examples:
+  eval "$({program} completion bash)"
+  {program} completion fish > ~/.config/fish/completions/{program}.fish
+"""
 
 
 class LazyCommand(NamedTuple):
@@ -67,3 +77,21 @@ class LazyGroup(click.Group):
     def _sentence(self, name: str) -> str:
         known = self._lazy.get(name)
         return known.help if known is not None else self.commands[name].get_short_help_str(100)
+
+
+def completion(program: str) -> click.Command:
+    """The command of a program that prints its completion script."""
+
+    @click.command("completion", help=_HELP.format(program=program))
+    @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+    def command(shell: str) -> None:
+        kind = get_completion_class(shell)
+        if kind is None:
+            raise click.UsageError(f"there is no completion for {shell}")
+        if shell == "bash":
+            # A colon would end a word, and each topic has one.
+            click.echo("COMP_WORDBREAKS=${COMP_WORDBREAKS//:/}")
+        root = click.get_current_context().find_root().command
+        click.echo(kind(root, {}, program, f"_{program.upper()}_COMPLETE").source())
+
+    return command

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import click
 
 from tms_core.cli import outcome
-from tms_core.cli.completion import completion
-from tms_core.cli.lazy import LazyCommand, LazyGroup
+from tms_core.cli.lazy import LazyCommand, LazyGroup, completion
 
 _COMMANDS = {
     "admin": LazyCommand("tms_core.cli.admin:admin", "For the operator of a store."),

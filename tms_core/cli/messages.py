@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
-from tms_core.cli.names import MessageIdType
 from tms_core.cli.remote import Remote, remote, topic_argument
-from tms_core.cli.text import moment
-from tms_core.cli.times import Moment, SinceType, TtlType
+from tms_core.cli.typed import MessageIdType, Moment, SinceType, TtlType
 from tms_core.clock import SystemClock
 from tms_core.errors import TmsError
-from tms_core.logs.printable import printable
+from tms_core.logs.printable import moment, printable
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 

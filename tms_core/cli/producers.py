@@ -9,7 +9,7 @@ import click
 
 from tms_core.cli.consumers import matching_topics
 from tms_core.cli.remote import Remote, remote, topic_argument
-from tms_core.cli.text import columns
+from tms_core.logs.printable import columns
 from tms_core.topic import TopicId
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from pathlib import Path
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tms_core.cli.names import TopicType
 from tms_core.cli.outcome import completing
+from tms_core.cli.typed import TopicType
 from tms_core.errors import ConfigurationError, TmsError
 
 if TYPE_CHECKING:
@@ -28,10 +29,37 @@ if TYPE_CHECKING:
 
 #: What stands for "on every address" where one listens, and where one can then ask.
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 nothing is bound here
+#: How long a shell that completes a topic waits for each server.
+_SECONDS = 2.0
+
+
+config_option = click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    envvar="TMS_CONFIG",
+    help="A settings file.",
+)
+format_option = click.option(
+    "--format", type=click.Choice(["table", "json"]), default="table", help="How the answer is written."
+)
+
+
+class Answering:
+    """Options of a command that say how its answer is written."""
+
+    format: str
+
+    def print(self, value: Any, lines: Callable[[], Iterable[str]]) -> None:
+        """The answer, as JSON or as text."""
+        if self.format == "json":
+            click.echo(json.dumps(value, indent=1))
+        else:
+            for line in lines():
+                click.echo(line)
 
 
 @dataclass(frozen=True)
-class Remote:
+class Remote(Answering):
     """The options of every command that asks a running server."""
 
     server: str | None
@@ -100,14 +128,6 @@ class Remote:
 
         return load(self.config, os.environ, {}).settings
 
-    def print(self, value: Any, lines: Callable[[], Iterable[str]]) -> None:
-        """The answer, as JSON or as text."""
-        if self.format == "json":
-            click.echo(json.dumps(value, indent=1))
-        else:
-            for line in lines():
-                click.echo(line)
-
 
 def remote(command: Callable[..., None]) -> Callable[..., None]:
     """The options of every such command, handed to it as one."""
@@ -124,13 +144,8 @@ def remote(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Path(dir_okay=False, path_type=Path),
         help="Certificates (PEM) by which the server's one is checked.",
     )
-    @click.option(
-        "--config",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        envvar="TMS_CONFIG",
-        help="A settings file.",
-    )
-    @click.option("--format", type=click.Choice(["table", "json"]), default="table", help="How the answer is written.")
+    @config_option
+    @format_option
     @wraps(command)
     def wrapped(
         *,
@@ -148,17 +163,53 @@ def remote(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _topics(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """The server's topics that begin so, for a shell to complete; none where it does not answer soon."""
+    """The first server's topics that begin so, for a shell to complete; none where none answers soon."""
     namespace = incomplete.partition(":")[0] if ":" in incomplete else "default"
     server, token, authority, config = map(context.params.get, ("server", "token_file", "ca_file", "config"))
     meant = Remote(server, token, authority, config, "table")
-    from tms_core.cli.complete import topics  # noqa: PLC0415 what it imports is for this alone
-
     try:
-        found = topics(meant.urls(), namespace, token, meant.tls())
+        urls, tls = meant.urls(), meant.tls()
     except TmsError:
         return []
-    return [name for name in found if name.startswith(incomplete)]
+    for url in urls:
+        with suppress(OSError, ValueError):
+            return [name for name in _asked(url, namespace, token, tls) if name.startswith(incomplete)]
+    return []
+
+
+def _asked(url: str, namespace: str, token_file: Path | None, tls: ssl.SSLContext | None) -> list[str]:
+    """The topics of a namespace, asked for without the client: importing it takes longer than a person waits for a key.
+
+    Args:
+        token_file: has the token to show.
+        tls: by what a server's certificate is checked; by default what the machine trusts.
+
+    Raises:
+        OSError, ValueError: the server does not say.
+    """
+    from http.client import HTTPConnection, HTTPException, HTTPSConnection  # noqa: PLC0415
+    from urllib.parse import quote, urlsplit  # noqa: PLC0415
+
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(url)
+    headers = {} if token_file is None else {"Authorization": f"Bearer {token_file.read_text('ascii').strip()}"}
+    if parts.scheme == "https":
+        connection: HTTPConnection = HTTPSConnection(parts.hostname, parts.port, timeout=_SECONDS, context=tls)
+    else:
+        connection = HTTPConnection(parts.hostname, parts.port, timeout=_SECONDS)
+    try:
+        path = f"{parts.path.rstrip('/')}/v1/namespaces/{quote(namespace, safe='')}/topics"
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        found = json.loads(answer.read()) if answer.status == 200 else None
+    except HTTPException as error:
+        raise ValueError(url) from error
+    finally:
+        connection.close()
+    if not isinstance(found, list):
+        raise ValueError(url)
+    return [f"{namespace}:{name}" for name in found]
 
 
 topic_argument = click.argument("topic", metavar="NS:TOPIC", type=TopicType(), shell_complete=_topics)

@@ -13,9 +13,9 @@ from threading import Event
 
 import click
 
+from tms_core.cli.entry import ending
 from tms_core.cli.outcome import arguments, completing
-from tms_core.cli.signals import ending
-from tms_core.logs.format import LogFormat, configure
+from tms_core.logs.loggers import LogFormat, configure
 
 #: glibc's names for the smallest block that goes back to the system when it is freed, and for how many pools there are.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8

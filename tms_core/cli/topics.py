@@ -9,10 +9,9 @@ import click
 
 from tms_core.cli.outcome import arguments
 from tms_core.cli.remote import Remote, remote, topic_argument
-from tms_core.cli.text import columns, duration
-from tms_core.cli.times import TtlType
+from tms_core.cli.typed import TtlType
 from tms_core.clock import SystemClock
-from tms_core.logs.printable import complete, moment
+from tms_core.logs.printable import columns, complete, duration, moment
 from tms_core.messaging.partitions import PARTITIONS
 from tms_core.topic import BY_TTL, CONSUMED, RETENTION, TopicId, parse_java_int
 

@@ -6,7 +6,6 @@ decimal text in JSON: they are above 2^53, where programs that calculate in doub
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tms_core.cli.outcome import completing
-from tms_core.cli.text import columns, duration, moment
-from tms_core.cli.times import Moment, TimeType
+from tms_core.cli.remote import Answering, config_option, format_option
+from tms_core.cli.typed import Moment, TimeType
 from tms_core.clock import SystemClock
 from tms_core.errors import NotInProgress
-from tms_core.logs.printable import printable
+from tms_core.logs.printable import columns, duration, moment, printable
 from tms_core.transaction.model import (
     InProgress,
     InProgressType,
@@ -45,7 +44,7 @@ TransactionId = click.IntRange(0, 2**63 - 1)
 
 
 @dataclass(frozen=True)
-class CommandOptions:
+class CommandOptions(Answering):
     """The options of every command of the group."""
 
     server: str | None
@@ -62,26 +61,13 @@ class CommandOptions:
         with TransactionClient.configured(wanted, _TIMEOUT_SECONDS, address=self.server or "") as client:
             yield client
 
-    def print(self, value: dict[str, Any], lines: Callable[[], Iterator[str]]) -> None:
-        """The answer, as JSON or as text."""
-        if self.format == "json":
-            click.echo(json.dumps(value, indent=1))
-        else:
-            for line in lines():
-                click.echo(line)
-
 
 def common(command: Callable[..., None]) -> Callable[..., None]:
     """The options of every command, handed to it as one."""
 
     @click.option("--server", metavar="HOST:PORT", help="The transaction service (transactions.thrift).")
-    @click.option(
-        "--config",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        envvar="TMS_CONFIG",
-        help="A settings file.",
-    )
-    @click.option("--format", type=click.Choice(["table", "json"]), default="table", help="How the answer is written.")
+    @config_option
+    @format_option
     @wraps(command)
     def wrapped(*, server: str | None, config: Path | None, format: str, **rest: Any) -> None:  # noqa: A002
         with completing():

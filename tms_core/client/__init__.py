@@ -21,9 +21,8 @@ from tms_core.client.messages import Message
 from tms_core.client.participant import Participant
 from tms_core.client.producer import AsyncProducer, Producer
 from tms_core.client.producer_calls import FormerTransaction, ProducerState
-from tms_core.client.site import Options
+from tms_core.client.site import Attempt, Options
 from tms_core.client.sync import Client
-from tms_core.client.tracing import Attempt
 from tms_core.client.values import Buffer, Limits, Retry, Timeouts, WhenFull
 from tms_core.client.waiting import PublishFigures
 from tms_core.client.work import AsyncGroupWork, GroupWork

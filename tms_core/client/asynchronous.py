@@ -20,12 +20,10 @@ from tms_core.client.core import Core
 from tms_core.client.http import AsyncPause, LoopWire, pause_in_loop
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages
 from tms_core.client.messages import Start
-from tms_core.client.partitions import Key, without_key
+from tms_core.client.partitions import Key, Rotations, without_key
 from tms_core.client.producer import AsyncProducer, Instance
-from tms_core.client.rotation import Rotations
-from tms_core.client.site import Endpoint, Options, service_at
+from tms_core.client.site import Endpoint, Options, Token, service_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
-from tms_core.client.token import Token
 from tms_core.client.topics import AsyncTopics
 from tms_core.client.transaction import ClientTransaction, publish
 from tms_core.client.values import Retry

@@ -12,8 +12,7 @@ from tms_core.client.core import Core
 from tms_core.client.iterators import AsyncMessages, Messages
 from tms_core.client.messages import Message, Start
 from tms_core.client.participant import Participant
-from tms_core.client.partitions import Key
-from tms_core.client.rotation import Rotation, Rotations
+from tms_core.client.partitions import Key, Rotation, Rotations
 from tms_core.client.transaction import ClientTransaction
 from tms_core.client.values import Limits
 from tms_core.client.wire import run

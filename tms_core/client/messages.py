@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from tms_core.avro.numbers import decode_long, encode_long
 from tms_core.errors import BadRequest, FormatError, Unanswered
 from tms_core.messaging.model import RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.topic import INT_MAX
 from tms_core.transaction.codec.thrift import encode_transaction
+from tms_core.transaction.codec.varint import read_varint, varint
 from tms_core.transaction.model import Transaction
 
 AVRO, JSON = "avro/binary", "application/json"
@@ -81,11 +81,11 @@ def encode_publish(pointer: int | None, payloads: Sequence[bytes]) -> bytes:
         pointer: the transaction's write pointer; None: outside of one.
         payloads: what is published, in order.
     """
-    parts = [_NULL if pointer is None else _VALUE + encode_long(pointer)]
+    parts = [_NULL if pointer is None else _VALUE + varint(pointer)]
     if payloads:
-        parts.append(encode_long(len(payloads)))
+        parts.append(varint(len(payloads)))
         for payload in payloads:
-            parts += (encode_long(len(payload)), payload)
+            parts += (varint(len(payload)), payload)
     parts.append(b"\0")
     return b"".join(parts)
 
@@ -99,7 +99,7 @@ def encode_publish_json(pointer: int | None, payloads: Sequence[bytes], ttl_seco
 
 def encode_rollback(published: RollbackRange) -> bytes:
     """PublishResponse, as a server answers it."""
-    return _VALUE + b"".join(map(encode_long, published))
+    return _VALUE + b"".join(map(varint, published))
 
 
 def encode_poll(start: Start, limit: int | None, transaction: Transaction | None, *, inclusive: bool) -> bytes:
@@ -111,7 +111,7 @@ def encode_poll(start: Start, limit: int | None, transaction: Transaction | None
     if limit is not None and not _is_count(limit):
         raise BadRequest(f"A limit of {limit} messages is not possible.", "Give 1 or more.")
     parts = [_start(start, inclusive=inclusive), b"\1" if inclusive else b"\0"]
-    parts.append(_NULL if limit is None else _VALUE + encode_long(limit))
+    parts.append(_NULL if limit is None else _VALUE + varint(limit))
     parts.append(_NULL if transaction is None else _VALUE + _bytes(encode_transaction(transaction)))
     return b"".join(parts)
 
@@ -123,10 +123,10 @@ def decode_published(body: bytes) -> RollbackRange:
         FormatError: it is none.
     """
     try:
-        branch, at = decode_long(body, 0)
+        branch, at = read_varint(body, 0)
         values = []
         for _ in RollbackRange._fields:
-            value, at = decode_long(body, at)
+            value, at = read_varint(body, at)
             values.append(value)
     except (IndexError, ValueError) as error:
         raise FormatError("the answer to publish is no PublishResponse") from error
@@ -205,20 +205,20 @@ class MessageDecoder:
     def _block(self, data: bytes, at: int) -> int:
         if self._ended:
             raise ValueError("bytes follow its end")
-        count, at = decode_long(data, at)
+        count, at = read_varint(data, at)
         if count < 0:
-            _, at = decode_long(data, at)
+            _, at = read_varint(data, at)
             count = -count
         self._left, self._ended = count, not count
         return at
 
     def _message(self, data: bytes, at: int, found: list[Message]) -> int:
         self._needed = 0
-        length, start = decode_long(data, at)
+        length, start = read_varint(data, at)
         if length != _ID_BYTES:
             raise ValueError(f"an id of {length} bytes")
         id_end = start + length
-        length, payload = decode_long(data, id_end)
+        length, payload = read_varint(data, id_end)
         if length < 0:
             raise ValueError(f"a payload of {length} bytes")
         end = payload + length
@@ -266,14 +266,14 @@ _OTHER_SERVER = "See that the URL is that of tms serve, and no proxy changes wha
 
 def _start(start: Start, *, inclusive: bool) -> bytes:
     if start is None:
-        return encode_long(2)
+        return varint(2)
     if isinstance(start, datetime):
         # A server looks at ``inclusive`` only where an id is given, as CDAP does.
-        return encode_long(1) + encode_long(milliseconds(start) + (not inclusive))
+        return varint(1) + varint(milliseconds(start) + (not inclusive))
     if not isinstance(start, MessageId):
         raise BadRequest(f"{start!r} is no place to begin at.", "Give a message's id, a time with its zone, or None.")
-    return encode_long(0) + _bytes(start.pack())
+    return varint(0) + _bytes(start.pack())
 
 
 def _bytes(data: bytes) -> bytes:
-    return encode_long(len(data)) + data
+    return varint(len(data)) + data

@@ -1,4 +1,4 @@
-"""Topics with partitions: where a message goes.
+"""Topics with partitions: where a message goes, and which of them a consumer of a group asks in turn.
 
 What is known of a topic is kept in the core of the client, for all that publish and consume with it. It is read when
 the server says that messages go elsewhere, so a topic without partitions costs no request, and a change of their number
@@ -7,16 +7,20 @@ is noticed with the first message that the old ones refuse.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from itertools import count
 from typing import NamedTuple, TypeVar
 
 from tms_core.client import calls
+from tms_core.client.calls import Topic, topic_id
 from tms_core.client.core import Core
+from tms_core.client.participant import ClaimedBatch
 from tms_core.client.values import Retry
 from tms_core.errors import BadRequest, PartitionsChanged, TopicNotFound
 from tms_core.messaging.partitions import Layout, layout_of, number_of
+from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
 T = TypeVar("T")
@@ -28,6 +32,8 @@ Number = int | Mapping[str, int]
 
 #: Pauses while a change of partitions is under way.
 _CHANGING = Retry(first_seconds=0.02, longest_seconds=1, attempts=20)
+#: After how long without a message the topics of a pattern are listed again, in seconds.
+_LISTED_SECONDS = 5.0
 
 
 class Destination(NamedTuple):
@@ -136,3 +142,145 @@ def without_key(key: Key | None) -> None:
     """
     if key is not None:
         raise BadRequest("With transaction= a key has no effect.", "Use client.transaction(), or name the partition.")
+
+
+class Rotation:
+    """The topics that a consumer of a group asks in turn, beginning with the one it had messages of last.
+
+    Args:
+        core: who asks.
+        topic: one topic, with or without partitions; or a pattern of several: ``default:orders-*``.
+
+    Attributes:
+        positions: of the topics that were asked since the last messages, where the next one may come from; None: that
+            is not known.
+        is_complete: whether that are all of them.
+    """
+
+    def __init__(self, core: Core, topic: Topic) -> None:
+        self._core = core
+        self._pattern = pattern_of(topic)
+        self._tops = [] if self._pattern is not None else [topic_id(topic)]
+        self._listed: float | None = None
+        self._layouts: dict[TopicId, Layout | None] = {}
+        self._wholes: dict[TopicId, TopicId] = {}
+        self._drained: set[TopicId] = set()
+        self._stale: set[TopicId] = set()
+        self._last: TopicId | None = None
+        # Consumers that begin together begin at different partitions.
+        self._start = core.random.random()
+        self._blocked: set[TopicId] = set()
+        self.positions: dict[TopicId, MessageId | None] = {}
+        self.is_complete = True
+
+    async def round(self, most: int | None = None) -> AsyncIterator[TopicId]:
+        """The topics to ask, each once; what came of one is told to :meth:`learn` before the next.
+
+        Args:
+            most: how many; the next round goes on behind them. None: all.
+        """
+        if self.is_complete or most is None:
+            self.positions = {}
+            self._blocked.clear()
+        self.is_complete = False
+        await self._list()
+        for _ in count() if most is None else range(most):
+            topic = await self._next()
+            if topic is None:
+                break
+            self.positions[topic] = None
+            yield topic
+        self.is_complete = most is None or await self._next() is None
+
+    def learn(self, topic: TopicId, batch: ClaimedBatch) -> None:
+        """Take in what a topic has answered."""
+        whole = self.whole(topic)
+        self.positions[topic] = batch.position
+        if batch.messages:
+            self._last, self.is_complete = topic, True
+        if batch.drained:
+            self._drained.add(topic)
+            self.positions.pop(topic)
+        if batch.behind is not None:
+            self._blocked.add(whole)
+        is_news = batch.sealed and not self._is_sealed(topic)
+        if is_news or (batch.behind is not None and batch.behind not in self._wholes):
+            self._stale.add(whole)
+
+    def whole(self, topic: TopicId) -> TopicId:
+        """The topic that a partition belongs to; itself, where it is none of those that are known."""
+        return self._wholes.get(topic, topic)
+
+    def beside(self, topic: TopicId) -> list[TopicId]:
+        """The other partitions of the same topic, in which a group is registered with it."""
+        return [one for one, whole in self._wholes.items() if whole == self.whole(topic) and one != topic]
+
+    def lose(self, topic: TopicId) -> None:
+        """A topic is gone: what was read of the topics is read again.
+
+        Raises:
+            TopicNotFound: there was no other.
+        """
+        if self._pattern is None and not self._wholes:
+            raise TopicNotFound(f"There is no topic {topic}.", "Create it first.")
+        self._drained.clear()
+        self._listed = None
+        self._stale |= {top for top, layout in self._layouts.items() if layout is not None}
+
+    async def _list(self) -> None:
+        now = self._core.running()
+        if self._pattern is not None and (self._listed is None or now - self._listed >= _LISTED_SECONDS):
+            self._listed = now
+            namespace = self._pattern.partition(":")[0]
+            found = await self._core.ask(calls.list_topics(namespace))
+            self._tops = [one for one in found if fnmatchcase(str(one), self._pattern)]
+
+    async def _next(self) -> TopicId | None:
+        for top in sorted(self._stale):
+            try:
+                layout = self._layouts[top] = await read_layout(self._core, top)
+            except TopicNotFound:
+                if self._pattern is None:
+                    raise
+                self._tops, layout = [one for one in self._tops if one != top], None
+            self._wholes |= {} if layout is None else dict.fromkeys([*layout.parts, top], top)
+        self._stale.clear()
+        order = [one for top in self._tops for one in self._order(top)]
+        if len(order) > 1:
+            # Those before it come at the end; a partition that others wait for is before them all.
+            at = order.index(self._last) if self._last in order else int(self._start * len(order))
+            order = [one for one in order[:at] if self._is_sealed(one)] + order[at:] + order[:at]
+        free = (one for one in order if self.whole(one) not in self._blocked or self._is_sealed(one))
+        return next((one for one in free if one not in self.positions and one not in self._drained), None)
+
+    def _order(self, top: TopicId) -> list[TopicId]:
+        layout = self._layouts.get(top)
+        if layout is None:
+            return [top]
+        return [member for family in layout.families for member in layout.members(family)]
+
+    def _is_sealed(self, topic: TopicId) -> bool:
+        """Whether it is known that it takes no more messages."""
+        whole = self.whole(topic)
+        layout = self._layouts.get(whole)
+        if layout is None:
+            return whole in self._layouts
+        sealed = (layout.members(family) for family in layout.families if family.sealed_ms is not None)
+        return topic == whole or any(topic in members for members in sealed)
+
+
+def pattern_of(topic: Topic) -> str | None:
+    """The pattern that stands for several topics; None: it is the name of one.
+
+    Raises:
+        BadRequest: it names no namespace, or more than one.
+    """
+    if not isinstance(topic, str) or not any(char in topic for char in "*?["):
+        return None
+    namespace, colon, _ = topic.partition(":")
+    topic_id(f"{namespace}{colon}topics")
+    return topic
+
+
+#: What a client remembers of the topics that consumers of groups ask in turn, by topic and group.
+Rotations = dict[tuple[str, str], Rotation]

@@ -19,9 +19,8 @@ from tms_core.client.calls import Call, Topic, topic_id
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.core import Core
 from tms_core.client.participant import Participant
-from tms_core.client.partitions import Key
+from tms_core.client.partitions import Key, Rotations
 from tms_core.client.producer_calls import FormerTransaction, Signature
-from tms_core.client.rotation import Rotations
 from tms_core.client.transaction import ClientTransaction, is_visible_now, publish
 from tms_core.client.values import Limits
 from tms_core.client.wire import run

@@ -2,7 +2,9 @@
 
 What matters about an error is whether the request may have been done. It was not where there was no connection to send
 it on (``Unavailable``); once there was one, it is unknown (``Unanswered``). Neither proxies nor passwords are taken
-from the environment: a token must go where the program says, and nowhere else.
+from the environment: a token must go where the program says, and nowhere else; it is read when it is used, and shown
+nowhere. A hook is called for each attempt and returns a context manager, which is what tracing libraries give out; what
+it puts into the headers goes with the request, so a trace goes on in the server's proxies and logs.
 """
 
 from __future__ import annotations
@@ -11,17 +13,16 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import inf
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx2
 
 from tms_core.client.calls import Call
-from tms_core.client.token import Token
-from tms_core.client.tracing import Attempt, Hook, no_hook
 from tms_core.client.values import Buffer, Limits, Retry, Timeouts
 from tms_core.client.wire import Stop
 from tms_core.errors import ClientClosed, ConfigurationError, Unanswered, Unavailable
@@ -30,6 +31,78 @@ from tms_core.transaction.rpc.client import TransactionClient
 _ADDRESS = re.compile(r"[^:\[\]]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 #: Raised before there was a connection to send anything on.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
+#: What may follow ``Bearer`` (RFC 6750).
+_TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
+
+
+@dataclass(slots=True)
+class Attempt:
+    """A request that is being sent; one that is tried again is another attempt.
+
+    Attributes:
+        method, url: where to.
+        headers: more headers to send with it; those of the client itself, the token's among them, cannot be replaced.
+        status: of the answer, when the context manager is left; None: there was no answer.
+    """
+
+    method: str
+    url: str
+    headers: dict[str, str] = field(default_factory=dict)
+    status: int | None = None
+
+
+#: Called for each attempt. The request is sent when what it returns was entered, and an error that comes of it passes
+#: through that; what it raises itself goes to the caller.
+Hook = Callable[[Attempt], AbstractContextManager[object]]
+
+
+def no_hook(_: Attempt) -> AbstractContextManager[object]:
+    """Nothing is done around requests."""
+    return nullcontext()
+
+
+class Token:
+    """Where the token comes from.
+
+    Args:
+        given: the token, what returns it, or None.
+        file: a file that holds it; read for each request, so that it can be replaced while the program runs.
+
+    Raises:
+        ConfigurationError: both are given.
+    """
+
+    def __init__(self, given: str | Callable[[], str] | None = None, file: Path | str | None = None) -> None:
+        if given is not None and file is not None:
+            raise ConfigurationError("A token and a token file are given.", "Give one of them.")
+        self._given = given
+        self._file = None if file is None else Path(file)
+
+    def __repr__(self) -> str:
+        return "<Token>" if self._given is not None or self._file is not None else "<no Token>"
+
+    def headers(self) -> dict[str, str]:
+        """The headers of a request that carry the token.
+
+        Raises:
+            ConfigurationError: the file cannot be read, or what was found is no token.
+        """
+        if self._file is not None:
+            found = self._read(self._file)
+        elif self._given is None:
+            return {}
+        else:
+            found = self._given if isinstance(self._given, str) else self._given()
+        if not _TOKEN.fullmatch(found):
+            raise ConfigurationError("The token is not valid: it is empty, or has characters that no token has.")
+        return {"authorization": f"Bearer {found}"}
+
+    def _read(self, file: Path) -> str:
+        try:
+            return file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise ConfigurationError(f"The token file {file} cannot be read: {reason}.") from error
 
 
 @dataclass(frozen=True)
@@ -40,7 +113,7 @@ class Options:
         timeouts, limits, retry: how long to wait, how much to hold, how to try again.
         buffer: where ``publish_async`` puts messages.
         tls: how the server's certificate is checked; None: by the certificates that come with the HTTP library.
-        hook: what is done around each attempt to send a request (:mod:`tms_core.client.tracing`).
+        hook: what is done around each attempt to send a request (:mod:`tms_core.client.site`).
         random: what makes pauses differ.
         running: the running time in seconds.
     """

@@ -25,8 +25,7 @@ from tms_core.client.calls import Topic, topic_id
 from tms_core.client.core import UNKNOWN, Core
 from tms_core.client.outbox import Outbox
 from tms_core.client.participant import ClaimedBatch, Failures, GroupClaims, Participant, done
-from tms_core.client.partitions import Key, number_for, places, read_layout, to_partition
-from tms_core.client.rotation import Rotation
+from tms_core.client.partitions import Key, Rotation, number_for, places, read_layout, to_partition
 from tms_core.client.values import Limits
 from tms_core.errors import (
     Conflict,

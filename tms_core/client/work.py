@@ -20,7 +20,7 @@ from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.core import Core, Reading
 from tms_core.client.messages import Message
 from tms_core.client.participant import GroupClaims
-from tms_core.client.rotation import Rotation
+from tms_core.client.partitions import Rotation
 from tms_core.client.transaction import ClientTransaction
 from tms_core.client.values import Limits, Retry
 from tms_core.client.wire import run

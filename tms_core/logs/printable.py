@@ -1,4 +1,4 @@
-"""Text as it may stand in a log or on a terminal: what clients made up, spans of time in words, commands to be typed.
+"""Text as it may stand in a log or on a terminal: what clients made up, times, tables, commands to be typed.
 
 A client calls itself what it likes. With a line end in it such a name would make up lines of a log, and with an escape
 sequence it would control the terminal in which a table is read.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 #: Commands as errors, guards and the log name them, without the options that led there: one that is all of a line or
@@ -77,3 +78,10 @@ def complete(text: str, arguments: str) -> str:
         return " ".join([command, *(f"{name} {shlex.quote(value)}" for name, value in missing if name not in command)])
 
     return _BARE.sub(completed, text) if words else text
+
+
+def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows as lines, their cells under each other."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

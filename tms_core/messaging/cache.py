@@ -16,14 +16,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from threading import Lock
 from typing import NamedTuple
 
-from tms_core.messaging.ids import Ids
-from tms_core.messaging.model import SharedList
+from tms_core.messaging.ids import Ids, tail
+from tms_core.messaging.model import MessageList, SharedList
+from tms_core.rowkey import MESSAGE_TAIL_BYTES
 
 #: What a run takes in memory beside its payloads, and each payload beside its bytes; measured.
 _RUN_BYTES, _PAYLOAD_BYTES = 300, 48
@@ -31,6 +32,12 @@ _RUN_BYTES, _PAYLOAD_BYTES = 300, 48
 _SHARED_ROWS = 32
 #: What part of the room the shared parts of runs may take: they help readers that are close to each other only.
 _SHARED_ROOM = 4
+#: About how many bytes of an answer readers share as one part: as many as a piece of an answer has.
+_PART_BYTES = 60_000
+#: What an answer has for each message beside its payload.
+_ANSWER_BYTES = 28
+#: What ends the id of a message that lies in the message table.
+INLINE = bytes(MESSAGE_TAIL_BYTES)
 
 
 class CachedRun(NamedTuple):
@@ -66,6 +73,11 @@ class CachedRun(NamedTuple):
     def weight(self) -> int:
         """About how many bytes it takes in memory."""
         return _RUN_BYTES + self.size + _PAYLOAD_BYTES * self.rows
+
+    def messages(self, first: int, stop: int) -> MessageList:
+        """The messages from one position to another."""
+        payloads = (self.payloads or ())[first - self.first : stop - self.first]
+        return MessageList([tail(at) + INLINE for at in range(first, stop)], list(payloads))
 
 
 class Figures(NamedTuple):
@@ -183,6 +195,27 @@ class MessageCache:
                 weight += run.weight
                 index += 1
             return found
+
+    def messages(self, run: CachedRun, first: int, stop: int) -> Iterator[MessageList]:
+        """The messages of a run from one position to another, part by part; a part all of which is wanted is shared."""
+        parts = run.shared
+        if parts is None:
+            yield run.messages(first, stop)
+            return
+        step = -(-_PART_BYTES // (run.size // run.rows + _ANSWER_BYTES))
+        while first < stop:
+            begin = first - (first - run.first) % step
+            end = min(begin + step, stop)
+            if first == begin and end == min(begin + step, run.stop):
+                yield parts.get(first) or self._made(run, parts, first, end)
+            else:
+                yield run.messages(first, end)
+            first = end
+
+    def _made(self, run: CachedRun, parts: dict[int, SharedList], first: int, stop: int) -> MessageList:
+        messages = run.messages(first, stop)
+        shared = SharedList(messages)
+        return shared if self.share(parts, first, shared) else messages
 
     def share(self, parts: dict[int, SharedList], first: int, messages: SharedList) -> bool:
         """Keep a part of a run for further readers, until there is no room beside newer ones; False: there is none."""

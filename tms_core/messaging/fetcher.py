@@ -12,7 +12,7 @@ whatever reference comes first; a reference without payloads uses up its limit.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate, repeat
 from operator import add, itemgetter
@@ -20,13 +20,12 @@ from typing import NamedTuple, TypeGuard, cast
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.positions import Floor, cutoff_at
-from tms_core.logs.harmless import harmless
-from tms_core.messaging.cache import CachedRun, MessageCache
+from tms_core.logs.loggers import harmless
+from tms_core.messaging.cache import INLINE, CachedRun, MessageCache
 from tms_core.messaging.ids import POSITIONS, SEQUENCE_BITS, expires_ms, position, tail
-from tms_core.messaging.lines import Lines
-from tms_core.messaging.model import FetchRequest, MessageList, SharedList
+from tms_core.messaging.lines import FirstReads, Lines
+from tms_core.messaging.model import MESSAGE_BYTES, FetchRequest, MessageList, SharedList
 from tms_core.messaging.partitions import FAMILIES, SEALED
-from tms_core.messaging.visible import FirstReads
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, Cutoff, MessageId, java_abs, pointer_prefix, stop_key
 from tms_core.tables.base import MessageColumns, Store
 from tms_core.tables.side import Expiries
@@ -36,19 +35,10 @@ from tms_core.transaction.model import Transaction
 #: Bytes of messages in a page; it has at least one message. Larger ones are slower: their memory goes back to the
 #: system each time.
 PAGE_BYTES = 240_000
-#: What a message takes beside its payload, in bytes: its id, and the objects that hold both; measured. Without it a
-#: page of empty messages would have no end.
-MESSAGE_BYTES = 160
-#: About how many bytes of an answer readers share as one part: as many as a piece of an answer has.
-_PART_BYTES = 60_000
-#: What an answer has for each message beside its payload.
-_ANSWER_BYTES = 28
 #: Rows in one read of the store, at most.
 MAX_PAGE_ROWS = 4000
 #: After so many reads a page is given out however small it is, so that a reader does not wait for the rest of it.
 _PAGE_READS = 8
-#: What ends the id of a message that lies in the message table.
-_INLINE = bytes(MESSAGE_TAIL_BYTES)
 
 _NONE = MessageList([], [])
 _payload = itemgetter(1)
@@ -121,7 +111,7 @@ class Fetch:
         """
         if self._read_up_to is None or self._is_full or self._read_up_to >= POSITIONS:
             return None
-        return MessageId.parse(tail(self._read_up_to) + _INLINE)
+        return MessageId.parse(tail(self._read_up_to) + INLINE)
 
     @property
     def is_at_end(self) -> bool:
@@ -195,11 +185,11 @@ class Fetch:
             if not messages:
                 yield messages, 0
                 continue
-            size = messages.size if isinstance(messages, SharedList) else _bytes_of(messages)
+            size = messages.size
             rows = -(-len(messages) * PAGE_BYTES // size)
             for first in range(0, len(messages), rows):
                 piece = messages if rows >= len(messages) else messages[first : first + rows]
-                yield self._up_to_bytes(piece, size if piece is messages else _bytes_of(piece))
+                yield self._up_to_bytes(piece, size if piece is messages else piece.size)
                 if self._left_bytes <= 0:
                     return
 
@@ -249,44 +239,16 @@ class Fetch:
             if visible is None:
                 self.holes.append((first, min(run.stop, self._end)))
             elif visible and run.payloads is not None:
-                yield from self._of_run(run, run.payloads, first, min(stop, first + self._left))
+                for messages in self._shelf.cache.messages(run, first, min(stop, first + self._left)):
+                    # What was encoded was looked at before.
+                    if not (isinstance(messages, SharedList) and messages.encoded):
+                        self._learn_largest(messages.payloads)
+                    yield self._limited(messages)
             elif visible and run.pointer is not None:
                 yield from self._reference(run.first, run.pointer)
             behind = run.stop
             self._note_read(min(behind, self._end))
         self._at = behind
-
-    def _of_run(self, run: CachedRun, payloads: Sequence[bytes], first: int, stop: int) -> Iterator[MessageList]:
-        """The messages of a run from one position to another; a run of empty ones may be long."""
-        if run.shared is not None:
-            yield from self._of_parts(run, run.shared, payloads, first, stop)
-            return
-        for at in range(first, stop, MAX_PAGE_ROWS):
-            yield self._limited(self._made(run, payloads, at, min(at + MAX_PAGE_ROWS, stop)))
-
-    def _of_parts(
-        self, run: CachedRun, parts: dict[int, SharedList], payloads: Sequence[bytes], first: int, stop: int
-    ) -> Iterator[MessageList]:
-        """The same part by part; a part all of which is wanted is shared."""
-        step = -(-_PART_BYTES // (run.size // run.rows + _ANSWER_BYTES))
-        at = first
-        while at < stop:
-            begin = at - (at - run.first) % step
-            end = min(begin + step, stop)
-            is_whole = at == begin and end == min(begin + step, run.stop)
-            messages: MessageList | None = parts.get(at) if is_whole else None
-            if messages is None:
-                messages = self._made(run, payloads, at, end)
-                if is_whole:
-                    shared = SharedList(messages.ids, messages.payloads, _bytes_of(messages))
-                    messages = shared if self._shelf.cache.share(parts, at, shared) else messages
-            yield self._limited(messages)
-            at = end
-
-    def _made(self, run: CachedRun, payloads: Sequence[bytes], first: int, stop: int) -> MessageList:
-        found = payloads[first - run.first : stop - run.first]
-        self._learn_largest(found)
-        return MessageList([tail(row) + _INLINE for row in range(first, stop)], list(found))
 
     def _living(self, run: CachedRun) -> int:
         """The first position of a run that no ttl of its own has taken; they come due in order."""
@@ -310,7 +272,7 @@ class Fetch:
         if len(payloads) < len(rows.keys):
             yield from self._with_references(rows)
         else:
-            ids = list(map(add, map(_tail_in, rows.keys), repeat(_INLINE)))
+            ids = list(map(add, map(_tail_in, rows.keys), repeat(INLINE)))
             yield self._limited(MessageList(ids, payloads))
         self._line.row_bytes = self._learn(sum(map(len, payloads)), len(rows.keys))
         self._at = self._end if page.resume is None else _position(page.resume, len(prefix))
@@ -349,7 +311,7 @@ class Fetch:
     def _with_references(self, rows: MessageColumns) -> Iterator[MessageList]:
         for key, pointer, payload in zip(rows.keys, rows.pointers or (), rows.payloads, strict=True):
             if payload is not None:
-                yield self._limited(MessageList([key[-MESSAGE_TAIL_BYTES:] + _INLINE], [payload]))
+                yield self._limited(MessageList([key[-MESSAGE_TAIL_BYTES:] + INLINE], [payload]))
             elif pointer is not None:
                 yield from self._reference(_position(key, len(self._line.prefix)), pointer)
 
@@ -457,11 +419,6 @@ def _is_there(payload: bytes | None) -> TypeGuard[bytes]:
 def _page_rows(row_bytes: int) -> int:
     """How many rows fill a page."""
     return min(-(-PAGE_BYTES // row_bytes), MAX_PAGE_ROWS)
-
-
-def _bytes_of(messages: MessageList) -> int:
-    """The bytes of some messages, with what each takes beside its payload."""
-    return sum(map(len, messages.payloads)) + MESSAGE_BYTES * len(messages)
 
 
 def _position(key: bytes, plain: int) -> int:

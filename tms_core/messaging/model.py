@@ -11,6 +11,9 @@ from tms_core.rowkey import LONG_MAX, MessageId
 from tms_core.topic import INT_MAX
 from tms_core.transaction.model import Transaction
 
+#: What a message takes beside its payload, in bytes: its id, and the objects that hold both; measured. Without it a
+#: page of empty messages would have no end.
+MESSAGE_BYTES = 160
 #: How long a fetch may wait for a message, in seconds.
 MOST_WAIT_SECONDS = 60
 
@@ -62,6 +65,11 @@ class MessageList(Sequence[Message]):
             return messages
         return cls([message.id for message in messages], [message.payload for message in messages])
 
+    @property
+    def size(self) -> int:
+        """Their bytes, with what each takes beside its payload."""
+        return sum(map(len, self.payloads)) + MESSAGE_BYTES * len(self.payloads)
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -82,8 +90,7 @@ class SharedList(MessageList):
     """Messages that several readers are given, so it is never changed.
 
     Args:
-        ids, payloads: as of any list.
-        size: their bytes, with what each takes beside its payload.
+        messages: the same, as one reader would be given them.
 
     Attributes:
         encoded: what a codec made of them for the first reader; it does not depend on who reads.
@@ -91,9 +98,11 @@ class SharedList(MessageList):
 
     __slots__ = ("encoded", "size")
 
-    def __init__(self, ids: list[bytes], payloads: list[bytes], size: int) -> None:
-        super().__init__(ids, payloads)
-        self.size = size
+    size: int
+
+    def __init__(self, messages: MessageList) -> None:
+        super().__init__(messages.ids, messages.payloads)
+        self.size = messages.size
         self.encoded: bytes | None = None
 
 

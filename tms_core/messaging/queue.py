@@ -23,14 +23,13 @@ from tms_core.errors import (
     TransactionEnded,
     TransactionExpired,
 )
-from tms_core.messaging.answer import Answer
 from tms_core.messaging.ids import expires_ms, milliseconds, position
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.partitions import FAMILIES, PART_OF, SEALED
 from tms_core.messaging.producer_rows import LastRequest
 from tms_core.messaging.producers import Admitted, Producers, Sent
 from tms_core.messaging.topics import FORBIDDEN, REQUIRED, TRANSACTIONS, TopicRegistry
-from tms_core.messaging.work import Work
+from tms_core.messaging.work import Answer, Work
 from tms_core.rowkey import Cutoff
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager

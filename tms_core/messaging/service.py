@@ -14,20 +14,18 @@ from typing import Self
 from tms_core.clock import Clock, HonestClock
 from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import BadRequest
-from tms_core.messaging.answer import Answer
 from tms_core.messaging.cache import Figures, MessageCache
 from tms_core.messaging.consumers import ConsumerRegistry
 from tms_core.messaging.families import Families
 from tms_core.messaging.fetcher import Fetch, Shelf
 from tms_core.messaging.groups import Groups
 from tms_core.messaging.ids import position
-from tms_core.messaging.lines import Lines
+from tms_core.messaging.lines import Delays, FirstReads, Lines
 from tms_core.messaging.model import Ages, FetchRequest, MessageList, RollbackRange
 from tms_core.messaging.producers import Producers, Sent
 from tms_core.messaging.queue import WriterContext, WriteRequest
 from tms_core.messaging.topics import TopicRegistry, count_ages
-from tms_core.messaging.visible import Delays, FirstReads
-from tms_core.messaging.work import Work
+from tms_core.messaging.work import Answer, Work
 from tms_core.messaging.writer import earlier_generations, roll_back
 from tms_core.messaging.writers import Writers
 from tms_core.rowkey import LONG_MAX, generation_prefix
@@ -179,14 +177,6 @@ class MessagingService:
             StoreError: the store failed.
         """
         return [topic.topic for topic in self._topics.all(namespace)]
-
-    def all_topics(self) -> list[TopicId]:
-        """All topics, in key order.
-
-        Raises:
-            StoreError: the store failed.
-        """
-        return self._topics.all()
 
     def delete_topic(self, topic: TopicId) -> None:
         """Delete a topic; its messages are gone at once, their rows when the janitor comes.

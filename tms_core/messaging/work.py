@@ -1,16 +1,32 @@
 """The threads that write what was accepted, each a batch at a time, and a count of what is still to be done.
 
 The threads are started once and take batches from one queue. A pool of ``concurrent.futures`` would do the same, but
-makes a future for each batch and takes four locks, which is a fifth of what publishing one message costs here.
+makes a future for each batch and takes four locks, which is a fifth of what publishing one message costs here. So it is
+with its futures: to make an :class:`Answer`, settle it and read it costs as much as writing a small message into
+LevelDB's memory does.
+
+For an event loop that is still too much: to hand a batch to a thread and be called back costs more than all the rest of
+a small request, since each of the two threads wakes while the other one holds the interpreter. So, with :class:`Turns`:
+
+* A request that is the only one in the whole server, is small, and goes to a disk of this machine that has been quick
+  so far, is written by the loop itself: only the client that sent it waits for the loop then. As soon as one write has
+  taken longer than :data:`QUICK_SECONDS`, threads write all that comes, until a write was quick again. So a disk that
+  has become slow holds up the loop once; and LevelDB slows writers down by a millisecond before it ever stops them.
+* Else a batch is begun when the loop has nothing left to do in this turn and is about to wait. What the turn accepted
+  for one topic is one batch then. Where that is all that the server has to answer, and as small, the loop writes it,
+  too; else a thread does.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
-from threading import Condition, Lock, Thread
-from typing import Generic, TypeVar
+from threading import Condition, Event, Lock, Thread
+from time import perf_counter
+from typing import Generic, TypeVar, cast
 
 from tms_core.errors import Unavailable
 
@@ -20,6 +36,67 @@ THREADS = 4
 #: Takes what is queued for a topic, writes it and answers it. Never raises.
 Batch = Callable[[], None]
 R = TypeVar("R")
+#: What a write may take that the loop waits for, in seconds: as long as it takes to answer a dozen requests.
+QUICK_SECONDS = 0.001
+#: What a request may have that the loop writes, in bytes of payloads and of what each has beside it.
+SMALL_BYTES = 64 << 10
+
+
+class Answer(Generic[R]):
+    """A result or an error that comes once; threads may share it."""
+
+    __slots__ = ("_calls", "_done", "_error", "_lock", "_result")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._done = False
+        self._result: R | None = None
+        self._error: BaseException | None = None
+        self._calls: tuple[Callable[[], object], ...] = ()
+
+    def done(self) -> bool:
+        """Whether it is there."""
+        return self._done
+
+    def set_result(self, result: R) -> None:
+        """Settle it with a result."""
+        self._result = result
+        self._settle()
+
+    def set_exception(self, error: BaseException) -> None:
+        """Settle it with an error."""
+        self._error = error
+        self._settle()
+
+    def when_done(self, call: Callable[[], object]) -> None:
+        """Have something called by the thread that settles it; at once if it is settled."""
+        with self._lock:
+            if not self._done:
+                self._calls += (call,)
+                return
+        call()
+
+    def result(self, timeout_seconds: float | None = None) -> R:
+        """The result, as soon as it is there.
+
+        Raises:
+            TimeoutError: it is not, after that time.
+            BaseException: whatever went wrong instead.
+        """
+        if not self._done:
+            settled = Event()
+            self.when_done(settled.set)
+            if not settled.wait(timeout_seconds):
+                raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        return cast(R, self._result)
+
+    def _settle(self) -> None:
+        with self._lock:
+            self._done = True
+        for call in self._calls:
+            call()
 
 
 class Once(Generic[R]):
@@ -116,3 +193,57 @@ class Work:
     def _serve(self) -> None:
         while (task := self._batches.get()) is not None:
             task()
+
+
+class Turns(Work):
+    """Work whose batches come from an event loop, mostly.
+
+    Args:
+        threads: how many batches are written at once.
+
+    Attributes:
+        alone: tells, in the loop, whether there are no requests but so many; None: the loop never writes. To be set
+            when the server is there, and the store on this machine.
+        quick: whether the last write was.
+    """
+
+    def __init__(self, threads: int = THREADS) -> None:
+        self.alone: Callable[[int], bool] | None = None
+        self.quick = True
+        self._begun: list[Batch] = []
+        #: Whether nothing was under way when the first of these was begun.
+        self._was_idle = False
+        super().__init__(threads)
+
+    def run(self, batch: Batch) -> None:
+        """Have a batch written: here and now, at the end of the turn, or at once if this is no loop's thread."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            super().run(partial(self._write, batch))
+            return
+        idle = self.requests == 1
+        if idle and self._loop_writes():
+            self._write(batch)
+            return
+        if not self._begun:
+            self._was_idle = idle
+            loop.call_soon(self._end_turn)
+        self._begun.append(batch)
+
+    def _end_turn(self) -> None:
+        begun, self._begun = self._begun, []
+        if len(begun) == 1 and self._was_idle and self._loop_writes():
+            self._write(begun[0])
+            return
+        for batch in begun:
+            super().run(partial(self._write, batch))
+
+    def _loop_writes(self) -> bool:
+        """Whether the loop keeps none waiting but requests that are to be written, and these not for long."""
+        return self.quick and self.bytes <= SMALL_BYTES and self.alone is not None and self.alone(self.requests)
+
+    def _write(self, batch: Batch) -> None:
+        started = perf_counter()
+        batch()
+        self.quick = perf_counter() - started < QUICK_SECONDS

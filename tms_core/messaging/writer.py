@@ -31,7 +31,7 @@ Rows = Sequence[tuple[bytes, MessageValue]]
 
 #: Cells read at once by a rollback.
 _CELLS = 1000
-#: From how many rows on they are made as the table takes them fastest, and while a request is announced.
+#: From how many rows on they are made while a request is announced.
 _MANY_ROWS = 100
 
 
@@ -166,13 +166,7 @@ class MessageWriter(Queue[RollbackRange | None]):
         return run._replace(pointer=-run.pointer)
 
     def _rows(self, prefix: bytes, runs: Sequence[CachedRun]) -> Rows:
-        few = runs and runs[-1].stop - runs[0].first < _MANY_ROWS
-        rows_of = partial(MessageTable.rows_of, self._table) if few else self._table.rows_of
-        found = (rows_of(_keys(prefix, run), run.pointer, run.payloads) for run in runs)
-        rows = next(found, [])
-        for more in found:
-            rows += more
-        return rows
+        return self._table.rows_of((_keys(prefix, run), run.pointer, run.payloads) for run in runs)
 
     def _put(
         self,

@@ -1,16 +1,18 @@
 """The application: its routes, and the door before them.
 
-The routes are in the order of how often they are called, each with what it needs; the gate of the site, where there is
-one, refuses a request without it. The door does for each request what all of them need: it refuses a foreign host name,
-turns our errors into status codes with a plain sentence, counts, and writes the access log, which holds no headers and
-no query, where secrets may be.
-Errors that no code here raises on purpose go on to uvicorn, which answers 500 and logs them.
+The routes are in the order of how often they are called, each made with what its methods need, so that a new one cannot
+be open by mistake; the gate of the site, where there is one, refuses a request without it. The door does for each
+request what all of them need: it refuses a foreign host name, turns our errors into status codes with a plain sentence,
+counts, and writes the access log, which holds no headers and no query, where secrets may be. Errors that no code here
+raises on purpose go on to uvicorn, which answers 500 and logs them.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
@@ -36,21 +38,19 @@ from tms_core.errors import (
     Unauthorized,
     Unavailable,
 )
-from tms_core.logs.harmless import get_logger, harmless
-from tms_core.server.auth.rules import Need
+from tms_core.logs.loggers import get_logger, harmless
+from tms_core.server.auth.gate import Gate, Need
 from tms_core.server.body import Disconnected
-from tms_core.server.consumers import Consumers
 from tms_core.server.forward import Forwarder
 from tms_core.server.groups import PollGroup, RollBackGroup
-from tms_core.server.guarded_routes import GuardedRoute, known_only
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.openapi import openapi
 from tms_core.server.poll import Poll
 from tms_core.server.producers import FENCED, ProducerRoutes
 from tms_core.server.publish import Publish, Rollback, StorePayloads
-from tms_core.server.site import Site, answer
-from tms_core.server.topics import TopicRoutes
-from tms_core.web.host import is_of_foreign_page, names_loopback, names_two_hosts
+from tms_core.server.site import Site, answer, topic_of
+from tms_core.server.topics import Consumers, TopicRoutes
+from tms_core.web.listener import is_of_foreign_page, names_loopback, names_two_hosts
 
 logger = get_logger(__name__)
 access = get_logger("tms_core.access")
@@ -160,6 +160,62 @@ def routes(site: Site) -> list[GuardedRoute]:
         GuardedRoute("/metrics", about.metrics, "metrics", {"GET": Need.KNOWN}),
         GuardedRoute("/openapi.json", about.openapi, "openapi", {"GET": Need.KNOWN}),
     ]
+
+
+@dataclass(frozen=True)
+class GuardedRoute:
+    """A route before it has its gate.
+
+    Attributes:
+        path: with ``{namespace}`` and ``{topic}``, if something on a topic is needed.
+        endpoint: a Starlette endpoint, or a plain ASGI callable.
+        name: for the metrics.
+        needs: by method.
+    """
+
+    path: str
+    endpoint: Callable[..., Any]
+    name: str
+    needs: Mapping[str, Need]
+
+    def behind(self, gate: Gate | None) -> Route:
+        """The route itself; without a gate everybody may do everything."""
+        return _Route(self) if gate is None else _GuardedRoute(self, gate)
+
+
+class _Route(Route):
+    def __init__(self, guarded: GuardedRoute) -> None:
+        super().__init__(guarded.path, guarded.endpoint, methods=list(guarded.needs), name=guarded.name)
+        # Where GET is, Starlette serves HEAD too; CDAP does not.
+        self.methods = set(guarded.needs)
+
+
+class _GuardedRoute(_Route):
+    def __init__(self, guarded: GuardedRoute, gate: Gate) -> None:
+        super().__init__(guarded)
+        self._gate = gate
+        self._needs = guarded.needs
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # What is not served needs a known principal to be told so.
+        need = self._needs.get(scope["method"], Need.KNOWN)
+        if need is not Need.NOTHING:
+            scope["principal"] = principal = self._gate.principal(scope["headers"])
+            if need is not Need.KNOWN:
+                self._gate.require(principal, topic_of(scope), need)
+        await super().handle(scope, receive, send)
+
+
+def known_only(app: ASGIApp, gate: Gate | None) -> ASGIApp:
+    """An application that answers only those who prove who they are."""
+    if gate is None:
+        return app
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["principal"] = gate.principal(scope["headers"])
+        await app(scope, receive, send)
+
+    return guarded
 
 
 class Door:

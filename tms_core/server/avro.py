@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, repeat
 from operator import add
 
-from tms_core.avro.numbers import MORE, decode_long, encode_long, zigzag
 from tms_core.errors import BadRequest
 from tms_core.messaging.model import FetchRequest, Message, MessageList, RollbackRange, SharedList
 from tms_core.rowkey import MessageId
 from tms_core.server.codec import CHUNK_BYTES, PublishRequest, message_id, too_many, transaction
 from tms_core.topic import INT_MAX, INT_MIN
+from tms_core.transaction.codec.varint import MORE, read_varint, varint, zigzag
 
 _END = b"\0"
 #: How CDAP counts a message towards a chunk: its id, its payload, and 8.
@@ -85,7 +85,7 @@ class AvroCodec:
         return FetchRequest(start, inclusive, limit, reads_in)
 
     def write_published(self, written: RollbackRange) -> bytes:
-        return _END + b"".join(map(encode_long, written))
+        return _END + b"".join(map(varint, written))
 
     def write_messages(self, pages: Iterable[Sequence[Message]]) -> Iterator[bytes]:
         """One array, a block for each piece; the last one carries the array's end.
@@ -101,7 +101,7 @@ class AvroCodec:
             if isinstance(page, SharedList):
                 encoded = _encoded(page)
                 if count and size + len(encoded) > CHUNK_BYTES:
-                    yield b"".join([encode_long(count), *block])
+                    yield b"".join([varint(count), *block])
                     block.clear()
                     count = size = 0
                 block.append(encoded)
@@ -116,14 +116,14 @@ class AvroCodec:
             # A block that carries ``size`` from the page before ends behind the first message that fills it.
             while (stop := bisect_left(weights, weights[first] - size + CHUNK_BYTES, first + 1)) <= len(page):
                 block += _items(ids[first:stop], lengths[first:stop], payloads[first:stop])
-                yield b"".join([encode_long(count + stop - first), *block])
+                yield b"".join([varint(count + stop - first), *block])
                 block.clear()
                 count = size = 0
                 first = stop
             block += _items(ids[first:], lengths[first:], payloads[first:])
             count += len(page) - first
             size += weights[-1] - weights[first]
-        yield b"".join([encode_long(count), *block, _END]) if count else _END
+        yield b"".join([varint(count), *block, _END]) if count else _END
 
 
 def _weights(lengths: list[int], size: int) -> Sequence[int]:
@@ -161,7 +161,7 @@ class _Reader:
 
     def take_long(self) -> int:
         try:
-            value, self._at = decode_long(self._data, self._at)
+            value, self._at = read_varint(self._data, self._at)
         except ValueError as error:
             raise self.wrong(f"{error}") from error
         return value
@@ -247,7 +247,7 @@ class _Lengths(dict[int, bytes]):
     """The lengths of nearly all payloads, encoded; any other is encoded when it is asked for."""
 
     def __missing__(self, length: int) -> bytes:
-        return encode_long(length)
+        return varint(length)
 
 
-_LENGTHS = _Lengths((length, encode_long(length)) for length in range(4096))
+_LENGTHS = _Lengths((length, varint(length)) for length in range(4096))

@@ -3,6 +3,10 @@
 The server knows none of them. An installed distribution names one in the entry-point group ``tms.companions``; it is
 called with a :class:`Host`, when everything it may use is up and before the first request is answered, and gives back
 something to stop. So the server serves with any companion, or alone.
+
+Of several servers on one store, each tries to run its janitor, and the store's own lease lets one of them (rule S12);
+those of the others start when that one is gone. Which of the servers leads is another question: a janitor works beside
+any of them.
 """
 
 from __future__ import annotations
@@ -11,12 +15,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from threading import Event, Thread
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
 from tms_core.clock import Clock
-from tms_core.errors import ConfigurationError
+from tms_core.errors import ConfigurationError, LeaseHeld, TmsError
+from tms_core.logs.loggers import get_logger
 from tms_core.messaging.service import MessagingService
 from tms_core.tables.base import Store
 from tms_core.transaction.manager.manager import TransactionManager
@@ -24,6 +30,10 @@ from tms_core.transaction.rpc.client import TransactionClient
 
 #: The entry-point group.
 GROUP = "tms.companions"
+#: How often it is tried, in seconds.
+RETRY_SECONDS = 10.0
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -90,3 +100,59 @@ def load(entry: EntryPoint) -> Start:
             f"Repair its installation, or serve without it: tms serve --no-{entry.name}.",
         ) from error
     return found
+
+
+class Standby:
+    """Tries to start a companion until it gets the lease it needs.
+
+    Args:
+        name: its name, for the log.
+        start: starts it.
+        retry_seconds: how often that is tried.
+    """
+
+    def __init__(self, name: str, start: Callable[[], Companion], retry_seconds: float = RETRY_SECONDS) -> None:
+        self._name = name
+        self._start = start
+        self._retry_seconds = retry_seconds
+        self._companion: Companion | None = None
+        self._stop = Event()
+        self._thread = Thread(target=self._run, name=f"standby-{name}")
+        self._thread.start()
+
+    @property
+    def hold_seconds(self) -> int | None:
+        """The companion's, once it runs."""
+        return None if self._companion is None else self._companion.hold_seconds
+
+    def stop(self) -> None:
+        """End the companion, or the waiting for it."""
+        self._stop.set()
+        self._thread.join()
+        if self._companion is not None:
+            self._companion.stop()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._retry_seconds):
+            try:
+                self._companion = self._start()
+            except LeaseHeld:
+                continue
+            except TmsError as error:
+                logger.error("the %s of this server does not start: %s", self._name, error)
+            else:
+                logger.info("the %s of this server has started", self._name)
+            return
+
+
+def started(name: str, start: Callable[[], Companion]) -> Companion:
+    """A companion that runs, or does so as soon as no other server's does.
+
+    Raises:
+        TmsError: it cannot run, and waiting does not help.
+    """
+    try:
+        return start()
+    except LeaseHeld as error:
+        logger.info("the %s of this server waits: %s", name, error.message)
+        return Standby(name, start)

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tms_core.errors import Unanswered
 from tms_core.server.body import Disconnected
 from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
-from tms_core.server.ha.slots import Slots
+from tms_core.server.ha.rota import Slots
 from tms_core.server.site import answer
 
 #: Marks a request that was passed on: it is never passed on again.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
-from tms_core.logs.harmless import harmless
+from tms_core.logs.loggers import harmless
 from tms_core.messaging.groups import Given, GroupPoll, Order
 from tms_core.messaging.model import FetchRequest
 from tms_core.server.body import BodyLimit, Headers

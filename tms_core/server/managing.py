@@ -1,33 +1,52 @@
-"""The transaction manager of a server and its service: of this server alone, of several, or none."""
+"""The transaction manager of a server and its service: of this server alone, of several, or none.
+
+Its metrics say who keeps readers waiting. From its start on a server notes what is published in transactions. What was
+published before is searched for, among so many rows and no more: a server must not be late for a figure that people
+look at.
+"""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from tms_core.clock import Clock
-from tms_core.errors import ConfigurationError
-from tms_core.messaging.undecided import find_undecided, may_have_undecided
+from tms_core.consumers.claim_rows import all_claims
+from tms_core.errors import ConfigurationError, StoreError, TransactionError
+from tms_core.messaging.ids import id_parts, position, tail
+from tms_core.rowkey import MESSAGE_TAIL_BYTES, NEGATIVE, generation_prefix
 from tms_core.server.ha.manager_log import root_of
 from tms_core.server.ha.member import HaMember
 from tms_core.server.ha.shared_manager import SharedManager
-from tms_core.server.transaction_metrics import TransactionMetrics
 from tms_core.settings.models import Settings, TransactionSettings, is_loopback, split_address
-from tms_core.tables.base import Store
+from tms_core.tables.base import Reads, Store
 from tms_core.tables.side import SideTable
+from tms_core.topic import TopicId, living_topics
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Recovered, Storage
+from tms_core.transaction.model import late_transactions, transaction_ms
 from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import read_token
 from tms_core.transaction.rpc.service import ManagerOfSeveral, TransactionService
 
 #: Addresses that mean all of a machine's.
 _ALL = ("0.0.0.0", "::", "")  # noqa: S104 - they are compared, not listened at
+#: What the alert on readers that wait goes by.
+UNDECIDED = "tms_topic_first_undecided_timestamp_seconds"
+#: For how long readers wait before a transaction has a series of its own; shorter ones would each leave one behind.
+LATE_SECONDS = 30
+#: How many pairs of topic and transaction are shown, those that wait longest.
+MOST_SERIES = 100
+#: How many rows are searched, and how many of them at once.
+MOST_ROWS, PAGE_ROWS = 200_000, 2_000
 
 
 class Managed(NamedTuple):
@@ -199,3 +218,100 @@ def _reached(advertise: str, service: TransactionService) -> str:
     if host in _ALL or is_loopback(host):
         host = urlsplit(advertise).hostname or host
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class TransactionMetrics(Collector):
+    """Read at each scrape from the transaction manager in this process.
+
+    Args:
+        manager: knows what is in progress.
+        side: where consumer groups note what they have claimed.
+        clock: what time it is.
+    """
+
+    def __init__(self, manager: TransactionManager, side: SideTable, clock: Clock) -> None:
+        self._manager = manager
+        self._side = side
+        self._clock = clock
+
+    def collect(self) -> Iterator[Metric]:
+        manager = self._manager
+        undecided = GaugeMetricFamily(
+            UNDECIDED,
+            "Time of the first message at which readers in transactions wait for a late transaction.",
+            labels=["tms_namespace", "topic", "transaction"],
+        )
+        claims = GaugeMetricFamily("tms_open_claims", "Claims of consumer groups whose transactions are in progress.")
+        oldest = GaugeMetricFamily(
+            "tms_oldest_open_claim_timestamp_seconds", "When the oldest transaction began that has an open claim."
+        )
+        if manager.running:
+            # One that has just been deposed says nothing.
+            with suppress(TransactionError, StoreError):
+                self._look(undecided, claims, oldest)
+        yield from (undecided, claims, oldest)
+
+    def _look(self, undecided: GaugeMetricFamily, claims: GaugeMetricFamily, oldest: GaugeMetricFamily) -> None:
+        manager = self._manager
+        before_ms = self._clock.now_ms() - LATE_SECONDS * 1000
+        waiting = sorted(
+            (publish_ms, topic, late.pointer)
+            for late in late_transactions(manager.published(), {}, before_ms)
+            for topic, publish_ms in late.topics
+        )
+        for publish_ms, topic, pointer in waiting[:MOST_SERIES]:
+            name = TopicId.parse(topic)
+            undecided.add_metric([name.namespace, name.topic, str(pointer)], publish_ms / 1000)
+        in_progress = manager.visibility().open_pointers
+        opened = [claim.pointer for _, _, claim in all_claims(self._side) if claim.pointer in in_progress]
+        claims.add_metric([], len(opened))
+        if opened:
+            oldest.add_metric([], transaction_ms(min(opened)) / 1000)
+
+
+def find_undecided(store: Reads, manager: TransactionManager, allowance_ms: int) -> None:
+    """Tell the manager where its transactions in progress have published.
+
+    Args:
+        store: is only read.
+        allowance_ms: how far the clocks of several machines differ.
+
+    Raises:
+        StoreError: the store could not be read.
+    """
+    began, left = manager.visibility().open_pointers, MOST_ROWS
+    if not began:
+        return
+    first = tail(position(max(0, transaction_ms(min(began)) - allowance_ms)))
+    for topic in living_topics(store.metadata.rows()):
+        prefix = generation_prefix(topic.topic.prefix, topic.generation)
+        start: bytes | None = prefix + first
+        while start is not None and left > 0:
+            page = store.message.cells(start, prefix + NEGATIVE, PAGE_ROWS)
+            left, start = left - PAGE_ROWS, page.resume
+            for cell in page.items:
+                if cell.pointer in began and len(cell.key) == len(prefix) + MESSAGE_TAIL_BYTES:
+                    publish_ms, _ = id_parts(int.from_bytes(cell.key[len(prefix) :], "big"))
+                    manager.note_published(cell.pointer, str(topic.topic), publish_ms)
+
+
+def may_have_undecided(store: Reads) -> bool:
+    """Whether there may be messages that only a transaction manager's state can tell to be committed or not.
+
+    Args:
+        store: is only read.
+
+    Returns:
+        False: there is none with a write pointer. True also where there are more rows than are searched.
+
+    Raises:
+        StoreError: the store could not be read.
+    """
+    start: bytes | None = b""
+    left = MOST_ROWS
+    while start is not None and left > 0:
+        page = store.message.cells(start, None, PAGE_ROWS)
+        if any(cell.pointer > 0 for cell in page.items):
+            return True
+        left, start = left - PAGE_ROWS, page.resume
+    return start is not None

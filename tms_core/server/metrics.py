@@ -14,9 +14,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from tms_core.messaging.lines import BOUNDS_MS
 from tms_core.messaging.service import MessagingService
-from tms_core.messaging.visible import BOUNDS_MS
-from tms_core.server.ha.slots import Slots
+from tms_core.server.ha.rota import Slots
 from tms_core.topic import TopicId
 
 #: From a publish that waits for no other to one that waits for a slow disk, in seconds.

@@ -23,15 +23,14 @@ from dataclasses import replace
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
-from tms_core.logs.harmless import harmless
+from tms_core.logs.loggers import harmless
 from tms_core.messaging.fetcher import Fetch
 from tms_core.messaging.model import FetchRequest, MessageList
 from tms_core.rowkey import LONG_MAX
 from tms_core.server.body import GZIP, Disconnected, Headers, accepts_gzip
 from tms_core.server.codec import Codec
 from tms_core.server.memory import FREE_BYTES, Share
-from tms_core.server.site import Site, headers_of, topic_of
-from tms_core.server.waiting import waking
+from tms_core.server.site import Site, headers_of, topic_of, waking
 from tms_core.topic import TopicId
 from tms_core.web.protocol import abort_of, probe_of
 

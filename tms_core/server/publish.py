@@ -12,7 +12,7 @@ import time
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
-from tms_core.logs.harmless import harmless
+from tms_core.logs.loggers import harmless
 from tms_core.server.avro import AvroCodec
 from tms_core.server.body import BodyLimit, Headers
 from tms_core.server.codec import Codec

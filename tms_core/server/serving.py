@@ -20,28 +20,28 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry
 
 from tms_core.clock import Clock, SystemClock
-from tms_core.errors import StoreError, TopicExists
+from tms_core.errors import ConfigurationError, StoreError, TopicExists
 from tms_core.messaging.service import MessagingService, ServiceOptions
-from tms_core.server import companions, standby
+from tms_core.messaging.work import Turns
+from tms_core.server import companions
 from tms_core.server.app import make_app
-from tms_core.server.auth.gate import Gate
-from tms_core.server.auth.kinds import make_gate
-from tms_core.server.exposure import exposed
+from tms_core.server.auth.gate import Authenticator, Gate, Rules
+from tms_core.server.auth.tokens import Tokens
 from tms_core.server.forward import Forwarder
 from tms_core.server.ha.member import on_hbase
 from tms_core.server.managing import check_alone, managed, show
 from tms_core.server.memory import Memory
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
-from tms_core.server.site import PollLimit, Site
-from tms_core.server.turns import Turns
-from tms_core.server.waiting import Waiting
+from tms_core.server.site import PollLimit, Site, Waiting
 from tms_core.settings.models import (
     ASSUMED_LIFETIME_SECONDS,
+    AuthSettings,
     Settings,
     StorageSettings,
     expanded,
     is_loopback,
     load,
+    split_address,
 )
 from tms_core.tables.base import Store
 from tms_core.tables.hbase.pool import HBasePool
@@ -144,7 +144,7 @@ def serving(
             )
             for entry in companions.installed():
                 start = partial(companions.load(entry), host)
-                started[entry.name] = companion = start() if member is None else standby.started(entry.name, start)
+                started[entry.name] = companion = start() if member is None else companions.started(entry.name, start)
                 stack.callback(companion.stop)
         waiting = Waiting()
         forwarder = member.forwarder if member else None
@@ -265,3 +265,62 @@ def _listen(
     listener.start()
     stack.callback(listener.stop)
     return listener
+
+
+def exposed(settings: Settings) -> Iterator[str]:
+    """A sentence for each thing that is open, or shut to everybody.
+
+    None of it is refused, since what makes it safe may stand outside: a proxy that ends TLS, a network policy.
+    """
+    server, transactions = settings.server, settings.transactions
+    if server.auth.kind != "none":
+        if not is_loopback(server.host) and server.tls is None:
+            yield (
+                f"server.host is {server.host} and server.tls is null: tokens can be read on the network. "
+                "Set server.tls, or let only the proxy that ends TLS reach this port"
+            )
+        if not server.auth.rules:
+            yield "server.auth.rules is empty: no principal may do anything. Give at least one principal something"
+    host, _ = split_address(transactions.thrift)
+    if transactions.source == "manager" and not is_loopback(host) and transactions.token_file is None:
+        yield (
+            f"transactions.thrift is {transactions.thrift}, and Tephra's protocol has no authentication: everyone who "
+            "reaches it can end transactions and have invalid ones seen. Bind it to 127.0.0.1, set "
+            "transactions.token_file, or let only trusted machines reach it"
+        )
+
+
+def make_gate(settings: AuthSettings, clock: Clock) -> Gate | None:
+    """What lets requests pass; None: everybody may do everything, which the settings allow on loopback only.
+
+    Args:
+        settings: ``server.auth``.
+        clock: by which tokens expire and files are looked at again.
+
+    Raises:
+        ConfigurationError: the tokens or keys cannot be used, or PyJWT is not installed.
+    """
+    authenticator: Authenticator
+    if settings.kind == "none":
+        return None
+    if settings.kind == "tokens":
+        authenticator = Tokens(_given(settings.tokens_file), clock)
+    else:
+        authenticator = _jwt(settings, _given(settings.key_file), clock)
+    return Gate(authenticator, Rules(settings.rules), clock)
+
+
+def _given(path: Path | None) -> Path:
+    if path is None:
+        raise ConfigurationError("server.auth names no file of tokens or keys.", "Set tokens_file or key_file.")
+    return path
+
+
+def _jwt(settings: AuthSettings, path: Path, clock: Clock) -> Authenticator:
+    try:
+        from tms_core.server.auth.jwt import Jwt  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigurationError(
+            "server.auth.kind is jwt, and PyJWT is not installed.", "pip install 'tms-janitor[jwt]'"
+        ) from error
+    return Jwt(settings, path, clock)

@@ -1,11 +1,11 @@
-"""What all routes share: the service, the limits, the threads, and how a request becomes a topic and a body."""
+"""What all routes share: the service, the limits, the threads, the polls that wait, how a request becomes a topic."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from threading import current_thread
@@ -14,8 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
-from tms_core.messaging.answer import Answer
 from tms_core.messaging.service import MessagingService
+from tms_core.messaging.work import Answer
 from tms_core.server.auth.gate import Gate
 from tms_core.server.avro import AvroCodec
 from tms_core.server.body import BodyLimit, Headers, is_packed, read_body, unpacked, unpacked_bytes
@@ -23,7 +23,6 @@ from tms_core.server.codec import MESSAGE_BYTES, Codec
 from tms_core.server.json_text import JsonCodec
 from tms_core.server.memory import FREE_BYTES, Memory, Share
 from tms_core.server.metrics import ServerMetrics
-from tms_core.server.waiting import Waiting
 from tms_core.topic import TopicId, is_remembered
 
 P = ParamSpec("P")
@@ -76,6 +75,57 @@ class Sizes:
         """These were published, with a request that took so much; small requests have no large messages."""
         if size and messages:
             self.learn(topic, max(map(len, messages)))
+
+
+class Waiting:
+    """The polls of a server that wait.
+
+    Attributes:
+        closed: whether none may wait any more.
+    """
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._wakes: dict[Callable[[], None], None] = {}
+
+    @property
+    def polls(self) -> int:
+        """How many wait."""
+        return len(self._wakes)
+
+    @contextmanager
+    def waiting(self, wake: Callable[[], None]) -> Iterator[None]:
+        """A poll waits while the block runs.
+
+        Args:
+            wake: ends it; may be called by any thread.
+        """
+        self._wakes[wake] = None
+        try:
+            yield
+        finally:
+            del self._wakes[wake]
+
+    def close(self) -> None:
+        """Have all end, and none begin; may be called by any thread."""
+        self.closed = True
+        for wake in list(self._wakes):
+            wake()
+
+
+def waking(came: asyncio.Future[None]) -> Callable[[], None]:
+    """What ends waiting for a future of the running loop; may be called by any thread, and more than once."""
+    loop = asyncio.get_running_loop()
+
+    def end() -> None:
+        if not came.done():
+            came.set_result(None)
+
+    def wake() -> None:
+        with suppress(RuntimeError):  # the loop has ended, and with it who waited
+            loop.call_soon_threadsafe(end)
+
+    return wake
 
 
 @dataclass(frozen=True)

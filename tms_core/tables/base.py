@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import chain, compress, repeat
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, compress
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 T = TypeVar("T")
@@ -83,8 +82,8 @@ class MessageValue(NamedTuple):
     payload: bytes | None
 
 
-#: Makes one of its two parts; the constructor without its detour through Python.
-_value = partial(tuple.__new__, MessageValue)
+#: The keys of the rows of one request, the write pointer of all, and their payloads; None: one row, a reference.
+RowsOfRequest = tuple[Sequence[bytes], int | None, Sequence[bytes] | None]
 
 
 class MessageColumns(NamedTuple):
@@ -278,12 +277,13 @@ class MessageTable(MessageReads, KeyTable):
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
         """Write rows in one durable batch, as CDAP would."""
 
-    def rows_of(
-        self, keys: Sequence[bytes], pointer: int | None, payloads: Sequence[bytes] | None
-    ) -> list[tuple[bytes, MessageValue]]:
-        """Rows of one request as :meth:`put` takes them fastest, and for that only; payloads None: a reference."""
-        values = map(_value, zip(repeat(pointer), (None,) if payloads is None else payloads, strict=False))
-        return list(zip(keys, values, strict=True))
+    def rows_of(self, requests: Iterable[RowsOfRequest]) -> Sequence[tuple[bytes, MessageValue]]:
+        """Rows of requests, one after another, as :meth:`put` takes them fastest."""
+        return [
+            (key, MessageValue(pointer, payload))
+            for keys, pointer, payloads in requests
+            for key, payload in zip(keys, (None,) if payloads is None else payloads, strict=True)
+        ]
 
 
 class PayloadReads(KeyReads):

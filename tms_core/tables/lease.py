@@ -276,10 +276,6 @@ class Lease:
         raise _lost(record)
 
 
-#: Makes the lease of a process, given where it is kept.
-LeaseFactory = Callable[[LeaseCell], Lease]
-
-
 def _lost(record: LeaseRecord | None) -> LeaseLost:
     holder = f"{record.holder} has it now" if record and record.holder else "no process has it now"
     return LeaseLost(f"the lease was lost, {holder}; the run ends here, the next holder goes on from there.")

@@ -66,7 +66,6 @@ class SideTable(ABC):
     def delete(self, keys: Sequence[bytes]) -> None:
         """Delete rows, in this order where they cannot be deleted all at once; need not survive a crash."""
 
-    @abstractmethod
     def exchange(
         self,
         key: bytes,
@@ -87,10 +86,11 @@ class SideTable(ABC):
         Returns:
             False when the row holds something else; nothing was done.
         """
+        return self.exchange_each([SideChange(key, expected, value, puts, deletes)])[0]
 
+    @abstractmethod
     def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
         """As :meth:`exchange` of each, in one write where it can be; returns for each whether it was done."""
-        return [self.exchange(*change) for change in changes]
 
     def have_one_leader(self, *keys: bytes) -> bool:
         """Whether it is always one server that leads what all these rows are about."""
@@ -137,21 +137,17 @@ class MemorySide(SideTable):
                 self._values.pop(key, None)
             self._keys = sorted(self._values)
 
-    def exchange(
-        self,
-        key: bytes,
-        expected: bytes | None,
-        value: bytes,
-        puts: Sequence[tuple[bytes, bytes]] = (),
-        deletes: Sequence[bytes] = (),
-    ) -> bool:
+    def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
         with self._lock:
-            if self._values.get(key) != expected:
-                return False
-            self._values.update([(key, value), *puts])
-            for gone in deletes:
-                self._values.pop(gone, None)
-            self._keys = sorted(self._values)
+            return [self._exchange(change) for change in changes]
+
+    def _exchange(self, change: SideChange) -> bool:
+        if self._values.get(change.key) != change.expected:
+            return False
+        self._values.update([(change.key, change.value), *change.puts])
+        for gone in change.deletes:
+            self._values.pop(gone, None)
+        self._keys = sorted(self._values)
         return True
 
     def close(self) -> None:
@@ -205,16 +201,6 @@ class LevelDBSide(SideTable):
     def delete(self, keys: Sequence[bytes]) -> None:
         with self._exchanging:
             self._write((), keys)
-
-    def exchange(
-        self,
-        key: bytes,
-        expected: bytes | None,
-        value: bytes,
-        puts: Sequence[tuple[bytes, bytes]] = (),
-        deletes: Sequence[bytes] = (),
-    ) -> bool:
-        return all(self.exchange_each([SideChange(key, expected, value, puts, deletes)]))
 
     def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
         with self._exchanging:

@@ -114,15 +114,6 @@ class Transaction:
         last_invalid = self.invalids[-1] if self.invalids else NO_TX_IN_PROGRESS
         return min(last_invalid, first_in_progress - 1)
 
-    def time_range(self, ttl_ms: int | None) -> tuple[int, int]:
-        """The versions a scan must look at: from (inclusive) and to (exclusive).
-
-        Args:
-            ttl_ms: the longest time to live of what is scanned, in milliseconds; None when something never expires.
-        """
-        start = 0 if ttl_ms is None else self.visibility_upper_bound() - ttl_ms * TX_PER_MS
-        return start, min(self.write_pointer + 1, NO_TX_IN_PROGRESS)
-
 
 @dataclass(frozen=True, slots=True)
 class InProgress:

@@ -31,7 +31,7 @@ import httptools
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from tms_core.logs.harmless import get_logger
+from tms_core.logs.loggers import get_logger
 
 logger = get_logger(__name__)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from janitor.app.options import Common
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND
 from tests.janitor.cli.conftest import Site
-from tms_core.cli.times import Moment, parse_time
+from tms_core.cli.typed import Moment, parse_time
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer
 from tests.janitor.cli.conftest import Site
 from tests.janitor.state.entries import TOPIC, entry
-from tms_core.cli.names import MessageIdType
+from tms_core.cli.typed import MessageIdType
 from tms_core.clock import SystemClock
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey, generation_prefix, time_prefix
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,7 +19,7 @@ from tms_core.errors import StoreError
 from tms_core.messaging.groups import GroupPoll, Order
 from tms_core.messaging.model import FetchRequest
 from tms_core.rowkey import MessageId, MessageKey
-from tms_core.tables.side import MemorySide, SideTable
+from tms_core.tables.side import MemorySide, SideChange, SideTable
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import Transaction
 
@@ -306,9 +306,9 @@ class BusySide(MemorySide):
         self._tell()
         return super().rows(*arguments)
 
-    def exchange(self, *arguments: Any, **options: Any) -> bool:
+    def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
         self._tell()
-        return super().exchange(*arguments, **options)
+        return super().exchange_each(changes)
 
     def _tell(self) -> None:
         if self.told is not None:

@@ -23,9 +23,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError, Unauthorized
-from tms_core.server.auth.gate import Identity
-from tms_core.server.auth.rules import is_principal
-from tms_core.server.auth.watched_file import WatchedFile
+from tms_core.server.auth.gate import Identity, WatchedFile, is_principal
 from tms_core.settings.models import AuthSettings
 
 PublicKey: TypeAlias = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey

@@ -19,10 +19,8 @@ from typing import NamedTuple
 
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError, Unauthorized
-from tms_core.logs.harmless import get_logger
-from tms_core.server.auth.gate import Identity
-from tms_core.server.auth.rules import is_principal
-from tms_core.server.auth.watched_file import WatchedFile
+from tms_core.logs.loggers import get_logger
+from tms_core.server.auth.gate import Identity, WatchedFile, is_principal
 
 logger = get_logger(__name__)
 

@@ -17,8 +17,8 @@ from tms_core.errors import StoreError, Unavailable
 from tms_core.messaging.producer_rows import is_of_producer
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, topic_prefix
 from tms_core.server.ha.leadership import Term, not_leading, undecided
+from tms_core.server.ha.rota import Slots
 from tms_core.server.ha.sealed_ids import FRAME_ROWS, Seals
-from tms_core.server.ha.slots import Slots
 from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, PayloadTable, Store, TableName, TxCell
 from tms_core.tables.side import SideChange, SideTable
 
@@ -244,17 +244,6 @@ class FencedSide(SideTable):
         for some in self._slots.divided(keys, _about):
             with self._fence.changing(_about(some[0])):
                 self._side.delete(some)
-
-    def exchange(
-        self,
-        key: bytes,
-        expected: bytes | None,
-        value: bytes,
-        puts: Sequence[tuple[bytes, bytes]] = (),
-        deletes: Sequence[bytes] = (),
-    ) -> bool:
-        with self._fence.changing(_about(key)):
-            return self._side.exchange(key, expected, value, puts, deletes)
 
     def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
         # All are about one topic; what goes with them may be about the home of the producer.

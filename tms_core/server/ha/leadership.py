@@ -1,6 +1,6 @@
 """Who leads: of several servers on one HBase one publishes and reads, and the others pass on to it what they are asked.
 
-Where topics are divided into slots, this is so for each slot by itself (:mod:`tms_core.server.ha.slots`).
+Where topics are divided into slots, this is so for each slot by itself (:mod:`tms_core.server.ha.rota`).
 
 A lease says who (:mod:`tms_core.tables.lease`), in a cell of HBase that can be compared and set. The server that gets
 it waits for the *fencing delay* before it begins its **term**, as CDAP's servers do
@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from tms_core.clock import Clock
 from tms_core.errors import LeaseHeld, LeaseLost, StoreError, StoreUnavailable, Unavailable
-from tms_core.logs.harmless import get_logger
+from tms_core.logs.loggers import get_logger
 from tms_core.tables.lease import Lease, LeaseRecord
 
 #: How often it is looked who leads, in seconds.

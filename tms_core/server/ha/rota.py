@@ -1,5 +1,10 @@
 """Which slots this server leads: those of its ordinal, and another server's while that one is not there.
 
+Topics are divided among servers by slots, and each slot has a leader of its own. A topic's slot is the CRC-32 of its
+name modulo the number of slots, so any server knows whom to ask, and all that is about one topic, messages, positions,
+claims and producers, has one leader. With one slot one server leads everything. What is about no single topic, such as
+the list of topics, is asked of the leader of slot 0; any server could answer, since topics are not fenced.
+
 Slot *s* belongs to the server with ordinal *s* mod *servers*. A server takes its own slots as soon as they are free.
 Another server's it takes only when no server has held them for as long as a lease lasts, and hands them back once their
 own server is there: a server that lacks one of its slots writes a new value into its row among the leases each second,
@@ -16,15 +21,16 @@ there between having taken a lease and leading by it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TypeVar
+from zlib import crc32
 
 from tms_core.clock import Clock
 from tms_core.errors import LeaseHeld, LeaseLost, StoreError
-from tms_core.logs.harmless import get_logger
-from tms_core.rowkey import stop_key
+from tms_core.logs.loggers import get_logger
+from tms_core.rowkey import stop_key, topic_prefix
 from tms_core.server.ha.leadership import REACH_MS, Leadership
-from tms_core.server.ha.slots import Slots
 from tms_core.settings.models import LeaderSettings
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.side import SideTable
@@ -39,6 +45,51 @@ _SAID = re.compile(r"(\d+) slots(, to be \d+ by .+)?")
 _ROWS = 1000
 
 logger = get_logger(__name__)
+T = TypeVar("T")
+
+
+class Slots:
+    """Who leads each slot, as one server sees it.
+
+    Args:
+        leaderships: one for each slot.
+    """
+
+    def __init__(self, leaderships: Sequence[Leadership]) -> None:
+        self.leaderships = tuple(leaderships)
+
+    def number(self, key: bytes) -> int:
+        """The slot of a key that begins with a topic's name (``namespace:topic:``); 0 for any other."""
+        if len(self.leaderships) == 1:
+            return 0
+        prefix = topic_prefix(key)
+        return 0 if prefix is None else slot_of(prefix, len(self.leaderships))
+
+    def of(self, key: bytes) -> Leadership:
+        """Who leads what a key is about."""
+        return self.leaderships[self.number(key)]
+
+    def divided(self, items: Sequence[T], key: Callable[[T], bytes]) -> Iterator[list[T]]:
+        """The items of each slot, in the order they had."""
+        parts: dict[int, list[T]] = {}
+        for item in items:
+            parts.setdefault(self.number(key(item)), []).append(item)
+        yield from parts.values()
+
+    @property
+    def led(self) -> int:
+        """How many slots this server leads."""
+        return sum(leadership.leads for leadership in self.leaderships)
+
+
+def slot_of(prefix: bytes, slots: int) -> int:
+    """The slot of a topic.
+
+    Args:
+        prefix: the start of its keys, ``namespace:topic:``.
+        slots: how many there are.
+    """
+    return crc32(prefix[:-1]) % slots
 
 
 class SideCell:

@@ -23,9 +23,8 @@ from tms_core.tables.base import (
     TableName,
     TxCell,
 )
-from tms_core.tables.hbase.buckets import Buckets
 from tms_core.tables.hbase.rows import KEYS, POINTERS, ROWS, HBaseRows, Query, Row, batches
-from tms_core.tables.hbase.salts import SaltedPage, Salts
+from tms_core.tables.hbase.salts import Buckets, SaltedPage, Salts
 from tms_core.tables.hbase.schema import (
     METADATA_COLUMN,
     PAYLOAD_COLUMN,

@@ -22,7 +22,7 @@ import happybase
 
 from tms_core.clock import Clock
 from tms_core.errors import StoreError
-from tms_core.logs.harmless import get_logger
+from tms_core.logs.loggers import get_logger
 from tms_core.tables.base import KeyRange
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.regions import Regions

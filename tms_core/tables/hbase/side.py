@@ -70,20 +70,6 @@ class HBaseSide(SideTable):
     def delete(self, keys: Sequence[bytes]) -> None:
         self._rows.delete(keys, None)
 
-    def exchange(
-        self,
-        key: bytes,
-        expected: bytes | None,
-        value: bytes,
-        puts: Sequence[tuple[bytes, bytes]] = (),
-        deletes: Sequence[bytes] = (),
-    ) -> bool:
-        if not self._rows.replace(_COLUMN, [(key, expected or b"", value)])[0]:
-            return False
-        self.put(puts)
-        self.delete(deletes)
-        return True
-
     def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
         made = self._rows.replace(_COLUMN, [(change.key, change.expected or b"", change.value) for change in changes])
         done = [change for change, is_made in zip(changes, made, strict=True) if is_made]

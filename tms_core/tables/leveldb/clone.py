@@ -16,22 +16,14 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tms_core.errors import StoreError
-from tms_core.tables.base import (
-    MessageTable,
-    MessageValue,
-    MetadataTable,
-    PayloadTable,
-    Store,
-    TableName,
-    TxCell,
-)
+from tms_core.tables.base import Reads
 from tms_core.tables.leveldb.database import Database
 from tms_core.tables.leveldb.layout import FOLDERS, disk_bytes, find_tables, identity
 from tms_core.tables.leveldb.lineage import StoreTrace, trace_folder
@@ -128,10 +120,8 @@ def remove_stale(into: Path | str) -> int:
     return removed
 
 
-class ClonedStore(Store):
+class ClonedStore(Reads):
     """A store's contents at the moment it was cloned, for reading; :func:`clone` makes one.
-
-    What would write raises :class:`StoreError`, and there is nothing behind it that could.
 
     Attributes:
         linked: whether all tables are hard links.
@@ -152,9 +142,9 @@ class ClonedStore(Store):
             databases = {table: _open_copy(folder / name, stack) for table, name in FOLDERS.items()}
             self._open = stack.pop_all()
         self.linked, self.copied_bytes = files.linked, files.copied_bytes
-        self.metadata = ClonedMetadataTable(databases["metadata"], self.calls)
-        self.message = ClonedMessageTable(databases["message"], self.calls)
-        self.payload = ClonedPayloadTable(databases["payload"], self.calls)
+        self.metadata = LevelDBMetadataReads(databases["metadata"], self.calls)
+        self.message = LevelDBMessageReads(databases["message"], self.calls)
+        self.payload = LevelDBPayloadReads(databases["payload"], self.calls)
 
     def disk_bytes(self) -> int | None:
         """The original's, as it is now."""
@@ -207,47 +197,6 @@ class _Files:
     def _copy(self, source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
         self.copied_bytes += target.stat().st_size
-
-
-class _NoWrites:
-    """The writes that message and payload table of a clone refuse."""
-
-    def delete(self, keys: Sequence[bytes]) -> None:
-        raise _read_only()
-
-    def sync(self) -> None:
-        raise _read_only()
-
-    def compact(self, start: bytes, stop: bytes) -> None:
-        raise _read_only()
-
-
-class ClonedMessageTable(_NoWrites, LevelDBMessageReads, MessageTable):
-    """The message table of a clone."""
-
-    name: TableName = "message"
-
-    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
-        raise _read_only()
-
-    def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
-        raise _read_only()
-
-
-class ClonedPayloadTable(_NoWrites, LevelDBPayloadReads, PayloadTable):
-    """The payload table of a clone."""
-
-    name: TableName = "payload"
-
-    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        raise _read_only()
-
-
-class ClonedMetadataTable(LevelDBMetadataReads, MetadataTable):
-    """The metadata table of a clone."""
-
-    def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
-        raise _read_only()
 
 
 def _copy_all(sources: Collection[Path], folder: Path, files: _Files) -> None:
@@ -319,7 +268,3 @@ def _own(folder: Path, stack: ExitStack) -> None:
 def _refuse_inside(path: Path, into: Path) -> None:
     if into.resolve().is_relative_to(path.resolve()):
         raise StoreError(f"A clone cannot lie in the store it is taken from: {into}.", "Put it beside the store.")
-
-
-def _read_only() -> StoreError:
-    return StoreError("A plan's clone of a store cannot be written.", "Open the store itself: janitor apply.")

@@ -26,9 +26,8 @@ from typing import Any, NamedTuple
 from tms_core.tables.base import TableName
 from tms_core.tables.leveldb.layout import FOLDERS, find_tables
 from tms_core.tables.leveldb.lock import sync_logs, translated
-from tms_core.tables.leveldb.log import last_sequence
+from tms_core.tables.leveldb.log import NEXT_FILE, SEQUENCE, last_sequence, live_tables
 from tms_core.tables.leveldb.manifest import current_manifest, read_manifest, table_files
-from tms_core.tables.leveldb.manifest_codec import NEXT_FILE, SEQUENCE, live_tables
 
 #: FS_IOC_GETVERSION of Linux: the number of an inode's use, which the next file under this inode does not have.
 _GET_GENERATION = 0x80087601

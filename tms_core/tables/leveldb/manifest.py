@@ -27,13 +27,13 @@ from pathlib import Path
 
 from tms_core.errors import FormatError, StoreError
 from tms_core.tables.leveldb.lock import locked, sync, translated
-from tms_core.tables.leveldb.log import find_damage
-from tms_core.tables.leveldb.manifest_codec import (
+from tms_core.tables.leveldb.log import (
     LOG,
     NEW_TABLE,
     NEXT_FILE,
     PREVIOUS_LOG,
     Field,
+    find_damage,
     live_tables,
     pack_edit,
     parse_edit,

@@ -19,7 +19,7 @@ from copy import copy
 from functools import lru_cache, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tms_core.errors import StoreError
 from tms_core.tables.base import (
@@ -28,10 +28,13 @@ from tms_core.tables.base import (
     MessageReads,
     MessageTable,
     MessageValue,
+    MetadataReads,
     MetadataTable,
     Page,
+    PayloadReads,
     PayloadTable,
     PointerSet,
+    RowsOfRequest,
     Search,
     Store,
     TableName,
@@ -183,6 +186,8 @@ class LevelDBKeys:
 class LevelDBMessageReads(LevelDBKeys, MessageReads):
     """Reading the message table."""
 
+    name: TableName = "message"
+
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
         self._calls["cells"] += 1
         page = self._database.rows(start, stop, limit)
@@ -229,8 +234,10 @@ class LevelDBMessageReads(LevelDBKeys, MessageReads):
         return rows
 
 
-class LevelDBPayloadReads(LevelDBKeys):
+class LevelDBPayloadReads(LevelDBKeys, PayloadReads):
     """Reading the payload table, whose values are the payloads as they are."""
+
+    name: TableName = "payload"
 
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
@@ -239,7 +246,7 @@ class LevelDBPayloadReads(LevelDBKeys):
         return self._database.rows(start, stop, limit, most_bytes or PAGE_BYTES)
 
 
-class LevelDBMetadataReads:
+class LevelDBMetadataReads(MetadataReads):
     """Reading the metadata table, whose values are the JSON as it is."""
 
     def __init__(self, database: Database, calls: Counter[str]) -> None:
@@ -282,8 +289,6 @@ class LevelDBTable(LevelDBKeys):
 class LevelDBMessageTable(LevelDBTable, LevelDBMessageReads, MessageTable):
     """The message table."""
 
-    name: TableName = "message"
-
     def invert(self, cells: Sequence[TxCell]) -> list[bool]:
         self._calls["invert"] += 1
         changes = [(cell.key, _negation(cell.pointer)) for cell in cells]
@@ -291,30 +296,39 @@ class LevelDBMessageTable(LevelDBTable, LevelDBMessageReads, MessageTable):
 
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
         self._calls["put"] += 1
-        if isinstance(rows, _Encoded):
-            self._writable.put(cast(Sequence[tuple[bytes, bytes]], rows))
-        else:
-            self._writable.put((key, encode(value)) for key, value in rows)
+        stored = rows.stored if isinstance(rows, _StoredRows) else [(key, encode(value)) for key, value in rows]
+        self._writable.put(stored)
 
-    def rows_of(
-        self, keys: Sequence[bytes], pointer: int | None, payloads: Sequence[bytes] | None
-    ) -> list[tuple[bytes, MessageValue]]:
-        if payloads is None:
-            values: Iterable[bytes] = [encode(MessageValue(pointer, None))]
-        else:
-            # They begin alike.
-            values = map((_PLAIN_TAG if pointer is None else _head(_TRANSACTIONAL, pointer)).__add__, payloads)
-        return _Encoded(cast(Iterable[tuple[bytes, MessageValue]], zip(keys, values, strict=True)))
+    def rows_of(self, requests: Iterable[RowsOfRequest]) -> Sequence[tuple[bytes, MessageValue]]:
+        stored: list[tuple[bytes, bytes]] = []
+        for keys, pointer, payloads in requests:
+            if payloads is None:
+                stored += [(key, encode(MessageValue(pointer, None))) for key in keys]
+            else:
+                # They begin alike.
+                head = _PLAIN_TAG if pointer is None else _head(_TRANSACTIONAL, pointer)
+                stored += zip(keys, map(head.__add__, payloads), strict=True)
+        return _StoredRows(stored)
 
 
-class _Encoded(list[tuple[bytes, MessageValue]]):
-    """Rows whose values are bytes already, as they are stored."""
+class _StoredRows(Sequence[tuple[bytes, MessageValue]]):
+    """Rows as they are stored; a value is decoded when it is looked at."""
+
+    def __init__(self, stored: list[tuple[bytes, bytes]]) -> None:
+        self.stored = stored
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return _StoredRows(self.stored[at])
+        key, raw = self.stored[at]
+        return key, decode(raw)
 
 
 class LevelDBPayloadTable(LevelDBTable, LevelDBPayloadReads, PayloadTable):
     """The payload table."""
-
-    name: TableName = "payload"
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         self._calls["put"] += 1

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tms_core.errors import FormatError
-from tms_core.logs.harmless import get_logger
+from tms_core.logs.loggers import get_logger
 from tms_core.transaction.codec.edits import Edit, decode_edit, read_edit, read_exactly
 from tms_core.transaction.codec.varint import CHUNK_BYTES, Readable
 

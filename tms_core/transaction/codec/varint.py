@@ -1,9 +1,10 @@
-"""The numbers that snapshot files are made of, read from a stream.
+"""The numbers that snapshot files and Avro are made of.
 
 A number is zig-zag encoded and stored seven bits a byte, lowest first. The real ids of transactions take exactly nine
 bytes each (those of the years 1971 to 2116 do), and a file may hold a million of them, so whole blocks of nine-byte
 numbers are unpacked at once with arithmetic on one large integer: several times faster than going byte by byte, for a
-page of masks. Everything else goes through the plain loop, which is the definition.
+page of masks. Everything else goes through the plain loop, which is the definition (``docs/rest.md``, "Avro", has
+worked examples).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ CHUNK_BYTES = 64 * 1024
 #: A 64-bit number in groups of seven bits. Shorter numbers may be padded up to this.
 _MAX_VARINT_BYTES = 10
 _MAX_VARINT_BITS = 7 * _MAX_VARINT_BYTES
+#: From it on a byte of a number says that another follows.
+MORE = 0x80
 
 
 class Readable(Protocol):
@@ -193,12 +196,36 @@ _FOLDS = (
 )
 
 
+def zigzag(value: int) -> int:
+    """A signed 64-bit number as an unsigned one: small for small numbers of either sign."""
+    return (value << 1) ^ (value >> 63)
+
+
 def varint(value: int) -> bytes:
-    """A 64-bit number as bytes, as short as it can be."""
-    rest = (value << 1) ^ (value >> 63)
+    """A signed 64-bit number as bytes, as short as it can be."""
+    rest = zigzag(value)
     encoded = bytearray()
-    while rest > 0x7F:
-        encoded.append((rest & 0x7F) | 0x80)
+    while rest >= MORE:
+        encoded.append(rest & 0x7F | MORE)
         rest >>= 7
     encoded.append(rest)
     return bytes(encoded)
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number at a place, and the place behind it.
+
+    Raises:
+        IndexError: the bytes end inside it.
+        ValueError: it has more than 64 bits.
+    """
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        shift += 7
+        if value >> 64 or (byte >= MORE and shift == _MAX_VARINT_BITS):
+            raise ValueError("a number has more than 64 bits")
+        if byte < MORE:
+            return (value >> 1) ^ -(value & 1), at

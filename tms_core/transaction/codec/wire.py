@@ -35,7 +35,6 @@ _SHORT = struct.Struct(">h")
 _INT = struct.Struct(">i")
 _LONG = struct.Struct(">q")
 _FIELD = struct.Struct(">bh")
-_LIST = struct.Struct(">bi")
 _LIST_FIELD = struct.Struct(">bhbi")
 _STOP = b"\0"
 

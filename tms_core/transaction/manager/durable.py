@@ -19,7 +19,7 @@ from threading import RLock
 
 from tms_core.clock import HonestClock
 from tms_core.errors import FormatError, StoreError, TransactionError
-from tms_core.logs.harmless import get_logger
+from tms_core.logs.loggers import get_logger
 from tms_core.transaction.codec.edits import Edit
 from tms_core.transaction.manager.journal import LogFailed
 from tms_core.transaction.manager.state import ManagerState

@@ -15,7 +15,7 @@ from typing import Literal, Self
 
 from tms_core.clock import Clock, HonestClock
 from tms_core.errors import CannotSnapshot, Conflict, NotInProgress, StoreError, TransactionError, TruncateTimeError
-from tms_core.logs.harmless import get_logger
+from tms_core.logs.loggers import get_logger
 from tms_core.logs.printable import printable
 from tms_core.rowkey import LONG_MAX
 from tms_core.transaction.codec.edits import Edit, EditState

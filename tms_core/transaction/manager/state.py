@@ -11,13 +11,14 @@ purpose, ``docs/conformance/transactions.md`` says so.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from array import array
+from bisect import bisect_left
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from tms_core.errors import FormatError
 from tms_core.transaction.codec.edits import Edit, EditState
 from tms_core.transaction.manager.conflicts import CommittedChanges, first_short
-from tms_core.transaction.manager.invalid import InvalidList
 from tms_core.transaction.model import (
     TX_PER_MS,
     InProgress,
@@ -26,6 +27,7 @@ from tms_core.transaction.model import (
     Transaction,
     TransactionType,
     VisibilityState,
+    ascending,
     transaction_ms,
 )
 
@@ -248,3 +250,57 @@ class ManagerState:
         self._enter(entry)
         for checkpoint in entry.checkpoints:
             self._enter(replace(entry, write_pointer=checkpoint, type=InProgressType.CHECKPOINT, checkpoints=()))
+
+
+class InvalidList:
+    """The ids of failed transactions: ascending, each once, and cheap to hand out.
+
+    Every transaction that starts is given the whole list, so readers share one array, and a change makes a new one.
+    Tephra keeps ids in the order in which they came, some of them twice (a checkpoint that was invalidated before its
+    parent), and counts both; here an id is invalid or it is not. The price is a copy of 8 bytes an id for each change.
+
+    Args:
+        pointers: in any order, also with duplicates.
+
+    Attributes:
+        ids: all of them; never changed, only replaced.
+    """
+
+    def __init__(self, pointers: Iterable[int] = ()) -> None:
+        self.ids = ascending(pointers)
+
+    def __contains__(self, pointer: int) -> bool:
+        at = bisect_left(self.ids, pointer)
+        return at < len(self.ids) and self.ids[at] == pointer
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def add(self, pointers: Iterable[int]) -> None:
+        """Put ids on the list; those on it already stay."""
+        ids = self.ids[:]
+        for pointer in pointers:
+            at = bisect_left(ids, pointer)
+            if at == len(ids) or ids[at] != pointer:
+                ids.insert(at, pointer)
+        self.ids = ids
+
+    def remove(self, pointers: Iterable[int]) -> bool:
+        """Take ids off the list; returns whether any was on it."""
+        ids, start = array("q"), 0
+        for pointer in sorted(set(pointers)):
+            at = bisect_left(self.ids, pointer, start)
+            if at < len(self.ids) and self.ids[at] == pointer:
+                ids.extend(self.ids[start:at])
+                start = at + 1
+        return self._replace(ids + self.ids[start:] if start else self.ids)
+
+    def remove_below(self, bound: int) -> bool:
+        """Take off all ids below ``bound``; returns whether there were any."""
+        return self._replace(self.ids[bisect_left(self.ids, bound) :])
+
+    def _replace(self, ids: array[int]) -> bool:
+        changed = len(ids) < len(self.ids)
+        if changed:
+            self.ids = ids
+        return changed

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tms_core.errors import FormatError, StoreBusy, StoreError, StoreUnavailable
-from tms_core.logs.harmless import get_logger
+from tms_core.logs.loggers import get_logger
 from tms_core.rowkey import LONG_MAX
 from tms_core.transaction.codec.edits import Edit
 from tms_core.transaction.codec.log import read_log

@@ -21,7 +21,7 @@ from tms_core.errors import (
     TransactionError,
     TruncateTimeError,
 )
-from tms_core.logs.harmless import get_logger
+from tms_core.logs.loggers import get_logger
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.thrift import transaction_fields, transaction_of
 from tms_core.transaction.codec.wire import Failure, Fields, MessageKind, RpcMessage, integer

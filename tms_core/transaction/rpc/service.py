@@ -25,7 +25,7 @@ from itertools import chain, islice
 from typing import Protocol, TypeVar, cast
 
 from tms_core.errors import ConfigurationError, FormatError, TmsError
-from tms_core.logs.harmless import get_logger
+from tms_core.logs.loggers import get_logger
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
 from tms_core.transaction.manager.manager import TransactionManager

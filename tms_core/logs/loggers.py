@@ -1,21 +1,57 @@
-"""Logs: sentences for a person at a terminal, one JSON object a line for everything else.
+"""Loggers: how their lines look, and those whose failure must not matter.
 
-They go to standard error, because standard output belongs to what a command was asked for.
+Lines are sentences for a person at a terminal, and one JSON object a line for everything else. They go to standard
+error, because standard output belongs to what a command was asked for.
+
+What only watches messaging, as a metric, a log line or a notification does, may not turn a message that is on disk into
+an error when it fails. So it is called through :func:`harmless`, and what it raises ends there: with a line on standard
+error, because the log may be what has failed.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
-from typing import Literal, TextIO
+from collections.abc import Callable, MutableMapping
+from contextlib import suppress
+from typing import Any, Literal, ParamSpec, TextIO
 
 from tms_core.logs.printable import complete
 
+P = ParamSpec("P")
 LogFormat = Literal["auto", "text", "json"]
 
 #: Loggers of ours; what libraries say is of interest from warnings on.
 OURS = ("janitor", "tms_core")
+
+
+def harmless(function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call something whose failure must not matter to the caller."""
+    try:
+        function(*args, **kwargs)
+    except Exception as error:  # noqa: BLE001 whatever it is, the message it is about was handled
+        with suppress(OSError, ValueError, AttributeError):  # standard error may be closed, or not be there
+            sys.stderr.write(f"a metric, a log line or a notification failed: {error!r}\n")
+
+
+class HarmlessLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose handlers and filters may fail."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Log it, if that can be done."""
+        # The line is the caller's, not this module's.
+        harmless(super().log, level, msg, *args, **{"stacklevel": 3, **kwargs})
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Nothing is added to a line."""
+        return msg, kwargs
+
+
+def get_logger(name: str) -> HarmlessLogger:
+    """The logger of a module that handles messages."""
+    return HarmlessLogger(logging.getLogger(name))
 
 
 class JsonFormatter(logging.Formatter):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tms_core.logs.format import OURS, LogFormat, configure
+from tms_core.logs.loggers import OURS, LogFormat, configure
 
 CONF = Path(__file__).parents[2] / "conf" / "logging.yaml"
 

@@ -1,4 +1,4 @@
-"""Times and spans of time as people write them on a command line."""
+"""Arguments as people type them on a command line: times and spans of time, topics, messages."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import click
+
+from tms_core.errors import KeyFormatError
+from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId
 
 _UNIT_MS: Mapping[str, int] = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SPAN = r"(?:\d{1,18}(?:ms|[smhd]))+"
@@ -104,3 +108,31 @@ def _signed(sign: str, span: str) -> int:
 
 def _milliseconds(span: str) -> int:
     return sum(int(number) * _UNIT_MS[unit] for number, unit in _AMOUNT.findall(span))
+
+
+class TopicType(click.ParamType[TopicId]):
+    """``namespace:topic``, one and no pattern."""
+
+    name = "topic"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TopicId:
+        if isinstance(value, TopicId):
+            return value
+        try:
+            return TopicId.parse(str(value))
+        except ValueError as error:
+            self.fail(f"{error}", param, ctx)
+
+
+class MessageIdType(click.ParamType[MessageId]):
+    """40 hex digits, as a consumer sees them."""
+
+    name = "message_id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> MessageId:
+        if isinstance(value, MessageId):
+            return value
+        try:
+            return MessageId.from_hex(str(value))
+        except KeyFormatError as error:
+            self.fail(f"{error}", param, ctx)
