@@ -16,7 +16,7 @@ from janitor.run.passes import Pass
 from janitor.state.base import CounterKey, State
 from janitor.state.notes import Note
 from janitor.state.topic_history import save_topics
-from janitor.sweep.booking import Sums
+from janitor.sweep.ledger import Sums
 
 #: Which table's rows are read in a phase of a pass.
 _TABLE_OF_PHASE = {"message": "message", "invert": "message", "references": "message", "payload": "payload"}

@@ -19,11 +19,9 @@ from janitor.state.base import Claim, ClockAnchor, State, StoreRecord
 from janitor.state.notes import Note
 from janitor.state.records import RESTORED
 from janitor.sweep import transactions as txstate
-from janitor.sweep.consumer_holds import ConsumerHolds
+from janitor.sweep.consumer_holds import ConsumerHolds, ProcessedRows
 from janitor.sweep.context import Limits, RunContext
-from janitor.sweep.processed import ProcessedRows
-from janitor.sweep.transaction_ends import DECIDED, Decided, decided
-from janitor.sweep.transactions import Observed, TransactionView, TxState
+from janitor.sweep.transactions import DECIDED, Decided, Observed, TransactionView, TxState, decided
 from tms_core.tables.base import Reads
 
 #: The note that says what was in progress in the snapshot last used, and what its write pointer was.

@@ -10,7 +10,8 @@ from janitor.run import counters as figures
 from janitor.run.deps import Deps
 from janitor.run.passes import Pass, calls_made
 from janitor.state.base import LedgerEntry, RunRecord
-from janitor.sweep.outcome import covers, ledger_entries
+from janitor.sweep.ledger import covers
+from janitor.sweep.outcome import ledger_entries
 
 
 def begin(deps: Deps, current: Pass) -> None:

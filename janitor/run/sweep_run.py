@@ -22,13 +22,11 @@ from janitor.run import counters as figures
 from janitor.run.deps import Deps
 from janitor.run.prepare import Prepared
 from janitor.state.records import LINEAGE
-from janitor.sweep.booking import Booking
 from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.context import RunContext
 from janitor.sweep.executor import Sweep
-from janitor.sweep.ledger import Ledger
-from janitor.sweep.permission import Permission
-from janitor.sweep.rate_limit import Pacer
+from janitor.sweep.ledger import Booking, Ledger
+from janitor.sweep.permission import Pacer, Permission
 from janitor.sweep.sweep import sweep_store
 from tms_core.consumers.claim_rows import free_void
 from tms_core.errors import Interrupted, LeaseLost, StateBusy, StateError, StoreError

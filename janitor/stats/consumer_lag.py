@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from janitor.state.base import State
 from janitor.state.notes import Note
 from janitor.stats.scheduler import CountScheduler, Life
-from janitor.sweep.rate_limit import Pacer
+from janitor.sweep.permission import Pacer
 from tms_core.clock import Clock
 from tms_core.consumers import lag
 from tms_core.consumers.claim_rows import claims_of

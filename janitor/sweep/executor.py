@@ -1,4 +1,6 @@
-"""What is done with findings: nothing by a plan; deleting and inverting, batch by batch, by a run.
+"""What is done with findings, an act: nothing by a plan; deleting and inverting, batch by batch, by a run.
+
+A task of Spark that may only say where something is to be done has an act of its own (``janitor/spark/sweep/task.py``).
 
 Between planning a topic and deleting its rows, the topic may be deleted, created again or given another ttl. So each
 batch reads the topic's metadata again and is dropped when it has moved (rule S2); what a reader then loses is never
@@ -13,20 +15,77 @@ from threading import Lock
 from typing import Protocol, cast
 
 from janitor.law.policy import Rule
-from janitor.sweep.act import Moved, NotArchived, Unsure
-from janitor.sweep.booking import Booking
 from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.context import TopicWork
-from janitor.sweep.findings import Batch, Due, Finding, Invalid, Read
-from janitor.sweep.ledger import Ledger
-from janitor.sweep.outcome import NOTHING_DONE, Counted, Done
-from janitor.sweep.permission import Permission
+from janitor.sweep.findings import NOTHING_DONE, Batch, Counted, Done, Due, Finding, Invalid, Read
+from janitor.sweep.ledger import Booking, Ledger
+from janitor.sweep.permission import Pacer, Permission, Withheld
 from janitor.sweep.progress import Observer, ignore_progress
-from janitor.sweep.rate_limit import Pacer
 from tms_core.errors import ArchiveError, StoreError
 from tms_core.tables.base import KeyReads, KeyTable, MessageReads, MessageTable, MetadataReads, PayloadReads
 from tms_core.tables.read_only import read_only_error
 from tms_core.topic import TopicId
+
+
+class Moved(Exception):
+    """A topic's metadata changed between planning and deleting (rule S2); the batch was dropped."""
+
+
+class NotArchived(Withheld):
+    """Rows could not be archived, so nothing more is deleted."""
+
+    def __init__(self, error: ArchiveError) -> None:
+        super().__init__(str(error))
+
+
+class Unsure(Exception):
+    """The store failed on a batch, so it is not known which of its rows went."""
+
+    def __init__(self, due: Due, at_ms: int, error: StoreError) -> None:
+        super().__init__(str(error))
+        self.due = due
+        self.at_ms = at_ms
+        self.error = error
+
+
+class Act(Protocol):
+    """What is done with findings."""
+
+    def alive(self) -> None:
+        """Called before every jump.
+
+        Raises:
+            Interrupted: the pass is over.
+        """
+        ...
+
+    def progress(self, read: Read) -> None:
+        """Told of every page.
+
+        Raises:
+            Interrupted: the pass is over.
+        """
+        ...
+
+    def apply(self, finding: Finding) -> Done:
+        """Do what is to be done with a finding.
+
+        Raises:
+            Moved: the topic is no longer what the finding says; nothing was done.
+            Withheld: nothing may be changed in this topic now; nothing was.
+            Unsure: the store failed on the way.
+            StoreError: the store failed; nothing was done.
+            Interrupted: the pass is over; nothing was done.
+        """
+        ...
+
+    def pay(self, taken: Counted) -> None:
+        """Called after rows were taken; waits until they are within the rate.
+
+        Raises:
+            Interrupted: the pass is over.
+        """
+        ...
 
 
 class Saved(Protocol):
@@ -183,7 +242,7 @@ class Sweep:
         if self._archive_error is not None:
             raise NotArchived(self._archive_error)
         try:
-            source = cast(MessageReads | PayloadReads, table)
+            source = cast("MessageReads | PayloadReads", table)
             saved = keeper.save(work.topic.topic, batch.generation, source, batch.rule, batch.keys)
         except ArchiveError as error:
             self._archive_error = error

@@ -11,13 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from janitor.sweep.act import Moved, NotArchived, Unsure
+from janitor.sweep.deletions import message_ttls, messages, payloads
+from janitor.sweep.executor import Moved, NotArchived, Unsure
 from janitor.sweep.findings import Failed, Reached, Read, failed
 from janitor.sweep.inversions import NOT_COVERED, Covered, inversions
-from janitor.sweep.message_ttls import message_ttls
-from janitor.sweep.messages import messages
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.payloads import payloads
 from janitor.sweep.permission import Withheld
 from janitor.sweep.scan import Event, Part, Visit
 from tms_core.errors import StoreError

@@ -30,7 +30,8 @@ from janitor.spark.sweep.runner import Sender
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep.context import RunContext
 from janitor.sweep.findings import failed
-from janitor.sweep.outcome import Outcome, unsure_of
+from janitor.sweep.ledger import unsure_of
+from janitor.sweep.outcome import Outcome
 from janitor.sweep.scan import Part
 from janitor.sweep.step import REPLANS, StepJob, ignore_reached, run_step
 from janitor.sweep.sweep import Divided, Runner

@@ -23,14 +23,12 @@ from janitor.spark.sweep.ranged import RangedReads
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.sweep import permission
-from janitor.sweep.act import Act
 from janitor.sweep.compaction import DeletedRanges
-from janitor.sweep.executor import Keeper, Preview, Sweep
-from janitor.sweep.findings import Due, Finding, Invalid, Read
+from janitor.sweep.executor import Act, Keeper, Preview, Sweep
+from janitor.sweep.findings import NOTHING_DONE, Counted, Done, Due, Finding, Invalid, Read
 from janitor.sweep.ledger import Ledger
-from janitor.sweep.outcome import NOTHING_DONE, Counted, Done, Outcome
-from janitor.sweep.permission import Permission
-from janitor.sweep.rate_limit import Pacer
+from janitor.sweep.outcome import Outcome
+from janitor.sweep.permission import Pacer, Permission
 from janitor.sweep.scan import Part
 from janitor.sweep.step import StepJob, run_step
 from janitor.sweep.transactions import TransactionView

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from janitor.law.policy import Rule
-from janitor.sweep.rate_limit import LONGEST_SLEEP_SECONDS, Pacer
+from janitor.sweep.permission import LONGEST_SLEEP_SECONDS, Pacer
 from tests.builders import DAY, HOUR, NOW_MS, janitor, topic
 from tests.salted import SaltedStore
 from tms_core.clock import ManualClock
