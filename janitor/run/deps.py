@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 
 from janitor.run.unrecognised import UnrecognisedRows
 from janitor.state.base import State
+from janitor.sweep.act import Keeper
 from janitor.sweep.context import Terms, none_is_new
-from janitor.sweep.executor import Keeper
 from janitor.sweep.permission import never
 from janitor.sweep.progress import Guarded, Observer, ignore_progress
 from janitor.sweep.sweep import Division, Threads

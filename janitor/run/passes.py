@@ -16,8 +16,8 @@ from janitor.run.claims import claim_in_force
 from janitor.run.deps import Deps
 from janitor.run.prepare import Prepared, run_context
 from janitor.state.base import State, TopicCount
+from janitor.sweep.act import Preview
 from janitor.sweep.context import RunContext, TopicWork
-from janitor.sweep.executor import Preview
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.progress import EXPECTED
 from janitor.sweep.sweep import Scope, sweep_store

@@ -19,7 +19,7 @@ from janitor.state.base import Claim, ClockAnchor, State, StoreRecord
 from janitor.state.notes import Note
 from janitor.state.records import RESTORED
 from janitor.sweep import transactions as txstate
-from janitor.sweep.consumer_holds import ConsumerHolds, ProcessedRows
+from janitor.sweep.consumers import ConsumerHolds, ProcessedRows
 from janitor.sweep.context import Limits, RunContext
 from janitor.sweep.transactions import DECIDED, Decided, Observed, TransactionView, TxState, decided
 from tms_core.tables.base import Reads

@@ -22,9 +22,9 @@ from janitor.run import counters as figures
 from janitor.run.deps import Deps
 from janitor.run.prepare import Prepared
 from janitor.state.records import LINEAGE
+from janitor.sweep.act import Sweep
 from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.context import RunContext
-from janitor.sweep.executor import Sweep
 from janitor.sweep.ledger import Booking, Ledger
 from janitor.sweep.permission import Pacer, Permission
 from janitor.sweep.sweep import sweep_store

@@ -15,7 +15,7 @@ from janitor.law.policy import Frontier, Hold
 from janitor.law.references import Lifetime
 from janitor.report import DataTable
 from janitor.state.base import ClockAnchor, FrontierRecord
-from janitor.sweep.consumer_holds import ConsumerHolds, ProcessedRows
+from janitor.sweep.consumers import ConsumerHolds, ProcessedRows
 from janitor.sweep.transactions import TransactionView, until_decided
 from tms_core.errors import MetadataError
 from tms_core.tables.base import KeyRange, MetadataReads

@@ -1,7 +1,7 @@
 """What a pass finds and what is done with it, as values: batches of rows with one fate, and what else is to be counted.
 
 A finding is a batch and never a row, so that nothing on the way costs an object for each row. A step pulls findings,
-hands them to an act (:mod:`janitor.sweep.executor`), and then counts them, with what the act did, in an outcome
+hands them to an act (:mod:`janitor.sweep.act`), and then counts them, with what the act did, in an outcome
 (:mod:`janitor.sweep.outcome`).
 """
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from janitor.law.policy import Delete, Hold, Keep, Reason, Row, decide
 from janitor.law.ranges import Span, intersect, topic_stop
 from janitor.report import DataTable
+from janitor.sweep.act import Act
 from janitor.sweep.context import RunContext, TopicWork
-from janitor.sweep.executor import Act
 from janitor.sweep.findings import Batch, Due, Finding, Kept, Read, Unreadable, failed, foreign
 from janitor.sweep.read_ahead import Ahead, CellsAhead
 from tms_core.errors import StoreError

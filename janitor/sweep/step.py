@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+from janitor.sweep.act import Moved, NotArchived, Unsure
 from janitor.sweep.deletions import message_ttls, messages, payloads
-from janitor.sweep.executor import Moved, NotArchived, Unsure
 from janitor.sweep.findings import Failed, Reached, Read, failed
 from janitor.sweep.inversions import NOT_COVERED, Covered, inversions
 from janitor.sweep.outcome import Outcome

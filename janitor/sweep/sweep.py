@@ -19,8 +19,8 @@ from typing import NamedTuple, Protocol
 
 from janitor.boundary.coverage import Round, is_whole
 from janitor.report import Mode
+from janitor.sweep.act import Act
 from janitor.sweep.context import RunContext
-from janitor.sweep.executor import Act
 from janitor.sweep.inversions import Covered
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.scan import Part

@@ -24,8 +24,8 @@ from janitor.run.prepare import run_context
 from janitor.state.base import Evidence
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep import deletions, inversions, ledger, permission
+from janitor.sweep.act import Sweep
 from janitor.sweep.context import RunContext, Terms
-from janitor.sweep.executor import Sweep
 from janitor.sweep.findings import Done, Invalid
 from janitor.sweep.ledger import LedgerKey
 from janitor.sweep.outcome import Outcome

@@ -23,8 +23,8 @@ from janitor.spark.sweep.ranged import RangedReads
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.sweep import permission
+from janitor.sweep.act import Act, Keeper, Preview, Sweep
 from janitor.sweep.compaction import DeletedRanges
-from janitor.sweep.executor import Act, Keeper, Preview, Sweep
 from janitor.sweep.findings import NOTHING_DONE, Counted, Done, Due, Finding, Invalid, Read
 from janitor.sweep.ledger import Ledger
 from janitor.sweep.outcome import Outcome
