@@ -116,7 +116,7 @@ def conclude_run(
 
     Args:
         clocks: what the machine's clocks show now.
-        barred: why it may claim nothing (:func:`janitor.run.claims.obstacles`).
+        barred: why it may claim nothing (:func:`janitor.run.prepare.obstacles`).
     """
     _save_sight(current.ready, state, clocks)
     ready, context = current.ready, current.context

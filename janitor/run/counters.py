@@ -1,22 +1,26 @@
-"""What a finished run adds to the state's counters and notes, from its report and from nowhere else (rule S15).
+"""A run as the state records it: begun, closed or recovered after its process died, with its counters and notes.
 
-Counters live in the state and not in a process, so that they mean the same in a daemon, in a CronJob's runs and after
-a restart. Notes are small facts that the status page and the metrics show between runs.
+Counters and notes are made from the run's report and from nothing else (rule S15). Counters live in the state and not
+in a process, so that they mean the same in a daemon, in a CronJob's runs and after a restart. Notes are small facts
+that the status page and the metrics show between runs.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from janitor.law.policy import Hold, Rule
-from janitor.report import DataTable, Entry, EntryKey, Report
-from janitor.run.passes import Pass
-from janitor.state.base import CounterKey, State
+from janitor.report import DataTable, Entry, EntryKey, Report, held_before
+from janitor.run.deps import Deps
+from janitor.run.passes import Pass, calls_made
+from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State
 from janitor.state.notes import Note
 from janitor.state.topic_history import save_topics
-from janitor.sweep.ledger import Sums
+from janitor.sweep.ledger import Sums, covers
+from janitor.sweep.outcome import ledger_entries
 
 #: Which table's rows are read in a phase of a pass.
 _TABLE_OF_PHASE = {"message": "message", "invert": "message", "references": "message", "payload": "payload"}
@@ -28,12 +32,59 @@ REHEARSED = Note.REHEARSED
 NAMED_OVERDUE = 20_000
 
 
-def results(result: str, runs: int) -> dict[CounterKey, float]:
+def begin(deps: Deps, current: Pass) -> None:
+    """Record that a run has begun, after closing one of this process whose end could not be written.
+
+    That comes first, or its announcements would be cleared.
+    """
+    if (deps.lease is None or deps.lease.held) and deps.state.unfinished_runs():
+        recover(deps)
+    deps.state.begin_run(RunRecord(current.id, current.mode, current.started_ms, heartbeat_ms=current.started_ms))
+
+
+def close(deps: Deps, current: Pass, result: str, history: dict[str, Any], report: Report | None = None) -> None:
+    """Record how a run ended; unless its lease was lost and the next holder has closed it already."""
+    state = deps.state
+    with state.transaction():
+        known = state.run(current.id)
+        if known is None or known.finished_ms is not None:
+            return
+        if report is None:
+            _save_unreported(state, current, result)
+        if report is not None:
+            held = _save_reported(state, current, report, result, calls_made(current, deps.store))
+            history = {**history, **held_before(held)}
+        state.finish_run(current.id, deps.clock.now_ms(), result, json.dumps(history))
+        state.add_ledger(_taken_entries(deps, current))
+        if not current.ready.stopped:
+            # A clock in doubt would forget what is not old.
+            state.prune_runs(current.started_ms - deps.history_ms)
+    if current.mode == "apply":
+        state.clear_intents()
+
+
+def recover(deps: Deps) -> list[str]:
+    """Close the runs of a janitor that has died; result and errors as of :meth:`janitor.run.engine.Engine.recover`."""
+    state, clock = deps.state, deps.clock
+    with state.transaction():
+        state.save_created_ms(clock.now_ms())
+        lost = {run.id for run in state.unfinished_runs()}
+        state.add_ledger(entry for entry in state.intents() if entry.run_id in lost)
+        for run_id in lost:
+            state.add_counters(state.booked(run_id))
+            error = {"error": "the process ended before the run did"}
+            state.finish_run(run_id, clock.now_ms(), "lost", json.dumps(error))
+        state.add_counters(_results("lost", len(lost)))
+    state.clear_intents()
+    return sorted(lost)
+
+
+def _results(result: str, runs: int) -> dict[CounterKey, float]:
     """The counter of runs that ended so."""
     return {CounterKey("sweeps_total", (("result", result),)): float(runs)}
 
 
-def save(
+def _save_reported(
     state: State, current: Pass, report: Report, result: str, calls: Mapping[str, int]
 ) -> Sequence[dict[str, Any]]:
     """Add a finished run to counters and notes; call it inside the state's transaction.
@@ -44,7 +95,7 @@ def save(
     Returns:
         What is due and held as an earlier run counted it, which this one did not do again.
     """
-    state.add_counters({**results(result, 1), **_counters(current, report, calls)})
+    state.add_counters({**_results(result, 1), **_counters(current, report, calls)})
     state.save_note(Note.SNAPSHOT, _snapshot(current))
     if current.mode == "plan":
         _save_plan(state, current, report)
@@ -116,10 +167,10 @@ def book(state: State, run_id: str, sums: Sums) -> None:
     state.book(run_id, {key: float(amount) for key, amount in amounts.items()})
 
 
-def save_unreported(state: State, current: Pass, result: str) -> None:
+def _save_unreported(state: State, current: Pass, result: str) -> None:
     """Add a run that failed as a whole, with what it took; call it inside the state's transaction, before it ends."""
     known = {key: float(amount) for key, amount in taken(current.outcome.entries).items()}
-    state.add_counters({**results(result, 1), **(known or state.booked(current.id))})
+    state.add_counters({**_results(result, 1), **(known or state.booked(current.id))})
 
 
 def _taken(table: DataTable, rule: Rule, rows: int, size_bytes: int) -> dict[CounterKey, int]:
@@ -180,3 +231,13 @@ def _overdue_item(key: EntryKey, entry: Entry) -> dict[str, Any]:
         "bytes": entry.size_bytes,
         "oldest_ms": entry.oldest_ms,
     }
+
+
+def _taken_entries(deps: Deps, current: Pass) -> list[LedgerEntry]:
+    """What a run took; what it announced and its outcome does not tell of goes in without a number of rows."""
+    if current.mode == "plan":
+        return []
+    usable, outcome = current.ready.tx.usable, current.outcome
+    taken = ledger_entries(outcome, current.id, usable.timestamp_ms if usable else None)
+    own = [entry for entry in deps.state.intents() if entry.run_id == current.id]
+    return taken + [entry for entry in own if not any(covers(told, entry) for told in taken)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from threading import RLock
 from typing import NamedTuple, Protocol
 
-from janitor.run.unrecognised import UnrecognisedRows
+from janitor.run.log import UnrecognisedRows
 from janitor.state.base import State
 from janitor.sweep.act import Keeper
 from janitor.sweep.context import Terms, none_is_new

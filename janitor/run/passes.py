@@ -12,9 +12,8 @@ from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Round
 from janitor.law.policy import Hold, Rule
 from janitor.report import NOT_COUNTED, GuardNote, MessagesLeft, Mode, Report, StoreBytes, counts_as_done
-from janitor.run.claims import claim_in_force
 from janitor.run.deps import Deps
-from janitor.run.prepare import Prepared, run_context
+from janitor.run.prepare import Prepared, claim_in_force, run_context
 from janitor.state.base import State, TopicCount
 from janitor.sweep.act import Preview
 from janitor.sweep.context import RunContext, TopicWork

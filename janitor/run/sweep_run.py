@@ -15,12 +15,10 @@ from typing import Any
 
 from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Round
-from janitor.inspect.rows import Audit
 from janitor.report import Report
-from janitor.run import claims, conclude, feedback, guards, passes, record
-from janitor.run import counters as figures
+from janitor.run import conclude, counters, feedback, guards, passes
 from janitor.run.deps import Deps
-from janitor.run.prepare import Prepared
+from janitor.run.prepare import Prepared, claim_in_force, obstacles
 from janitor.state.records import LINEAGE
 from janitor.sweep.act import Sweep
 from janitor.sweep.compaction import DeletedRanges
@@ -63,7 +61,7 @@ class SweepRun:
             StoreError, StateError: the store or the state failed as a whole; what was done is in the ledger.
         """
         deps, current = self._deps, self._current
-        record.begin(deps, current)
+        counters.begin(deps, current)
         try:
             if not current.ready.stopped:
                 act = self._act()
@@ -73,14 +71,14 @@ class SweepRun:
             current.halted = error
         # Also for a bug of ours: what was deleted has to be in the ledger, and the run must not look alive.
         except Exception as error:
-            record.close(deps, current, "failed", {"error": str(error)})
+            counters.close(deps, current, "failed", {"error": str(error)})
             raise
-        claim = claims.claim_in_force(deps, current.ready)
+        claim = claim_in_force(deps, current.ready)
         current.boundary = claim.bound if claim else None
         report = passes.report(deps, current)
         try:
             with self._as_its_holder():
-                record.close(deps, current, self._result(report), report.to_history(), report)
+                counters.close(deps, current, self._result(report), report.to_history(), report)
         except LeaseLost as error:
             current.halted = error
             report = passes.report(deps, current)
@@ -127,7 +125,7 @@ class SweepRun:
             return
         with passes.phase(deps, current, "compact"):
             self._compact(act.deleted)
-        if deps.feedback is not None and self._moves_frontiers and current.halted is None:
+        if self._moves_frontiers and current.halted is None:
             self._feed_back()
 
     def _free_void_claims(self) -> None:
@@ -165,7 +163,7 @@ class SweepRun:
             Ledger(deps.state, deps.clock, current.id, usable.timestamp_ms if usable else None),
             deps.archive.begin(current.id, current.context.transactions) if deps.archive else None,
             deps.observer,
-            Booking(partial(figures.book, deps.state, current.id), deps.clock),
+            Booking(partial(counters.book, deps.state, current.id), deps.clock),
         )
 
     def _sync(self) -> None:
@@ -213,7 +211,7 @@ class SweepRun:
     def _conclude(self) -> bool:
         """Save what the pass has reached, if this is still the process that may say so (rules S4, S12)."""
         deps, current, state = self._deps, self._current, self._deps.state
-        barred = claims.obstacles(deps, current.ready) if current.round is not None else ()
+        barred = obstacles(deps, current.ready) if current.round is not None else ()
         clocks = guards.read_clocks(deps.clock)
         try:
             lineage = self._lineage()
@@ -281,16 +279,10 @@ class SweepRun:
     def _feed_back(self) -> None:
         """Hand over what is proven, after a run of everything in whose way nothing was (rule S4)."""
         deps, current = self._deps, self._current
-        claim = claims.claim_in_force(deps, current.ready) if current.complete else None
         try:
-            feedback.hand_over(current, deps, claim, self._audit, self._permission.check_all)
+            feedback.hand_over(current, deps, self._permission.check_all, partial(self._alive, "audit"))
         except Interrupted as error:
             current.halted = error
-
-    def _audit(self) -> Audit | None:
-        if claims.obstacles(self._deps, self._current.ready):
-            return None
-        return claims.audit(self._deps, self._current.ready, partial(self._alive, "audit"))
 
     def _alive(self, phase: str, rows: int) -> None:
         self._deps.observer(phase, None, rows)

@@ -19,7 +19,7 @@ from janitor.boundary import coverage
 from janitor.law import frontier
 from janitor.law.frontier import elapsed_ms
 from janitor.law.policy import Rule
-from janitor.run import conclude, feedback, guards, passes, prepare, quarantine, runs
+from janitor.run import conclude, engine, feedback, guards, passes, prepare, quarantine
 from janitor.run.prepare import run_context
 from janitor.state.base import Evidence
 from janitor.state.sqlite.state import SqliteState
@@ -232,7 +232,7 @@ def thorough_passes_are_lazy(patch: pytest.MonkeyPatch) -> None:
         made.lazy = True
         return made
 
-    patch.setattr(runs, "run_context", lazily)
+    patch.setattr(engine, "run_context", lazily)
 
 
 def whatever_is_listed_is_proven(patch: pytest.MonkeyPatch) -> None:
