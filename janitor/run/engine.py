@@ -11,7 +11,7 @@ from dataclasses import replace
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
 from janitor.report import Report
-from janitor.run import counters, decisions, passes, quarantine
+from janitor.run import decisions, passes, quarantine, record
 from janitor.run.decisions import OperatorDecisions
 from janitor.run.plan_file import PlanFile
 from janitor.run.prepare import Prepared, prepare, run_context
@@ -83,17 +83,17 @@ class Engine(Questions, OperatorDecisions):
         """
         with self.deps.turn:
             ready = prepare(self.deps)
-            known = self.deps.state.note(counters.REHEARSED)
+            known = self.deps.state.note(record.REHEARSED)
             thorough = known is None or not 0 <= ready.now.wall_ms - known < THOROUGH_EVERY_MS
             current = passes.begin_plan(self.deps, ready, patterns, thorough=thorough)
-            counters.begin(self.deps, current)
+            record.begin(self.deps, current)
             try:
                 report = passes.plan(self.deps, current)
             except Exception as error:
                 result = "halted" if isinstance(error, Interrupted) else "failed"
-                counters.close(self.deps, current, result, {"error": str(error)})
+                record.close(self.deps, current, result, {"error": str(error)})
                 raise
-            counters.close(self.deps, current, "partial" if report.errors else "done", report.to_history(), report)
+            record.close(self.deps, current, "partial" if report.errors else "done", report.to_history(), report)
             return report
 
     def at_work(self) -> bool:
@@ -117,7 +117,7 @@ class Engine(Questions, OperatorDecisions):
             StateError: the state could not be read or written.
         """
         with self.deps.turn:
-            return counters.recover(self.deps)
+            return record.recover(self.deps)
 
     def renew_lease(self) -> None:
         """Hold the lease for another while between runs; a run renews it by itself.
@@ -149,7 +149,7 @@ class Engine(Questions, OperatorDecisions):
                 lease.acquire()
             except LeaseHeld:
                 return False
-            counters.recover(self.deps)
+            record.recover(self.deps)
             return True
 
     def remember_topics(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Round
 from janitor.report import Report
-from janitor.run import conclude, counters, feedback, guards, passes
+from janitor.run import conclude, feedback, guards, passes, record
 from janitor.run.deps import Deps
 from janitor.run.prepare import Prepared, claim_in_force, obstacles
 from janitor.state.records import LINEAGE
@@ -61,7 +61,7 @@ class SweepRun:
             StoreError, StateError: the store or the state failed as a whole; what was done is in the ledger.
         """
         deps, current = self._deps, self._current
-        counters.begin(deps, current)
+        record.begin(deps, current)
         try:
             if not current.ready.stopped:
                 act = self._act()
@@ -71,14 +71,14 @@ class SweepRun:
             current.halted = error
         # Also for a bug of ours: what was deleted has to be in the ledger, and the run must not look alive.
         except Exception as error:
-            counters.close(deps, current, "failed", {"error": str(error)})
+            record.close(deps, current, "failed", {"error": str(error)})
             raise
         claim = claim_in_force(deps, current.ready)
         current.boundary = claim.bound if claim else None
         report = passes.report(deps, current)
         try:
             with self._as_its_holder():
-                counters.close(deps, current, self._result(report), report.to_history(), report)
+                record.close(deps, current, self._result(report), report.to_history(), report)
         except LeaseLost as error:
             current.halted = error
             report = passes.report(deps, current)
@@ -163,7 +163,7 @@ class SweepRun:
             Ledger(deps.state, deps.clock, current.id, usable.timestamp_ms if usable else None),
             deps.archive.begin(current.id, current.context.transactions) if deps.archive else None,
             deps.observer,
-            Booking(partial(counters.book, deps.state, current.id), deps.clock),
+            Booking(partial(record.book, deps.state, current.id), deps.clock),
         )
 
     def _sync(self) -> None:
