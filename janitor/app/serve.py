@@ -27,8 +27,7 @@ from janitor.metrics import Metrics
 from janitor.run.deps import Feedback
 from janitor.run.questions import Questions
 from janitor.state.base import State
-from janitor.stats.consumer_lag import UNINFORMED, LagCount
-from janitor.stats.late import note_late
+from janitor.stats.consumer_lag import UNINFORMED, LagCount, note_late
 from janitor.stats.topic_sizes import Census
 from janitor.sweep.progress import Observer
 from tms_core.consumers.lag import LagTables

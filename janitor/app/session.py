@@ -27,7 +27,7 @@ from janitor.run.deps import Archive, Deps, Feedback, Truncator
 from janitor.run.engine import Engine
 from janitor.settings import LoadedSettings, Settings, config_digest, load
 from janitor.state.base import State
-from janitor.stats.late import LateSource
+from janitor.stats.consumer_lag import LateSource
 from janitor.status.collect import Deployment
 from janitor.sweep.context import Terms
 from janitor.sweep.progress import Observer, ignore_progress

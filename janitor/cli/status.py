@@ -14,10 +14,10 @@ from rich.text import Text
 
 from janitor.app.progress import in_words
 from janitor.cli import render
-from janitor.cli.hints import is_renewed
 from janitor.cli.history import RUNNING
 from janitor.cli.history import status as run_status
 from janitor.cli.options import common_options, session
+from janitor.cli.outcome import is_renewed
 from janitor.cli.state import open_state
 from janitor.cli.topic import claimed
 from janitor.law.policy import Hold

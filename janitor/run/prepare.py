@@ -17,8 +17,7 @@ from janitor.run import guards, quarantine
 from janitor.run.deps import Deps
 from janitor.run.guards import InProgressThen
 from janitor.state.base import Claim, ClockAnchor, State, StoreRecord
-from janitor.state.notes import Note
-from janitor.state.records import RESTORED
+from janitor.state.records import RESTORED, Note
 from janitor.sweep import transactions as txstate
 from janitor.sweep.consumers import ConsumerHolds, ProcessedRows
 from janitor.sweep.context import Limits, RunContext

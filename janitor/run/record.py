@@ -17,7 +17,7 @@ from janitor.report import DataTable, Entry, EntryKey, Report, held_before
 from janitor.run.deps import Deps
 from janitor.run.passes import Pass, calls_made
 from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State
-from janitor.state.notes import Note
+from janitor.state.records import Note
 from janitor.state.topic_history import save_topics
 from janitor.sweep.ledger import Sums, covers
 from janitor.sweep.outcome import ledger_entries

@@ -27,7 +27,7 @@ from janitor.law.policy import Frontier, Hold
 from janitor.law.references import Lifetime
 from janitor.report import SnapshotUsed
 from janitor.state.base import KnownIds, OpenIdRecord
-from janitor.state.notes import Note
+from janitor.state.records import Note
 from tms_core.errors import NoSnapshot, SnapshotError
 from tms_core.logs.printable import duration
 from tms_core.rowkey import Cutoff
