@@ -23,7 +23,7 @@ from janitor.app.stores import LevelDBPlace, Place
 from janitor.archive.writer import ParquetArchive
 from janitor.control.api import AnyEngine
 from janitor.control.client import Caller, RemoteEngine
-from janitor.run.deps import Archive, Deps, Feedback, Truncator
+from janitor.run.deps import Deps, Feedback, Truncator
 from janitor.run.engine import Engine
 from janitor.settings import LoadedSettings, Settings, config_digest, load
 from janitor.state.base import State
@@ -306,7 +306,7 @@ class Session:
         standby = None if exclusive else standby
         return held(wanted, state, self.clock, sole=exclusive and ours, standby=standby, until=until)
 
-    def archive(self) -> Archive | None:
+    def archive(self) -> ParquetArchive | None:
         """Where rows go before they are deleted; None where the settings want none.
 
         Raises:

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from threading import RLock
 from typing import NamedTuple, Protocol
 
+from janitor.archive.writer import ParquetArchive
 from janitor.run.log import UnrecognisedRows
 from janitor.state.base import State
-from janitor.sweep.act import Keeper
 from janitor.sweep.context import Terms, none_is_new
 from janitor.sweep.permission import never
 from janitor.sweep.progress import Guarded, Observer, ignore_progress
 from janitor.sweep.sweep import Division, Threads
-from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock
 from tms_core.consumers.positions import Floor
 from tms_core.tables.base import Reads, Store
@@ -27,18 +26,6 @@ from tms_core.tables.read_only import read_only_error
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.source.source import SnapshotSource
-
-
-class Archive(Protocol):
-    """Where rows go before they are deleted (``janitor.archive``)."""
-
-    def begin(self, run_id: str, transactions: TransactionView) -> Keeper:
-        """A keeper for one run's rows, which are kept with what the run knows of their transactions."""
-        ...
-
-    def expire(self, keep_days: int, now_ms: int) -> int:
-        """Give up what was kept longer than that; returns how many files went."""
-        ...
 
 
 class Truncator(SnapshotSource, Protocol):
@@ -117,7 +104,7 @@ class Deps:
     newborn: Callable[[TopicMetadata], bool] = none_is_new
     rows_per_second: float | None = None
     lease: Lease | None = None
-    archive: Archive | None = None
+    archive: ParquetArchive | None = None
     archive_days: int = 7
     feedback: Feedback | None = None
     restored: Callable[[TopicId], None] = ignore_restored

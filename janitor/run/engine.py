@@ -11,7 +11,7 @@ from dataclasses import replace
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
 from janitor.report import Report
-from janitor.run import decisions, passes, quarantine, record
+from janitor.run import decisions, guards, passes, record
 from janitor.run.decisions import OperatorDecisions
 from janitor.run.plan_file import PlanFile
 from janitor.run.prepare import Prepared, prepare, run_context
@@ -196,7 +196,7 @@ class Engine(Questions, OperatorDecisions):
             return True
         if ready.tx.usable is None or state.pauses():
             return False  # it could prove nothing either
-        if quarantine.quarantined(state.strikes(), ready.now.wall_ms):
+        if guards.quarantined(state.strikes(), ready.now.wall_ms):
             return False
         evidence = state.evidence()
         return boundary.find_gap(evidence) is not None or any(item.started_ms < last for item in evidence)

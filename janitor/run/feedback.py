@@ -27,7 +27,7 @@ from janitor.inspect.rows import audit as read_all
 from janitor.report import GuardNote
 from janitor.run import guards
 from janitor.run.conclude import seen
-from janitor.run.deps import Deps, Truncator
+from janitor.run.deps import Deps, Feedback, Truncator
 from janitor.run.passes import Pass
 from janitor.run.prepare import Prepared, claim_in_force, obstacles
 from janitor.state.base import Claim
@@ -69,6 +69,7 @@ def proven(listed: array[int], closed: array[int], bound: int) -> array[int]:
 def hand_over(
     current: Pass,
     deps: Deps,
+    told: Feedback,
     permit: Callable[[], None],
     heartbeat: Heartbeat,
 ) -> None:
@@ -76,15 +77,14 @@ def hand_over(
 
     Args:
         current: the run, after its conclusion; of one that did not cover every topic nothing is handed over.
+        told: who is told.
         permit: asks whether the next step may be taken (``Permission.check_all``).
         heartbeat: told of the rows that the audit has read.
 
     Raises:
         Interrupted: the run is over; what was handed over is.
     """
-    if deps.feedback is None:
-        return
-    if barred := withheld(deps.feedback.participants):
+    if barred := withheld(told.participants):
         current.notes.append(GuardNote("feedback", False, barred))
         return
     usable = current.ready.tx.usable
@@ -95,7 +95,7 @@ def hand_over(
         closed = deps.state.known_ids(deps.clock.now_ms(), deps.terms.lifetime.window_end_ms(0)).closed
         # Mostly there is nothing, and then the manager is not asked.
         if proven(usable.invalid, closed, claim.bound):
-            _hand_over(current, deps, deps.feedback.manager, claim, closed, permit, heartbeat)
+            _hand_over(current, deps, told.manager, claim, closed, permit, heartbeat)
     except Interrupted:
         raise
     except Withheld:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from janitor.boundary import claim as boundary
 from janitor.law.policy import Hold
 from janitor.report import GuardNote
-from janitor.run import guards, quarantine
+from janitor.run import guards
 from janitor.run.deps import Deps
 from janitor.run.guards import InProgressThen
 from janitor.state.base import Claim, ClockAnchor, State, StoreRecord
@@ -150,7 +150,7 @@ def run_context(
         patterns=patterns,
         limits=limits,
         paused=tuple(pause.pattern for pause in state.pauses()),
-        quarantined=quarantine.quarantined(state.strikes(), ready.now.wall_ms),
+        quarantined=guards.quarantined(state.strikes(), ready.now.wall_ms),
         lazy=lazy,
         consumers=ConsumerHolds(deps.floor) if deps.floor is not None else None,
         processed=processed,

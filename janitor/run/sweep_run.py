@@ -17,7 +17,7 @@ from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Round
 from janitor.report import Report
 from janitor.run import conclude, feedback, guards, passes, record
-from janitor.run.deps import Deps
+from janitor.run.deps import Deps, Feedback
 from janitor.run.prepare import Prepared, claim_in_force, obstacles
 from janitor.state.records import LINEAGE
 from janitor.sweep.act import Sweep
@@ -125,8 +125,8 @@ class SweepRun:
             return
         with passes.phase(deps, current, "compact"):
             self._compact(act.deleted)
-        if self._moves_frontiers and current.halted is None:
-            self._feed_back()
+        if deps.feedback is not None and self._moves_frontiers and current.halted is None:
+            self._feed_back(deps.feedback)
 
     def _free_void_claims(self) -> None:
         """Free what invalid transactions have claimed, and mark what producers have begun in them, before their ids may
@@ -276,11 +276,11 @@ class SweepRun:
                 f"{error}"
             )
 
-    def _feed_back(self) -> None:
+    def _feed_back(self, told: Feedback) -> None:
         """Hand over what is proven, after a run of everything in whose way nothing was (rule S4)."""
         deps, current = self._deps, self._current
         try:
-            feedback.hand_over(current, deps, self._permission.check_all, partial(self._alive, "audit"))
+            feedback.hand_over(current, deps, told, self._permission.check_all, partial(self._alive, "audit"))
         except Interrupted as error:
             current.halted = error
 

@@ -3,7 +3,7 @@
 A scan follows the garbage. It jumps from topic to topic in key order, reads the range that is due, and sees no live
 message row unless an invalid transaction may have written it or an expired payload may belong to it. What it finds is
 pulled from it as findings (:mod:`janitor.sweep.findings`), one topic after the other, by the step that is taken
-(:mod:`janitor.sweep.step`).
+(:mod:`janitor.sweep.sweep`).
 """
 
 from __future__ import annotations

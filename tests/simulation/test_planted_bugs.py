@@ -19,7 +19,7 @@ from janitor.boundary import coverage
 from janitor.law import frontier
 from janitor.law.frontier import elapsed_ms
 from janitor.law.policy import Rule
-from janitor.run import conclude, engine, feedback, guards, passes, prepare, quarantine
+from janitor.run import conclude, engine, feedback, guards, passes, prepare
 from janitor.run.prepare import run_context
 from janitor.state.base import Evidence
 from janitor.state.sqlite.state import SqliteState
@@ -198,7 +198,7 @@ def claim_with_topics_put_aside(patch: pytest.MonkeyPatch) -> None:
 def quarantine_without_end(patch: pytest.MonkeyPatch) -> None:
     """S9: what failed three times is never probed."""
     patch.setattr(
-        quarantine,
+        guards,
         "quarantined",
         lambda strikes, _: frozenset(topic for topic, record in strikes.items() if record.probe_ms is not None),
     )

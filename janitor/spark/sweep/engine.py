@@ -35,8 +35,7 @@ from janitor.sweep.findings import failed
 from janitor.sweep.ledger import unsure_of
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.scan import Part
-from janitor.sweep.step import REPLANS, StepJob, ignore_reached, run_step
-from janitor.sweep.sweep import Divided, Runner
+from janitor.sweep.sweep import REPLANS, Divided, Runner, StepJob, ignore_reached, run_step
 from tms_core.errors import StoreUnavailable
 from tms_core.tables.base import ALL_KEYS, Reads, Store
 from tms_core.tables.hbase.store import HBasePart

@@ -30,7 +30,7 @@ from janitor.sweep.ledger import Ledger
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.permission import Pacer, Permission
 from janitor.sweep.scan import Part
-from janitor.sweep.step import StepJob, run_step
+from janitor.sweep.sweep import StepJob, run_step
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Interrupted, LeaseLost, StateError, StoreError
