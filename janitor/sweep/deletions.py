@@ -40,11 +40,13 @@ def messages(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
 
 def _message_findings(part: Part, work: TopicWork, first_key: bytes) -> Iterator[Finding]:
     for span in allowed(part, "message", work, message_spans(work.topic, work.frontier)):
-        for item in batches(part, "message", work, span, first_key):
-            if isinstance(item, Batch):
-                yield due(part, work, item, work.frontier.hold if span.held else None)
-            else:
-                yield item
+        yield from _all_due(part, work, span, batches(part, "message", work, span, first_key))
+
+
+def _all_due(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | Batch]) -> Iterator[Finding]:
+    """What was found in a span all of whose rows are due."""
+    for item in found:
+        yield due(part, work, item, work.frontier.hold if span.held else None) if isinstance(item, Batch) else item
 
 
 # -- messages with a ttl of their own ----------------------------------------------------------------------------------
@@ -145,12 +147,8 @@ def _payload_findings(
         found = batches(part, "payload", work, span, first_key)
         if span.by_row:
             yield from _by_row(refers, part, work, span, found)
-            continue
-        for item in found:
-            if isinstance(item, Batch):
-                yield due(part, work, item, work.frontier.hold if span.held else None)
-            else:
-                yield item
+        else:
+            yield from _all_due(part, work, span, found)
 
 
 def _by_row(

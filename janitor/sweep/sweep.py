@@ -158,7 +158,7 @@ class Scope:
     def part(self, store: Reads, act: Act) -> Part:
         """A part as this pass reads it."""
         planned = self.expiries if self.mode == "plan" else None
-        return Part.of(store, self.context, self.page_rows, act, whole=self.store, planned=planned)
+        return Part(store, self.store, self.context, self.page_rows, act, planned=planned)
 
 
 def sweep_store(scope: Scope, act: Act) -> Outcome:

@@ -266,7 +266,7 @@ def _done_where_found(store: Store, job: StepJob, seen: Outcome) -> Outcome:
     found = sorted(seen.found)
     ranges = (found, []) if job.step == "invert" else ([], found)
     part = job.part
-    there = Part.of(RangedStore(store, *ranges), part.context, part.page_rows, part.act, whole=part.whole)
+    there = Part(RangedStore(store, *ranges), part.whole, part.context, part.page_rows, part.act)
     outcome = run_step(replace(job, part=there, failed=job.failed | seen.failed.keys(), reached=ignore_reached))
     total = seen.staying()
     total.found = []

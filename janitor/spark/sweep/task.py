@@ -221,7 +221,7 @@ def _step(spec: TaskSpec, share: TaskShare, store: Reads, whole: Reads, act: Act
     # What dataclasses replace they share, and a task changes its own.
     reread = set(spec.context.reread_topics)
     context = replace(spec.context, metadata=whole.metadata, reread_topics=reread)
-    part = Part.of(store, context, spec.page_rows, act, whole=whole, replans=False)
+    part = Part(store, whole, context, spec.page_rows, act, replans=False)
     job = StepJob(spec.step, part, share.failed, share.since_ms, share.everything, refers=not spec.finds)
     outcome = run_step(job)
     if outcome.ended is not None and not isinstance(outcome.ended, Interrupted | StateError):
