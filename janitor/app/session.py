@@ -23,6 +23,7 @@ from janitor.app.stores import LevelDBPlace, Place
 from janitor.archive.writer import ParquetArchive
 from janitor.control.api import AnyEngine
 from janitor.control.client import Caller, RemoteEngine
+from janitor.report import Observer, ignore_progress
 from janitor.run.deps import Deps, Feedback, Truncator
 from janitor.run.engine import Engine
 from janitor.settings import LoadedSettings, Settings, config_digest, load
@@ -30,7 +31,6 @@ from janitor.state.base import State
 from janitor.stats.consumer_lag import LateSource
 from janitor.status.collect import Deployment
 from janitor.sweep.context import Terms
-from janitor.sweep.progress import Observer, ignore_progress
 from janitor.sweep.sweep import Threads
 from tms_core.clock import Clock
 from tms_core.consumers.positions import Floor, Positions

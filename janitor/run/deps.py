@@ -6,17 +6,18 @@ which keep nothing besides.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import NamedTuple, Protocol
 
 from janitor.archive.writer import ParquetArchive
+from janitor.report import Observer, ignore_progress
 from janitor.run.log import UnrecognisedRows
 from janitor.state.base import State
 from janitor.sweep.context import Terms, none_is_new
 from janitor.sweep.permission import never
-from janitor.sweep.progress import Guarded, Observer, ignore_progress
 from janitor.sweep.sweep import Division, Threads
 from tms_core.clock import Clock
 from tms_core.consumers.positions import Floor
@@ -26,6 +27,23 @@ from tms_core.tables.read_only import read_only_error
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.source.source import SnapshotSource
+
+logger = logging.getLogger(__name__)
+
+
+class GuardedObserver:
+    """An observer that cannot hurt a run (rule S15): one that fails is named in the log and not called again."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def __call__(self, phase: str, topic: TopicId | None, rows: int) -> None:
+        try:
+            self._observer(phase, topic, rows)
+        # Whatever it raises: showing progress must never stop a deletion half-way.
+        except Exception:
+            logger.exception("showing progress failed; the run goes on without it")
+            self._observer = ignore_progress
 
 
 class Truncator(SnapshotSource, Protocol):
@@ -111,8 +129,8 @@ class Deps:
     turn: RLock = field(default_factory=RLock)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.observer, Guarded):
-            object.__setattr__(self, "observer", Guarded(self.observer))
+        if not isinstance(self.observer, GuardedObserver):
+            object.__setattr__(self, "observer", GuardedObserver(self.observer))
 
     @property
     def history_ms(self) -> int:

@@ -15,12 +15,12 @@ from threading import Lock
 from typing import Protocol, cast
 
 from janitor.law.policy import Rule
+from janitor.report import Observer, ignore_progress
 from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import NOTHING_DONE, Batch, Counted, Done, Due, Finding, Invalid, Read
 from janitor.sweep.ledger import Booking, Ledger
 from janitor.sweep.permission import Pacer, Permission, Withheld
-from janitor.sweep.progress import Observer, ignore_progress
 from tms_core.errors import ArchiveError, StoreError
 from tms_core.tables.base import KeyReads, KeyTable, MessageReads, MessageTable, MetadataReads, PayloadReads
 from tms_core.tables.read_only import read_only_error

@@ -35,7 +35,7 @@ from tms_core.errors import StoreError, TmsError
 from tms_core.tables.base import KeyRange, Reads
 from tms_core.tables.side import Expiries
 
-StepName = Literal["message", "message_ttl", "invert", "payload"]
+StepName = Literal["message", "invert", "payload"]
 #: The steps that are taken in every part, in their order.
 STEPS: tuple[StepName, ...] = ("message", "invert", "payload")
 
@@ -60,7 +60,7 @@ class StepJob:
         refers: whether the step of the payloads looks for messages that refer to them.
         covered: what an earlier run has searched for invalid pointers.
         from_topic: the first topic whose payloads no earlier run has gone through.
-        expiries: what the step of the messages with a ttl of their own goes through; None in the other steps.
+        expiries: messages with a ttl of their own, to go through instead of the part; None in the other steps.
         reached: told how far it has come.
     """
 
@@ -77,10 +77,10 @@ class StepJob:
 
     def events(self, undone: set[bytes]) -> Iterator[Event]:
         """What there is to do, in key order; topics that are ``undone`` when they are come to are passed by."""
+        if self.expiries is not None:
+            return message_ttls(self.part, undone, self.expiries)
         if self.step == "message":
             return messages(self.part, undone)
-        if self.step == "message_ttl":
-            return message_ttls(self.part, undone, self.expiries) if self.expiries is not None else iter(())
         if self.step == "invert":
             return inversions(self.part, undone, self.since_ms, everything=self.everything, covered=self.covered)
         return payloads(self.part, undone, refers=self.refers, from_topic=self.from_topic)
@@ -198,7 +198,7 @@ def _take(step: StepName, parts: Sequence[Part], run: Runner, outcomes: list[Out
 def _take_expired(whole: Part, expiries: Expiries, outcomes: Sequence[Outcome]) -> Outcome:
     """Take the step of the messages with a ttl of their own, which may be in any part."""
     undone = frozenset(key for done in outcomes for key in (*done.failed, *done.withheld))
-    return run_step(StepJob("message_ttl", whole, undone, expiries=expiries))
+    return run_step(StepJob("message", whole, undone, expiries=expiries))
 
 
 def _ended(outcomes: Sequence[Outcome]) -> bool:
