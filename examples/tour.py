@@ -119,7 +119,7 @@ def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, *, an
 
 def _visit(started: Started, arguments: str) -> None:
     """Publish and read like customers, until a signal ends it."""
-    janitor = cast("Embedded", started.companions["janitor"])
+    janitor = cast(Embedded, started.companions["janitor"])
     _say(
         "A messaging store that CDAP wrote, served, with the janitor inside. Ask from another terminal, for example:\n"
         f"  .venv/bin/janitor status {arguments}\n"
@@ -157,8 +157,8 @@ class Workers:
     """
 
     def __init__(self, started: Started, say: Callable[[str], None]) -> None:
-        self._client = Client(started.url, transactions=cast("str", started.transactions))
-        self._typed = [sys.executable, "-m", "examples.worker", started.url, cast("str", started.transactions)]
+        self._client = Client(started.url, transactions=cast(str, started.transactions))
+        self._typed = [sys.executable, "-m", "examples.worker", started.url, cast(str, started.transactions)]
         self._say = say
         self._workers: list[subprocess.Popen[bytes]] = []
         self._killed = self._done = False
@@ -208,7 +208,7 @@ class Customers:
 
     def __init__(self, started: Started, say: Callable[[str], None]) -> None:
         self._address = urlsplit(started.url).netloc
-        self._transactions = TransactionClient(cast("str", started.transactions), _TIMEOUT_SECONDS)
+        self._transactions = TransactionClient(cast(str, started.transactions), _TIMEOUT_SECONDS)
         self._say = say
         for topic, ttl_seconds in ((TICKS, TICKS_TTL_SECONDS), (PAYMENTS, PAYMENTS_TTL_SECONDS)):
             self._ask("PUT", topic, "", {"ttl": str(ttl_seconds)})

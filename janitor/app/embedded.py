@@ -93,7 +93,7 @@ class EmbeddedSession(Session):
     """
 
     def __init__(self, host: Host, stack: ExitStack) -> None:
-        leveldb, hbase, snapshots = (cast("str | None", host.flags.get(name)) for name in _FLAGS)
+        leveldb, hbase, snapshots = (cast(str | None, host.flags.get(name)) for name in _FLAGS)
         super().__init__(Common(host.config, leveldb, hbase, snapshots), host.clock, host.environ)
         self.registry = host.registry
         self._host = host

@@ -52,7 +52,7 @@ def common_options(command: Command) -> Command:
     @wraps(command)
     def taken(*args: Any, **given: Any) -> Any:
         context = click.get_current_context()
-        common = cast("Common", context.ensure_object(dict).setdefault("common", Common()))
+        common = cast(Common, context.ensure_object(dict).setdefault("common", Common()))
         for name in ("config", "leveldb", "hbase", "snapshots", "format", "log_format"):
             value = given.pop(name)
             if value is not None:
@@ -78,8 +78,8 @@ def session() -> Session:
     from tms_core.clock import SystemClock  # noqa: PLC0415
     from tms_core.logs.format import configure  # noqa: PLC0415
 
-    found = cast("dict[str, Any]", click.get_current_context().ensure_object(dict))
-    common = cast("Common", found["common"])
+    found = cast(dict[str, Any], click.get_current_context().ensure_object(dict))
+    common = cast(Common, found["common"])
     _refuse_namesake()
     configure(common.log_format, sys.stderr, common.arguments())
     return Session(common, found.get("clock") or SystemClock())

@@ -242,7 +242,7 @@ class Sweep:
         if self._archive_error is not None:
             raise NotArchived(self._archive_error)
         try:
-            source = cast("MessageReads | PayloadReads", table)
+            source = cast(MessageReads | PayloadReads, table)
             saved = keeper.save(work.topic.topic, batch.generation, source, batch.rule, batch.keys)
         except ArchiveError as error:
             self._archive_error = error

@@ -555,7 +555,7 @@ def test_given_a_place_for_the_log_that_is_no_folder_when_made_then_it_is_refuse
 def test_the_others_reach_a_manager_where_it_listens_or_else_where_its_server_is_known(
     listens: str, advertise: str, reached: str
 ) -> None:
-    assert _reached(advertise, cast("TransactionService", SimpleNamespace(address=listens))) == reached
+    assert _reached(advertise, cast(TransactionService, SimpleNamespace(address=listens))) == reached
 
 
 # --- the first log ---------------------------------------------------------------------------------------------------

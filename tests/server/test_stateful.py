@@ -110,7 +110,7 @@ class Server:
             started = self._stack.enter_context(serving(None, environ, {}, clock=clock))
         assert started.transactions is not None
         [self._jobs] = made
-        self._janitor = cast("Embedded", started.companions["janitor"]).daemon
+        self._janitor = cast(Embedded, started.companions["janitor"]).daemon
         self.client = self._stack.enter_context(Client(started.url, transactions=started.transactions))
         self.transactions = self._stack.enter_context(TransactionClient(started.transactions))
 

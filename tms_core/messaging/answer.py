@@ -61,7 +61,7 @@ class Answer(Generic[R]):
                 raise TimeoutError
         if self._error is not None:
             raise self._error
-        return cast("R", self._result)
+        return cast(R, self._result)
 
     def _settle(self) -> None:
         with self._lock:

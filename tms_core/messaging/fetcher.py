@@ -305,9 +305,7 @@ class Fetch:
         page = self._shelf.store.message.apart(first, stop, self._rows(), PAGE_BYTES)
         rows = self._shown(page)
         # Only what has a pointer can have its payload elsewhere.
-        payloads = (
-            cast("list[bytes]", rows.payloads) if rows.pointers is None else list(filter(_is_there, rows.payloads))
-        )
+        payloads = cast(list[bytes], rows.payloads) if rows.pointers is None else list(filter(_is_there, rows.payloads))
         self._learn_largest(payloads)
         if len(payloads) < len(rows.keys):
             yield from self._with_references(rows)

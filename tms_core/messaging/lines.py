@@ -136,7 +136,7 @@ class Lines:
                     wanted = place.wanted
                     place.line = self._open(prefix, place.line or Line(prefix, Ids(0)))
                     place.opened = wanted
-        return cast("Line", place.line)
+        return cast(Line, place.line)
 
     def payloads(self, topic: TopicMetadata, pointer: int) -> Ids:
         """The ids of a topic's stored payloads, behind those that the transaction has.

@@ -288,7 +288,7 @@ class Producers:
                     found[at] = self._admit(keys, *batch[at], is_begun=is_begun)
                 except TmsError as error:
                     found[at] = error
-            yield cast("list[Admitted | TmsError]", found)
+            yield cast(list[Admitted | TmsError], found)
         finally:
             self._in_flight.end(keys.request for (keys, _), is_begun in zip(asked, begun, strict=True) if is_begun)
 

@@ -230,7 +230,7 @@ class PayloadWriter(Queue[None]):
         written: list[WriteRequest[None]] = []
         firsts: list[int] = []
         for request in batch:
-            pointer = cast("int", request.pointer)
+            pointer = cast(int, request.pointer)
             ids = self._context.lines.payloads(topic, pointer)
             first = ids.first(now_ms)
             if self._in_time(request, first):
@@ -251,7 +251,7 @@ class PayloadWriter(Queue[None]):
                 request.answer.set_exception(ended(request.pointer))
                 continue
             self._note_written(request)
-            self._context.lines.hide(topic, cast("int", request.pointer))
+            self._context.lines.hide(topic, cast(int, request.pointer))
             request.answer.set_result(None)
 
     def _put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
@@ -268,7 +268,7 @@ class PayloadWriter(Queue[None]):
         return zip(self._keys_of(topic, request, first), request.messages, strict=True)
 
     def _keys_of(self, topic: TopicMetadata, request: WriteRequest[None], first: int) -> list[bytes]:
-        prefix = pointer_prefix(topic.topic.prefix, topic.generation, cast("int", request.pointer))
+        prefix = pointer_prefix(topic.topic.prefix, topic.generation, cast(int, request.pointer))
         return _keys(prefix, CachedRun(first, None, request.messages, 0))
 
     def _is_written(self, topic: TopicMetadata, request: WriteRequest[None], last: LastRequest, *, keeps: bool) -> bool:
@@ -313,7 +313,7 @@ def earlier_generations(table: MessageTable, topic: TopicMetadata) -> Iterator[b
 
 
 def _cells(prefix: bytes, run: CachedRun) -> list[TxCell]:
-    return [TxCell(key, cast("int", run.pointer), run.payloads is None) for key in _keys(prefix, run)]
+    return [TxCell(key, cast(int, run.pointer), run.payloads is None) for key in _keys(prefix, run)]
 
 
 def _present(table: KeyTable, keys: Sequence[bytes]) -> list[bytes]:

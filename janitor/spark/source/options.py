@@ -74,7 +74,7 @@ class SourceOptions:
                 raise ConfigurationError(f"topics has {pattern}.", "Write namespace:topic, or a pattern: default:*")
         return cls(
             Access(load(config, environ, flags).settings),
-            cast("Table", table),
+            cast(Table, table),
             patterns,
             _moment(found, "from"),
             _moment(found, "to"),

@@ -139,7 +139,7 @@ class RowReader(DataSourceReader):
         return [RowPartition(piece) for piece in found or [NOTHING]]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        piece, access = cast("RowPartition", partition).piece, self._asked.access
+        piece, access = cast(RowPartition, partition).piece, self._asked.access
         if not piece.ranges:
             return
         beside = access.expiries if self.wanted.table == "message" else nullcontext

@@ -153,7 +153,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             Refused: they are not those that were planned.
         """
-        part = cast("StretchPartition", partition)
+        part = cast(StretchPartition, partition)
         stretch, count, last = part.stretch, 0, None
         for page in self._pages(part):
             count, last = count + len(page), page[-1].id

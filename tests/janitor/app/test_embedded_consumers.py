@@ -48,7 +48,7 @@ def test_given_a_consumer_that_is_behind_when_served_with_the_janitor_then_it_fi
 
     with serving(config, {}, {}) as started, Client(_port(started.url)) as client:
         orders = TopicClient(client, "orders")
-        cast("Embedded", started.companions["janitor"]).daemon.adopt()
+        cast(Embedded, started.companions["janitor"]).daemon.adopt()
 
         def shows(line: str) -> bool:
             return line in client.ask("GET", "/metrics").text.splitlines()
@@ -88,7 +88,7 @@ def test_given_a_group_with_an_open_claim_and_a_processed_one_when_served_with_t
         transactions.commit(claimed[1].transaction_id)
 
     with serving(config, {}, {}) as started:
-        daemon = cast("Embedded", started.companions["janitor"]).daemon
+        daemon = cast(Embedded, started.companions["janitor"]).daemon
         daemon.adopt()
         found: list[ConsumerFigures] = []
 

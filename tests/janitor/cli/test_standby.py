@@ -59,7 +59,7 @@ def clock(now_ms: int) -> ManualClock:
 @pytest.fixture
 def current(clock: ManualClock) -> Session:
     found = Session(Common(hbase="127.0.0.1:9"), clock, {"TMS_JANITOR__HTTP__PORT": str(free_port())})
-    found.place = cast("Place", SharedPlace())
+    found.place = cast(Place, SharedPlace())
     return found
 
 
@@ -128,7 +128,7 @@ class PlaceThatIsDown(SharedPlace):
 def test_given_a_store_that_is_down_when_a_daemon_begins_then_it_tries_until_it_answers(
     clock: ManualClock, current: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    current.place = cast("Place", PlaceThatIsDown(3))
+    current.place = cast(Place, PlaceThatIsDown(3))
     waiting = Patience(clock)
     monkeypatch.setattr(serving, "Event", lambda: waiting)
     with pytest.raises(ConfigurationError, match="It answers"):
@@ -139,7 +139,7 @@ def test_given_a_store_that_is_down_when_a_daemon_begins_then_it_tries_until_it_
 def test_given_a_daemon_that_waits_for_its_store_when_probed_then_it_is_alive_and_not_ready(
     clock: ManualClock, current: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    current.place = cast("Place", PlaceThatIsDown(1))
+    current.place = cast(Place, PlaceThatIsDown(1))
     url = f"http://127.0.0.1:{current.settings.janitor.http.port}"
     seen: list[tuple[int, str]] = []
 
@@ -160,7 +160,7 @@ def test_given_a_daemon_that_waits_for_its_store_when_probed_then_it_is_alive_an
 def test_given_a_daemon_that_waits_for_its_store_when_it_is_to_end_then_it_ends_well(
     clock: ManualClock, current: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    current.place = cast("Place", PlaceThatIsDown(1_000))
+    current.place = cast(Place, PlaceThatIsDown(1_000))
     waiting = Patience(clock, ends_after=3 * serving.RETRY_SECONDS)
     monkeypatch.setattr(serving, "Event", lambda: waiting)
     assert serving.serve(current, standby=True) == 0

@@ -106,7 +106,7 @@ def test_given_an_address_of_another_machine_then_the_error_names_the_host() -> 
 def test_given_a_server_that_gives_up_before_it_accepts_then_starting_fails_and_does_not_wait(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    server = HttpServer(cast("ASGIApp", "no_such_module:app"), "127.0.0.1", 0)
+    server = HttpServer(cast(ASGIApp, "no_such_module:app"), "127.0.0.1", 0)
     with pytest.raises(ConfigurationError, match="nothing can be served"):
         server.start()
     assert "no_such_module" in caplog.text

@@ -292,7 +292,7 @@ class LevelDBMessageTable(LevelDBTable, LevelDBMessageReads, MessageTable):
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
         self._calls["put"] += 1
         if isinstance(rows, _Encoded):
-            self._writable.put(cast("Sequence[tuple[bytes, bytes]]", rows))
+            self._writable.put(cast(Sequence[tuple[bytes, bytes]], rows))
         else:
             self._writable.put((key, encode(value)) for key, value in rows)
 
@@ -304,7 +304,7 @@ class LevelDBMessageTable(LevelDBTable, LevelDBMessageReads, MessageTable):
         else:
             # They begin alike.
             values = map((_PLAIN_TAG if pointer is None else _head(_TRANSACTIONAL, pointer)).__add__, payloads)
-        return _Encoded(cast("Iterable[tuple[bytes, MessageValue]]", zip(keys, values, strict=True)))
+        return _Encoded(cast(Iterable[tuple[bytes, MessageValue]], zip(keys, values, strict=True)))
 
 
 class _Encoded(list[tuple[bytes, MessageValue]]):

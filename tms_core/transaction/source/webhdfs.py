@@ -93,7 +93,7 @@ class WebHdfsFolder:
                 except httpx2.HTTPError as error:
                     raise OSError(f"the DataNode broke off: {error}") from error
             whole.seek(0)
-            yield cast("BinaryIO", whole)
+            yield cast(BinaryIO, whole)
 
     @contextmanager
     def _asked(self, suffix: str, operation: str) -> Iterator[httpx2.Response]:
