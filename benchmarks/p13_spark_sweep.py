@@ -34,8 +34,7 @@ from janitor.run.engine import Engine
 from janitor.settings import load
 from janitor.spark.access import Access
 from janitor.spark.session import session
-from janitor.spark.sweep.engine import cutter, spark_engine
-from janitor.spark.sweep.runner import Sender, SparkSender
+from janitor.spark.sweep.engine import Sender, SparkSender, cutter, spark_engine
 from janitor.spark.sweep.task import StoreGround
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState

@@ -8,11 +8,11 @@ from itertools import islice
 from pathlib import Path
 
 from janitor.law.references import Lifetime
+from janitor.report import Observer, ignore_progress
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.context import Terms
-from janitor.sweep.progress import Observer, ignore_progress
 from janitor.sweep.sweep import Threads
 from tms_core.clock import Clock
 from tms_core.rowkey import MessageKey

@@ -1,4 +1,4 @@
-"""What a plan would do or a run has done, as one frozen value.
+"""What a plan would do or a run has done, as one frozen value; and how observers are told of it while it is at work.
 
 The report is the only place figures come from: the table a person reads, the JSON a program reads, the stored history
 and the metrics are all drawn from it (rule S15). It is made from a pass's outcome (:mod:`janitor.sweep.outcome`).
@@ -6,7 +6,7 @@ and the metrics are all drawn from it (rule S15). It is made from a pass's outco
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +15,14 @@ from tms_core.topic import TopicId
 
 Mode = Literal["plan", "apply"]
 DataTable = Literal["message", "payload"]
+
+#: Told after every page: the phase, the topic, and how many rows the page had.
+Observer = Callable[[str, TopicId | None, int], None]
+#: Told before the first page, in the place of a phase: about how many rows the step of the messages will read, as far
+#: as topics have been counted.
+EXPECTED = "expected"
+#: The phase that is expected to read so many.
+MEASURED = "message"
 
 #: How many keys of an entry are shown.
 SAMPLE_KEYS = 3
@@ -34,6 +42,10 @@ COUNTED_REASONS = (
     Reason.REFERENCED,
     Reason.HELD,
 )
+
+
+def ignore_progress(phase: str, topic: TopicId | None, rows: int) -> None:
+    """The observer of runs whose progress is not shown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from janitor.cli import main as janitor_main
-from janitor.state.notes import Note
+from janitor.state.records import Note
 from janitor.state.sqlite.state import SqliteState
 from tests.support import require_or_skip, require_tool
 from tms_core.cli import entry

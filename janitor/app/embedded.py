@@ -27,7 +27,7 @@ from janitor.app.stores import LevelDBPlace, Place
 from janitor.daemon.daemon import Daemon
 from janitor.run.deps import Deps, Truncator
 from janitor.state.base import State
-from janitor.stats.late import LateSource
+from janitor.stats.consumer_lag import LateSource
 from tms_core.server.companions import Host
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.leveldb.clone import remove_stale

@@ -13,8 +13,7 @@ from janitor.app.session import Session
 from janitor.report import Report
 from janitor.run.engine import Engine
 from janitor.spark.access import Access
-from janitor.spark.sweep.engine import cutter, spark_engine
-from janitor.spark.sweep.runner import Sender, SparkSender
+from janitor.spark.sweep.engine import Sender, SparkSender, cutter, spark_engine
 from janitor.spark.sweep.task import StoreGround
 from janitor.state.base import State
 from tms_core.clock import Clock

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from janitor.sweep.progress import EXPECTED, MEASURED, Observer, ignore_progress, left_ms, share
+from janitor.report import EXPECTED, MEASURED, Observer, ignore_progress
 from tms_core.logs.printable import duration
 from tms_core.topic import TopicId
 
@@ -27,9 +27,14 @@ _WHAT = {
 
 
 def in_words(done: int, expected: int, passed_ms: int) -> str:
-    """How much of what is due is done and how long the rest takes, behind a comma; empty where that is not known."""
-    part, left = share(done, expected), left_ms(done, expected, passed_ms)
-    return "" if part is None or left is None else f", {part:.0%} of what is due, about {duration(left)} left"
+    """How much of what is due is done and how long the rest takes, behind a comma; empty where that is not known.
+
+    What is expected is an estimate, so that all of it may be done and there is more.
+    """
+    part = min(done / expected, 0.99) if expected else 0.0
+    if not part or passed_ms <= 0:
+        return ""
+    return f", {part:.0%} of what is due, about {duration(round(passed_ms * (1 - part) / part))} left"
 
 
 @contextmanager

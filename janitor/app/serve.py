@@ -24,13 +24,12 @@ from janitor.daemon.watched import Watched
 from janitor.http.app import make_app, make_waiting_app
 from janitor.http.server import HttpServer
 from janitor.metrics import Metrics
+from janitor.report import Observer
 from janitor.run.deps import Feedback
 from janitor.run.questions import Questions
 from janitor.state.base import State
-from janitor.stats.consumer_lag import UNINFORMED, LagCount
-from janitor.stats.late import note_late
+from janitor.stats.consumer_lag import UNINFORMED, LagCount, note_late
 from janitor.stats.topic_sizes import Census
-from janitor.sweep.progress import Observer
 from tms_core.consumers.lag import LagTables
 from tms_core.errors import LeaseHeld, NoSnapshot, SnapshotError, StateUnavailable, StoreError, StoreUnavailable
 from tms_core.tables.base import Store

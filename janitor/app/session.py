@@ -23,14 +23,14 @@ from janitor.app.stores import LevelDBPlace, Place
 from janitor.archive.writer import ParquetArchive
 from janitor.control.api import AnyEngine
 from janitor.control.client import Caller, RemoteEngine
-from janitor.run.deps import Archive, Deps, Feedback, Truncator
+from janitor.report import Observer, ignore_progress
+from janitor.run.deps import Deps, Feedback, Truncator
 from janitor.run.engine import Engine
 from janitor.settings import LoadedSettings, Settings, config_digest, load
 from janitor.state.base import State
-from janitor.stats.late import LateSource
+from janitor.stats.consumer_lag import LateSource
 from janitor.status.collect import Deployment
 from janitor.sweep.context import Terms
-from janitor.sweep.progress import Observer, ignore_progress
 from janitor.sweep.sweep import Threads
 from tms_core.clock import Clock
 from tms_core.consumers.positions import Floor, Positions
@@ -306,7 +306,7 @@ class Session:
         standby = None if exclusive else standby
         return held(wanted, state, self.clock, sole=exclusive and ours, standby=standby, until=until)
 
-    def archive(self) -> Archive | None:
+    def archive(self) -> ParquetArchive | None:
         """Where rows go before they are deleted; None where the settings want none.
 
         Raises:

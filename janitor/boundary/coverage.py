@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from janitor.law.ranges import remainder
 from janitor.state.base import State
-from janitor.state.notes import Note
+from janitor.state.records import Note
 from tms_core.tables.base import ALL_KEYS, KeyRange, Reads
 
 #: The note that says when the round began that is under way, and which runs have covered something in it.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from janitor.cli import render
-from janitor.cli.hints import next_pass
-from janitor.cli.once import is_done, once_for_option
+from janitor.cli.approve import is_done, once_for_option
 from janitor.cli.options import common_options, session
+from janitor.cli.outcome import next_pass
 
 
 @click.command("adopt")

@@ -1,16 +1,82 @@
-"""What a run's report means for the command that made it: its exit code and the next thing to type."""
+"""What a command ends with: a run's report, its exit code, and what a person types next."""
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from janitor.cli import render
-from janitor.cli.hints import for_held, typed
 from janitor.cli.options import PARTLY, REFUSED
+from janitor.cli.state import open_state
 from janitor.law.policy import Hold
 from janitor.report import Report
+from janitor.state.base import EVERYTHING
 from tms_core.cli.outcome import BUSY, DONE
+from tms_core.errors import StoreBusy
 from tms_core.logs.printable import complete
+from tms_core.tables.lease import LeaseRecord
+
+if TYPE_CHECKING:
+    from janitor.app.session import Session
+
+
+def typed(current: Session, words: str) -> str:
+    """A command with the options that led here."""
+    return f"janitor {words} {current.arguments()}".rstrip()
+
+
+def is_renewed(lease: LeaseRecord | None, now_ms: int) -> bool:
+    """Whether a living process has the lease: one that goes on renewing it."""
+    return lease is not None and bool(lease.holder) and now_ms - lease.renewed_ms <= lease.seconds * 1000
+
+
+def next_pass(current: Session) -> str:
+    """How what is due gets done: by the daemon that has the store, or by a run, which a daemon would refuse."""
+    if not _is_held(current):
+        return typed(current, "run --once")
+    return f"{typed(current, 'status')}\nthe daemon that has the store does it with its next sweep"
+
+
+def adoption(current: Session) -> str:
+    """How a store met for the first time gets adopted: with a run, or alone where a daemon would refuse one."""
+    return typed(current, "adopt" if _is_held(current) else "run --once --adopt")
+
+
+def for_held(current: Session, report: Report, holds: set[Hold]) -> str:
+    """What lets held topics of a report go; nothing where that is not a person's to say.
+
+    Args:
+        holds: why topics of the report stay.
+    """
+    topics = report.held_topics()
+    if Hold.FRONTIER in holds:
+        topic = min(topic for topic, hold in topics.items() if hold is Hold.FRONTIER)
+        return f"{typed(current, f'approve {topic}')}\nor wait: it is let go by itself"
+    if Hold.PAUSED in holds:
+        return typed(current, f"resume{_paused(current)}")
+    if Hold.QUARANTINED in holds:
+        topic = min(topic for topic, hold in topics.items() if hold is Hold.QUARANTINED)
+        return typed(current, f"resume {topic}")
+    return ""
+
+
+def _paused(current: Session) -> str:
+    """The pattern that is paused, as resume takes it; none where everything is, or where there are several."""
+    with open_state(current) as state:
+        patterns = [pause.pattern for pause in state.pauses()] if state else []
+    return f" {shlex.quote(patterns[0])}" if len(patterns) == 1 and patterns[0] != EVERYTHING else ""
+
+
+def _is_held(current: Session) -> bool:
+    """Whether a daemon has the store now."""
+    if current.place.exclusive:
+        try:
+            return current.holder() is not None
+        except StoreBusy:
+            return True
+    with open_state(current) as state:
+        return state is not None and is_renewed(LeaseRecord.parse(state.lease()), current.clock.now_ms())
+
 
 if TYPE_CHECKING:
     from janitor.app.session import Session

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from janitor.cli.hints import adoption, for_held, next_pass, typed
 from janitor.cli.options import common_options, session, topic_patterns
-from janitor.cli.outcome import show
+from janitor.cli.outcome import adoption, for_held, next_pass, show, typed
 from janitor.law.policy import Hold
 from janitor.report import Report
 from janitor.run import plan_file as plan

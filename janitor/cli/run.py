@@ -11,7 +11,7 @@ import click
 from janitor.cli.options import common_options, session, topic_patterns
 from janitor.cli.outcome import finish, show
 from janitor.run.log import RunLog
-from janitor.state.notes import Note
+from janitor.state.records import Note
 from tms_core.errors import StateBusy, StoreBusy, TmsError
 
 if TYPE_CHECKING:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from janitor.cli import render, stats_table
+from janitor.cli import render
 from janitor.cli.options import Command, common_options, session, topic_patterns
 from janitor.cli.outcome import finish, show
 from janitor.cli.run import after_run
+from janitor.law.policy import Rule
 from janitor.run.log import RunLog
 from janitor.sweep.context import matches
 from tms_core.errors import StateBusy, StoreBusy
+from tms_core.logs.printable import duration
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
+    from janitor.spark.stats import GenerationStats
 
 _ON_SPARK = (
     click.option(
@@ -93,7 +96,7 @@ def stats(
         shown = {"effective_now_ms": now_ms, "topics": [one.to_json() for one in found], "written": written}
         render.print_json(shown)
     else:
-        stats_table.show(found, now_ms)
+        show_stats(found, now_ms)
         if written:
             render.console().print(f"written to {written}")
 
@@ -174,3 +177,43 @@ def source_options(current: Session, patterns: tuple[str, ...], partitions: int 
 def _absolute(place: str) -> str:
     """A path or a URL, for processes that work in other folders."""
     return place if "://" in place else str(Path(place).absolute())
+
+
+def show_stats(found: list[GenerationStats], now_ms: int) -> None:
+    """Statistics as a person reads them."""
+    out = render.console()
+    if not found:
+        out.print("nothing lies in this store")
+        return
+    columns = ["topic", "gen", "messages", "payloads", "bytes", "oldest", "newest", "overdue", "orphans", "missing"]
+    columns.append("blocked since")
+    table = render.grid(columns, right=range(2, len(columns)))
+    for one in found:
+        table.add_row(
+            str(one.topic),
+            str(one.generation),
+            f"{one.rows:,}",
+            f"{one.payload_rows:,}",
+            render.size(one.size_bytes),
+            _age(one.oldest_ms, now_ms),
+            _age(one.newest_ms, now_ms),
+            f"{sum(one.overdue.values()):,}",
+            f"{one.orphans:,}",
+            f"{one.missing:,}",
+            _age(one.to_json()["blocking_since_ms"], now_ms),
+        )
+    render.print_table(table)
+    totals: dict[str, Any] = {
+        "messages": sum(one.rows for one in found),
+        "payloads": sum(one.payload_rows for one in found),
+        **{str(rule): sum(one.overdue[rule] for one in found) for rule in (Rule.EXPIRED, Rule.OLD_GENERATION)},
+    }
+    out.print(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in totals.items()))
+    blocked = [one for one in found if one.blocking is not None]
+    if blocked:
+        worst = min(blocked, key=lambda one: one.blocking or 0)
+        out.print(f"readers of {worst.topic} are held up longest, by transaction {worst.blocking}")
+
+
+def _age(ms: int | None, now_ms: int) -> str:
+    return "" if ms is None else duration(now_ms - ms)

@@ -14,7 +14,7 @@ from janitor.app.options import Common
 from janitor.app.stores import LevelDBPlace, Place
 from janitor.cli import render
 from janitor.state.base import State
-from janitor.state.notes import Note
+from janitor.state.records import Note
 from tms_core.clock import SystemClock
 from tms_core.errors import TmsError
 from tms_core.settings import yaml_file

@@ -14,19 +14,19 @@ from rich.text import Text
 
 from janitor.app.progress import in_words
 from janitor.cli import render
-from janitor.cli.hints import is_renewed
 from janitor.cli.history import RUNNING
 from janitor.cli.history import status as run_status
 from janitor.cli.options import common_options, session
+from janitor.cli.outcome import is_renewed
 from janitor.cli.state import open_state
 from janitor.cli.topic import claimed
 from janitor.law.policy import Hold
+from janitor.report import MEASURED
 from janitor.state.base import EVERYTHING, State
 from janitor.state.sqlite.state import SqliteState
 from janitor.status.collect import collect
 from janitor.status.health import Health, judge
 from janitor.status.status import Running, RunSummary, Status
-from janitor.sweep.progress import MEASURED
 from tms_core.cli.outcome import DONE
 from tms_core.errors import StoreError, TmsError
 from tms_core.logs.printable import complete, duration, printable

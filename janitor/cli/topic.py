@@ -9,8 +9,8 @@ import click
 from rich.text import Text
 
 from janitor.cli import render
-from janitor.cli.hints import typed
 from janitor.cli.options import common_options, session
+from janitor.cli.outcome import typed
 from janitor.cli.state import complete_topics, open_state
 from janitor.status.collect import collect
 from janitor.status.past import topic_detail

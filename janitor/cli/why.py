@@ -10,9 +10,9 @@ import click
 
 from janitor.archive import index
 from janitor.cli import render
-from janitor.cli.hints import typed
 from janitor.cli.ledger import policy
 from janitor.cli.options import common_options, session
+from janitor.cli.outcome import typed
 from janitor.cli.state import complete_topics
 from janitor.inspect.answer import Found, Missing, Trace, Why
 from janitor.inspect.fate import Fate

@@ -31,12 +31,11 @@ from janitor.boundary.claim import Boundary
 from janitor.control import values
 from janitor.inspect.answer import Why
 from janitor.inspect.rows import Audit, Inspected, Table
-from janitor.report import Report
+from janitor.report import Observer, Report, ignore_progress
 from janitor.run.plan_file import PlanFile
 from janitor.run.questions import Planned
 from janitor.state.base import Claim
 from janitor.status.status import Status
-from janitor.sweep.progress import Observer, ignore_progress
 from tms_core.errors import Halted, StoreBusy, TmsError
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId

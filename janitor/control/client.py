@@ -22,12 +22,11 @@ from janitor.control import api, values
 from janitor.control.api import Greeting
 from janitor.inspect.answer import Why
 from janitor.inspect.rows import Audit, Inspected, Table
-from janitor.report import Report
+from janitor.report import EXPECTED, Observer, Report, ignore_progress
 from janitor.run.plan_file import PlanFile
 from janitor.run.questions import Planned
 from janitor.state.base import Claim
 from janitor.status.status import Status
-from janitor.sweep.progress import EXPECTED, Observer, ignore_progress
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId

@@ -34,7 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from janitor.control import api, values
 from janitor.control.api import Behind
-from janitor.sweep.progress import EXPECTED
+from janitor.report import EXPECTED
 from tms_core.errors import Halted, StoreBusy, StoreError, TmsError
 from tms_core.topic import TopicId
 from tms_core.web.protocol import Protocol, abort_of

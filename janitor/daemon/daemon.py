@@ -193,7 +193,7 @@ class Daemon:
         return self.engine.approve(patterns, clock=clock, once_for=once_for)
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
-        """As :meth:`janitor.run.runs.Runs.apply`, and seen like any other run."""
+        """As :meth:`janitor.run.engine.Engine.apply`, and seen like any other run."""
         with self._watched.run():
             return self.engine.apply(wanted, adopt=adopt)
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
 
+from janitor.report import EXPECTED, MEASURED
 from janitor.status.status import Running
-from janitor.sweep.progress import EXPECTED, MEASURED
 from tms_core.clock import Clock
 from tms_core.topic import TopicId
 

@@ -3,10 +3,17 @@
 All of it is made from a status that the daemon keeps up to date, so requests, however many, never make the janitor
 read a table, and no failure here reaches a sweep (rule S15). What may wait for a lock is answered in a thread; health
 is not, so that a probe still gets its answer when every thread is stuck.
+
+The page has no password, and shows names and errors that others wrote, so the browser is told to run nothing but the
+one script and use nothing but the one style sheet in it, known by their hashes. And a page on the loopback address must
+not be read by a web site that points its own name at 127.0.0.1 (DNS rebinding): there the ``Host`` header has to be a
+loopback name. Nor does anything there answer to a page of another web site that a browser has open.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import logging
 import re
@@ -18,6 +25,7 @@ from importlib.resources import files
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.exceptions import ExceptionMiddleware
@@ -25,8 +33,8 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from janitor.http.security_headers import SecurityHeaders, content_security_policy
 from janitor.state.base import EVERYTHING, State
 from janitor.status import past
 from janitor.status.health import judge
@@ -34,6 +42,7 @@ from janitor.status.status import Status
 from tms_core.logs.printable import complete
 from tms_core.settings.models import is_loopback
 from tms_core.topic import TopicId
+from tms_core.web.listener import is_of_foreign_page, names_loopback, names_two_hosts
 
 logger = logging.getLogger(__name__)
 
@@ -252,3 +261,63 @@ async def _refused(_: Request, error: Exception) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     logger.error("%s could not be answered: %s", request.url.path, error, exc_info=error)
     return JSONResponse({"error": "this could not be made; the janitor's log says why"}, status_code=500)
+
+
+# -- what protects it --------------------------------------------------------------------------------------------------
+
+
+def content_security_policy(page: str) -> str:
+    """A policy that allows the inline style and script of a page, its data: icon, and talking to its own server."""
+    styles, scripts = (_hashes(page, tag) for tag in ("style", "script"))
+    return (
+        f"default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _hashes(page: str, tag: str) -> str:
+    blocks: list[str] = re.findall(rf"<{tag}>(.*?)</{tag}>", page, flags=re.DOTALL)
+    digests = (hashlib.sha256(block.encode()).digest() for block in blocks)
+    return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+
+
+class SecurityHeaders:
+    """ASGI middleware: adds the headers to every answer, and refuses a foreign ``Host`` or page.
+
+    Args:
+        app: the application that it protects.
+        policy: the Content-Security-Policy.
+        loopback: whether the server listens on a loopback address, where ``Host`` can only be such a name.
+    """
+
+    def __init__(self, app: ASGIApp, policy: str, loopback: bool) -> None:
+        self._app = app
+        self._loopback = loopback
+        self._headers = {
+            "content-security-policy": policy,
+            "x-content-type-options": "nosniff",
+            "referrer-policy": "no-referrer",
+            "cross-origin-resource-policy": "same-origin",
+            "cache-control": "no-store",
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(self._headers)
+            await send(message)
+
+        if names_two_hosts(scope):
+            await JSONResponse({"error": "a request has one Host header"}, status_code=400)(
+                scope, receive, send_with_headers
+            )
+        elif self._loopback and not names_loopback(scope):
+            refusal = (
+                "this address answers to localhost only; ask http://localhost with the port, or set janitor.http.host"
+            )
+            await JSONResponse({"error": refusal}, status_code=400)(scope, receive, send_with_headers)
+        elif self._loopback and is_of_foreign_page(scope):
+            refusal = "requests from pages of other web sites are refused"
+            await JSONResponse({"error": refusal}, status_code=403)(scope, receive, send_with_headers)
+        else:
+            await self._app(scope, receive, send_with_headers)

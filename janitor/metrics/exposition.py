@@ -8,17 +8,21 @@ that would look to Prometheus like a counter that began anew.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from janitor.metrics import consumers, counters, gauges
-from janitor.metrics import series as topics
+from janitor.law.policy import Hold
+from janitor.metrics import series
+from janitor.metrics.catalogue import COUNTERS, DUE, GAUGES, PHASE_DURATION, PREFIX, Definition, Labels, Series, seconds
 from janitor.metrics.series import PerTopic, TopicName
+from janitor.state.base import CounterKey
 from janitor.status.status import Status
+from tms_core.transaction.model import transaction_ms
 
 #: The version of OpenMetrics that prometheus-client writes.
 OPENMETRICS_VERSION = "1.0.0"
@@ -40,7 +44,7 @@ class Metrics(Collector):
         self._per_topic = per_topic
         self._top = top
         self._shown: frozenset[TopicName] = frozenset()
-        self._consumers: frozenset[consumers.ConsumerName] = frozenset()
+        self._consumers: frozenset[series.ConsumerName] = frozenset()
         self._families: tuple[Metric, ...] = ()
         self.registry = registry or CollectorRegistry()
         self.registry.register(self)
@@ -49,13 +53,13 @@ class Metrics(Collector):
 
     def update(self, status: Status) -> None:
         """Prepare the metrics of a status; until it is done, scrapes get those of the one before."""
-        self._shown = topics.shown(status.topics, self._shown, self._per_topic, self._top)
-        self._consumers = consumers.shown(status.consumers, self._consumers, self._per_topic, self._top)
+        self._shown = series.shown(status.topics, self._shown, self._per_topic, self._top)
+        self._consumers = series.shown_consumers(status.consumers, self._consumers, self._per_topic, self._top)
         self._families = (
-            *counters.families(status.counters),
-            *gauges.families(status),
-            *topics.families(status.topics, self._shown),
-            *consumers.families(status.consumers, self._consumers),
+            *_counters(status.counters),
+            *_gauges(status),
+            *series.families(status.topics, self._shown),
+            *series.consumer_families(status.consumers, self._consumers),
         )
 
     def render(self, accept: str | None = None) -> tuple[bytes, str]:
@@ -89,3 +93,91 @@ def wants_openmetrics(accept: str) -> bool:
 def _quality(text: str) -> float:
     """A quality as HTTP writes it; 1 for nonsense."""
     return float(text) if re.fullmatch(r"[01](\.[0-9]{0,3})?", text) else 1.0
+
+
+# -- counters: what the state has added up over all runs ---------------------------------------------------------------
+
+
+def _counters(counters: Mapping[CounterKey, float]) -> Iterator[Metric]:
+    """Every counter of the catalogue; what else is in the state was written by a newer version and is left out."""
+    for definition in COUNTERS:
+        yield definition.family({"": _counted(definition, "", counters)})
+    yield PHASE_DURATION.family(
+        {suffix: _counted(PHASE_DURATION, suffix, counters) for suffix in ("_count", "_sum")},
+    )
+
+
+def _counted(definition: Definition, suffix: str, counters: Mapping[CounterKey, float]) -> dict[Labels, float]:
+    """A counter's values, those that are known beforehand and have not counted yet at 0."""
+    name = definition.name.removeprefix(PREFIX) + suffix
+    values = dict.fromkeys(definition.known or (), 0.0)
+    for key, value in counters.items():
+        given = dict(key.labels)
+        if key.name == name and given.keys() == set(definition.labels):
+            labels = tuple(given[label] for label in definition.labels)
+            values[labels] = values.get(labels, 0.0) + value
+    return values
+
+
+# -- gauges: what the status shows of the janitor itself; one whose value is not known is not there --------------------
+
+
+def _gauges(status: Status) -> Iterator[Metric]:
+    """Every gauge of the catalogue that is not a topic's."""
+    values = {**_janitor(status), **_rows(status), **_transactions(status), **_statistics(status)}
+    for definition in GAUGES:
+        yield definition.family({"": values[definition.name.removeprefix(PREFIX)]})
+
+
+def _janitor(status: Status) -> dict[str, Series]:
+    """Figures of the process and its runs."""
+    return {
+        "build_info": {(status.version,): 1},
+        "heartbeat_timestamp_seconds": {(): seconds(status.heartbeat_ms)},
+        "next_run_timestamp_seconds": {(): seconds(status.next_run_ms)},
+        "last_success_timestamp_seconds": {(table,): seconds(at_ms) for table, at_ms in status.last_success_ms.items()},
+        "paused": {(): bool(status.paused)},
+        "plan_only": {(): status.mode == "plan_only"},
+        "is_leader": {(): status.leader},
+        "clock_skew_seconds": {(source,): ahead for source, ahead in status.skew_seconds.items()},
+    }
+
+
+def _rows(status: Status) -> dict[str, Series]:
+    """Figures of rows that stay, and of topics that have them."""
+    overdue = {(item.table, item.rule): item for item in status.overdue}
+    held = Counter(reason for reason, _ in {(item.reason, item.topic) for item in status.held})
+    return {
+        "overdue_rows": {**dict.fromkeys(DUE, 0), **{due: item.rows for due, item in overdue.items()}},
+        "oldest_overdue_timestamp_seconds": {due: seconds(item.oldest_ms) for due, item in overdue.items()},
+        "kept_rows": {(reason,): rows for reason, rows in status.kept.items()},
+        "held_topics": {(reason,): held[reason] for reason in {*map(str, Hold), *held}},
+        "quarantined_topics": {(): len(status.quarantined)},
+    }
+
+
+def _transactions(status: Status) -> dict[str, Series]:
+    """Figures of transactions; none of a snapshot that is not there."""
+    snapshot, bound = status.snapshot, status.boundary.bound
+    there = snapshot.timestamp_ms is not None
+    return {
+        "snapshot_timestamp_seconds": {(): seconds(snapshot.timestamp_ms)},
+        "invalid_transactions": {(): snapshot.invalid if there else None},
+        "in_progress_transactions": {(): snapshot.in_progress if there else None},
+        "open_invalid_transactions": {(): snapshot.open},
+        "prune_boundary_timestamp_seconds": {(): None if bound is None else seconds(transaction_ms(int(bound)))},
+    }
+
+
+def _statistics(status: Status) -> dict[str, Series]:
+    """What was found when the whole store was counted."""
+    found = status.statistics
+    total = found.rows + found.payload_rows if found else 0
+    overdue = found.overdue if found and total else {}
+    return {
+        "statistics_timestamp_seconds": {(): seconds(found.counted_ms) if found else None},
+        "statistics_overdue_ratio": {(rule,): rows / total for rule, rows in overdue.items()},
+        "orphan_payload_rows": {(): found.orphans if found else None},
+        "missing_payloads": {(): found.missing if found else None},
+        "blocking_transaction_timestamp_seconds": {(): seconds(found.blocking_since_ms) if found else None},
+    }

@@ -1,8 +1,9 @@
-"""The topics' queues: which of them get series of their own, and those series.
+"""Topics and consumers: which of them get series of their own, and those series.
 
 Every series costs memory in Prometheus for as long as it is kept, so in a store of very many topics only the largest
 are shown and the others summed as one. Sizes change all the time, and a topic that kept changing sides would leave gaps
-in its line and steps in the sum. So one that is shown stays until another is larger by a quarter.
+in its line and steps in the sum. So one that is shown stays until another is larger by a quarter. Consumers' names come
+from clients, so of them too only the first ones are shown, those that are furthest behind.
 """
 
 from __future__ import annotations
@@ -13,10 +14,21 @@ from typing import Literal, NamedTuple, TypeVar
 
 from prometheus_client.core import Metric, Sample
 
-from janitor.metrics.catalogue import COUNTED, MESSAGES, NEWEST, OLDEST, SIZE
-from janitor.metrics.definition import Definition, legible
-from janitor.metrics.gauges import seconds
-from janitor.status.status import TopicFigures
+from janitor.metrics.catalogue import (
+    COUNTED,
+    LAG,
+    LAG_COUNTED,
+    MESSAGES,
+    NEWEST,
+    OLDEST,
+    OLDEST_UNREAD,
+    POSITION,
+    SIZE,
+    Definition,
+    legible,
+    seconds,
+)
+from janitor.status.status import ConsumerFigures, TopicFigures
 
 PerTopic = Literal["none", "top", "all"]
 #: What is compared: a topic's name, or that of something in it.
@@ -108,3 +120,60 @@ def _family(
         Sample(definition.name, labels, found) for labels, topic in labelled if (found := value(topic)) is not None
     ]
     return family
+
+
+# -- consumers ---------------------------------------------------------------------------------------------------------
+
+
+class ConsumerName(NamedTuple):
+    """A consumer's name, as labels have it."""
+
+    tms_namespace: str
+    topic: str
+    consumer: str
+
+
+#: Under this name stand all consumers that have no series of their own. It can be one's, which is then one of them.
+OTHER_CONSUMERS = ConsumerName("_other", "_other", "_other")
+
+
+def shown_consumers(
+    consumers: Iterable[ConsumerFigures], before: Collection[ConsumerName], per_topic: PerTopic, top: int
+) -> frozenset[ConsumerName]:
+    """The consumers that get series of their own.
+
+    Args:
+        before: those that had them so far.
+        top: how many, where ``per_topic`` is ``top``.
+    """
+    # One message more than there are, or nothing would keep those who have read all where they are.
+    lags = {_name(found): found.lag_messages + 1 for found in consumers if _name(found) != OTHER_CONSUMERS}
+    if per_topic == "none":
+        return frozenset()
+    return frozenset(lags) if per_topic == "all" else largest(lags, before, top)
+
+
+def consumer_families(consumers: Sequence[ConsumerFigures], named: Collection[ConsumerName]) -> list[Metric]:
+    """The series of the consumers named, and of all others together."""
+    own = {_name(found): [found] for found in consumers if _name(found) in named}
+    others = [found for found in consumers if _name(found) not in named]
+    series = own | ({OTHER_CONSUMERS: others} if others else {})
+    return [
+        LAG.family({"": {name: sum(found.lag_messages for found in part) for name, part in series.items()}}),
+        OLDEST_UNREAD.family(
+            {"": {name: _first(found.oldest_unread_ms for found in part) for name, part in series.items()}}
+        ),
+        POSITION.family(
+            {"": {name: _first(found.position_ms or None for found in part) for name, part in series.items()}}
+        ),
+        LAG_COUNTED.family({"": {name: _first(found.counted_ms for found in part) for name, part in series.items()}}),
+    ]
+
+
+def _name(found: ConsumerFigures) -> ConsumerName:
+    return ConsumerName(found.tms_namespace, found.topic, found.consumer)
+
+
+def _first(moments: Iterable[int | None]) -> float | None:
+    """The earliest that is known."""
+    return seconds(min((moment for moment in moments if moment is not None), default=None))

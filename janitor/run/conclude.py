@@ -18,7 +18,7 @@ from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Record, Round
 from janitor.law.policy import Hold
-from janitor.run import guards, quarantine
+from janitor.run import guards
 from janitor.run.passes import Pass
 from janitor.run.prepare import Prepared, remember_snapshot
 from janitor.state.base import Claim, ClockAnchor, Evidence, FrontierRecord, State, StoreRecord, Strikes
@@ -116,7 +116,7 @@ def conclude_run(
 
     Args:
         clocks: what the machine's clocks show now.
-        barred: why it may claim nothing (:func:`janitor.run.claims.obstacles`).
+        barred: why it may claim nothing (:func:`janitor.run.prepare.obstacles`).
     """
     _save_sight(current.ready, state, clocks)
     ready, context = current.ready, current.context
@@ -160,7 +160,7 @@ def _strikes(current: Pass, state: State, visited: list[TopicId]) -> dict[TopicI
     gone = {topic for topic in known if topic.prefix not in context.topics and _is_done(current, topic.prefix)}
     written = {key.topic for key, entry in current.outcome.entries.items() if key.held is None and entry.rows}
     now_ms, write_failed = current.ready.now.wall_ms, current.outcome.write_failed
-    return quarantine.judge(known, failed, gone.union(visited), written, now_ms, write_failed=write_failed)
+    return guards.judge_failures(known, failed, gone.union(visited), written, now_ms, write_failed=write_failed)
 
 
 def _is_done(current: Pass, key: bytes) -> bool:

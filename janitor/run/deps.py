@@ -6,19 +6,19 @@ which keep nothing besides.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import NamedTuple, Protocol
 
-from janitor.run.unrecognised import UnrecognisedRows
+from janitor.archive.writer import ParquetArchive
+from janitor.report import Observer, ignore_progress
+from janitor.run.log import UnrecognisedRows
 from janitor.state.base import State
 from janitor.sweep.context import Terms, none_is_new
-from janitor.sweep.executor import Keeper
 from janitor.sweep.permission import never
-from janitor.sweep.progress import Guarded, Observer, ignore_progress
 from janitor.sweep.sweep import Division, Threads
-from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock
 from tms_core.consumers.positions import Floor
 from tms_core.tables.base import Reads, Store
@@ -28,17 +28,22 @@ from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.source.source import SnapshotSource
 
+logger = logging.getLogger(__name__)
 
-class Archive(Protocol):
-    """Where rows go before they are deleted (``janitor.archive``)."""
 
-    def begin(self, run_id: str, transactions: TransactionView) -> Keeper:
-        """A keeper for one run's rows, which are kept with what the run knows of their transactions."""
-        ...
+class GuardedObserver:
+    """An observer that cannot hurt a run (rule S15): one that fails is named in the log and not called again."""
 
-    def expire(self, keep_days: int, now_ms: int) -> int:
-        """Give up what was kept longer than that; returns how many files went."""
-        ...
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def __call__(self, phase: str, topic: TopicId | None, rows: int) -> None:
+        try:
+            self._observer(phase, topic, rows)
+        # Whatever it raises: showing progress must never stop a deletion half-way.
+        except Exception:
+            logger.exception("showing progress failed; the run goes on without it")
+            self._observer = ignore_progress
 
 
 class Truncator(SnapshotSource, Protocol):
@@ -117,15 +122,15 @@ class Deps:
     newborn: Callable[[TopicMetadata], bool] = none_is_new
     rows_per_second: float | None = None
     lease: Lease | None = None
-    archive: Archive | None = None
+    archive: ParquetArchive | None = None
     archive_days: int = 7
     feedback: Feedback | None = None
     restored: Callable[[TopicId], None] = ignore_restored
     turn: RLock = field(default_factory=RLock)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.observer, Guarded):
-            object.__setattr__(self, "observer", Guarded(self.observer))
+        if not isinstance(self.observer, GuardedObserver):
+            object.__setattr__(self, "observer", GuardedObserver(self.observer))
 
     @property
     def history_ms(self) -> int:

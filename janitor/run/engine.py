@@ -1,14 +1,202 @@
-"""One janitor of one store: questions, decisions and runs over the same things.
+"""One janitor of one store: its runs, and beside them the questions and an operator's decisions, over the same things.
 
-The commands, the daemon and the tests all come through here.
+A run deletes and inverts, carries out a plan file, or only plans and remembers it. The commands, the daemon and the
+tests all come through here.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from janitor.boundary import claim as boundary
+from janitor.boundary import coverage as rounds
+from janitor.report import Report
+from janitor.run import decisions, guards, passes, record
 from janitor.run.decisions import OperatorDecisions
+from janitor.run.plan_file import PlanFile
+from janitor.run.prepare import Prepared, prepare, run_context
 from janitor.run.questions import Questions
-from janitor.run.runs import Runs
+from janitor.run.sweep_run import SweepRun
+from janitor.state.topic_history import save_topics
+from janitor.sweep.context import parse_or_none
+from janitor.sweep.ledger import KEPT_ENTRIES
+from tms_core.errors import Interrupted, LeaseHeld
+
+#: A pass that looks at everything, whatever the pointers say, is due this long after the last one.
+THOROUGH_EVERY_MS = 24 * 3600 * 1000
 
 
-class Engine(Questions, OperatorDecisions, Runs):
-    """Answers for one store, and cleans it; each part is made of the same ``Deps`` and knows nothing of the others."""
+class Engine(Questions, OperatorDecisions):
+    """Answers for one store, cleans it, and keeps what is needed for that between runs.
+
+    Args:
+        deps: the store must be one that can be written, but for questions and for :meth:`rehearse`.
+    """
+
+    def run_once(self, *, adopt: bool = False, patterns: tuple[str, ...] = (), lazy: bool = False) -> Report:
+        """One pass that deletes and inverts what the law and the frontiers allow.
+
+        A run that a guard stops changes nothing and says so in its report; a topic that fails is in the report's
+        errors and the others are done; a run that is halted or loses its lease keeps what it did, and says so.
+
+        Args:
+            adopt: accept a store met for the first time (:meth:`~janitor.run.decisions.OperatorDecisions.adopt`).
+                Without effect where the state knows an adopted store, be it this one or not, and also when a guard
+                stops the run: only an operator's own adopting and approving settles that.
+            patterns: shell patterns of the topics to do; such a pass claims nothing.
+            lazy: leave topics for later in which little has come due; for a daemon, which comes again soon.
+
+        Raises:
+            StoreError, StateError: the store or the state failed as a whole.
+        """
+        with self.deps.turn:
+            ready = self._adopted(prepare(self.deps), wanted=adopt)
+            thorough = self._thorough_is_due(ready)
+            context = run_context(
+                self.deps, ready, thorough=thorough, patterns=patterns, lazy=lazy and not thorough, deletes=True
+            )
+            return SweepRun(self.deps, ready, context, moves_frontiers=True).sweep()
+
+    def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
+        """Carry out a plan file: at most what it shows, and nothing the law no longer allows.
+
+        Raises:
+            PlanRefused: what it rests on has moved; nothing was done.
+            StoreError, StateError: the store or the state failed as a whole.
+        """
+        with self.deps.turn:
+            ready = prepare(self.deps)
+            present = run_context(self.deps, ready, thorough=True)
+            present.load_topics()
+            wanted.check(ready.record.mark, self.deps.terms, present)
+            ready = self._adopted(ready, wanted=adopt)
+            now = replace(ready.now, wall_ms=min(ready.now.wall_ms, wanted.effective_now_ms))
+            ready = replace(ready, now=now)
+            context = run_context(self.deps, ready, thorough=True, limits=wanted.limits, deletes=True)
+            return SweepRun(self.deps, ready, context, moves_frontiers=False).sweep()
+
+    def rehearse(self, *, patterns: tuple[str, ...] = ()) -> Report:
+        """A plan that is remembered as a run is, for a daemon that only plans (``janitor.apply: false``).
+
+        Raises:
+            StoreError, Halted: as of a plan.
+        """
+        with self.deps.turn:
+            ready = prepare(self.deps)
+            known = self.deps.state.note(record.REHEARSED)
+            thorough = known is None or not 0 <= ready.now.wall_ms - known < THOROUGH_EVERY_MS
+            current = passes.begin_plan(self.deps, ready, patterns, thorough=thorough)
+            record.begin(self.deps, current)
+            try:
+                report = passes.plan(self.deps, current)
+            except Exception as error:
+                result = "halted" if isinstance(error, Interrupted) else "failed"
+                record.close(self.deps, current, result, {"error": str(error)})
+                raise
+            record.close(self.deps, current, "partial" if report.errors else "done", report.to_history(), report)
+            return report
+
+    def at_work(self) -> bool:
+        """Whether a run, or a decision that excludes one, is under way in another thread."""
+        if not self.deps.turn.acquire(blocking=False):
+            return True
+        self.deps.turn.release()
+        return False
+
+    # -- between runs --------------------------------------------------------------------------------------------
+
+    def recover(self) -> list[str]:
+        """Close what a janitor left open that has died; called once this one holds the store and the lease.
+
+        Its runs are closed as lost, and what it had announced goes into the ledger, with no number of rows.
+
+        Returns:
+            The ids of those runs.
+
+        Raises:
+            StateError: the state could not be read or written.
+        """
+        with self.deps.turn:
+            return record.recover(self.deps)
+
+    def renew_lease(self) -> None:
+        """Hold the lease for another while between runs; a run renews it by itself.
+
+        Raises:
+            LeaseLost: another process has taken it.
+        """
+        lease, turn = self.deps.lease, self.deps.turn
+        # Never beside a run: that takes the state's lock before the lease's, and this the other way round.
+        if lease is None or not turn.acquire(blocking=False):
+            return
+        try:
+            if lease.held:
+                lease.renew_if_due()
+        finally:
+            turn.release()
+
+    def regain_lease(self) -> bool:
+        """Take the lease again after it was lost; returns whether this process holds it.
+
+        Raises:
+            StateError: the state could not be read or written.
+        """
+        lease = self.deps.lease
+        with self.deps.turn:
+            if lease is None or lease.held:
+                return True
+            try:
+                lease.acquire()
+            except LeaseHeld:
+                return False
+            record.recover(self.deps)
+            return True
+
+    def remember_topics(self) -> None:
+        """Read the metadata table, so that a topic is shown before the next sweep has come to it.
+
+        Raises:
+            StoreError: the store could not be read, or the state not written.
+        """
+        parsed = (parse_or_none(key, value) for key, value in self.deps.store.metadata.rows())
+        save_topics(self.deps.state, [topic for topic in parsed if topic is not None], self.deps.clock.now_ms())
+
+    def keep_house(self) -> None:
+        """Forget what was remembered and archived for long enough, unless a guard doubts what time it is.
+
+        Raises:
+            StateError: the state could not be written.
+            ArchiveError: something archived could not be removed.
+        """
+        ready = prepare(self.deps)
+        if ready.stopped:
+            return
+        self.deps.state.prune_ledger(ready.now.wall_ms - self.deps.history_ms, KEPT_ENTRIES)
+        if self.deps.archive is not None:
+            self.deps.archive.expire(self.deps.archive_days, ready.now.wall_ms)
+
+    def _adopted(self, ready: Prepared, *, wanted: bool) -> Prepared:
+        """What was prepared, anew where a store that is not known was adopted."""
+        if not wanted or not ready.unknown:
+            return ready
+        decisions.adopt(self.deps, ready)
+        return prepare(self.deps)
+
+    def _thorough_is_due(self, ready: Prepared) -> bool:
+        """Whether this run looks at everything: daily, after a plan, and when the last such run could prove nothing."""
+        state = self.deps.state
+        if state.note(rounds.WANTED) is not None:
+            return True
+        last = state.last_thorough_ms()
+        # A last time that lies ahead was written by a clock that has been set back since.
+        if last is None or not 0 <= ready.now.wall_ms - last < THOROUGH_EVERY_MS:
+            return True
+        refuted = rounds.refutation(state)
+        if refuted is not None and not refuted.searched:
+            return True
+        if ready.tx.usable is None or state.pauses():
+            return False  # it could prove nothing either
+        if guards.quarantined(state.strikes(), ready.now.wall_ms):
+            return False
+        evidence = state.evidence()
+        return boundary.find_gap(evidence) is not None or any(item.started_ms < last for item in evidence)

@@ -22,12 +22,14 @@ from collections.abc import Callable, Collection
 from itertools import islice
 
 from janitor.boundary import coverage as rounds
-from janitor.inspect.rows import Audit
+from janitor.inspect.rows import Audit, Heartbeat
+from janitor.inspect.rows import audit as read_all
 from janitor.report import GuardNote
 from janitor.run import guards
 from janitor.run.conclude import seen
-from janitor.run.deps import Deps, Truncator
+from janitor.run.deps import Deps, Feedback, Truncator
 from janitor.run.passes import Pass
+from janitor.run.prepare import Prepared, claim_in_force, obstacles
 from janitor.state.base import Claim
 from janitor.state.records import is_among
 from janitor.sweep.permission import Withheld
@@ -67,34 +69,33 @@ def proven(listed: array[int], closed: array[int], bound: int) -> array[int]:
 def hand_over(
     current: Pass,
     deps: Deps,
-    claim: Claim | None,
-    audit: Callable[[], Audit | None],
+    told: Feedback,
     permit: Callable[[], None],
+    heartbeat: Heartbeat,
 ) -> None:
     """Hand over what a run leaves proven; what is to be said of it is added to the run.
 
     Args:
-        current: the run, after its conclusion.
-        claim: what is claimed now; None: nothing, so nothing is handed over.
-        audit: reads every transactional row; None: something stands in the way of any claim now.
+        current: the run, after its conclusion; of one that did not cover every topic nothing is handed over.
+        told: who is told.
         permit: asks whether the next step may be taken (``Permission.check_all``).
+        heartbeat: told of the rows that the audit has read.
 
     Raises:
         Interrupted: the run is over; what was handed over is.
     """
-    if deps.feedback is None:
-        return
-    if barred := withheld(deps.feedback.participants):
+    if barred := withheld(told.participants):
         current.notes.append(GuardNote("feedback", False, barred))
         return
     usable = current.ready.tx.usable
+    claim = claim_in_force(deps, current.ready) if current.complete else None
     if claim is None or usable is None:
         return
     try:
         closed = deps.state.known_ids(deps.clock.now_ms(), deps.terms.lifetime.window_end_ms(0)).closed
         # Mostly there is nothing, and then the manager is not asked.
         if proven(usable.invalid, closed, claim.bound):
-            _hand_over(current, deps, deps.feedback.manager, claim, closed, audit, permit)
+            _hand_over(current, deps, told.manager, claim, closed, permit, heartbeat)
     except Interrupted:
         raise
     except Withheld:
@@ -110,8 +111,8 @@ def _hand_over(
     manager: Truncator,
     claim: Claim,
     closed: array[int],
-    audit: Callable[[], Audit | None],
     permit: Callable[[], None],
+    heartbeat: Heartbeat,
 ) -> None:
     present = manager.latest().snapshot
     note = guards.check_transaction_system(seen(current.ready.record, current.ready.tx), present)
@@ -119,11 +120,11 @@ def _hand_over(
         current.notes.append(GuardNote("feedback", False, f"nothing is taken off the invalid list: {note.message}"))
         return
     ids = proven(present.invalid, closed, claim.bound)
-    if not ids:
+    if not ids or obstacles(deps, current.ready):
         return
-    found = audit()
+    found = audit(deps, current.ready, heartbeat)
     # What was not held against this very claim proves nothing.
-    if found is None or found.bound != claim.bound:
+    if found.bound != claim.bound:
         return
     if found.refuted:
         permit()
@@ -135,3 +136,20 @@ def _hand_over(
         batch = ids[start : start + BATCH_IDS]
         manager.truncate_invalid(batch)
         current.truncated += len(batch)
+
+
+def audit(deps: Deps, ready: Prepared, heartbeat: Heartbeat) -> Audit:
+    """Read every transactional row, and hold it against the claim.
+
+    Raises:
+        StoreError, StateError: the store or the state could not be read.
+    """
+    usable, claim = ready.tx.usable, claim_in_force(deps, ready)
+    known = deps.state.known_ids(ready.now.wall_ms, deps.terms.lifetime.window_end_ms(0))
+    return read_all(
+        # Each part by itself: a key may be there under a second salt, which the whole shows once.
+        [part.message for part in deps.store.parts()],
+        claim.bound if claim else None,
+        lambda pointer: pointer in known or (usable is not None and usable.is_invalid(pointer)),
+        heartbeat,
+    )

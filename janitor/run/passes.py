@@ -11,15 +11,13 @@ from functools import partial
 from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Round
 from janitor.law.policy import Hold, Rule
-from janitor.report import NOT_COUNTED, GuardNote, MessagesLeft, Mode, Report, StoreBytes, counts_as_done
-from janitor.run.claims import claim_in_force
+from janitor.report import EXPECTED, NOT_COUNTED, GuardNote, MessagesLeft, Mode, Report, StoreBytes, counts_as_done
 from janitor.run.deps import Deps
-from janitor.run.prepare import Prepared, run_context
+from janitor.run.prepare import Prepared, claim_in_force, run_context
 from janitor.state.base import State, TopicCount
+from janitor.sweep.act import Preview
 from janitor.sweep.context import RunContext, TopicWork
-from janitor.sweep.executor import Preview
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.progress import EXPECTED
 from janitor.sweep.sweep import Scope, sweep_store
 from tms_core.errors import Halted, Interrupted
 from tms_core.tables.base import UNREADABLE, Reads

@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from janitor.boundary import claim as boundary
 from janitor.law.policy import Hold
 from janitor.report import GuardNote
-from janitor.run import guards, quarantine
+from janitor.run import guards
 from janitor.run.deps import Deps
 from janitor.run.guards import InProgressThen
 from janitor.state.base import Claim, ClockAnchor, State, StoreRecord
-from janitor.state.notes import Note
-from janitor.state.records import RESTORED
+from janitor.state.records import RESTORED, Note
 from janitor.sweep import transactions as txstate
-from janitor.sweep.consumer_holds import ConsumerHolds
+from janitor.sweep.consumers import ConsumerHolds, ProcessedRows
 from janitor.sweep.context import Limits, RunContext
-from janitor.sweep.processed import ProcessedRows
-from janitor.sweep.transaction_ends import DECIDED, Decided, decided
-from janitor.sweep.transactions import Observed, TransactionView, TxState
+from janitor.sweep.transactions import DECIDED, Decided, Observed, TransactionView, TxState, decided
 from tms_core.tables.base import Reads
 
 #: The note that says what was in progress in the snapshot last used, and what its write pointer was.
@@ -152,7 +150,7 @@ def run_context(
         patterns=patterns,
         limits=limits,
         paused=tuple(pause.pattern for pause in state.pauses()),
-        quarantined=quarantine.quarantined(state.strikes(), ready.now.wall_ms),
+        quarantined=guards.quarantined(state.strikes(), ready.now.wall_ms),
         lazy=lazy,
         consumers=ConsumerHolds(deps.floor) if deps.floor is not None else None,
         processed=processed,
@@ -182,6 +180,34 @@ def remember_snapshot(state: State, ready: Prepared) -> None:
     state.save_note(IN_PROGRESS, {"write_pointer": usable.write_pointer, "pointers": pointers})
     if ready.speaks_against(claim):
         state.save_claim(None)
+
+
+def claim_in_force(deps: Deps, ready: Prepared) -> Claim | None:
+    """The claim in force: not of another store, nor by a clock set back since, nor with a lifetime raised since.
+
+    Raises:
+        StateError: the state could not be read.
+    """
+    claim = deps.state.claim()
+    if claim is None or ready.first_contact or ready.speaks_against(claim):
+        return None
+    now_ms, evidence = deps.clock.now_ms(), deps.state.evidence()
+    return claim if boundary.in_force(claim, evidence, now_ms, deps.terms.lifetime) else None
+
+
+def obstacles(deps: Deps, ready: Prepared) -> list[str]:
+    """Why nothing can be claimed, whatever the evidence."""
+    found = list(deps.store.obstacles())
+    if ready.first_contact:
+        found.append("this store, with these transactions, has not been adopted")
+    if not deps.terms.lifetime_known:
+        found.append(
+            "transactions.max_lifetime_seconds is not set, so it is not known how long a transaction may write; "
+            "set it to what the servers enforce (data.tx.max.lifetime)"
+        )
+    if ready.tx.usable is None:
+        found.append(ready.tx.message)
+    return found
 
 
 def _known_store(state: State, store: Reads, token_hex: Callable[[int], str]) -> tuple[StoreRecord, GuardNote | None]:

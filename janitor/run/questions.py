@@ -21,10 +21,10 @@ from janitor.inspect.rows import Audit, Inspected, Table, messages, metadata, pa
 from janitor.inspect.why import why
 from janitor.law.policy import Hold
 from janitor.report import Report
-from janitor.run import claims, decisions, passes
+from janitor.run import decisions, feedback, passes
 from janitor.run import plan_file as plan
 from janitor.run.deps import Deps
-from janitor.run.prepare import prepare, run_context
+from janitor.run.prepare import claim_in_force, obstacles, prepare, run_context
 from janitor.state.base import Claim
 from janitor.sweep.transactions import TxState
 from janitor.sweep.whatif import WhatIf, supposed
@@ -107,10 +107,9 @@ class Questions:
             StoreError, StateError: the store or the state could not be read.
         """
         ready, state, lifetime = prepare(self.deps), self.deps.state, self.deps.terms.lifetime
-        claim = claims.claim_in_force(self.deps, ready)
-        obstacles = claims.obstacles(self.deps, ready)
-        if obstacles:
-            return claim, Boundary.none(*obstacles)
+        claim = claim_in_force(self.deps, ready)
+        if barred := obstacles(self.deps, ready):
+            return claim, Boundary.none(*barred)
         pointers = (record.pointer for record in ready.ids.open_ids())
         found = boundary.claim(state.evidence(), pointers, lifetime)
         refuted = rounds.refutation(state)
@@ -127,7 +126,7 @@ class Questions:
         Raises:
             StoreError: the store could not be read, or the state not read or written.
         """
-        found = claims.audit(self.deps, prepare(self.deps), partial(passes.heartbeat, self.deps))
+        found = feedback.audit(self.deps, prepare(self.deps), partial(passes.heartbeat, self.deps))
         if found.refuted:
             rounds.refute(self.deps.state, found.refutation, self.deps.clock.now_ms())
         known = rounds.refutation(self.deps.state)

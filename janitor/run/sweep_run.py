@@ -15,20 +15,16 @@ from typing import Any
 
 from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Round
-from janitor.inspect.rows import Audit
 from janitor.report import Report
-from janitor.run import claims, conclude, feedback, guards, passes, record
-from janitor.run import counters as figures
-from janitor.run.deps import Deps
-from janitor.run.prepare import Prepared
+from janitor.run import conclude, feedback, guards, passes, record
+from janitor.run.deps import Deps, Feedback
+from janitor.run.prepare import Prepared, claim_in_force, obstacles
 from janitor.state.records import LINEAGE
-from janitor.sweep.booking import Booking
+from janitor.sweep.act import Sweep
 from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.context import RunContext
-from janitor.sweep.executor import Sweep
-from janitor.sweep.ledger import Ledger
-from janitor.sweep.permission import Permission
-from janitor.sweep.rate_limit import Pacer
+from janitor.sweep.ledger import Booking, Ledger
+from janitor.sweep.permission import Pacer, Permission
 from janitor.sweep.sweep import sweep_store
 from tms_core.consumers.claim_rows import free_void
 from tms_core.errors import Interrupted, LeaseLost, StateBusy, StateError, StoreError
@@ -67,26 +63,23 @@ class SweepRun:
         deps, current = self._deps, self._current
         record.begin(deps, current)
         try:
-            if not current.ready.stopped:
-                self._take()
+            try:
+                if not current.ready.stopped:
+                    act = self._act()
+                    with closing(act.deleted):
+                        self._sweep_store(act)
+            except LeaseLost as error:
+                current.halted = error
             return self._close()
         # Also for a bug of ours: what was deleted has to be in the ledger, and the run must not look alive.
         except Exception as error:
             record.close(deps, current, "failed", {"error": str(error)})
             raise
 
-    def _take(self) -> None:
-        act = self._act()
-        with closing(act.deleted):
-            try:
-                self._sweep_store(act)
-            except LeaseLost as error:
-                self._current.halted = error
-
     def _close(self) -> Report:
         """Record how it ended."""
         deps, current = self._deps, self._current
-        claim = claims.claim_in_force(deps, current.ready)
+        claim = claim_in_force(deps, current.ready)
         current.boundary = claim.bound if claim else None
         report = passes.report(deps, current)
         try:
@@ -139,7 +132,7 @@ class SweepRun:
         with passes.phase(deps, current, "compact"):
             self._compact(act.deleted)
         if deps.feedback is not None and self._moves_frontiers and current.halted is None:
-            self._feed_back()
+            self._feed_back(deps.feedback)
 
     def _free_void_claims(self) -> None:
         """Free what invalid transactions have claimed, and mark what producers have begun in them, before their ids may
@@ -176,7 +169,7 @@ class SweepRun:
             Ledger(deps.state, deps.clock, current.id, usable.timestamp_ms if usable else None),
             deps.archive.begin(current.id, current.context.transactions) if deps.archive else None,
             deps.observer,
-            Booking(partial(figures.book, deps.state, current.id), deps.clock),
+            Booking(partial(record.book, deps.state, current.id), deps.clock),
         )
 
     def _sync(self) -> None:
@@ -224,7 +217,7 @@ class SweepRun:
     def _conclude(self) -> bool:
         """Save what the pass has reached, if this is still the process that may say so (rules S4, S12)."""
         deps, current, state = self._deps, self._current, self._deps.state
-        barred = claims.obstacles(deps, current.ready) if current.round is not None else ()
+        barred = obstacles(deps, current.ready) if current.round is not None else ()
         clocks = guards.read_clocks(deps.clock)
         try:
             lineage = self._lineage()
@@ -289,19 +282,13 @@ class SweepRun:
                 f"{error}"
             )
 
-    def _feed_back(self) -> None:
+    def _feed_back(self, told: Feedback) -> None:
         """Hand over what is proven, after a run of everything in whose way nothing was (rule S4)."""
         deps, current = self._deps, self._current
-        claim = claims.claim_in_force(deps, current.ready) if current.complete else None
         try:
-            feedback.hand_over(current, deps, claim, self._audit, self._permission.check_all)
+            feedback.hand_over(current, deps, told, self._permission.check_all, partial(self._alive, "audit"))
         except Interrupted as error:
             current.halted = error
-
-    def _audit(self) -> Audit | None:
-        if claims.obstacles(self._deps, self._current.ready):
-            return None
-        return claims.audit(self._deps, self._current.ready, partial(self._alive, "audit"))
 
     def _alive(self, phase: str, rows: int) -> None:
         self._deps.observer(phase, None, rows)

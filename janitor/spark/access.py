@@ -18,8 +18,8 @@ from janitor.law.policy import Frontier, Hold
 from janitor.settings import Settings
 from janitor.spark.columns import Policy
 from janitor.sweep import transactions as txstate
+from janitor.sweep.consumers import ProcessedRows
 from janitor.sweep.context import matches, parse_or_none
-from janitor.sweep.processed import ProcessedRows
 from janitor.sweep.transactions import TransactionView
 from janitor.sweep.whatif import WhatIf, changed
 from tms_core.clock import Clock, SystemClock

@@ -16,7 +16,6 @@ from typing import Any
 
 from janitor.state.ids import InvalidIds
 from janitor.state.ledger import RecordedLedger
-from janitor.state.notes import Note
 from janitor.state.records import (
     EVERYTHING,
     MARK_BYTES,
@@ -28,6 +27,7 @@ from janitor.state.records import (
     FrontierRecord,
     KnownIds,
     LedgerEntry,
+    Note,
     OpenIdRecord,
     Pause,
     PendingJump,

@@ -8,7 +8,7 @@ the decision out: a process that dies leaves both, or neither.
 from __future__ import annotations
 
 from janitor.state.base import State
-from janitor.state.notes import Note
+from janitor.state.records import Note
 
 #: Under this name the state keeps the texts, by verb; also when all that was learnt of a store is forgotten.
 NOTE = Note.DECISIONS

@@ -9,12 +9,43 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from enum import StrEnum, unique
 from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from janitor.state.notes import Note
 from tms_core.topic import TopicId
+
+
+@unique
+class Note(StrEnum):
+    """The names of all notes that are kept in the state (:meth:`janitor.state.base.State.note`).
+
+    They stand together because two of one name would be read as each other. What a note's value is, the modules say
+    that write it. Names stay, since states have them.
+    """
+
+    CONSUMERS = "consumers"
+    DAEMON = "daemon"
+    DECISIONS = "decided"
+    IN_PROGRESS = "in_progress"
+    KEPT = "kept"
+    LATE = "late_transactions"
+    LINEAGE = "lineage"
+    OVERDUE = "overdue"
+    REFUTED = "refuted"
+    REHEARSED = "rehearsed_ms"
+    RESTORED = "restored"
+    ROUND = "round"
+    SNAPSHOT = "snapshot"
+    STATISTICS = "statistics"
+    SUCCESS = "success_ms"
+    TOPICS = "topics"
+    TOPIC_CHANGES = "topic_changes"
+    TOPIC_SIZES = "topic_sizes"
+    TRANSACTION_ENDS = "transactions_decided"
+    WANTED = "thorough_wanted_ms"
+
 
 #: Later than any clock shows: where the wall time of readings lies of a boot whose clock is known to be wrong.
 UNKNOWN_MS = 2**62

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from janitor.state.base import State
-from janitor.state.notes import Note
-from janitor.state.records import TopicCount
+from janitor.state.records import Note, TopicCount
 from tms_core.topic import TopicId, TopicMetadata
 
 _TOPICS_NOTE = Note.TOPICS

@@ -5,21 +5,22 @@ time for metrics and status. Topics share the budget in turns (:mod:`janitor.sta
 billion messages behind does not keep the figures of those who are almost there from being fresh.
 
 Of a consumer group it is also said how many claims are open, and how many ranges of messages were given out again. That
-goes by the newest snapshot of transactions, so a claim whose transaction has ended since still counts as open.
+goes by the newest snapshot of transactions, so a claim whose transaction has ended since still counts as open. And
+which transactions consumers wait for is asked of the transaction manager, where there is one.
 
-Nothing is written here but the note the figures are kept in: counting consumes nothing.
+Nothing is written here but the notes the figures are kept in: counting consumes nothing.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Generator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from janitor.state.base import State
-from janitor.state.notes import Note
+from janitor.state.records import Note
 from janitor.stats.scheduler import CountScheduler, Life
-from janitor.sweep.rate_limit import Pacer
+from janitor.sweep.permission import Pacer
 from tms_core.clock import Clock
 from tms_core.consumers import lag
 from tms_core.consumers.claim_rows import claims_of
@@ -29,12 +30,18 @@ from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import FormatError, StoreError
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata, living_topics
-from tms_core.transaction.model import Transaction
+from tms_core.transaction.model import Transaction, late_transactions
 
 #: The note that figures are kept in: a list of objects, one for each consumer.
 NOTE = Note.CONSUMERS
 #: Rows that are read for one topic before the next one has its turn.
 TURN_ROWS = 100_000
+#: The note that late transactions are kept in: a list of objects, the one that readers have waited for longest first.
+LATE_NOTE = Note.LATE
+#: How long readers wait before a transaction is late, in milliseconds.
+LATE_MS = 60_000
+#: How many transactions are remembered, and how many topics of each.
+MOST_LATE, MOST_TOPICS = 20, 20
 
 #: Who knows of no transaction, so that each of them may be in progress.
 UNINFORMED = Transaction(read_pointer=0, transaction_id=0, write_pointer=0)
@@ -171,3 +178,40 @@ def _figures(topic: TopicMetadata, counted: ConsumerCount, counted_ms: int) -> d
         "open_claims": counted.open_claims,
         "redelivered": counted.redelivered,
     }
+
+
+# -- late transactions: in progress for long, with messages at which readers in transactions wait ----------------------
+
+
+class LateSource(Protocol):
+    """What a transaction manager, here or at an address, tells of transactions in progress."""
+
+    def published(self) -> dict[int, dict[str, int]]:
+        """Where they have published, with the time of the first message in milliseconds."""
+        ...
+
+    def clients(self) -> dict[int, str]:
+        """Who holds them."""
+        ...
+
+
+def note_late(state: State, transactions: LateSource, clock: Clock) -> None:
+    """Remember the late transactions of this moment.
+
+    Raises:
+        TransactionError: the transaction service does not answer.
+        StateError: the state could not be read or written.
+    """
+    late = late_transactions(transactions.published(), transactions.clients(), clock.now_ms() - LATE_MS)
+    found: list[Mapping[str, Any]] = [
+        {
+            "transaction": str(one.pointer),
+            "client": one.client,
+            "since_ms": one.since_ms,
+            "topics": [topic for topic, _ in one.topics[:MOST_TOPICS]],
+            "more_topics": max(0, len(one.topics) - MOST_TOPICS),
+        }
+        for one in late[:MOST_LATE]
+    ]
+    if found != (state.note(LATE_NOTE) or []):
+        state.save_note(LATE_NOTE, found)

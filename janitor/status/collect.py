@@ -18,10 +18,10 @@ from janitor.boundary import coverage as rounds
 from janitor.law.policy import Hold, Rule
 from janitor.run import guards
 from janitor.state.base import OpenIdRecord, RunRecord, State, TopicCount
-from janitor.state.notes import Note
+from janitor.state.records import Note
 from janitor.state.topic_history import Change, changes, sketches
+from janitor.stats.consumer_lag import LATE_NOTE as LATE
 from janitor.stats.consumer_lag import NOTE as CONSUMERS
-from janitor.stats.late import NOTE as LATE
 from janitor.status.status import (
     BlockedReaders,
     BoundaryFigures,

@@ -151,7 +151,3 @@ def _well(status: Status) -> str:
     if status.last_run is None:
         return "It has not run yet."
     return "Nothing needs you."
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

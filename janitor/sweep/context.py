@@ -15,10 +15,8 @@ from janitor.law.policy import Frontier, Hold
 from janitor.law.references import Lifetime
 from janitor.report import DataTable
 from janitor.state.base import ClockAnchor, FrontierRecord
-from janitor.sweep.consumer_holds import ConsumerHolds
-from janitor.sweep.processed import ProcessedRows
-from janitor.sweep.transaction_ends import until_decided
-from janitor.sweep.transactions import TransactionView
+from janitor.sweep.consumers import ConsumerHolds, ProcessedRows
+from janitor.sweep.transactions import TransactionView, until_decided
 from tms_core.errors import MetadataError
 from tms_core.tables.base import KeyRange, MetadataReads
 from tms_core.topic import TopicId, TopicMetadata

@@ -1,4 +1,4 @@
-"""What a pass finds, as values: batches of rows with one fate, and what else is to be counted.
+"""What a pass finds and what is done with it, as values: batches of rows with one fate, and what else is to be counted.
 
 A finding is a batch and never a row, so that nothing on the way costs an object for each row. A step pulls findings,
 hands them to an act (:mod:`janitor.sweep.act`), and then counts them, with what the act did, in an outcome
@@ -15,7 +15,7 @@ from janitor.law.policy import Hold, Reason, Rule
 from janitor.report import DataTable
 from janitor.sweep.context import TopicWork
 from tms_core.errors import StoreError, WriteRefused
-from tms_core.tables.base import KeyReads, MessageReads, TxCell
+from tms_core.tables.base import KeyRange, KeyReads, MessageReads, TxCell
 from tms_core.tables.side import Expiry
 from tms_core.topic import TopicId
 
@@ -137,6 +137,34 @@ class Reached:
 
 
 Finding = Due | Invalid | Kept | Untouchable | Gone | Read | Failed | Unreadable | Reached
+
+
+class Done(NamedTuple):
+    """What an act did with a finding.
+
+    Attributes:
+        keys: the rows it took.
+        cells: the rows whose pointers it negated.
+        at_ms: when; None where nothing is written down, as in a plan.
+        found: where something is to be done, by an act that only looks.
+    """
+
+    keys: Sequence[bytes] = ()
+    cells: Sequence[TxCell] = ()
+    at_ms: int | None = None
+    found: KeyRange | None = None
+
+
+NOTHING_DONE = Done()
+
+
+class Counted(NamedTuple):
+    """What was taken by one rule, as it was counted; ``size_bytes`` of what was inverted is not counted by metrics."""
+
+    table: DataTable
+    rule: Rule
+    rows: int
+    size_bytes: int
 
 
 def foreign(table: DataTable, keys: Sequence[bytes]) -> Kept:

@@ -1,24 +1,84 @@
-"""What a run announces before it deletes, so that the ranges of a run that dies are known as well.
+"""What a run writes down while it works: where it will delete, and what it has taken.
 
 An announcement speaks of one topic, generation, table, rule and policy, and says between which keys rows may go; it is
-durable before the first of them goes (``State.intend``). What really went is counted in the run's outcome, from which
-the ledger is written when the run ends (:func:`janitor.sweep.outcome.ledger_entries`).
+durable before the first of them goes (``State.intend``), so that the ranges of a run that dies are known as well. What
+really went is counted in the run's outcome, from which the ledger is written when the run ends
+(:func:`janitor.sweep.outcome.ledger_entries`).
+
+What was taken is summed up and written down about once a second. So counters move while a run works, and what a run
+took that is killed is counted when it is recovered. A failure to do so stops no sweep (rule S15).
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from threading import Lock
+from typing import NamedTuple
 
 from janitor.law.policy import Rule
-from janitor.state.base import State
+from janitor.report import DataTable
+from janitor.state.base import LedgerEntry, State
 from janitor.sweep.context import TopicWork
-from janitor.sweep.findings import Batch
-from janitor.sweep.outcome import LedgerKey, Taken, ledger_entry
+from janitor.sweep.findings import Batch, Counted
 from tms_core.clock import Clock
+from tms_core.errors import StateError
 from tms_core.rowkey import LONG_MAX, generation_prefix, position_prefix, time_prefix
+from tms_core.topic import TopicId
 
 #: How many entries are remembered at most, whatever ``history_days`` says: about 250 MB.
 KEPT_ENTRIES = 1_000_000
+#: How often what was taken is written down, in milliseconds of running time.
+BOOK_MS = 1_000
+
+#: Rows and bytes, by table and rule.
+Sums = Mapping[tuple[DataTable, Rule], tuple[int, int]]
+
+logger = logging.getLogger(__name__)
+
+
+class LedgerKey(NamedTuple):
+    """What an entry of the ledger is about; the last three are the policy it was taken by."""
+
+    topic: TopicId
+    generation: int
+    table: DataTable
+    rule: Rule
+    metadata_generation: int = 0
+    ttl_seconds: int = 0
+    cutoff_ms: int = 0
+
+    @classmethod
+    def of(cls, work: TopicWork, batch: Batch) -> LedgerKey:
+        return cls(work.topic.topic, batch.generation, batch.table, batch.rule, *policy_of(work))
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Rows that went, between two keys.
+
+    Attributes:
+        at_ms: when the first of them did.
+        rows: None where it is not known how many, because the store failed while they were deleted.
+    """
+
+    at_ms: int
+    start: bytes
+    stop: bytes
+    rows: int | None
+    oldest_ms: int | None
+    newest_ms: int | None
+
+    def __add__(self, other: Taken) -> Taken:
+        return Taken(
+            min(self.at_ms, other.at_ms),
+            min(self.start, other.start),
+            max(self.stop, other.stop),
+            (self.rows or 0) + (other.rows or 0),
+            min((ms for ms in (self.oldest_ms, other.oldest_ms) if ms is not None), default=None),
+            max((ms for ms in (self.newest_ms, other.newest_ms) if ms is not None), default=None),
+        )
 
 
 class Ledger:
@@ -59,6 +119,43 @@ class Ledger:
         return self._clock.now_ms()
 
 
+class Booking:
+    """The sums of one run; threads that sweep different parts of a store may share it.
+
+    Args:
+        save: writes the sums down; raises ``StateError``.
+        clock: paces it.
+    """
+
+    def __init__(self, save: Callable[[Sums], None], clock: Clock) -> None:
+        self._save = save
+        self._clock = clock
+        self._sums: dict[tuple[DataTable, Rule], tuple[int, int]] = {}
+        self._saved_ms = clock.running_ms()
+        self._failed = False
+        self._lock = Lock()
+
+    def add(self, taken: Counted) -> None:
+        """Add what was taken, and write the sums down where that is due."""
+        with self._lock:
+            rows, size_bytes = self._sums.get((taken.table, taken.rule), (0, 0))
+            self._sums[taken.table, taken.rule] = (rows + taken.rows, size_bytes + taken.size_bytes)
+            now_ms = self._clock.running_ms()
+            if now_ms - self._saved_ms < BOOK_MS:
+                return
+            self._saved_ms = now_ms
+            try:
+                self._save(self._sums)
+            except StateError as error:
+                if not self._failed:
+                    logger.warning(
+                        "the counters of this run do not change in the metrics until it ends, because they cannot be "
+                        "saved: %s",
+                        error,
+                    )
+                self._failed = True
+
+
 def _furthest(work: TopicWork, batch: Batch) -> bytes:
     """Where the deletes may come to."""
     prefix = work.topic.topic.prefix
@@ -67,3 +164,44 @@ def _furthest(work: TopicWork, batch: Batch) -> bytes:
     if batch.table == "message" and batch.rule is Rule.PROCESSED:
         return position_prefix(prefix, batch.generation, work.frontier.processed)
     return generation_prefix(prefix, batch.generation + 1)
+
+
+def unsure_of(announced: LedgerEntry) -> tuple[LedgerKey, Taken]:
+    """What was announced and of which nothing is known but that."""
+    table: DataTable = "message" if announced.table == "message" else "payload"
+    policy = (announced.metadata_generation, announced.ttl_seconds, announced.cutoff_ms)
+    key = LedgerKey(announced.topic, announced.generation, table, Rule(announced.rule), *policy)
+    return key, Taken(announced.at_ms, announced.start, announced.stop, None, None, None)
+
+
+def covers(taken: LedgerEntry, announced: LedgerEntry) -> bool:
+    """Whether an entry tells what became of an announcement."""
+    about = (taken.topic, taken.generation, taken.table, taken.rule)
+    same = about == (announced.topic, announced.generation, announced.table, announced.rule)
+    return same and taken.start <= announced.start < taken.stop
+
+
+def ledger_entry(key: LedgerKey, taken: Taken, run_id: str, snapshot_timestamp_ms: int | None) -> LedgerEntry:
+    """One entry of the ledger."""
+    return LedgerEntry(
+        run_id=run_id,
+        at_ms=taken.at_ms,
+        topic=key.topic,
+        generation=key.generation,
+        table=key.table,
+        rule=str(key.rule),
+        start=taken.start,
+        stop=taken.stop,
+        rows=taken.rows,
+        oldest_ms=taken.oldest_ms,
+        newest_ms=taken.newest_ms,
+        metadata_generation=key.metadata_generation,
+        ttl_seconds=key.ttl_seconds,
+        cutoff_ms=key.cutoff_ms,
+        snapshot_timestamp_ms=snapshot_timestamp_ms,
+    )
+
+
+def policy_of(work: TopicWork | None) -> tuple[int, int, int]:
+    """Generation, ttl and cut-off; zeros for a topic without metadata, which has none."""
+    return (work.topic.generation, work.topic.ttl_seconds, work.frontier.cutoff.ms) if work else (0, 0, 0)

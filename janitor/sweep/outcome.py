@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from janitor.law.policy import Reason, Rule
-from janitor.report import NAMED_KEYS, DataTable, Entry, EntryKey, ForeignKey
+from janitor.report import NAMED_KEYS, Entry, EntryKey, ForeignKey
 from janitor.state.base import LedgerEntry
-from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import (
-    Batch,
+    NOTHING_DONE,
+    Counted,
+    Done,
     Due,
     Failed,
     Finding,
@@ -28,80 +28,10 @@ from janitor.sweep.findings import (
     Untouchable,
     times_of,
 )
-from tms_core.tables.base import KeyRange, TxCell
+from janitor.sweep.ledger import LedgerKey, Taken, ledger_entry, policy_of
+from tms_core.tables.base import KeyRange
 from tms_core.tables.side import Expiry
 from tms_core.topic import TopicId
-
-
-class LedgerKey(NamedTuple):
-    """What an entry of the ledger is about; the last three are the policy it was taken by."""
-
-    topic: TopicId
-    generation: int
-    table: DataTable
-    rule: Rule
-    metadata_generation: int = 0
-    ttl_seconds: int = 0
-    cutoff_ms: int = 0
-
-    @classmethod
-    def of(cls, work: TopicWork, batch: Batch) -> LedgerKey:
-        return cls(work.topic.topic, batch.generation, batch.table, batch.rule, *_policy(work))
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Rows that went, between two keys.
-
-    Attributes:
-        at_ms: when the first of them did.
-        rows: None where it is not known how many, because the store failed while they were deleted.
-    """
-
-    at_ms: int
-    start: bytes
-    stop: bytes
-    rows: int | None
-    oldest_ms: int | None
-    newest_ms: int | None
-
-    def __add__(self, other: Taken) -> Taken:
-        return Taken(
-            min(self.at_ms, other.at_ms),
-            min(self.start, other.start),
-            max(self.stop, other.stop),
-            (self.rows or 0) + (other.rows or 0),
-            min((ms for ms in (self.oldest_ms, other.oldest_ms) if ms is not None), default=None),
-            max((ms for ms in (self.newest_ms, other.newest_ms) if ms is not None), default=None),
-        )
-
-
-class Done(NamedTuple):
-    """What an act did with a finding.
-
-    Attributes:
-        keys: the rows it took.
-        cells: the rows whose pointers it negated.
-        at_ms: when; None where nothing is written down, as in a plan.
-        found: where something is to be done, by an act that only looks.
-    """
-
-    keys: Sequence[bytes] = ()
-    cells: Sequence[TxCell] = ()
-    at_ms: int | None = None
-    found: KeyRange | None = None
-
-
-NOTHING_DONE = Done()
-
-
-class Counted(NamedTuple):
-    """What was taken by one rule, as it was counted; ``size_bytes`` of what was inverted is not counted by metrics."""
-
-    table: DataTable
-    rule: Rule
-    rows: int
-    size_bytes: int
 
 
 @dataclass(slots=True)
@@ -235,7 +165,7 @@ class Outcome:
         self._entry(label).add(keys, sum(map(len, keys)), oldest_ms, newest_ms)
         self.pointers.setdefault(topic, set()).update(cell.pointer for cell in cells)
         if done.at_ms is not None:
-            key = LedgerKey(topic, generation, "message", Rule.INVALID_TRANSACTION, *_policy(invalid.work))
+            key = LedgerKey(topic, generation, "message", Rule.INVALID_TRANSACTION, *policy_of(invalid.work))
             self._book(key, done.at_ms, keys[0], keys[-1], len(keys), (oldest_ms, newest_ms))
         return Counted("message", Rule.INVALID_TRANSACTION, len(keys), sum(map(len, keys)))
 
@@ -323,44 +253,3 @@ def ledger_entries(outcome: Outcome, run_id: str, snapshot_timestamp_ms: int | N
     """What a run took, as the ledger has it."""
     found = [*outcome.taken.items(), *outcome.unsure]
     return [ledger_entry(key, taken, run_id, snapshot_timestamp_ms) for key, taken in found]
-
-
-def unsure_of(announced: LedgerEntry) -> tuple[LedgerKey, Taken]:
-    """What was announced and of which nothing is known but that."""
-    table: DataTable = "message" if announced.table == "message" else "payload"
-    policy = (announced.metadata_generation, announced.ttl_seconds, announced.cutoff_ms)
-    key = LedgerKey(announced.topic, announced.generation, table, Rule(announced.rule), *policy)
-    return key, Taken(announced.at_ms, announced.start, announced.stop, None, None, None)
-
-
-def covers(taken: LedgerEntry, announced: LedgerEntry) -> bool:
-    """Whether an entry tells what became of an announcement."""
-    about = (taken.topic, taken.generation, taken.table, taken.rule)
-    same = about == (announced.topic, announced.generation, announced.table, announced.rule)
-    return same and taken.start <= announced.start < taken.stop
-
-
-def ledger_entry(key: LedgerKey, taken: Taken, run_id: str, snapshot_timestamp_ms: int | None) -> LedgerEntry:
-    """One entry of the ledger."""
-    return LedgerEntry(
-        run_id=run_id,
-        at_ms=taken.at_ms,
-        topic=key.topic,
-        generation=key.generation,
-        table=key.table,
-        rule=str(key.rule),
-        start=taken.start,
-        stop=taken.stop,
-        rows=taken.rows,
-        oldest_ms=taken.oldest_ms,
-        newest_ms=taken.newest_ms,
-        metadata_generation=key.metadata_generation,
-        ttl_seconds=key.ttl_seconds,
-        cutoff_ms=key.cutoff_ms,
-        snapshot_timestamp_ms=snapshot_timestamp_ms,
-    )
-
-
-def _policy(work: TopicWork | None) -> tuple[int, int, int]:
-    """Generation, ttl and cut-off; zeros for a topic without metadata, which has none."""
-    return (work.topic.generation, work.topic.ttl_seconds, work.frontier.cutoff.ms) if work else (0, 0, 0)

@@ -1,14 +1,19 @@
-"""Whether the next batch may still be written.
+"""Whether the next batch may be written, and when.
 
 A run that was right to begin may not be right to go on: its lease may be lost (rule S12), an operator may have paused a
 topic or asked the process to stop. So a run asks here before every batch, and after every page it shows that it is
 alive (rule S10): a run that hangs in a call stops showing it, its lease runs out, and the next holder closes it.
+
+How fast rows may be deleted is a plain account of rows against time: each batch is paid for after it was written, with
+nothing open (rule S11), and the wait is as long as the batch was worth. No burst is saved up while idle, so a store
+that sat still for an hour is not hit by an hour's worth of deletes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from threading import Lock
 
 from janitor.state.base import Pause, State
 from tms_core.clock import Clock
@@ -18,6 +23,8 @@ from tms_core.topic import TopicId
 
 #: How often a run's heartbeat is written, in milliseconds of running time.
 HEARTBEAT_MS = 5_000
+#: A wait is taken in pieces, so that the run can be stopped in between.
+LONGEST_SLEEP_SECONDS = 1.0
 
 
 class Withheld(Exception):
@@ -104,3 +111,39 @@ class Permission:
     def _stop_if_halted(self) -> None:
         if self._halted():
             raise Halted("the run was asked to stop; what was done is done, the next one goes on from there.")
+
+
+class Pacer:
+    """Keeps the rate of all who share it at or under a limit.
+
+    Args:
+        rows_per_second: the limit; None for no limit.
+        clock: what time is measured and waited by.
+        alive: called between two pieces of a wait, and before each page of a count; what it raises ends both.
+    """
+
+    def __init__(self, rows_per_second: float | None, clock: Clock, alive: Callable[[], None] = lambda: None) -> None:
+        self._rate = rows_per_second
+        self._clock = clock
+        self.alive = alive
+        self._free_at_ms = 0.0
+        self._lock = Lock()
+
+    def pay(self, rows: int) -> float:
+        """Wait until ``rows`` more are within the limit.
+
+        Returns:
+            Seconds waited.
+        """
+        if not self._rate:
+            return 0.0
+        with self._lock:
+            now_ms = float(self._clock.running_ms())
+            self._free_at_ms = max(self._free_at_ms, now_ms) + rows * 1000 / self._rate
+            seconds = max(0.0, (self._free_at_ms - now_ms) / 1000)
+        left = seconds
+        while left > 0:
+            self._clock.sleep(min(left, LONGEST_SLEEP_SECONDS))
+            self.alive()
+            left -= LONGEST_SLEEP_SECONDS
+        return seconds

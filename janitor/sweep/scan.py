@@ -3,14 +3,14 @@
 A scan follows the garbage. It jumps from topic to topic in key order, reads the range that is due, and sees no live
 message row unless an invalid transaction may have written it or an expired payload may belong to it. What it finds is
 pulled from it as findings (:mod:`janitor.sweep.findings`), one topic after the other, by the step that is taken
-(:mod:`janitor.sweep.step`).
+(:mod:`janitor.sweep.sweep`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
@@ -58,7 +58,7 @@ Event = Visit | Finding
 Jump = Generator[Finding, None, bytes | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
     """A part of a store as one pass reads it.
 
@@ -68,9 +68,9 @@ class Part:
         context: what was known when the pass began.
         page_rows: rows per page, and so per batch.
         act: what is done with findings; also asked now and then, while nothing is found, whether to go on.
-        messages, payloads: the tables' keys, some of them read ahead.
         replans: whether a topic that moved is planned anew here; else that is the driver's.
         planned: messages with a ttl of their own, in a plan, which leaves them there though they go; None in a run.
+        messages, payloads: the tables' keys, some of them read ahead.
     """
 
     store: Reads
@@ -78,25 +78,14 @@ class Part:
     context: RunContext
     page_rows: int
     act: Act
-    messages: CellsAhead
-    payloads: Ahead
     replans: bool = True
     planned: Expiries | None = None
+    messages: CellsAhead = field(init=False)
+    payloads: Ahead = field(init=False)
 
-    @classmethod
-    def of(
-        cls,
-        store: Reads,
-        context: RunContext,
-        page_rows: int,
-        act: Act,
-        *,
-        whole: Reads | None = None,
-        replans: bool = True,
-        planned: Expiries | None = None,
-    ) -> Part:
-        messages, payloads = CellsAhead(store.message, page_rows), Ahead(store.payload, page_rows)
-        return cls(store, whole or store, context, page_rows, act, messages, payloads, replans, planned)
+    def __post_init__(self) -> None:
+        self.messages = CellsAhead(self.store.message, self.page_rows)
+        self.payloads = Ahead(self.store.payload, self.page_rows)
 
     def keys(self, name: DataTable) -> Ahead:
         return self.messages if name == "message" else self.payloads

@@ -7,21 +7,30 @@ system and fresh (rule S14); without one the first answer is always no and the s
 An invalid transaction's client may not know yet that it is invalid and may go on publishing until its lifetime ends.
 So a pointer stays *open* from when it is first seen in an invalid list until a pass that began after that moment has
 covered all the time in which it can have published. Only then do its rows count as clean.
+
+When a transaction was committed is written down nowhere, and the messages of some topics wait until theirs has ended
+(property ``hold: transaction``). So a run notes the begin of the oldest one in progress, and once that note is some
+minutes old, whatever was published before that begin was decided at least so long ago. Two such moments are enough: the
+one that counts, and the next one, which is growing old.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
+from janitor.law.policy import Frontier, Hold
 from janitor.law.references import Lifetime
 from janitor.report import SnapshotUsed
 from janitor.state.base import KnownIds, OpenIdRecord
+from janitor.state.records import Note
 from tms_core.errors import NoSnapshot, SnapshotError
 from tms_core.logs.printable import duration
+from tms_core.rowkey import Cutoff
 from tms_core.tables.base import PointerSet
 from tms_core.transaction.model import VisibilityState, transaction_ms
 from tms_core.transaction.source.source import SnapshotSource
@@ -30,6 +39,12 @@ from tms_core.transaction.source.source import SnapshotSource
 REMEMBER_CLOSED_MS = 30 * 24 * 3600 * 1000
 #: PointerSet compared at a time; as few as that need no large sets where the lists differ.
 _BLOCK = 4096
+#: Invalid ids that are put in a set, for the time of a search; about 10 MB.
+MOST_IN_A_SET = 100_000
+#: The note that has the two moments by which transactions have ended.
+DECIDED = Note.TRANSACTION_ENDS
+#: How long after the end of its transaction a message is there at least, in milliseconds.
+SEEN_MS = 300_000
 
 
 class Problem(StrEnum):
@@ -111,10 +126,6 @@ def older(state: TxState) -> TxState:
     """The state, not to be used: it is of a snapshot from before the one last used, which may have been removed."""
     message = f"{state.name} is older than the snapshot that was used last; the janitor waits for the next snapshot"
     return replace(state, problem=Problem.OLDER, message=message)
-
-
-#: Invalid ids that are put in a set, for the time of a search; about 10 MB.
-MOST_IN_A_SET = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,3 +279,56 @@ def pointer_state(pointer: int | None, snapshot: VisibilityState | None) -> str:
     if snapshot.is_invalid(pointer):
         return "invalid"
     return "undecided" if snapshot.is_undecided(pointer) else "committed"
+
+
+# -- when they ended ---------------------------------------------------------------------------------------------------
+
+
+class Decided(NamedTuple):
+    """What is known of the ends of transactions.
+
+    Attributes:
+        before_ms: what was published before this moment was decided :data:`SEEN_MS` ago.
+        next_ms: what was published before this one was decided by ``noted_ms``.
+        noted_ms: the time of the snapshot that said so.
+    """
+
+    before_ms: int
+    next_ms: int
+    noted_ms: int
+
+
+def decided(
+    now_ms: int, note: Mapping[str, int] | None, snapshot: VisibilityState | None, lifetime: Lifetime
+) -> Decided:
+    """What is known by now.
+
+    Args:
+        now_ms: the moment rows are judged by.
+        note: what was known by the run before; None: nothing.
+        snapshot: what is known of transactions now; None: nothing.
+        lifetime: how long a transaction may write. What is older than that was decided, whatever is known of it.
+    """
+    known = Decided(0, 0, 0) if note is None else Decided(**note)
+    if snapshot is not None:
+        taken_ms = snapshot.timestamp_ms
+        begun_ms = oldest_open_ms(snapshot) - lifetime.allowance_ms
+        if known.noted_ms == 0 or taken_ms < known.noted_ms:
+            known = Decided(known.before_ms, begun_ms, taken_ms)
+        elif taken_ms - known.noted_ms >= SEEN_MS:
+            known = Decided(max(known.before_ms, known.next_ms), begun_ms, taken_ms)
+    over_ms = now_ms - lifetime.max_ms - lifetime.allowance_ms - SEEN_MS
+    return known._replace(before_ms=max(0, known.before_ms, over_ms))
+
+
+def oldest_open_ms(snapshot: VisibilityState) -> int:
+    """Begin of the oldest transaction that may be in progress; where none is, the snapshot's time."""
+    return min([snapshot.timestamp_ms, *map(transaction_ms, snapshot.open_pointers)])
+
+
+def until_decided(frontier: Frontier, decided_ms: int) -> Frontier:
+    """A frontier that stops where transactions may have ended only now."""
+    frontier = replace(frontier, decided_ms=decided_ms)
+    if decided_ms >= frontier.cutoff.ms:
+        return frontier
+    return replace(frontier, cutoff=Cutoff(decided_ms), hold=frontier.hold or Hold.TRANSACTION)

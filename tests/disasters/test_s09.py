@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from janitor.report import Report
-from janitor.run.quarantine import FIRST_PROBE_MS, LAST_PROBE_MS, STRIKES
+from janitor.run.guards import FIRST_PROBE_MS, LAST_PROBE_MS, STRIKES
 from janitor.state.base import Strikes
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Topic, janitor, pointer, topic, watch

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from janitor.run.quarantine import STRIKES
+from janitor.run.guards import STRIKES
 from tests.builders import DAY, NOW_MS, janitor, pointer, topic
 from tests.hbase.scene import Scene, complaints, finish
 from tests.hbase.server import HBaseServer

@@ -150,7 +150,7 @@ def test_given_a_sweep_killed_in_the_middle_when_opened_again_then_tables_are_na
         from pathlib import Path
         from tests.interop.test_sweep import ManualClock, sweep
         from tms_core.tables.leveldb.store import LevelDBStore
-        from janitor.sweep.executor import Sweep
+        from janitor.sweep.act import Sweep
         apply, batches = Sweep.apply, 0
         def dying(self, finding):
             global batches

@@ -19,15 +19,16 @@ from janitor.boundary import coverage
 from janitor.law import frontier
 from janitor.law.frontier import elapsed_ms
 from janitor.law.policy import Rule
-from janitor.run import conclude, feedback, guards, passes, prepare, quarantine, runs
+from janitor.run import conclude, engine, feedback, guards, passes, prepare
 from janitor.run.prepare import run_context
 from janitor.state.base import Evidence
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep import inversions, ledger, messages, payloads, permission
+from janitor.sweep import deletions, inversions, ledger, permission
+from janitor.sweep.act import Sweep
 from janitor.sweep.context import RunContext, Terms
-from janitor.sweep.executor import Sweep
-from janitor.sweep.findings import Invalid
-from janitor.sweep.outcome import Done, LedgerKey, Outcome
+from janitor.sweep.findings import Done, Invalid
+from janitor.sweep.ledger import LedgerKey
+from janitor.sweep.outcome import Outcome
 from janitor.sweep.permission import Permission
 from janitor.sweep.scan import Part
 from janitor.sweep.transactions import TransactionView
@@ -59,7 +60,7 @@ def adopt_accepts_whatever_is_there(patch: pytest.MonkeyPatch) -> None:
 
 def no_search_for_references(patch: pytest.MonkeyPatch) -> None:
     """L5: nobody looks for the message that a payload belongs to."""
-    patch.setattr(payloads, "find_referenced", lambda *_: set())
+    patch.setattr(deletions, "find_referenced", lambda *_: set())
 
 
 def nothing_is_undecided(patch: pytest.MonkeyPatch) -> None:
@@ -119,8 +120,7 @@ def nothing_is_protected(patch: pytest.MonkeyPatch) -> None:
 
 def apply_knows_no_ranges(patch: pytest.MonkeyPatch) -> None:
     """``apply`` deletes whatever the law takes."""
-    for step in (messages, payloads):
-        patch.setattr(step, "allowed", lambda *arguments: arguments[3])
+    patch.setattr(deletions, "allowed", lambda *arguments: arguments[3])
 
 
 def every_pass_counts_as_thorough(patch: pytest.MonkeyPatch) -> None:
@@ -198,7 +198,7 @@ def claim_with_topics_put_aside(patch: pytest.MonkeyPatch) -> None:
 def quarantine_without_end(patch: pytest.MonkeyPatch) -> None:
     """S9: what failed three times is never probed."""
     patch.setattr(
-        quarantine,
+        guards,
         "quarantined",
         lambda strikes, _: frozenset(topic for topic, record in strikes.items() if record.probe_ms is not None),
     )
@@ -232,7 +232,7 @@ def thorough_passes_are_lazy(patch: pytest.MonkeyPatch) -> None:
         made.lazy = True
         return made
 
-    patch.setattr(runs, "run_context", lazily)
+    patch.setattr(engine, "run_context", lazily)
 
 
 def whatever_is_listed_is_proven(patch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from janitor.spark.sweep.ranged import RangedStore
 from janitor.spark.sweep.task import perform
 from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
+from janitor.sweep.act import Keeper
 from janitor.sweep.context import Terms
-from janitor.sweep.executor import Keeper
 from janitor.sweep.transactions import TransactionView
 from tests.builders import DAY, NOW_MS
 from tms_core.clock import Clock, ManualClock

@@ -16,8 +16,7 @@ from janitor.settings import load
 from janitor.spark.access import Access
 from janitor.spark.session import session
 from janitor.spark.source.source import register
-from janitor.spark.sweep.engine import cutter
-from janitor.spark.sweep.runner import SparkSender
+from janitor.spark.sweep.engine import SparkSender, cutter
 from janitor.spark.sweep.task import StoreGround
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.context import Terms

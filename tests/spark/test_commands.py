@@ -17,7 +17,7 @@ import pytest
 from janitor.app.exporter import Exporter
 from janitor.app.session import Session
 from janitor.app.stores import LevelDBPlace
-from janitor.cli import stats_table
+from janitor.cli import spark
 from janitor.metrics import Metrics
 from janitor.spark import session as on
 from janitor.state.base import State
@@ -190,7 +190,7 @@ def test_given_one_topic_when_counted_then_nothing_is_said_of_the_others(desk: S
 
 
 def test_given_a_store_without_rows_when_shown_then_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    stats_table.show([], NOW_MS)
+    spark.show_stats([], NOW_MS)
     assert "nothing lies in this store" in capsys.readouterr().out
 
 

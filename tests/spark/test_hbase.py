@@ -22,9 +22,8 @@ from janitor.spark.access import Access
 from janitor.spark.session import translated
 from janitor.spark.source.options import SourceOptions
 from janitor.spark.source.source import FilteringSource, RowReader
-from janitor.spark.sweep.engine import cutter
+from janitor.spark.sweep.engine import SparkSender, cutter
 from janitor.spark.sweep.messages import TaskShare
-from janitor.spark.sweep.runner import SparkSender
 from janitor.spark.sweep.task import StoreGround, perform
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState

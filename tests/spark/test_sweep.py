@@ -18,10 +18,9 @@ from janitor.law.ranges import topic_stop
 from janitor.report import Report
 from janitor.run.prepare import prepare, run_context
 from janitor.spark.source.options import SourceOptions
-from janitor.spark.sweep.engine import cutter
+from janitor.spark.sweep.engine import SparkSender, cutter
 from janitor.spark.sweep.messages import Run, TaskShare, TaskSpec, portable
 from janitor.spark.sweep.ranged import RangedReads
-from janitor.spark.sweep.runner import SparkSender
 from janitor.spark.sweep.task import FollowedLease, perform
 from janitor.state.base import RunRecord, StoreRecord
 from janitor.state.sqlite.state import SqliteState

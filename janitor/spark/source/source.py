@@ -17,14 +17,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.types import StructField, StructType
 
-from janitor.spark.columns import DataTable, split
+from janitor.spark.columns import NEVER_MS, DataTable, Longs, split
 from janitor.spark.session import plain_kind
 from janitor.spark.source import pages
 from janitor.spark.source.batches import CLAIM_COLUMNS, METADATA_COLUMNS, arrow_batch, columns_of, row_batch
-from janitor.spark.source.expiring import expiring
 from janitor.spark.source.options import NAME, SourceOptions
 from janitor.spark.source.parts import NOTHING, Piece, pieces
 from janitor.spark.source.wanted import Wanted
@@ -42,6 +42,8 @@ from tms_core.transaction.model import Transaction
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: Moments read at once at which messages end by a ttl of their own.
+_EXPIRIES = 8192
 #: Whether Spark offers filters to sources that are written in Python.
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
@@ -156,7 +158,7 @@ class RowReader(DataSourceReader):
             rows = split(wanted.table, page.keys)
             keep = wanted.mask(rows)
             if keep.any():
-                decisions = self.policy.judge(wanted.table, rows, page.pointers, expiring(expiries, page.keys))
+                decisions = self.policy.judge(wanted.table, rows, page.pointers, _expiring(expiries, page.keys))
                 yield row_batch(wanted.table, page, rows, decisions, keep, piece.salt)
 
 
@@ -244,3 +246,30 @@ def _named(what: str) -> Iterator[None]:
     except StoreError as error:
         message = f"a task lost its store while it read {what}: {error.message}"
         raise plain_kind(type(error))(message, error.hint) from error
+
+
+def _expiring(expiries: Expiries | None, keys: list[bytes]) -> Longs | None:
+    """When a ttl of its own takes each message (rule L6); ``NEVER_MS`` without one.
+
+    It is asked after a page was read, since a server writes it down before the message: so of no message that was read
+    it is missing. In HBase what is written down has no salt, so a task also reads that of the other salts' messages.
+
+    Args:
+        expiries: None: there are none.
+        keys: of messages, in key order.
+
+    Returns:
+        None where no message has one.
+
+    Raises:
+        StoreError: what is beside the store could not be read.
+    """
+    found: dict[bytes, int] = {}
+    start = keys[0] if expiries is not None and keys else None
+    while expiries is not None and start is not None:
+        page = expiries.between(start, keys[-1] + b"\x00", _EXPIRIES)
+        found.update(page.items)
+        start = page.resume
+    if not found:
+        return None
+    return np.array([min(found.get(key, NEVER_MS), NEVER_MS) for key in keys], dtype=np.int64)

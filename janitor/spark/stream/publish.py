@@ -3,8 +3,10 @@
 Spark does a batch again if it ends between doing it and writing that down. So the query is a producer
 (:mod:`tms_core.messaging.producers`), and the batch's number labels its transaction: a driver that begins a batch is
 told what became of the last one, and no older driver can commit any more. Another batch of the same number, from a
-checkpoint that was put back or copied, would be lost if it were taken for that: it is told by when it was planned
-(:mod:`janitor.spark.stream.checkpoint`), and is refused.
+checkpoint that was put back or copied, would be lost if it were taken for that. Spark plans a batch once: it writes
+down where the batch ends and when that was, and reads both again after a crash. So number and time together tell a
+batch from such another one, which is refused. Both files are read by Spark, as only that knows every place in which a
+checkpoint may be.
 
 Executors store the payloads themselves, where no reader sees them, each attempt of a task with a pointer of its own (a
 checkpoint of the batch's transaction). The driver publishes those pointers that came back from tasks, in the order of
@@ -13,6 +15,8 @@ the partitions, just before the commit: so of an attempt that failed, or is stil
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -20,15 +24,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.errors import PySparkException
 from pyspark.sql.types import BinaryType, StringType
 
-from janitor.spark.stream.checkpoint import PlannedBatch, planned, query_id
 from janitor.spark.stream.feed import connect, named
-from tms_core.client import Client, ConfigurationError, NotInProgress, Timeouts, TopicId, Transaction, TransactionClient
+from tms_core.client import Client, NotInProgress, Timeouts, TopicId, Transaction, TransactionClient
+from tms_core.client.messages import time_at
 from tms_core.client.producer_calls import FormerTransaction
 from tms_core.client.site import service_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS
-from tms_core.errors import Refused
+from tms_core.errors import ConfigurationError, Refused
 from tms_core.transaction.model import transaction_ms
 
 if TYPE_CHECKING:
@@ -40,6 +45,8 @@ TIMEOUT_SECONDS = 300
 _CHUNK_ROWS, _CHUNK_BYTES = 1_000, 1_000_000
 #: After how long the janitor forgets a producer that does nothing, in milliseconds.
 _FORGOTTEN_MS = 7 * 86_400_000
+#: What stands for several names where Spark reads a file; in a checkpoint's it stands for itself.
+_SPECIAL = re.compile(r"[\\*?\[\]{}]")
 
 
 def publish_batches(
@@ -235,3 +242,51 @@ def _chunks(values: Iterable[Any], column: str) -> Iterator[list[bytes]]:
             chunk, size = [], 0
     if chunk:
         yield chunk
+
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# -- what Spark has written into a query's checkpoint, and a batch cannot be asked -------------------------------------
+
+
+class PlannedBatch(NamedTuple):
+    """A batch of a query.
+
+    Attributes:
+        number: its number.
+        ms: when Spark planned it, by the driver's clock.
+    """
+
+    number: int
+    ms: int
+
+    def __str__(self) -> str:
+        return f"{self.number} (planned {time_at(self.ms):%Y-%m-%d %H:%M:%S} UTC)"
+
+
+def query_id(spark: SparkSession, checkpoint: str) -> str:
+    """The query's id.
+
+    Raises:
+        ConfigurationError: there is no such checkpoint.
+    """
+    return str(_checkpoint_entry(spark, checkpoint, "metadata", "id"))
+
+
+def planned(spark: SparkSession, checkpoint: str, batch: int) -> PlannedBatch:
+    """A batch by its number; raises as :func:`query_id` does."""
+    return PlannedBatch(batch, int(_checkpoint_entry(spark, checkpoint, f"offsets/{batch}", "batchTimestampMs")))
+
+
+def _checkpoint_entry(spark: SparkSession, checkpoint: str, name: str, key: str) -> Any:
+    """A value from the first object in a file; before it there may be a version."""
+    file = f"{checkpoint.rstrip('/')}/{name}"
+    try:
+        lines = [str(row[0]) for row in spark.read.text(_SPECIAL.sub(r"\\\g<0>", file)).collect()]
+        return json.loads(next(line for line in lines if line.startswith("{")))[key]
+    except (PySparkException, StopIteration, ValueError, KeyError) as error:
+        raise ConfigurationError(
+            f"checkpoint is {checkpoint}, which is not that of this query: there is no {key} in {file}.",
+            "Give the very checkpointLocation of the query.",
+        ) from error

@@ -3,7 +3,7 @@
 The engine does not change. It prepares, asks its guards, takes each step of a pass in all parts before the next one
 begins, and saves what was reached; only the division of the pass is another (:class:`~janitor.sweep.sweep.Division`).
 While tasks are at work the driver shows that the run is alive and renews its lease; when that is lost, the tasks are
-called back, and those that do not hear it end at their next batch by themselves.
+called back, and those that do not hear it end at their next batch by themselves. There is one task for each share.
 
 Traded: what a task takes is counted when it ends. What an attempt took that was lost is in the ledger without a number,
 because each attempt announces where it will delete before it does.
@@ -17,30 +17,88 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Protocol
 
 from janitor.law.policy import Reason
 from janitor.report import Mode
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.spark.access import Access
+from janitor.spark.session import attended, translated
 from janitor.spark.source.parts import cut_evenly
 from janitor.spark.sweep.messages import Run, TaskResult, TaskShare, TaskSpec, portable
 from janitor.spark.sweep.ranged import NOTHING, RangedReads, RangedStore
-from janitor.spark.sweep.runner import Sender
+from janitor.spark.sweep.task import Ground, perform
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep.context import RunContext
 from janitor.sweep.findings import failed
-from janitor.sweep.outcome import Outcome, unsure_of
+from janitor.sweep.ledger import unsure_of
+from janitor.sweep.outcome import Outcome
 from janitor.sweep.scan import Part
-from janitor.sweep.step import REPLANS, StepJob, ignore_reached, run_step
-from janitor.sweep.sweep import Divided, Runner
+from janitor.sweep.sweep import REPLANS, Divided, Runner, StepJob, ignore_reached, run_step
 from tms_core.errors import StoreUnavailable
 from tms_core.tables.base import ALL_KEYS, Reads, Store
 from tms_core.tables.hbase.store import HBasePart
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.read_only import read_only_error
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 logger = logging.getLogger(__name__)
+
+
+class Sender(Protocol):
+    """Has tasks done somewhere."""
+
+    def send(self, spec: TaskSpec, shares: Sequence[TaskShare], alive: Callable[[], None]) -> list[TaskResult]:
+        """Have each share done; the answers come in their order.
+
+        Args:
+            alive: called now and then while one waits.
+
+        Raises:
+            Interrupted: what ``alive`` raised; the tasks were called back.
+            StoreError: a task failed as often as it was tried.
+        """
+        ...
+
+
+class SparkSender:
+    """Has tasks done on Spark, one for each share.
+
+    Args:
+        spark: where; a session of the sweep's own, whose jobs are all called back when the run has to end.
+        ground: what tasks stand on; goes with them.
+    """
+
+    def __init__(self, spark: SparkSession, ground: Ground) -> None:
+        self._spark = spark
+        self._ground = ground
+
+    def send(self, spec: TaskSpec, shares: Sequence[TaskShare], alive: Callable[[], None]) -> list[TaskResult]:
+        return attended(self._spark, partial(self._collect, spec, shares), alive)
+
+    def _collect(self, spec: TaskSpec, shares: Sequence[TaskShare]) -> list[TaskResult]:
+        ground, numbered = self._ground, list(shares)
+
+        def work(batches: Iterator[Any]) -> Iterator[Any]:
+            import pyarrow as pa  # noqa: PLC0415
+            from pyspark import TaskContext  # noqa: PLC0415
+
+            context = TaskContext.get()
+            attempt = context.attemptNumber() if context is not None else 0
+            for batch in batches:
+                for at in batch.column(0).to_pylist():
+                    answer = perform(ground, spec, numbered[at], attempt).pack()
+                    yield pa.RecordBatch.from_pydict({"at": [at], "answer": [answer]})
+
+        with translated():
+            numbers = self._spark.range(0, len(numbered), 1, len(numbered))
+            asked = numbers.mapInArrow(work, "at long, answer string")
+            found = {row.at: row.answer for row in asked.collect()}
+        return [TaskResult.unpack(found[at]) for at in range(len(numbered))]
+
 
 #: Cuts a store into shares, each with the part of the driver's own store that stands for it.
 Cut = Callable[[Reads], list[tuple[TaskShare, Reads]]]
@@ -208,7 +266,7 @@ def _done_where_found(store: Store, job: StepJob, seen: Outcome) -> Outcome:
     found = sorted(seen.found)
     ranges = (found, []) if job.step == "invert" else ([], found)
     part = job.part
-    there = Part.of(RangedStore(store, *ranges), part.context, part.page_rows, part.act, whole=part.whole)
+    there = Part(RangedStore(store, *ranges), part.whole, part.context, part.page_rows, part.act)
     outcome = run_step(replace(job, part=there, failed=job.failed | seen.failed.keys(), reached=ignore_reached))
     total = seen.staying()
     total.found = []

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from janitor.control import values
 from janitor.sweep.context import RunContext
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.step import StepJob, StepName
+from janitor.sweep.sweep import StepJob, StepName
 from tms_core import errors
 from tms_core.errors import Interrupted, StateError
 from tms_core.tables.base import KeyRange, MetadataReads
@@ -28,7 +28,7 @@ class TaskShare:
         number: which of all.
         salt: under which its rows lie; None where there are no salts.
         messages, payloads: which keys.
-        since_ms, everything, failed: as of a job (:class:`~janitor.sweep.step.StepJob`).
+        since_ms, everything, failed: as of a job (:class:`~janitor.sweep.sweep.StepJob`).
     """
 
     number: int

@@ -23,16 +23,14 @@ from janitor.spark.sweep.ranged import RangedReads
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.sweep import permission
-from janitor.sweep.act import Act
+from janitor.sweep.act import Act, Keeper, Preview, Sweep
 from janitor.sweep.compaction import DeletedRanges
-from janitor.sweep.executor import Keeper, Preview, Sweep
-from janitor.sweep.findings import Due, Finding, Invalid, Read
+from janitor.sweep.findings import NOTHING_DONE, Counted, Done, Due, Finding, Invalid, Read
 from janitor.sweep.ledger import Ledger
-from janitor.sweep.outcome import NOTHING_DONE, Counted, Done, Outcome
-from janitor.sweep.permission import Permission
-from janitor.sweep.rate_limit import Pacer
+from janitor.sweep.outcome import Outcome
+from janitor.sweep.permission import Pacer, Permission
 from janitor.sweep.scan import Part
-from janitor.sweep.step import StepJob, run_step
+from janitor.sweep.sweep import StepJob, run_step
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Interrupted, LeaseLost, StateError, StoreError
@@ -223,7 +221,7 @@ def _step(spec: TaskSpec, share: TaskShare, store: Reads, whole: Reads, act: Act
     # What dataclasses replace they share, and a task changes its own.
     reread = set(spec.context.reread_topics)
     context = replace(spec.context, metadata=whole.metadata, reread_topics=reread)
-    part = Part.of(store, context, spec.page_rows, act, whole=whole, replans=False)
+    part = Part(store, whole, context, spec.page_rows, act, replans=False)
     job = StepJob(spec.step, part, share.failed, share.since_ms, share.everything, refers=not spec.finds)
     outcome = run_step(job)
     if outcome.ended is not None and not isinstance(outcome.ended, Interrupted | StateError):

@@ -4,6 +4,8 @@ One file rather than many, so that a run's end is one commit. The journal is SQL
 write-ahead log: commits are few, the folder may lie on a network volume, where a write-ahead log does not work, and
 between runs there is one file to copy. ``synchronous`` is EXTRA, which also syncs the folder after the journal is gone:
 a claim must not come true only until the power fails.
+
+The layout carries a version number, so that a janitor never guesses at a file of another one: it says so and stops.
 """
 
 from __future__ import annotations
@@ -19,9 +21,63 @@ from typing import Any, Self
 
 from janitor.state.base import State
 from janitor.state.documents import Changes, View
-from janitor.state.sqlite import schema
 from janitor.state.sqlite.loose import LooseFile
 from tms_core.errors import StateBusy, StateError
+
+#: What ``PRAGMA user_version`` says of a file of this layout.
+SCHEMA_VERSION = 4
+#: What ``PRAGMA application_id`` says of a file of ours ("tmsj").
+APPLICATION_ID = 0x746D736A
+
+#: What it means to do without a state file.
+LOSS = (
+    "this loses which store was adopted, which jumps are held, the proven boundary and the history, but no message: "
+    "the store is then a first contact and nothing is deleted until it is adopted."
+)
+
+_TABLES = (
+    # With row ids, since SQLite reads a large value when it compares keys without them.
+    "CREATE TABLE documents (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
+    "CREATE TABLE history (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
+)
+
+
+def is_new(connection: sqlite3.Connection, where: str) -> bool:
+    """Whether the open file has no tables yet; else it has those of this layout.
+
+    Args:
+        where: the file, for messages.
+
+    Raises:
+        StateError: another program's database, or one of another layout.
+    """
+    # In this order tables that another process makes between two of the readings are taken for a janitor's.
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    (number,) = connection.execute("PRAGMA user_version").fetchone()
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    if application != APPLICATION_ID and (number or tables):
+        raise StateError(f"{where} is another program's database.", "Name another folder in janitor.state.")
+    if number > SCHEMA_VERSION:
+        raise StateError(
+            f"{where} was written by a newer janitor (layout {number}; this one knows {SCHEMA_VERSION}).",
+            f"Use that version, or move the folder away: {LOSS}",
+        )
+    if number not in (0, SCHEMA_VERSION):
+        raise StateError(
+            f"{where} has layout {number}, which no released janitor wrote (this one knows {SCHEMA_VERSION}).",
+            f"Move the folder away: {LOSS}",
+        )
+    return bool(number == 0)
+
+
+def make_tables(connection: sqlite3.Connection, where: str) -> None:
+    """Make the tables if they are still not there; call it inside a transaction."""
+    if is_new(connection, where):
+        for statement in _TABLES:
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
 
 FILE_NAME = "state.sqlite3"
 #: How long to wait for another process that is writing, in seconds; a commit takes milliseconds.
@@ -86,9 +142,9 @@ class SqliteDocuments:
         try:
             with self._border():
                 self.connection.execute("PRAGMA synchronous = EXTRA")
-                if schema.is_new(self.connection, self.name):
+                if is_new(self.connection, self.name):
                     with self._begun("IMMEDIATE"):
-                        schema.make_tables(self.connection, self.name)
+                        make_tables(self.connection, self.name)
         except StateError:
             self.connection.close()
             raise
@@ -197,7 +253,7 @@ class SqliteDocuments:
                     f"{self.name} is being written by another process.", "Wait for it to end, then try again."
                 ) from error
             if code in _CORRUPT:
-                raise StateError(f"{self.name} is corrupt: {error}.", f"Move its folder away: {schema.LOSS}") from error
+                raise StateError(f"{self.name} is corrupt: {error}.", f"Move its folder away: {LOSS}") from error
             raise StateError(
                 f"{self.name} cannot be used: {error}.", "Check the folder's rights and the space on its disk."
             ) from error

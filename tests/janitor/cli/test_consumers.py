@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from janitor.state.notes import Note
+from janitor.state.records import Note
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY, MINUTE, NOW_MS
 from tests.janitor.cli.conftest import SETTINGS, Site

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from janitor.app.progress import progress
 from janitor.cli import render
-from janitor.sweep.progress import EXPECTED
+from janitor.report import EXPECTED
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
 from tms_core.logs.printable import duration

@@ -18,9 +18,9 @@ from janitor.control.api import Asks, Behind, Observers, greeting
 from janitor.control.client import Caller, RemoteEngine
 from janitor.control.server import ControlServer
 from janitor.inspect.rows import Audit
+from janitor.report import Observer
 from janitor.run.engine import Engine
 from janitor.status.status import Status
-from janitor.sweep.progress import Observer
 from tests.builders import DAY, NOW_MS, Rig, janitor, topic
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.read_only import read_only

@@ -22,12 +22,12 @@ from janitor.app.options import Common
 from janitor.app.session import Session
 from janitor.control.api import Asks, Behind, Observers, greeting
 from janitor.control.server import ControlServer
+from janitor.report import Observer
 from janitor.run.engine import Engine
 from janitor.settings import config_digest
 from janitor.state.base import State
 from janitor.status.collect import Live, collect
 from janitor.status.status import Status
-from janitor.sweep.progress import Observer
 from tests.builders import Call, watch
 from tms_core.clock import ManualClock
 from tms_core.tables.read_only import read_only

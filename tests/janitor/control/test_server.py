@@ -21,9 +21,9 @@ from janitor.control import api, values
 from janitor.control import server as server_module
 from janitor.inspect.rows import Audit
 from janitor.law.policy import Rule
+from janitor.report import Observer
 from janitor.run import plan_file as plan
 from janitor.state.base import EVERYTHING
-from janitor.sweep.progress import Observer
 from tests.builders import Call, watch
 from tests.janitor.control.conftest import SETTINGS, STORE, Client, Desk
 from tms_core.errors import Halted, StoreBusy, StoreError

@@ -133,7 +133,7 @@ def test_given_a_bug_in_a_sweep_when_time_passes_then_it_is_a_failed_run_and_no_
 ) -> None:
     with house() as site:
         with monkeypatch.context() as patch:
-            patch.setattr("janitor.sweep.step.messages", lambda *_: 1 / 0)
+            patch.setattr("janitor.sweep.sweep.messages", lambda *_: 1 / 0)
             site.time.advance(60)
         assert site.results == ["done", "failed"]
         assert [name for name, _ in site.time.errors] == ["sweep"]

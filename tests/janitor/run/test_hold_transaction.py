@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from janitor.law.policy import Frontier, Hold
-from janitor.sweep.transaction_ends import SEEN_MS, Decided, decided, until_decided
+from janitor.sweep.transactions import SEEN_MS, Decided, decided, until_decided
 from tests.builders import HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, pointer, visibility
 from tests.janitor.run.house import ServedStore
 from tests.messaging.group_desk import ORDERS

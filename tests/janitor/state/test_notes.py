@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from janitor.state.notes import Note
+from janitor.state.records import Note
 
 MODULES = sorted((Path(__file__).parents[3] / "janitor").rglob("*.py"))
 

@@ -10,7 +10,7 @@ import pytest
 from janitor.state.base import State
 from janitor.stats import consumer_lag as lag
 from janitor.stats.consumer_lag import NOTE, LagCount
-from janitor.sweep.rate_limit import Pacer
+from janitor.sweep.permission import Pacer
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, pointer, topic, unknown_topic, watch, watch_state
 from tms_core.clock import ManualClock
 from tms_core.consumers.claim_rows import pack

@@ -7,7 +7,7 @@ from typing import Any
 
 from janitor.cli.status import lines
 from janitor.state.base import EVERYTHING, RunRecord
-from janitor.stats.late import LATE_MS, MOST_TOPICS, note_late
+from janitor.stats.consumer_lag import LATE_MS, MOST_TOPICS, note_late
 from janitor.stats.topic_sizes import Census
 from janitor.status.collect import DAEMON_NOTE, SILENT_MS, Deployment, Live, collect, summary
 from janitor.status.health import judge

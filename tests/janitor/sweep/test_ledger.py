@@ -13,9 +13,9 @@ from janitor.law.frontier import admit
 from janitor.law.policy import Frontier, Rule
 from janitor.state.base import ClockAnchor, LedgerEntry
 from janitor.sweep.context import TopicWork
-from janitor.sweep.findings import Batch, Due
+from janitor.sweep.findings import Batch, Done, Due
 from janitor.sweep.ledger import Ledger
-from janitor.sweep.outcome import Done, Outcome, ledger_entries
+from janitor.sweep.outcome import Outcome, ledger_entries
 from tests.builders import (
     DAY,
     HOUR,

@@ -10,8 +10,9 @@ from janitor.law.policy import Frontier, Hold, Reason, Rule
 from janitor.report import NAMED_KEYS, EntryKey, ForeignKey
 from janitor.state.base import ClockAnchor
 from janitor.sweep.context import TopicWork
-from janitor.sweep.findings import Batch, Due, Failed, Kept, Untouchable, foreign
-from janitor.sweep.outcome import Done, Outcome, Taken
+from janitor.sweep.findings import Batch, Done, Due, Failed, Kept, Untouchable, foreign
+from janitor.sweep.ledger import Taken
+from janitor.sweep.outcome import Outcome
 from tests.builders import NOW_MS
 from tms_core.rowkey import MessageKey
 from tms_core.tables.memory import MemoryStore

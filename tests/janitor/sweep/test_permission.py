@@ -1,13 +1,19 @@
-"""What a run asks before every batch: to go on at all, its lease, and whether the topic is paused."""
+"""What a run asks before every batch: to go on at all, its lease, whether the topic is paused; and the rate."""
 
 from __future__ import annotations
 
-import pytest
+from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.law.policy import Rule
 from janitor.state.base import EVERYTHING, RunRecord
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep.permission import HEARTBEAT_MS, Permission, Withheld
-from tests.builders import MINUTE, NOW_MS
+from janitor.sweep.permission import HEARTBEAT_MS, LONGEST_SLEEP_SECONDS, Pacer, Permission, Withheld
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, janitor, topic
+from tests.salted import SaltedStore
 from tms_core.clock import ManualClock
 from tms_core.errors import Halted, LeaseLost
 from tms_core.tables.lease import Lease
@@ -130,3 +136,129 @@ def test_given_a_run_that_was_closed_by_another_when_it_is_alive_then_it_does_no
     case.clock.advance(HEARTBEAT_MS)
     case.permission.alive()
     assert (case.heartbeat_ms, case.state.unfinished_runs()) == (NOW_MS, [])
+
+
+# --- the rate: each batch is paid for after it was written, and nothing is saved up ----------------------------------
+
+
+class Sleepy(ManualClock):
+    """Remembers each of its sleeps."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.sleeps: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+        super().sleep(seconds)
+
+
+def test_given_no_limit_when_paid_then_nothing_is_waited_for() -> None:
+    clock = ManualClock(0)
+    assert Pacer(None, clock).pay(10**9) == 0.0
+    assert clock.running_ms() == 0
+
+
+def test_given_a_limit_when_a_batch_is_paid_then_the_wait_is_what_it_is_worth() -> None:
+    clock = ManualClock(0)
+    pacer = Pacer(1000, clock)
+    assert pacer.pay(500) == 0.5
+    assert clock.running_ms() == 500
+    assert pacer.pay(2000) == 2.0
+    assert clock.running_ms() == 2500
+
+
+@pytest.mark.parametrize(
+    ("rows", "sleeps"), [(500, [0.5]), (1000, [1.0]), (1001, [1.0, 0.001]), (3500, [1.0, 1.0, 1.0, 0.5])]
+)
+def test_given_a_long_wait_when_paid_then_it_is_slept_in_pieces(rows: int, sleeps: list[float]) -> None:
+    clock = Sleepy()
+    assert Pacer(1000, clock).pay(rows) == rows / 1000
+    assert clock.sleeps == pytest.approx(sleeps)
+    assert max(clock.sleeps) <= LONGEST_SLEEP_SECONDS == 1.0
+
+
+def test_given_time_the_batch_itself_took_when_paid_then_it_is_no_discount() -> None:
+    clock = ManualClock(0)
+    pacer = Pacer(1000, clock)
+    pacer.pay(500)
+    clock.advance(200)
+    assert pacer.pay(500) == 0.5
+
+
+def test_given_an_hour_of_idling_when_a_batch_is_paid_then_none_of_it_was_saved_up() -> None:
+    clock = ManualClock(0)
+    pacer = Pacer(1000, clock)
+    pacer.pay(1)
+    clock.advance(3_600_000)
+    assert pacer.pay(500) == 0.5
+
+
+def test_given_the_wall_clock_is_set_when_a_batch_is_paid_then_the_wait_is_the_same() -> None:
+    clock = ManualClock(0)
+    pacer = Pacer(1000, clock)
+    pacer.pay(500)
+    clock.step(-86_400_000)
+    assert pacer.pay(500) == 0.5
+
+
+def test_given_no_rows_when_paid_then_nothing_is_waited_for() -> None:
+    assert Pacer(1000, ManualClock(0)).pay(0) == 0.0
+
+
+@pytest.mark.parametrize("rate", [3, 0.5, 1_000_000])
+def test_given_batches_worth_less_than_the_clock_can_wait_when_many_are_paid_then_the_rate_still_holds(
+    rate: float,
+) -> None:
+    clock = ManualClock(0)
+    pacer = Pacer(rate, clock)
+    for _ in range(1000):
+        pacer.pay(1)
+    assert clock.running_ms() == pytest.approx(1_000_000 / rate, rel=0.01)
+
+
+@given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 2000)), min_size=1, max_size=20), st.integers(1, 10_000))
+def test_given_any_batches_and_pauses_when_paid_then_the_rate_is_never_above_the_limit(
+    batches: list[tuple[int, int]], rate: int
+) -> None:
+    clock = ManualClock(0)
+    pacer = Pacer(rate, clock)
+    paid = 0
+    for rows, pause_ms in batches:
+        pacer.pay(rows)
+        paid += rows
+        assert paid <= (clock.running_ms() + 1) * rate / 1000
+        clock.advance(pause_ms)
+
+
+class Standing(ManualClock):
+    """Time stands still; what is slept is noted."""
+
+    def __init__(self, now_ms: int = 0) -> None:
+        super().__init__(now_ms, running_ms=DAY)
+        self.sleeps: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.sleeps.append(seconds)
+
+
+def test_given_several_threads_when_they_pay_at_once_then_the_rate_is_that_of_all_together() -> None:
+    pacer = Pacer(1000, Standing())
+    with ThreadPoolExecutor(4) as threads:
+        waits = sorted(threads.map(pacer.pay, [100] * 8))
+    assert waits == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_given_parts_that_are_swept_side_by_side_when_there_is_a_limit_then_it_is_over_all_of_them(
+    workers: int,
+) -> None:
+    rows = 400
+    store, clock = SaltedStore(), Standing(NOW_MS)
+    for number in range(4):
+        each = topic(store, f"default:t{number}", ttl_seconds=3600)
+        each.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + rows // 4))
+    report = janitor(store, clock=clock, rows_per_second=rows, workers=workers).engine.run_once(adopt=True)
+    assert report.total(Rule.EXPIRED) == rows
+    assert max(clock.sleeps) == pytest.approx(1.0), "whoever paid last has waited for what all deleted"
+    assert len(clock.sleeps) > 4

@@ -12,7 +12,7 @@ import pytest
 from janitor.law.policy import Frontier, Hold, Reason, Rule
 from janitor.report import Report
 from janitor.state.base import EVERYTHING
-from janitor.sweep.consumer_holds import ConsumerHolds
+from janitor.sweep.consumers import ConsumerHolds
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, pointer, topic, watch
 from tests.salted import SaltedStore
 from tms_core.clock import ManualClock

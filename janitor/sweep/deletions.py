@@ -1,4 +1,11 @@
-"""Payload rows that are due: by generation where that is enough, else by their own time, transaction and readers.
+"""The steps of a pass that find rows to delete: messages, messages with a ttl of their own, payloads.
+
+What L2, L3 and L7 take of the message table lies in one range of each topic.
+
+Messages that live shorter than their topic says (L6) lie scattered among live ones, so no range finds them. They are
+found by what was written down of them before they were published, in the order in which they come due; each is judged
+by the whole law, like any other row. What is done with is forgotten once the deletes are durable, so after a crash it
+comes up again, and does no harm.
 
 Rows of the payload table sort by transaction, so in a generation that only time makes old the due ones lie scattered.
 They are gathered as candidates, and a bounded number of them at a time is held against the message table (L5).
@@ -6,19 +13,109 @@ They are gathered as candidates, and a bounded number of them at a time is held 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 
-from janitor.law.policy import Reason, Rule
-from janitor.law.ranges import Span, newest_expired_pointer, payload_spans
+from janitor.law.policy import Delete, Keep, Reason, Row, Rule, decide
+from janitor.law.ranges import Span, beyond, message_spans, newest_expired_pointer, payload_spans
 from janitor.law.references import find_referenced, search_range, timeless_range
 from janitor.sweep.context import TopicWork
-from janitor.sweep.findings import Batch, Finding, Kept, Reached, Read
-from janitor.sweep.scan import Event, Part, allowed, batches, due, topics
-from tms_core.rowkey import LONG_MAX, PayloadKey, generation_prefix
+from janitor.sweep.findings import Batch, Finding, Gone, Kept, Reached, Read
+from janitor.sweep.scan import Event, Part, Visit, allowed, batches, due, topics
+from tms_core.rowkey import LONG_MAX, MessageKey, PayloadKey, generation_prefix
+from tms_core.tables.side import Expiries, Expiry
 
 #: Payload keys gathered before their messages are looked for; bounds memory, about 10 MB.
 CANDIDATES = 20_000
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def messages(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
+    """The message table's step of a pass."""
+    return topics(part, "message", undone, _message_findings, lambda work: beyond(work.topic))
+
+
+def _message_findings(part: Part, work: TopicWork, first_key: bytes) -> Iterator[Finding]:
+    for span in allowed(part, "message", work, message_spans(work.topic, work.frontier)):
+        yield from _all_due(part, work, span, batches(part, "message", work, span, first_key))
+
+
+def _all_due(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | Batch]) -> Iterator[Finding]:
+    """What was found in a span all of whose rows are due."""
+    for item in found:
+        yield due(part, work, item, work.frontier.hold if span.held else None) if isinstance(item, Batch) else item
+
+
+# -- messages with a ttl of their own ----------------------------------------------------------------------------------
+
+
+def message_ttls(whole: Part, undone: Collection[bytes], expiries: Expiries) -> Iterator[Event]:
+    """The step of a pass behind the messages', over the whole store, because such a row may be in any part.
+
+    Args:
+        undone: metadata keys of topics that failed or were withheld in any part.
+        expiries: what was written down.
+    """
+    for page in expiries.due_pages(whole.context.now_ms, whole.page_rows):
+        yield Read("message", None, len(page))
+        # As keys sort, and not as names do.
+        page.sort(key=lambda expiry: expiry.key)
+        for prefix, some in groupby(page, key=lambda expiry: expiry.topic.prefix):
+            if not whole.passes_by(prefix, undone):
+                yield Visit("message", prefix, partial(_ttl_findings, whole, prefix, list(some)), again=False)
+
+
+def _ttl_findings(whole: Part, prefix: bytes, some: Sequence[Expiry]) -> Iterator[Finding]:
+    work = whole.context.topics.get(prefix)
+    if work is None:
+        return
+    free: list[Expiry] = []
+    held: list[Expiry] = []
+    for expiry in some:
+        key = MessageKey(*expiry[:4])
+        decision = decide(
+            Row("message", key), work.topic, work.frontier, whole.context.transactions, False, expiry.expires_ms
+        )
+        if (
+            work.topic.is_old(expiry.generation)
+            or work.frontier.due.expires(expiry.publish_ms)
+            or work.frontier.is_processed(key)
+        ):
+            # A range has taken it.
+            if isinstance(decision, Delete) and not work.waits and whole.context.limits is None:
+                yield Gone([expiry])
+        elif isinstance(decision, Delete):
+            free.append(expiry)
+        elif decision == Keep(Reason.HELD):
+            held.append(expiry)
+    yield from _ttl_due(whole, work, free, held=False)
+    if work.frontier.hold is not None and work.counts_held:
+        yield from _ttl_due(whole, work, held, held=True)
+
+
+def _ttl_due(whole: Part, work: TopicWork, some: list[Expiry], *, held: bool) -> Iterator[Finding]:
+    for generation, group in groupby(_ttl_permitted(whole, work, some), key=lambda expiry: expiry.generation):
+        found = list(group)
+        batch = Batch("message", generation, Rule.EXPIRED, [expiry.key for expiry in found])
+        yield due(whole, work, batch, work.frontier.hold if held else None, found)
+
+
+def _ttl_permitted(whole: Part, work: TopicWork, some: list[Expiry]) -> Iterator[Expiry]:
+    """Those a plan file speaks of, where one is carried out."""
+    limits = whole.context.limits
+    if limits is None:
+        yield from some
+        return
+    ranges = limits.ranges("message", work.topic.topic)
+    for expiry in some:
+        if any(found.holds(expiry.key) for found in ranges):
+            yield expiry
+
+
+# -- payloads ----------------------------------------------------------------------------------------------------------
 
 
 def payloads(part: Part, undone: Collection[bytes], *, refers: bool = True, from_topic: bytes = b"") -> Iterator[Event]:
@@ -30,14 +127,16 @@ def payloads(part: Part, undone: Collection[bytes], *, refers: bool = True, from
         from_topic: the first topic that a thorough pass looks through from end to end, since an earlier run has gone
             through the others.
     """
-    return topics(part, "payload", undone, partial(_findings, refers, from_topic), _beyond)
+    return topics(part, "payload", undone, partial(_payload_findings, refers, from_topic), _beyond)
 
 
 def _beyond(work: TopicWork) -> bytes:
     return generation_prefix(work.topic.topic.prefix, max(work.topic.old_below, work.topic.generation + 1))
 
 
-def _findings(refers: bool, from_topic: bytes, part: Part, work: TopicWork, first_key: bytes) -> Iterator[Finding]:
+def _payload_findings(
+    refers: bool, from_topic: bytes, part: Part, work: TopicWork, first_key: bytes
+) -> Iterator[Finding]:
     newest, prefix = None, work.topic.topic.prefix
     if prefix >= from_topic:
         # All topics before this one are done.
@@ -48,12 +147,8 @@ def _findings(refers: bool, from_topic: bytes, part: Part, work: TopicWork, firs
         found = batches(part, "payload", work, span, first_key)
         if span.by_row:
             yield from _by_row(refers, part, work, span, found)
-            continue
-        for item in found:
-            if isinstance(item, Batch):
-                yield due(part, work, item, work.frontier.hold if span.held else None)
-            else:
-                yield item
+        else:
+            yield from _all_due(part, work, span, found)
 
 
 def _by_row(
