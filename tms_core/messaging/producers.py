@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, cast
 from uuid import UUID
@@ -89,12 +90,13 @@ def _keys(home: TopicId, home_generation: int, name: str, topic: TopicId, genera
     return _Keys(producer, producer.key, producer.request_key(generation_prefix(topic.prefix, generation)))
 
 
-class _Last(NamedTuple):
+@dataclass(slots=True)
+class _Last:
     """A last request as it was written down, and whether its rows are there."""
 
     value: bytes
     request: LastRequest
-    written: bool
+    written: bool = False
 
 
 class Admitted(NamedTuple):
@@ -315,17 +317,16 @@ class Producers:
             sent, key = admitted.sent, admitted.keys.request
             request = LastRequest(sent.generation, sent.sequence, first, number)
             value = request.pack()
-            self._last[key] = _Last(value, request, written=False)
+            self._last[key] = _Last(value, request)
             changes.append(SideChange(key, admitted.former, value, *self._noted(admitted, pointer)))
         self._make(changes, [admitted.sent.name for admitted, *_ in requests])
         return [self._refusal_since(admitted) for admitted, *_ in requests]
 
     def wrote(self, admitted: Admitted) -> None:
         """The rows of a request that was announced are there, so a repetition need not look."""
-        key = admitted.keys.request
-        last = self._last.get(key)
+        last = self._last.get(admitted.keys.request)
         if last is not None:
-            self._last[key] = last._replace(written=True)
+            last.written = True
 
     def is_void(self, producer: ProducerName, pointer: int) -> bool:
         """Whether a transaction was rolled back by its producer."""
@@ -381,7 +382,7 @@ class Producers:
             return Admitted(sent, keys, registered, None)
         last = self._last.get(keys.request)
         if last is None or last.value != raw:
-            last = _Last(raw, LastRequest.parse(raw), written=False)
+            last = _Last(raw, LastRequest.parse(raw))
         former = last.request
         if former.generation != sent.generation or former.sequence < sent.sequence:
             return Admitted(sent, keys, registered, raw)
@@ -431,10 +432,10 @@ class Producers:
 
     def _refusal_since(self, admitted: Admitted) -> ProducerFenced | None:
         """Why an instance that was admitted does not count any more, by what stands in the table now; or None."""
-        raw = self._rows.get(admitted.keys.registered, again=True)
-        if raw == admitted.registered:
+        key = admitted.keys.registered
+        if self._side.get(key) == admitted.registered:
             return None
-        return _refusal(admitted.keys.producer, admitted.sent.generation, raw)
+        return _refusal(admitted.keys.producer, admitted.sent.generation, self._rows.get(key, again=True))
 
     def _known(self, producer: ProducerName) -> tuple[bytes, Registration]:
         raw = self._side.get(producer.key)
