@@ -28,8 +28,8 @@ from tms_core.errors import (
 from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producer_rows import Former, ProducerName, Registration, TransactionOutcome, tidy
-from tms_core.messaging.producers import Sent
 from tms_core.messaging.remembered import RememberedRows
+from tms_core.messaging.requests import Sent
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide, SideChange
@@ -647,7 +647,7 @@ def test_given_a_request_under_way_when_a_newer_instance_is_registered_then_that
         with pytest.raises(Unavailable, match="still being written"):
             desk.service.producers.register(BILLS, "importer", heir)
         metadata = TopicMetadata(BILLS, 1, 3600)
-        with desk.service.producers.sending(
+        with desk.service.producers._requests.sending(
             metadata, NOW_MS, [(Sent(BILLS, "importer", one.generation, 2), None, 1)]
         ) as found:
             assert "under way" in str(found[0])

@@ -22,7 +22,7 @@ from tests.simulation.group_site import FaultySide, Violation
 from tms_core.clock import ManualClock
 from tms_core.errors import MessagingError, ProducerFenced, StoreError, TmsError
 from tms_core.messaging.producer_rows import TransactionOutcome, tidy
-from tms_core.messaging.producers import Sent
+from tms_core.messaging.requests import Sent
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore

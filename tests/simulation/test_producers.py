@@ -15,8 +15,9 @@ from tests.simulation.producer_site import play
 from tests.simulation.test_groups import side_not_fenced
 from tms_core.messaging import lines
 from tms_core.messaging.producer_rows import Registration
-from tms_core.messaging.producers import Admitted, Producers
+from tms_core.messaging.producers import Producers
 from tms_core.messaging.queue import Queue
+from tms_core.messaging.requests import Admitted, Requests
 from tms_core.transaction.manager.manager import TransactionManager
 
 SEEDS = int(os.environ.get("TMS_TEST_SEEDS", "200")) // 4
@@ -47,23 +48,23 @@ def generation_not_durable_first(monkeypatch: pytest.MonkeyPatch) -> None:
         if raw is None:
             change(self, key, raw, known, deletes)
         else:
-            self._rows._rows[key] = known.pack()
+            self._requests._rows._rows[key] = known.pack()
 
     monkeypatch.setattr(Producers, "_change", later)
 
 
 def sequence_written_behind_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    announce, waiting = Producers.announce, dict[Admitted, Any]()
+    announce, waiting = Requests.announce, dict[Admitted, Any]()
 
-    def later(_: Producers, requests: Any) -> list[None]:
+    def later(_: Requests, requests: Any) -> list[None]:
         waiting.update((one[0], one) for one in requests)
         return [None for _ in requests]
 
-    def wrote(self: Producers, admitted: Admitted, *_: int) -> None:
+    def wrote(self: Requests, admitted: Admitted, *_: int) -> None:
         announce(self, [waiting.pop(admitted)])
 
-    monkeypatch.setattr(Producers, "announce", later)
-    monkeypatch.setattr(Producers, "wrote", wrote)
+    monkeypatch.setattr(Requests, "announce", later)
+    monkeypatch.setattr(Requests, "wrote", wrote)
 
 
 def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from tms_core.messaging.ids import expires_ms, milliseconds, position
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.partitions import FAMILIES, PART_OF, SEALED
 from tms_core.messaging.producer_rows import LastRequest
-from tms_core.messaging.producers import Admitted, Producers, Sent
+from tms_core.messaging.requests import Admitted, Requests, Sent
 from tms_core.messaging.topics import FORBIDDEN, REQUIRED, TRANSACTIONS, TopicRegistry
 from tms_core.messaging.work import Work
 from tms_core.rowkey import Cutoff
@@ -81,7 +81,7 @@ class WriterContext(NamedTuple):
         max_lifetime_ms: how long after its begin a transaction may write.
         work: runs batches, and counts requests.
         transactions: the manager in this process; None: transactions are managed elsewhere.
-        producers: know which requests count; None: there is no place to keep that.
+        requests: know which requests of producers count; None: there is no place to keep that.
     """
 
     topics: TopicRegistry
@@ -90,7 +90,7 @@ class WriterContext(NamedTuple):
     max_lifetime_ms: int
     work: Work
     transactions: TransactionManager | None = None
-    producers: Producers | None = None
+    requests: Requests | None = None
 
 
 class Queue(ABC, Generic[R]):
@@ -203,9 +203,9 @@ class Queue(ABC, Generic[R]):
 
     def _refusal(self, request: WriteRequest[R]) -> TmsError:
         """Why a request of a transaction that has ended is refused: for good where a newer instance ended it."""
-        if request.sent is not None and self._context.producers is not None:
+        if request.sent is not None and self._context.requests is not None:
             try:
-                self._context.producers.require_newest(request.sent)
+                self._context.requests.require_newest(request.sent)
             except TmsError as error:
                 return error
         return ended(request.pointer)
@@ -215,13 +215,13 @@ class Queue(ABC, Generic[R]):
         self, topic: TopicMetadata, batch: Sequence[WriteRequest[R]], now_ms: int
     ) -> Iterator[list[WriteRequest[R]]]:
         """The requests without a producer, and those to be written of the others; answers what was written before."""
-        producers = self._context.producers
+        requests = self._context.requests
         asked = [(request, request.sent) for request in batch if request.sent is not None]
-        if producers is None or not asked:
+        if requests is None or not asked:
             yield list(batch)
             return
         sent = [(sent, request.pointer, len(request.messages) or 1) for request, sent in asked]
-        with producers.sending(topic, now_ms, sent) as found:
+        with requests.sending(topic, now_ms, sent) as found:
             for (request, _), one in zip(asked, found, strict=True):
                 if not isinstance(one, Admitted):
                     request.answer.set_exception(one)
@@ -253,7 +253,7 @@ class Queue(ABC, Generic[R]):
         """Whether rows that were written at a position may have been deleted since (rules L3, L6 and L7)."""
         if request.ttl_ms is not None and expires_ms(first, request.ttl_ms) <= now_ms:
             return True
-        if self._context.producers is not None and self._context.producers.is_processed(topic, first):
+        if self._context.requests is not None and self._context.requests.is_processed(topic, first):
             return True
         return Cutoff.at(now_ms, topic.ttl_seconds).expires(milliseconds(first))
 
@@ -268,29 +268,29 @@ class Queue(ABC, Generic[R]):
             for request, first in zip(written, firsts, strict=True)
             if request.admitted is not None
         ]
-        if not asked or self._context.producers is None:
+        if not asked or self._context.requests is None:
             return False
-        errors = self._context.producers.announce([one for _, one in asked])
+        errors = self._context.requests.announce([one for _, one in asked])
         for (request, _), error in zip(asked, errors, strict=True):
             if error is not None:
                 request.answer.set_exception(error)
         return any(errors)
 
     def _note_written(self, request: WriteRequest[R]) -> None:
-        if request.admitted is not None and self._context.producers is not None:
-            self._context.producers.wrote(request.admitted)
+        if request.admitted is not None and self._context.requests is not None:
+            self._context.requests.wrote(request.admitted)
 
     def _is_late(self, request: WriteRequest[R]) -> bool:
         """Whether a request was written after the end of its transaction, or after that was rolled back."""
-        manager, producers, pointer = self._context.transactions, self._context.producers, request.pointer
+        manager, requests, pointer = self._context.transactions, self._context.requests, request.pointer
         if pointer is None:
             return False
         if manager is not None and not manager.is_in_progress(pointer):
             return True
         return (
             request.admitted is not None
-            and producers is not None
-            and producers.is_void(request.admitted.keys.producer, pointer)
+            and requests is not None
+            and requests.is_void(request.admitted.keys.producer, pointer)
         )
 
     def _in_time(self, request: WriteRequest[R], at: int) -> bool:
