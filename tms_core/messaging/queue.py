@@ -28,7 +28,7 @@ from tms_core.messaging.ids import expires_ms, milliseconds, position
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.partitions import FAMILIES, PART_OF, SEALED
 from tms_core.messaging.producer_rows import LastRequest
-from tms_core.messaging.requests import Admitted, Requests, Sent
+from tms_core.messaging.requests import Admitted, Ahead, Requests, Sent
 from tms_core.messaging.topics import FORBIDDEN, REQUIRED, TRANSACTIONS, TopicRegistry
 from tms_core.messaging.work import Work
 from tms_core.rowkey import Cutoff
@@ -229,6 +229,8 @@ class Queue(ABC, Generic[R]):
                 request.admitted = one
                 if one.repeated is not None:
                     self._repeat(topic, request, one, one.repeated, now_ms)
+                elif one.since is not None and self._may_be_gone(topic, request, one.since, now_ms):
+                    request.answer.set_exception(_not_known(one))
             yield [request for request in batch if not request.answer.done()]
 
     def _repeat(
@@ -241,11 +243,7 @@ class Queue(ABC, Generic[R]):
             if admitted.written or self._is_written(topic, request, former, keeps=may_be_gone):
                 self._answer_again(request, former.first, former.number)
             elif may_be_gone:
-                raise MessagingError(
-                    f"It is no longer known whether request {admitted.sent.sequence} of producer "
-                    f"{admitted.sent.name} was done: its messages would have expired by now.",
-                    "Look whether the results of these messages are there.",
-                )
+                raise _not_known(admitted)
         except TmsError as error:
             request.answer.set_exception(error)
 
@@ -257,8 +255,14 @@ class Queue(ABC, Generic[R]):
             return True
         return Cutoff.at(now_ms, topic.ttl_seconds).expires(milliseconds(first))
 
-    def _announce_requests(self, written: Sequence[WriteRequest[R]], firsts: Sequence[int]) -> bool:
+    def _announce_requests(
+        self, written: Sequence[WriteRequest[R]], firsts: Sequence[int], ahead: Ahead | None = None
+    ) -> bool:
         """Write down where the rows of producers' requests will be, before they are there; answers those refused.
+
+        Args:
+            written, firsts: the requests, and the positions of their first rows.
+            ahead: of the line, if that is one of messages.
 
         Returns:
             Whether there are any of these.
@@ -270,7 +274,7 @@ class Queue(ABC, Generic[R]):
         ]
         if not asked or self._context.requests is None:
             return False
-        errors = self._context.requests.announce([one for _, one in asked])
+        errors = self._context.requests.announce([one for _, one in asked], ahead)
         for (request, _), error in zip(asked, errors, strict=True):
             if error is not None:
                 request.answer.set_exception(error)
@@ -337,6 +341,14 @@ def _require_open(topic: TopicMetadata, requests: Sequence[object]) -> None:
         raise PartitionsChanged(
             f"Topic {topic.topic} takes no messages itself.", f"Publish to a partition that {name} names now."
         )
+
+
+def _not_known(admitted: Admitted) -> MessagingError:
+    return MessagingError(
+        f"It is no longer known whether request {admitted.sent.sequence} of producer "
+        f"{admitted.sent.name} was done: its messages would have expired by now.",
+        "Look whether the results of these messages are there.",
+    )
 
 
 def ended(pointer: int | None) -> TransactionEnded:

@@ -2,6 +2,9 @@
 
 Before the rows of a request are written, it is written down at which positions they will be. A repetition looks there:
 what is there is not written again. The same write notes the transaction, so that the next instance finds it.
+
+Each of these writes is synced, as the rows are. A producer that is alone with a topic has them seldom: one is for its
+next requests, too (:class:`Ahead`).
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ from tms_core.clock import HonestClock
 from tms_core.consumers.positions import NAME
 from tms_core.consumers.retention import announced
 from tms_core.errors import BadRequest, ProducerFenced, TmsError, TransactionEnded, Unavailable
+from tms_core.messaging.ids import ReadKeys, position, tail
 from tms_core.messaging.in_flight import InFlight
 from tms_core.messaging.producer_rows import LABEL_BYTES, Begun, LastRequest, ProducerName, begun_by, counting
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.topics import TopicRegistry
 from tms_core.rowkey import LONG_MAX, generation_prefix
+from tms_core.tables.base import every
 from tms_core.tables.side import SideChange, SideTable
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
@@ -28,6 +33,9 @@ from tms_core.transaction.model import transaction_ms
 
 #: Of how many producers and topics the last request is remembered.
 _KNOWN_REQUESTS = 20_000
+#: Behind how many batches of a producer alone its next requests are announced as well, and for how long. After a crash
+#: no other message gets an id of that time.
+_ALONE, _AHEAD_MS = 4, 250
 
 
 class Sent(NamedTuple):
@@ -48,6 +56,33 @@ class Sent(NamedTuple):
     label: str = ""
 
 
+@dataclass(slots=True)
+class Ahead:
+    """What is announced for the next requests of the producer that alone writes to a line of messages.
+
+    Only the writer of the line's messages has it. Before it writes anything else it takes it back; or else these rows
+    could be taken for those of a request, after the process has ended.
+
+    Attributes:
+        key: of the producer's last request; empty: others wrote as well.
+        batches: how many batches were its alone, one behind the other.
+        announced: what stands at the key, or may stand there; None: it is for no next requests.
+        value: the same as it was written down; None: it is not certain.
+        last: the last request that may have been written by it.
+    """
+
+    key: bytes = b""
+    batches: int = 0
+    announced: LastRequest | None = None
+    value: bytes | None = None
+    last: LastRequest | None = None
+
+    def wrote(self, key: bytes) -> None:
+        """Note a batch of a producer alone; with an empty key, of others as well."""
+        self.batches = self.batches + 1 if key and key == self.key else 0
+        self.key = key
+
+
 class _Keys(NamedTuple):
     """What does not change between the requests of a producer to a topic.
 
@@ -55,11 +90,13 @@ class _Keys(NamedTuple):
         producer: who it is.
         registered: the key of its registration.
         request: the key of its last request to the topic.
+        messages: the start of the keys of the topic's messages.
     """
 
     producer: ProducerName
     registered: bytes
     request: bytes
+    messages: bytes
 
 
 @lru_cache(maxsize=4096)
@@ -68,16 +105,23 @@ def _keys(home: TopicId, home_generation: int, name: str, topic: TopicId, genera
     if not NAME.fullmatch(name):
         raise BadRequest(f"{name!r} cannot be a producer.", "Use at most 255 letters, digits, '_' and '-'.")
     producer = ProducerName(home, home_generation, name)
-    return _Keys(producer, producer.key, producer.request_key(generation_prefix(topic.prefix, generation)))
+    messages = generation_prefix(topic.prefix, generation)
+    return _Keys(producer, producer.key, producer.request_key(messages), messages)
 
 
 @dataclass(slots=True)
 class _Last:
-    """A last request as it was written down, and whether its rows are there."""
+    """A last request, and whether its rows are there.
+
+    Attributes:
+        value: it as it was written down, or one before it that announces it.
+        since: where the rows begin by which it was found; None: that was not necessary.
+    """
 
     value: bytes
     request: LastRequest
     written: bool = False
+    since: int | None = None
 
 
 class Admitted(NamedTuple):
@@ -90,6 +134,7 @@ class Admitted(NamedTuple):
         former: the last request as it is written down; None: there is none.
         repeated: that request, if this is it once more.
         written: whether the rows of that are known to be there.
+        since: from where on it would be there if it was done before and the rows were not gone; None: it was not.
     """
 
     sent: Sent
@@ -98,6 +143,7 @@ class Admitted(NamedTuple):
     former: bytes | None
     repeated: LastRequest | None = None
     written: bool = False
+    since: int | None = None
 
 
 def _refusal(producer: ProducerName, generation: int, raw: bytes | None) -> ProducerFenced | None:
@@ -125,6 +171,7 @@ class Requests:
         clock: what time it is.
         max_lifetime_ms: how long after its begin a transaction may write.
         transactions: the manager in this process; None: transactions are managed elsewhere.
+        messages: reads keys of messages.
 
     Attributes:
         in_flight: what is being written.
@@ -137,6 +184,7 @@ class Requests:
         clock: HonestClock,
         max_lifetime_ms: int,
         transactions: TransactionManager | None,
+        messages: ReadKeys,
     ) -> None:
         self.in_flight = InFlight()
         self._topics = topics
@@ -144,6 +192,7 @@ class Requests:
         self._clock = clock
         self._max_lifetime_ms = max_lifetime_ms
         self._transactions = transactions
+        self._messages = messages
         self._rows = RememberedRows(side)
         #: Last requests by their keys.
         self._last: dict[bytes, _Last] = {}
@@ -185,7 +234,9 @@ class Requests:
         finally:
             self.in_flight.end(keys.request for (keys, _), is_begun in zip(asked, begun, strict=True) if is_begun)
 
-    def announce(self, requests: Sequence[tuple[Admitted, int | None, int, int]]) -> list[TmsError | None]:
+    def announce(
+        self, requests: Sequence[tuple[Admitted, int | None, int, int]], ahead: Ahead | None = None
+    ) -> list[TmsError | None]:
         """Write down where the rows of requests will be, and whose transactions they belong to. Durable on return.
 
         Then it is looked again whether their producers count: another server may lead a producer's home, and what an
@@ -193,6 +244,7 @@ class Requests:
 
         Args:
             requests: each with its write pointer, the position of its first row, and how many it has.
+            ahead: of the line, where the only one of these is all that is written; it may be for the next ones, too.
 
         Returns:
             For each why it is not to be written, or None.
@@ -206,12 +258,56 @@ class Requests:
             self._last.clear()
         for admitted, pointer, first, number in requests:
             sent, key = admitted.sent, admitted.keys.request
-            request = LastRequest(sent.generation, sent.sequence, first, number)
+            is_alone = ahead is not None and ahead.batches >= _ALONE and self._side.private
+            until = first + position(_AHEAD_MS) if is_alone else 0
+            request = LastRequest(sent.generation, sent.sequence, first, number, until)
             value = request.pack()
+            if ahead is not None and until:
+                # It may be there also where the write fails.
+                ahead.announced, ahead.value, ahead.last = request, None, request
             self._last[key] = _Last(value, request)
             changes.append(SideChange(key, admitted.former, value, *self._noted(admitted, pointer)))
         self.change(changes, [admitted.sent.name for admitted, *_ in requests])
+        if ahead is not None:
+            ahead.announced, ahead.value = (request, value) if until else (None, None)
         return [self._refusal_since(admitted) for admitted, *_ in requests]
+
+    def next(self, ahead: Ahead, admitted: Admitted, pointer: int | None, at: int, number: int) -> LastRequest | None:
+        """Where a request will be that was announced before, from a position on; None: it is to be announced."""
+        # Repeated, it is announced as what it is.
+        if ahead.announced is None or admitted.repeated is not None:
+            return None
+        if ahead.value is None or admitted.former != ahead.value or ahead.key != admitted.keys.request:
+            return None
+        if pointer is not None and self._rows.get(admitted.keys.producer.begun_key(pointer)) is None:
+            return None
+        return ahead.announced.next(admitted.sent.generation, admitted.sent.sequence, at, number)
+
+    def follow(self, ahead: Ahead, admitted: Admitted, request: LastRequest) -> None:
+        """A request that was announced before is about to be written."""
+        ahead.last = request
+        self._last[admitted.keys.request] = _Last(cast(bytes, ahead.value), request)
+
+    def take_back(self, ahead: Ahead, at: int) -> bytes | None:
+        """Announce nothing but what may be written already, before others write from a position on. Durable on return.
+
+        Returns:
+            What stands at its key then.
+
+        Raises:
+            StoreError: the store failed; nothing else may be written.
+        """
+        announced, last = ahead.announced, ahead.last
+        raw = self._rows.get(ahead.key)
+        is_over = announced is None or last is None or at >= announced.until
+        if raw is not None and not is_over and LastRequest.parse(raw).until:
+            last = cast(LastRequest, last)._replace(until=0)
+            change = SideChange(ahead.key, raw, last.pack())
+            # Where that is not made, it was replaced by what announces itself only.
+            if all(self._rows.change([change])):
+                self._last[ahead.key] = _Last(raw := change.value, last)
+        ahead.announced = ahead.value = None
+        return raw
 
     def wrote(self, admitted: Admitted) -> None:
         """The rows of a request that was announced are there, so a repetition need not look."""
@@ -304,10 +400,11 @@ class Requests:
             return Admitted(sent, keys, registered, None)
         last = self._last.get(keys.request)
         if last is None or last.value != raw:
-            last = _Last(raw, LastRequest.parse(raw))
+            self._last[keys.request] = last = self._found(raw, keys)
         former = last.request
         if former.generation != sent.generation or former.sequence < sent.sequence:
-            return Admitted(sent, keys, registered, raw)
+            may_be_done = last.since is not None and LastRequest.parse(raw).announces(sent.generation, sent.sequence)
+            return Admitted(sent, keys, registered, raw, since=last.since if may_be_done else None)
         if former.sequence > sent.sequence:
             raise BadRequest(
                 f"Request {sent.sequence} of producer {sent.name} comes after its request {former.sequence}.",
@@ -332,6 +429,16 @@ class Requests:
         last = next((key for key, begun in reversed(decided) if not self.is_given_up(begun)), None)
         row = (key, Begun(pointer, sent.generation, void=False, label=sent.label).pack())
         return [row], [key for key, _ in decided if key != last]
+
+    def _found(self, raw: bytes, keys: _Keys) -> _Last:
+        """A last request by its row, and by the rows of messages where that is for the next requests, too."""
+        announced = LastRequest.parse(raw)
+        if not announced.until:
+            return _Last(raw, announced)
+        since = announced.first + announced.number
+        found = every(self._messages, keys.messages + tail(since), keys.messages + tail(announced.until))
+        request = announced.found([int.from_bytes(key[len(keys.messages) :], "big") for key in found])
+        return _Last(raw, request, request is not announced, since)
 
     def _require_newest(self, producer: ProducerName, key: bytes, generation: int) -> bytes | None:
         """Return the registration by which an instance counts; raises ``ProducerFenced`` where it does not."""

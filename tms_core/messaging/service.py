@@ -111,7 +111,7 @@ class MessagingService:
         lifetime_ms = options.max_lifetime_seconds * 1000
         self._producers = self._requests = None
         if kept is not None:
-            self._requests = Requests(self._topics, kept, honest, lifetime_ms, transactions)
+            self._requests = Requests(self._topics, kept, honest, lifetime_ms, transactions, store.message.keys)
             self._producers = Producers(self._topics, kept, honest, transactions, self._requests)
         context = WriterContext(
             self._topics, self._lines, honest, lifetime_ms, self._work, transactions, self._requests

@@ -49,7 +49,13 @@ class SideChange(NamedTuple):
 
 
 class SideTable(ABC):
-    """A small sorted table; threads may share it. What is written is durable on return, in one batch if it can be."""
+    """A small sorted table; threads may share it. What is written is durable on return, in one batch if it can be.
+
+    Attributes:
+        private: whether nobody else writes to it and to the store, and nothing is written late by who did before.
+    """
+
+    private = False
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | None:
@@ -111,6 +117,8 @@ class SideTable(ABC):
 class MemorySide(SideTable):
     """Gone when the process is."""
 
+    private = True
+
     def __init__(self) -> None:
         self._keys: list[bytes] = []
         self._values: dict[bytes, bytes] = {}
@@ -169,6 +177,8 @@ class LevelDBSide(SideTable):
         StoreBusy: another process has it open.
         StoreError: it is damaged or cannot be written.
     """
+
+    private = True
 
     def __init__(self, folder: Path) -> None:
         present = holds_database(folder)
