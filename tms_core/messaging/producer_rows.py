@@ -187,9 +187,9 @@ class Begun(NamedTuple):
 class LastRequest(NamedTuple):
     """The last request of a producer to a topic, written down before its rows.
 
-    It may be written down for the requests behind it as well, while nobody else writes to the topic. Then all rows from
-    it up to a position are theirs, and where a request begins tells its number: the sequence numbers of a millisecond
-    are divided into places, which requests have by turns.
+    It may be written down for the requests behind it as well, while its producer is alone with the topic. Then all rows
+    behind it and before a position are of these requests, and where one begins tells its number: the sequence numbers
+    of a millisecond are divided into places, which requests have by turns.
 
     Attributes:
         generation: of the producer.

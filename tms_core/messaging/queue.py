@@ -28,7 +28,7 @@ from tms_core.messaging.ids import expires_ms, milliseconds, position
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.partitions import FAMILIES, PART_OF, SEALED
 from tms_core.messaging.producer_rows import LastRequest
-from tms_core.messaging.requests import Admitted, Ahead, Requests, Sent
+from tms_core.messaging.requests import Admitted, AnnouncedAhead, Requests, Sent
 from tms_core.messaging.topics import FORBIDDEN, REQUIRED, TRANSACTIONS, TopicRegistry
 from tms_core.messaging.work import Work
 from tms_core.rowkey import Cutoff
@@ -256,7 +256,7 @@ class Queue(ABC, Generic[R]):
         return Cutoff.at(now_ms, topic.ttl_seconds).expires(milliseconds(first))
 
     def _announce_requests(
-        self, written: Sequence[WriteRequest[R]], firsts: Sequence[int], ahead: Ahead | None = None
+        self, written: Sequence[WriteRequest[R]], firsts: Sequence[int], ahead: AnnouncedAhead | None = None
     ) -> bool:
         """Write down where the rows of producers' requests will be, before they are there; answers those refused.
 

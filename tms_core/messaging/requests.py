@@ -4,7 +4,7 @@ Before the rows of a request are written, it is written down at which positions 
 what is there is not written again. The same write notes the transaction, so that the next instance finds it.
 
 Each of these writes is synced, as the rows are. A producer that is alone with a topic has them seldom: one is for its
-next requests, too (:class:`Ahead`).
+next requests, too (:class:`AnnouncedAhead`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Sent(NamedTuple):
 
 
 @dataclass(slots=True)
-class Ahead:
+class AnnouncedAhead:
     """What is announced for the next requests of the producer that alone writes to a line of messages.
 
     Only the writer of the line's messages has it. Before it writes anything else it takes it back; or else these rows
@@ -235,7 +235,7 @@ class Requests:
             self.in_flight.end(keys.request for (keys, _), is_begun in zip(asked, begun, strict=True) if is_begun)
 
     def announce(
-        self, requests: Sequence[tuple[Admitted, int | None, int, int]], ahead: Ahead | None = None
+        self, requests: Sequence[tuple[Admitted, int | None, int, int]], ahead: AnnouncedAhead | None = None
     ) -> list[TmsError | None]:
         """Write down where the rows of requests will be, and whose transactions they belong to. Durable on return.
 
@@ -272,7 +272,9 @@ class Requests:
             ahead.announced, ahead.value = (request, value) if until else (None, None)
         return [self._refusal_since(admitted) for admitted, *_ in requests]
 
-    def next(self, ahead: Ahead, admitted: Admitted, pointer: int | None, at: int, number: int) -> LastRequest | None:
+    def next(
+        self, ahead: AnnouncedAhead, admitted: Admitted, pointer: int | None, at: int, number: int
+    ) -> LastRequest | None:
         """Where a request will be that was announced before, from a position on; None: it is to be announced."""
         # Repeated, it is announced as what it is.
         if ahead.announced is None or admitted.repeated is not None:
@@ -283,12 +285,12 @@ class Requests:
             return None
         return ahead.announced.next(admitted.sent.generation, admitted.sent.sequence, at, number)
 
-    def follow(self, ahead: Ahead, admitted: Admitted, request: LastRequest) -> None:
+    def follow(self, ahead: AnnouncedAhead, admitted: Admitted, request: LastRequest) -> None:
         """A request that was announced before is about to be written."""
         ahead.last = request
         self._last[admitted.keys.request] = _Last(cast(bytes, ahead.value), request)
 
-    def take_back(self, ahead: Ahead, at: int) -> bytes | None:
+    def take_back(self, ahead: AnnouncedAhead, at: int) -> bytes | None:
         """Announce nothing but what may be written already, before others write from a position on. Durable on return.
 
         Returns:

@@ -52,7 +52,7 @@ class SideTable(ABC):
     """A small sorted table; threads may share it. What is written is durable on return, in one batch if it can be.
 
     Attributes:
-        private: whether nobody else writes to it and to the store, and nothing is written late by who did before.
+        private: whether one process at a time writes to it and to the store, and no write of an earlier one comes late.
     """
 
     private = False
