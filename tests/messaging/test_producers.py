@@ -461,14 +461,20 @@ def test_given_a_transaction_when_requests_were_announced_ahead_then_the_next_in
     assert seen(desk) == [b"a"] * 10
 
 
-def test_given_a_table_that_others_write_too_when_a_producer_is_alone_then_each_request_is_announced(
-    desk: GroupDesk, announcements: list[bytes]
+@pytest.mark.parametrize(
+    "why", ["others write to the table", "it goes when it was processed", "it has a ttl of its own"]
+)
+def test_given_what_may_be_gone_or_come_late_when_a_producer_is_alone_then_each_request_is_announced(
+    desk: GroupDesk, announcements: list[bytes], why: str
 ) -> None:
-    one = Instance(desk)
-    desk.side.private = False
+    one, options = Instance(desk), dict[str, Any](ttl_seconds=60) if why == "it has a ttl of its own" else {}
+    if why == "others write to the table":
+        desk.side.private = False
+    elif why == "it goes when it was processed":
+        desk.service.update_topic(BILLS, {"retention": "consumed"})
     announcements.clear()
     for _ in range(20):
-        one.publish(b"a")
+        one.publish(b"a", **options)
     assert len(announcements) == 20
 
 

@@ -229,7 +229,12 @@ class Queue(ABC, Generic[R]):
                 request.admitted = one
                 if one.repeated is not None:
                     self._repeat(topic, request, one, one.repeated, now_ms)
-                elif one.since is not None and self._may_be_gone(topic, request, one.since, now_ms):
+                elif (
+                    # One with a ttl of its own would have been announced itself.
+                    one.since is not None
+                    and request.ttl_ms is None
+                    and self._may_be_gone(topic, request, one.since, now_ms)
+                ):
                     request.answer.set_exception(_not_known(one))
             yield [request for request in batch if not request.answer.done()]
 

@@ -24,7 +24,7 @@ from tms_core.messaging.in_flight import InFlight
 from tms_core.messaging.producer_rows import LABEL_BYTES, Begun, LastRequest, ProducerName, begun_by, counting
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.topics import TopicRegistry
-from tms_core.rowkey import LONG_MAX, generation_prefix
+from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, generation_prefix
 from tms_core.tables.base import every
 from tms_core.tables.side import SideChange, SideTable
 from tms_core.topic import TopicId, TopicMetadata
@@ -77,9 +77,9 @@ class AnnouncedAhead:
     value: bytes | None = None
     last: LastRequest | None = None
 
-    def wrote(self, key: bytes) -> None:
-        """Note a batch of a producer alone; with an empty key, of others as well."""
-        self.batches = self.batches + 1 if key and key == self.key else 0
+    def wrote(self, key: bytes, *, lasts: bool) -> None:
+        """Note a batch of a producer alone, with an empty key of others as well; and whether its rows stay for long."""
+        self.batches = (self.batches if key == self.key else 0) + 1 if key and lasts else 0
         self.key = key
 
 
@@ -258,7 +258,7 @@ class Requests:
             self._last.clear()
         for admitted, pointer, first, number in requests:
             sent, key = admitted.sent, admitted.keys.request
-            is_alone = ahead is not None and ahead.batches >= _ALONE and self._side.private
+            is_alone = ahead is not None and ahead.batches > _ALONE and self._side.private
             until = first + position(_AHEAD_MS) if is_alone else 0
             request = LastRequest(sent.generation, sent.sequence, first, number, until)
             value = request.pack()
@@ -439,7 +439,8 @@ class Requests:
             return _Last(raw, announced)
         since = announced.first + announced.number
         found = every(self._messages, keys.messages + tail(since), keys.messages + tail(announced.until))
-        request = announced.found([int.from_bytes(key[len(keys.messages) :], "big") for key in found])
+        tails = (key[len(keys.messages) :][:MESSAGE_TAIL_BYTES] for key in found)
+        request = announced.found([int.from_bytes(one, "big") for one in tails])
         return _Last(raw, request, request is not announced, since)
 
     def _require_newest(self, producer: ProducerName, key: bytes, generation: int) -> bytes | None:

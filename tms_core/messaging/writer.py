@@ -69,7 +69,7 @@ class MessageWriter(Queue[RollbackRange | None]):
             # What is published without transactions and producers, as most is, is not looked at any further.
             looks = any(request.pointer is not None or request.admitted is not None for request in written)
             if announced is None:
-                self._take_back(line, written, first)
+                self._take_back(topic, line, written, first)
                 rows = self._announce_sent(line, runs, written) if looks else None
             else:
                 rows = self._follow(line, runs, written, announced)
@@ -110,8 +110,9 @@ class MessageWriter(Queue[RollbackRange | None]):
         self, line: Line, batch: Sequence[WriteRequest[RollbackRange | None]], at: int
     ) -> LastRequest | None:
         """Where the only request of a batch will be that was announced with one before it."""
-        requests, [one, *more] = self._context.requests, batch
-        if requests is None or more or one.admitted is None:
+        requests = self._context.requests
+        one = batch[0] if len(batch) == 1 else None
+        if requests is None or one is None or one.admitted is None or one.ttl_ms is not None:
             return None
         return requests.next(line.ahead, one.admitted, one.pointer, at, len(one.messages) or 1)
 
@@ -128,7 +129,9 @@ class MessageWriter(Queue[RollbackRange | None]):
             self._context.requests.follow(line.ahead, request.admitted, announced)
         return self._rows(line.prefix, runs)
 
-    def _take_back(self, line: Line, written: Sequence[WriteRequest[RollbackRange | None]], at: int) -> None:
+    def _take_back(
+        self, topic: TopicMetadata, line: Line, written: Sequence[WriteRequest[RollbackRange | None]], at: int
+    ) -> None:
         """See that what is written next cannot be taken for what was announced for a producer."""
         ahead = line.ahead
         sole = written[0].admitted if len(written) == 1 else None
@@ -138,7 +141,8 @@ class MessageWriter(Queue[RollbackRange | None]):
             for request in written:
                 if request.admitted is not None and request.admitted.keys.request == ahead.key:
                     request.admitted = request.admitted._replace(former=raw)
-        ahead.wrote(key)
+        # Of what may be gone soon it could not be told after a crash whether it was there.
+        ahead.wrote(key, lasts=not topic.consumed and written[0].ttl_ms is None)
 
     def _announce_sent(
         self, line: Line, runs: Sequence[CachedRun], written: Sequence[WriteRequest[RollbackRange | None]]
