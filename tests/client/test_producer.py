@@ -101,7 +101,7 @@ def test_given_a_transaction_of_the_former_when_the_next_instance_begins_then_it
 def test_given_a_server_that_manages_no_transactions_when_registered_then_the_client_finds_out(
     site: InProcess, client: Client
 ) -> None:
-    site.service.producers._transactions = None
+    site.service.producers._transactions = site.service.producers._requests._transactions = None
     for outcome in ("committed", "aborted"):
         with site.client(limits=SMALL) as other, other.producer(BILLS, "importer") as producer:
             context = producer.transaction(outcome)
@@ -154,7 +154,7 @@ def test_given_a_request_under_way_when_it_is_repeated_in_vain_then_it_is_not_ta
 ) -> None:
     def refuse(step: str) -> None:
         if step == "publish" and faults.seen["publish"] > 1:
-            site.service.producers._in_flight._busy = Everything()
+            site.service.producers._requests.in_flight._busy = Everything()
 
     faults.meanwhile = refuse
     faults.at("publish", "before", times=1)

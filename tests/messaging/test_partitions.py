@@ -23,7 +23,7 @@ from tms_core.errors import (
 )
 from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.partitions import MOST_FAMILIES, Family, Layout, drained_by, layout_of, number_of
-from tms_core.messaging.producers import Sent
+from tms_core.messaging.requests import Sent
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId
 from tms_core.tables.memory import MemoryStore

@@ -29,8 +29,8 @@ from tms_core.messaging import producers
 from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producer_rows import Former, ProducerName, Registration, TransactionOutcome, tidy
-from tms_core.messaging.producers import Sent
 from tms_core.messaging.remembered import RememberedRows
+from tms_core.messaging.requests import Sent
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide, SideChange
@@ -378,6 +378,145 @@ def test_given_a_producer_in_one_topic_when_it_publishes_to_several_then_each_ha
     assert (everything(desk), everything(desk, ORDERS)) == ([b"a"], [b"b"])
 
 
+# --- announced ahead -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def announcements(desk: GroupDesk, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The keys of what is written to the side table from now on."""
+    keys: list[bytes] = []
+    exchange_each = desk.side.exchange_each
+
+    def noted(changes: Sequence[SideChange]) -> list[bool]:
+        keys.extend(change.key for change in changes)
+        return exchange_each(changes)
+
+    monkeypatch.setattr(desk.side, "exchange_each", noted)
+    return keys
+
+
+def test_given_a_producer_alone_when_it_publishes_then_one_announcement_is_for_many_requests(
+    desk: GroupDesk, announcements: list[bytes]
+) -> None:
+    one, other = Instance(desk), Instance(desk, "other")
+    announcements.clear()
+    sent = [b"%d" % number for number in range(100)]
+    for payload in sent:
+        one.publish(payload)
+    assert len(announcements) < 10
+    assert everything(desk) == sent
+    announcements.clear()
+    for number in range(10):
+        (one, other)[number % 2].publish(b"x")
+    # One more takes back what was announced.
+    assert len(announcements) == 11
+
+
+@pytest.mark.parametrize("end", ["goes on", "repeats"])
+@pytest.mark.parametrize("number", range(4, 42, 3))
+def test_given_requests_announced_ahead_when_the_server_is_killed_then_each_is_there_once(
+    desk: GroupDesk, number: int, end: str
+) -> None:
+    one = Instance(desk)
+    # The places of requests are used by turns, and the first of them is where others write.
+    one.sequence = 25
+    sent = [b"%d" % each for each in range(number)]
+    for payload in sent:
+        one.publish(payload, b"and")
+    desk.restart()
+    if end == "repeats":
+        one.publish(sent[-1], b"and", again=True)
+    with pytest.raises(BadRequest, match="comes after its request"):
+        desk.service.publish(BILLS, [b"x"], sent=Sent(BILLS, "importer", one.generation, one.sequence - 1))
+    one.publish(b"last")
+    assert everything(desk) == [*(each for payload in sent for each in (payload, b"and")), b"last"]
+
+
+@pytest.mark.parametrize("then", ["others", "another producer", "a larger request", "payloads", "a newer instance"])
+def test_given_requests_announced_ahead_when_something_else_is_written_then_it_is_not_taken_for_a_request(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    monkeypatch.setattr("tms_core.messaging.requests._ALONE", 0)
+    one, other, tx = Instance(desk), Instance(desk, "other"), desk.begin()
+    one.sequence = 30
+    one.publish(b"31")
+    desk.clock.advance(1)
+    expected = [b"31"]
+    if then == "others":
+        desk.service.publish(BILLS, [b"x"])
+        expected += [b"x"]
+    elif then == "another producer":
+        other.publish(b"x")
+        expected += [b"x"]
+    elif then == "a larger request":
+        one.publish(*[b"x"] * 2049)
+        expected += [b"x"] * 2049
+    elif then == "payloads":
+        one.store(b"x", tx=tx)
+    else:
+        one = Instance(desk)
+        one.sequence = 31
+    desk.restart()
+    one.publish(b"32")
+    one.publish(b"32", again=True)
+    one.publish(b"33")
+    desk.restart()
+    one.publish(b"33", again=True)
+    assert everything(desk) == [*expected, b"32", b"33"]
+
+
+def test_given_a_transaction_when_requests_were_announced_ahead_then_the_next_instance_knows_of_it(
+    desk: GroupDesk, announcements: list[bytes]
+) -> None:
+    one = Instance(desk)
+    for _ in range(10):
+        one.publish(b"a")
+    announcements.clear()
+    tx = desk.begin()
+    for _ in range(10):
+        one.publish(b"b", tx=tx, label="file 1")
+    assert len(announcements) == 1
+    heir = Instance(desk)
+    assert heir.former == Former(tx.write_pointer, "file 1", TransactionOutcome.ABORTED)
+    assert seen(desk) == [b"a"] * 10
+
+
+@pytest.mark.parametrize(
+    "why", ["others write to the table", "it goes when it was processed", "it has a ttl of its own"]
+)
+def test_given_what_may_be_gone_or_come_late_when_a_producer_is_alone_then_each_request_is_announced(
+    desk: GroupDesk, announcements: list[bytes], why: str
+) -> None:
+    one, options = Instance(desk), dict[str, Any](ttl_seconds=60) if why == "it has a ttl of its own" else {}
+    if why == "others write to the table":
+        desk.side.private = False
+    elif why == "it goes when it was processed":
+        desk.service.update_topic(BILLS, {"retention": "consumed"})
+    announcements.clear()
+    for _ in range(20):
+        one.publish(b"a", **options)
+    assert len(announcements) == 20
+
+
+def test_given_a_kill_and_messages_that_may_have_expired_then_it_is_not_known_what_was_announced_ahead(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tms_core.messaging.requests._ALONE", 0)
+    short = named("short")
+    desk.service.create_topic(short, {"ttl": "60"})
+    one = Instance(desk)
+    for payload in (b"a", b"b"):
+        one.publish(payload, topic=short)
+    desk.clock.advance(61 * SECOND)
+    desk.store.message.delete(desk.store.message.keys(b"", None, 10).items)
+    desk.restart()
+    with pytest.raises(MessagingError, match="no longer known"):
+        one.publish(b"b", topic=short, again=True)
+    heir = Instance(desk)
+    heir.publish(b"c", topic=short)
+    assert everything(desk, short) == [b"c"]
+
+
 # --- a kill at every durable write -----------------------------------------------------------------------------------
 
 
@@ -433,6 +572,7 @@ def story(desk: GroupDesk, call: Callable[[Callable[[], Any]], Any]) -> None:
         sent = Sent(BILLS, "importer", registered[0].generation, number, label)
         call(lambda: do(sent))
 
+    send(lambda sent: desk.service.publish(BILLS, [b"0"], sent=sent))
     send(lambda sent: desk.service.publish(BILLS, [b"1", b"2"], sent=sent))
     tx = desk.begin(3000)
     send(lambda sent: desk.service.publish(ORDERS, [b"3"], pointer=tx.write_pointer, sent=sent), "first")
@@ -481,12 +621,14 @@ def played(at: int, error: type[Exception], *, behind: bool) -> tuple[list[bytes
 
 
 @pytest.mark.parametrize("error", [Died, StoreError])
+@pytest.mark.parametrize("alone", [0, 4])
 def test_given_any_durable_write_that_fails_when_requests_are_repeated_then_each_was_done_once(
-    error: type[Exception],
+    monkeypatch: pytest.MonkeyPatch, alone: int, error: type[Exception]
 ) -> None:
+    monkeypatch.setattr("tms_core.messaging.requests._ALONE", alone)
     expected, writes = played(0, error, behind=False)
-    assert expected == [b"1", b"2", b"3", b"4", b"5", b"6"]
-    assert writes >= 14
+    assert expected == [b"0", b"1", b"2", b"3", b"4", b"5", b"6"]
+    assert writes >= (16 if alone else 15)
     for at in range(1, writes + 1):
         for behind in (False, True):
             assert played(at, error, behind=behind)[0] == expected, (at, behind)
@@ -666,7 +808,7 @@ def test_given_a_request_under_way_when_a_newer_instance_is_registered_then_that
         with pytest.raises(Unavailable, match="still being written"):
             desk.service.producers.register(BILLS, "importer", heir)
         metadata = TopicMetadata(BILLS, 1, 3600)
-        with desk.service.producers.sending(
+        with desk.service.producers._requests.sending(
             metadata, NOW_MS, [(Sent(BILLS, "importer", one.generation, 2), None, 1)]
         ) as found:
             assert "under way" in str(found[0])

@@ -15,7 +15,7 @@ from tests.server.test_fenced import Watched
 from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest, ProducerFenced, StoreError, StoreUnavailable, Unavailable
 from tms_core.messaging.model import FetchRequest
-from tms_core.messaging.producers import Sent
+from tms_core.messaging.requests import Sent
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId
 from tms_core.server.forward import _topic

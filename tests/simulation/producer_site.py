@@ -20,9 +20,9 @@ from uuid import UUID
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
 from tests.simulation.group_site import FaultySide, Violation
 from tms_core.clock import ManualClock
-from tms_core.errors import MessagingError, ProducerFenced, StoreError, TmsError
-from tms_core.messaging.producer_rows import TransactionOutcome, tidy
-from tms_core.messaging.producers import Sent
+from tms_core.errors import BadRequest, MessagingError, ProducerFenced, StoreError, TmsError
+from tms_core.messaging.producer_rows import LastRequest, TransactionOutcome, tidy
+from tms_core.messaging.requests import Sent
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
@@ -39,6 +39,11 @@ ATTEMPTS = 6
 
 class Died(Exception):
     """The server ended."""
+
+
+def is_private(faults: Sequence[str]) -> bool:
+    """Whether requests may be announced ahead where writes fail so."""
+    return "late" not in faults
 
 
 class FaultyWrites:
@@ -84,6 +89,9 @@ class ProducerSite:
         self.random = random
         self.clock = ManualClock(NOW_MS, running_ms=DAY)
         self.side, self.store = FaultySide(), MemoryStore()
+        #: How a write to the side table may fail: late only where others may write to it, too.
+        self.faults = ("before", "after", "late") if random.random() < 0.5 else ("before", "after")
+        self.side.private = is_private(self.faults)
         self.writes = FaultyWrites(self.store.message)
         self.manager = TransactionManager(MemoryStorage(), self.clock)
         self.reached: Counter[str] = Counter()
@@ -120,6 +128,8 @@ class ProducerSite:
         if known is None:
             return
         instance.generation = known.generation
+        # Of 32 requests one has the place in which messages of others are mostly.
+        instance.sequence = self.random.choice((0, 26, 30, 31))
         for former in before:
             if former.generation >= instance.generation:
                 raise Violation("Q8: a generation was given twice")
@@ -290,6 +300,8 @@ class ProducerSite:
 
         done = self._repeated(publish, restarts=self.random.random() < 0.7)
         self.writes.fault = ""
+        last = [LastRequest.parse(value) for _, value in self.side.rows(b"q", b"r", 10).items]
+        self.reached["ahead"] += bool(done) and any(one.announces(*sent[2:4]) for one in last)
         if instance.generation < newest:
             self.never.add((topic, payload))
             if done:
@@ -333,6 +345,8 @@ class ProducerSite:
                     self.side.fault = self.writes.fault = ""
                     if self.random.random() < 0.3:
                         self.publish()
+            except BadRequest as error:
+                raise Violation(f"Q9: {error}") from error
             except TmsError:
                 return None
             finally:
@@ -353,7 +367,7 @@ class ProducerSite:
         return b"%d" % self.number
 
     def _fault(self) -> str:
-        return self.random.choice(("",) * 5 + ("before", "after", "late"))
+        return self.random.choice(("",) * 5 + self.faults)
 
     def _visible(self, topic: TopicId) -> list[bytes]:
         """What a transaction that begins now sees of a topic, also behind what is not decided."""

@@ -14,15 +14,21 @@ from tests.simulation.group_site import Violation
 from tests.simulation.producer_site import play
 from tests.simulation.test_groups import side_not_fenced
 from tms_core.messaging import lines
-from tms_core.messaging.producer_rows import Registration
-from tms_core.messaging.producers import Admitted, Producers
+from tms_core.messaging.producer_rows import LastRequest, Registration
+from tms_core.messaging.producers import Producers
 from tms_core.messaging.queue import Queue
+from tms_core.messaging.requests import Admitted, Requests
 from tms_core.transaction.manager.manager import TransactionManager
 
 SEEDS = int(os.environ.get("TMS_TEST_SEEDS", "200")) // 4
 #: How many histories a planted bug has to be found in.
 ENOUGH = 60
-REACHED = {"died", "answer lost", "truncated", "late", "arrived late", "fenced", "refused"}
+REACHED = {"ahead", "died", "answer lost", "truncated", "late", "arrived late", "fenced", "refused"}
+
+
+@pytest.fixture(autouse=True)
+def announced_ahead_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tms_core.messaging.requests._ALONE", 0)
 
 
 def test_given_histories_when_played_then_every_invariant_holds_and_everything_was_reached() -> None:
@@ -47,23 +53,23 @@ def generation_not_durable_first(monkeypatch: pytest.MonkeyPatch) -> None:
         if raw is None:
             change(self, key, raw, known, deletes)
         else:
-            self._rows._rows[key] = known.pack()
+            self._requests._rows._rows[key] = known.pack()
 
     monkeypatch.setattr(Producers, "_change", later)
 
 
 def sequence_written_behind_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    announce, waiting = Producers.announce, dict[Admitted, Any]()
+    announce, waiting = Requests.announce, dict[Admitted, Any]()
 
-    def later(_: Producers, requests: Any) -> list[None]:
+    def later(_: Requests, requests: Any, *__: object) -> list[None]:
         waiting.update((one[0], one) for one in requests)
         return [None for _ in requests]
 
-    def wrote(self: Producers, admitted: Admitted, *_: int) -> None:
+    def wrote(self: Requests, admitted: Admitted, *_: int) -> None:
         announce(self, [waiting.pop(admitted)])
 
-    monkeypatch.setattr(Producers, "announce", later)
-    monkeypatch.setattr(Producers, "wrote", wrote)
+    monkeypatch.setattr(Requests, "announce", later)
+    monkeypatch.setattr(Requests, "wrote", wrote)
 
 
 def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +107,18 @@ def former_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Producers, "_settle", lambda _, __, known: known)
 
 
+def announced_ahead_and_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Requests, "take_back", lambda *_: None)
+
+
+def announced_ahead_and_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands there is taken for the last request."""
+    monkeypatch.setattr(LastRequest, "found", lambda self, _: self)
+
+
 BUGS: list[tuple[str, Plant]] = [
+    ("announced ahead and not taken back", announced_ahead_and_not_taken_back),
+    ("announced ahead and not looked at", announced_ahead_and_not_looked_at),
     ("generation not durable first", generation_not_durable_first),
     ("sequence written behind the rows", sequence_written_behind_the_rows),
     ("no second look", no_second_look),

@@ -28,6 +28,7 @@ from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.ids import Ids, first_free, milliseconds, position, tail
 from tms_core.messaging.model import MessageList
 from tms_core.messaging.producer_rows import first_unannounced
+from tms_core.messaging.requests import AnnouncedAhead
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix, stop_key
 from tms_core.tables.base import Store
 from tms_core.tables.side import Expiries, SideTable
@@ -54,6 +55,7 @@ class Line:
         unread: the first position behind all that was there when it was opened, or was read since.
         largest_bytes: the largest payload that was read of it.
         wakes: called when messages have come; by any thread, so they must not wait.
+        ahead: what was announced before it was requested.
     """
 
     prefix: bytes
@@ -63,6 +65,7 @@ class Line:
     unread: int = 0
     largest_bytes: int = 0
     wakes: dict[Callable[[], None], None] = field(default_factory=dict)
+    ahead: AnnouncedAhead = field(default_factory=AnnouncedAhead)
 
     def tell(self) -> None:
         """Wake the polls that wait for messages of this line."""
@@ -266,6 +269,7 @@ class Lines:
         unread = 0 if side is None else max(first_unread(side, prefix), announced_in(side, prefix))
         requested = 0 if self._consumers is None else first_unannounced(self._consumers, prefix)
         line.ids.skip(max(announced, reserved, unread, requested, first_free(self._store.message.keys, prefix, now_ms)))
+        line.ahead = AnnouncedAhead()
         line.mortal = line.mortal or announced > 0
         line.unread = line.unread or line.ids.free
         self._cache.open(prefix, line.ids)

@@ -7,7 +7,7 @@ an older one sends is refused from then on. All of it is in the side table (:mod
 * ``t`` + home + generation of the home + ``p`` + name + 0 + write pointer: a transaction that it has begun
   (:class:`Begun`). Like a claim it is true exactly if its transaction is, and what was rolled back is marked void;
 * ``q`` + topic + generation + home + 0 + name: its last request to that topic (:class:`LastRequest`), whose ids no
-  other message gets.
+  other message gets; in a store of this machine sometimes with those of the next ones.
 
 Here are the rows and the rules, without a clock and without waiting.
 """
@@ -15,7 +15,7 @@ Here are the rows and the rules, without a clock and without waiting.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from functools import lru_cache
 from itertools import islice
@@ -23,6 +23,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from tms_core.errors import FormatError
+from tms_core.messaging.ids import SEQUENCE_BITS, position
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, stop_key, topic_prefix
 from tms_core.tables.base import every
 from tms_core.tables.side import SideTable
@@ -33,6 +34,8 @@ _PRODUCER, _TRANSACTIONAL, _BEGUN, _REQUEST = b"w", b"t", b"p", b"q"
 _REGISTRATION = struct.Struct(">q16sqqBB")
 _POINTER, _BEGUN_VALUE = struct.Struct(">q"), struct.Struct(">qB")
 _REQUEST_VALUE = struct.Struct(f">qq{MESSAGE_TAIL_BYTES}sI")
+#: How many requests one announcement is for at most, and how many rows each of those behind the first may have.
+_PLACES, _PLACE_BITS = 32, SEQUENCE_BITS - 5
 #: The instance of a producer that was forgotten.
 NO_INSTANCE = UUID(int=0)
 #: A producer that has done nothing for so long is forgotten, unless it has something open.
@@ -185,22 +188,29 @@ class Begun(NamedTuple):
 class LastRequest(NamedTuple):
     """The last request of a producer to a topic, written down before its rows.
 
+    It may be written down for the requests behind it as well, while its producer is alone with the topic. Then all rows
+    behind it and before a position are of these requests, and where one begins tells its number: the sequence numbers
+    of a millisecond are divided into places, which requests have by turns.
+
     Attributes:
         generation: of the producer.
         sequence: its number.
         first: the position of its first row: of the message table, or of the transaction's stored payloads.
         number: how many rows it has.
+        until: before which position the requests behind it are; 0: they are announced themselves.
     """
 
     generation: int
     sequence: int
     first: int
     number: int
+    until: int = 0
 
     def pack(self) -> bytes:
         """Its value."""
         first = self.first.to_bytes(MESSAGE_TAIL_BYTES, "big")
-        return _REQUEST_VALUE.pack(self.generation, self.sequence, first, self.number)
+        until = self.until.to_bytes(MESSAGE_TAIL_BYTES, "big") if self.until else b""
+        return _REQUEST_VALUE.pack(self.generation, self.sequence, first, self.number) + until
 
     @classmethod
     def parse(cls, value: bytes) -> LastRequest:
@@ -209,11 +219,39 @@ class LastRequest(NamedTuple):
         Raises:
             FormatError: it is none.
         """
-        try:
-            generation, sequence, first, number = _REQUEST_VALUE.unpack(value)
-        except struct.error as error:
-            raise FormatError(f"a producer's last request has {len(value)} bytes, not {_REQUEST_VALUE.size}") from error
-        return cls(generation, sequence, int.from_bytes(first, "big"), number)
+        size, until = _REQUEST_VALUE.size, value[_REQUEST_VALUE.size :]
+        if len(value) < size or len(until) not in (0, MESSAGE_TAIL_BYTES):
+            raise FormatError(f"a producer's last request has {len(value)} bytes, not {size}")
+        generation, sequence, first, number = _REQUEST_VALUE.unpack(value[:size])
+        return cls(generation, sequence, int.from_bytes(first, "big"), number, int.from_bytes(until, "big"))
+
+    @property
+    def stop(self) -> int:
+        """The first position behind all that it announces."""
+        return max(self.first + self.number, self.until)
+
+    def announces(self, generation: int, sequence: int) -> bool:
+        """Whether it is also for a request with a higher number."""
+        ahead = sequence - self.sequence
+        return self.until > 0 and generation == self.generation and 0 < ahead < _PLACES
+
+    def next(self, generation: int, sequence: int, at: int, number: int) -> LastRequest | None:
+        """A request behind it, from a position on; None: it is not announced by this."""
+        if not self.announces(generation, sequence) or number > 1 << _PLACE_BITS:
+            return None
+        milliseconds, taken = divmod(at, 1 << SEQUENCE_BITS)
+        place = sequence % _PLACES << _PLACE_BITS
+        first = position(milliseconds + (taken > place), place)
+        return LastRequest(generation, sequence, first, number) if first + number <= self.until else None
+
+    def found(self, positions: Sequence[int]) -> LastRequest:
+        """The last one that was written, by the positions of the rows that there are behind it."""
+        if not positions:
+            return self
+        place = positions[-1] >> _PLACE_BITS
+        sequence = self.sequence + (place - self.sequence) % _PLACES
+        number = sum(at >> _PLACE_BITS == place for at in positions)
+        return LastRequest(self.generation, sequence, place << _PLACE_BITS, number)
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
@@ -282,7 +320,7 @@ def first_unannounced(side: SideTable, prefix: bytes) -> int:
         prefix: the start of the generation's row keys.
     """
     found = (LastRequest.parse(value) for _, value in _rows(side, _REQUEST + prefix))
-    return max((request.first + request.number for request in found), default=0)
+    return max((request.stop for request in found), default=0)
 
 
 def tidy(

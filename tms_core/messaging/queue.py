@@ -27,7 +27,7 @@ from tms_core.messaging.ids import expires_ms, milliseconds, position
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.partitions import FAMILIES, PART_OF, SEALED
 from tms_core.messaging.producer_rows import LastRequest
-from tms_core.messaging.producers import Admitted, Producers, Sent
+from tms_core.messaging.requests import Admitted, AnnouncedAhead, Requests, Sent
 from tms_core.messaging.topics import FORBIDDEN, REQUIRED, TRANSACTIONS, TopicRegistry
 from tms_core.messaging.work import Answer, Work
 from tms_core.rowkey import Cutoff
@@ -82,7 +82,7 @@ class WriterContext(NamedTuple):
         max_lifetime_ms: how long after its begin a transaction may write.
         work: runs batches, and counts requests.
         transactions: the manager in this process; None: transactions are managed elsewhere.
-        producers: know which requests count; None: there is no place to keep that.
+        requests: know which requests of producers count; None: there is no place to keep that.
     """
 
     topics: TopicRegistry
@@ -91,7 +91,7 @@ class WriterContext(NamedTuple):
     max_lifetime_ms: int
     work: Work
     transactions: TransactionManager | None = None
-    producers: Producers | None = None
+    requests: Requests | None = None
 
 
 class Queue(ABC, Generic[R]):
@@ -204,9 +204,9 @@ class Queue(ABC, Generic[R]):
 
     def _refusal(self, request: WriteRequest[R]) -> TmsError:
         """Why a request of a transaction that has ended is refused: for good where a newer instance ended it."""
-        if request.sent is not None and self._context.producers is not None:
+        if request.sent is not None and self._context.requests is not None:
             try:
-                self._context.producers.require_newest(request.sent)
+                self._context.requests.require_newest(request.sent)
             except TmsError as error:
                 return error
         return ended(request.pointer)
@@ -216,13 +216,13 @@ class Queue(ABC, Generic[R]):
         self, topic: TopicMetadata, batch: Sequence[WriteRequest[R]], now_ms: int
     ) -> Iterator[list[WriteRequest[R]]]:
         """The requests without a producer, and those to be written of the others; answers what was written before."""
-        producers = self._context.producers
+        requests = self._context.requests
         asked = [(request, request.sent) for request in batch if request.sent is not None]
-        if producers is None or not asked:
+        if requests is None or not asked:
             yield list(batch)
             return
         sent = [(sent, request.pointer, len(request.messages) or 1) for request, sent in asked]
-        with producers.sending(topic, now_ms, sent) as found:
+        with requests.sending(topic, now_ms, sent) as found:
             for (request, _), one in zip(asked, found, strict=True):
                 if not isinstance(one, Admitted):
                     request.answer.set_exception(one)
@@ -230,6 +230,13 @@ class Queue(ABC, Generic[R]):
                 request.admitted = one
                 if one.repeated is not None:
                     self._repeat(topic, request, one, one.repeated, now_ms)
+                elif (
+                    # One with a ttl of its own would have been announced itself.
+                    one.since is not None
+                    and request.ttl_ms is None
+                    and self._may_be_gone(topic, request, one.since, now_ms)
+                ):
+                    request.answer.set_exception(_not_known(one))
             yield [request for request in batch if not request.answer.done()]
 
     def _repeat(
@@ -242,11 +249,7 @@ class Queue(ABC, Generic[R]):
             if admitted.written or self._is_written(topic, request, former, keeps=may_be_gone):
                 self._answer_again(request, former.first, former.number)
             elif may_be_gone:
-                raise MessagingError(
-                    f"It is no longer known whether request {admitted.sent.sequence} of producer "
-                    f"{admitted.sent.name} was done: its messages would have expired by now.",
-                    "Look whether the results of these messages are there.",
-                )
+                raise _not_known(admitted)
         except TmsError as error:
             request.answer.set_exception(error)
 
@@ -254,12 +257,18 @@ class Queue(ABC, Generic[R]):
         """Whether rows that were written at a position may have been deleted since (rules L3, L6 and L7)."""
         if request.ttl_ms is not None and expires_ms(first, request.ttl_ms) <= now_ms:
             return True
-        if self._context.producers is not None and self._context.producers.is_processed(topic, first):
+        if self._context.requests is not None and self._context.requests.is_processed(topic, first):
             return True
         return Cutoff.at(now_ms, topic.ttl_seconds).expires(milliseconds(first))
 
-    def _announce_requests(self, written: Sequence[WriteRequest[R]], firsts: Sequence[int]) -> bool:
+    def _announce_requests(
+        self, written: Sequence[WriteRequest[R]], firsts: Sequence[int], ahead: AnnouncedAhead | None = None
+    ) -> bool:
         """Write down where the rows of producers' requests will be, before they are there; answers those refused.
+
+        Args:
+            written, firsts: the requests, and the positions of their first rows.
+            ahead: of the line, if that is one of messages.
 
         Returns:
             Whether there are any of these.
@@ -269,29 +278,29 @@ class Queue(ABC, Generic[R]):
             for request, first in zip(written, firsts, strict=True)
             if request.admitted is not None
         ]
-        if not asked or self._context.producers is None:
+        if not asked or self._context.requests is None:
             return False
-        errors = self._context.producers.announce([one for _, one in asked])
+        errors = self._context.requests.announce([one for _, one in asked], ahead)
         for (request, _), error in zip(asked, errors, strict=True):
             if error is not None:
                 request.answer.set_exception(error)
         return any(errors)
 
     def _note_written(self, request: WriteRequest[R]) -> None:
-        if request.admitted is not None and self._context.producers is not None:
-            self._context.producers.wrote(request.admitted)
+        if request.admitted is not None and self._context.requests is not None:
+            self._context.requests.wrote(request.admitted)
 
     def _is_late(self, request: WriteRequest[R]) -> bool:
         """Whether a request was written after the end of its transaction, or after that was rolled back."""
-        manager, producers, pointer = self._context.transactions, self._context.producers, request.pointer
+        manager, requests, pointer = self._context.transactions, self._context.requests, request.pointer
         if pointer is None:
             return False
         if manager is not None and not manager.is_in_progress(pointer):
             return True
         return (
             request.admitted is not None
-            and producers is not None
-            and producers.is_void(request.admitted.keys.producer, pointer)
+            and requests is not None
+            and requests.is_void(request.admitted.keys.producer, pointer)
         )
 
     def _in_time(self, request: WriteRequest[R], at: int) -> bool:
@@ -338,6 +347,14 @@ def _require_open(topic: TopicMetadata, requests: Sequence[object]) -> None:
         raise PartitionsChanged(
             f"Topic {topic.topic} takes no messages itself.", f"Publish to a partition that {name} names now."
         )
+
+
+def _not_known(admitted: Admitted) -> MessagingError:
+    return MessagingError(
+        f"It is no longer known whether request {admitted.sent.sequence} of producer "
+        f"{admitted.sent.name} was done: its messages would have expired by now.",
+        "Look whether the results of these messages are there.",
+    )
 
 
 def ended(pointer: int | None) -> TransactionEnded:

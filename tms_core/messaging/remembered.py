@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from threading import Lock
 
 from tms_core.tables.side import SideChange, SideTable
 
 #: How many rows are remembered, and for how long: the janitor changes those of producers that were idle for days.
 _ROWS, _KEPT_MS = 20_000, 3_600_000
+#: Stands for what is not known of a row.
+_NOT_READ = b"not read"
 
 
 class RememberedRows:
@@ -36,10 +37,9 @@ class RememberedRows:
         Raises:
             StoreError: it could not be read.
         """
-        if key in self._rows and not again:
-            # Another thread may forget it between the two.
-            with suppress(KeyError):
-                return self._rows[key]
+        known = _NOT_READ if again else self._rows.get(key, _NOT_READ)
+        if known is not _NOT_READ:
+            return known
         changes = self._changes
         value = self._side.get(key)
         with self._lock:

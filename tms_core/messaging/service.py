@@ -22,8 +22,9 @@ from tms_core.messaging.groups import Groups
 from tms_core.messaging.ids import position
 from tms_core.messaging.lines import Delays, FirstReads, Lines
 from tms_core.messaging.model import Ages, FetchRequest, MessageList, RollbackRange
-from tms_core.messaging.producers import Producers, Sent
+from tms_core.messaging.producers import Producers
 from tms_core.messaging.queue import WriterContext, WriteRequest
+from tms_core.messaging.requests import Requests, Sent
 from tms_core.messaging.topics import TopicRegistry, count_ages
 from tms_core.messaging.work import Answer, Work
 from tms_core.messaging.writer import earlier_generations, roll_back
@@ -106,11 +107,12 @@ class MessagingService:
         self._lines = Lines(store, honest, self._cache, self._expiries, kept, self._allowance_ms)
         self._work = work or Work()
         lifetime_ms = options.max_lifetime_seconds * 1000
-        self._producers = None
+        self._producers = self._requests = None
         if kept is not None:
-            self._producers = Producers(self._topics, kept, honest, lifetime_ms, transactions)
+            self._requests = Requests(self._topics, kept, honest, lifetime_ms, transactions, store.message.keys)
+            self._producers = Producers(self._topics, kept, honest, transactions, self._requests)
         context = WriterContext(
-            self._topics, self._lines, honest, lifetime_ms, self._work, transactions, self._producers
+            self._topics, self._lines, honest, lifetime_ms, self._work, transactions, self._requests
         )
         self._writers = Writers(context, store, self._cache, self._expiries)
         cached_ms = min(options.max_lifetime_seconds, options.grace_seconds) * 1000 // 2

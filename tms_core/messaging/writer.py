@@ -60,14 +60,19 @@ class MessageWriter(Queue[RollbackRange | None]):
     def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[RollbackRange | None]]) -> None:
         line = self._context.lines.messages(topic)
         first = line.ids.first(now_ms)
-        written, runs, stop = self._placed(topic, batch, first)
+        announced = self._announced(line, batch, first)
+        written, runs, stop = self._placed(topic, batch, announced.first if announced else first)
         if not runs:
             return
         line.ids.take(first, stop)
         try:
             # What is published without transactions and producers, as most is, is not looked at any further.
             looks = any(request.pointer is not None or request.admitted is not None for request in written)
-            rows = self._announce_sent(line.prefix, runs, written) if looks else None
+            if announced is None:
+                self._take_back(topic, line, written, first)
+                rows = self._announce_sent(line, runs, written) if looks else None
+            else:
+                rows = self._follow(line, runs, written, announced)
             if rows is None and looks:
                 runs = [run for request, run in zip(written, runs, strict=True) if not request.answer.done()]
                 written = [request for request in written if not request.answer.done()]
@@ -101,19 +106,57 @@ class MessageWriter(Queue[RollbackRange | None]):
                 at += len(request.messages) or 1
         return written, runs, at
 
+    def _announced(
+        self, line: Line, batch: Sequence[WriteRequest[RollbackRange | None]], at: int
+    ) -> LastRequest | None:
+        """Where the only request of a batch will be that was announced with one before it."""
+        requests = self._context.requests
+        one = batch[0] if len(batch) == 1 else None
+        if requests is None or one is None or one.admitted is None or one.ttl_ms is not None:
+            return None
+        return requests.next(line.ahead, one.admitted, one.pointer, at, len(one.messages) or 1)
+
+    def _follow(
+        self,
+        line: Line,
+        runs: Sequence[CachedRun],
+        written: Sequence[WriteRequest[RollbackRange | None]],
+        announced: LastRequest,
+    ) -> Rows:
+        """Note a request that was announced with one before it; returns its rows."""
+        [request] = written
+        if request.admitted is not None and self._context.requests is not None:
+            self._context.requests.follow(line.ahead, request.admitted, announced)
+        return self._rows(line.prefix, runs)
+
+    def _take_back(
+        self, topic: TopicMetadata, line: Line, written: Sequence[WriteRequest[RollbackRange | None]], at: int
+    ) -> None:
+        """See that what is written next cannot be taken for what was announced for a producer."""
+        ahead = line.ahead
+        sole = written[0].admitted if len(written) == 1 else None
+        key = sole.keys.request if sole is not None else b""
+        if ahead.announced is not None and ahead.key != key and self._context.requests is not None:
+            raw = self._context.requests.take_back(ahead, at)
+            for request in written:
+                if request.admitted is not None and request.admitted.keys.request == ahead.key:
+                    request.admitted = request.admitted._replace(former=raw)
+        # Of what may be gone soon it could not be told after a crash whether it was there.
+        ahead.wrote(key, lasts=not topic.consumed and written[0].ttl_ms is None)
+
     def _announce_sent(
-        self, prefix: bytes, runs: Sequence[CachedRun], written: Sequence[WriteRequest[RollbackRange | None]]
+        self, line: Line, runs: Sequence[CachedRun], written: Sequence[WriteRequest[RollbackRange | None]]
     ) -> Rows | None:
         """Write down where the rows of producers will be; answers those refused.
 
         Returns:
             The rows, where there are many, made while the disk was waited for; None: they are to be made.
         """
-        rows = Once(partial(self._rows, prefix, runs))
+        rows = Once(partial(self._rows, line.prefix, runs))
         many = runs[-1].stop - runs[0].first >= _MANY_ROWS and any(request.admitted is not None for request in written)
         if many:
             self._context.work.aside(rows.begin)
-        refused = self._announce_requests(written, [run.first for run in runs])
+        refused = self._announce_requests(written, [run.first for run in runs], line.ahead)
         return rows() if many and not refused else None
 
     def _written(self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None], run: CachedRun) -> None:

@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from tms_core.errors import BadRequest
 from tms_core.messaging.producer_rows import Begun, Former, Registration
-from tms_core.messaging.producers import Sent
+from tms_core.messaging.requests import Sent
 from tms_core.server.auth.gate import Need
 from tms_core.server.body import BodyLimit, Headers
 from tms_core.server.json_text import read_instance

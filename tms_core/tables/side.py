@@ -17,7 +17,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import NamedTuple, Self
@@ -35,6 +34,8 @@ _BY_TIME, _BY_MESSAGE = b"e", b"m"
 _TIME_BYTES = 8
 #: How many rows of a LevelDB folder are known without being read.
 _KNOWN_ROWS = 10_000
+#: Stands for what is not known of a row.
+_NOT_READ = b"not read"
 
 
 class SideChange(NamedTuple):
@@ -48,7 +49,13 @@ class SideChange(NamedTuple):
 
 
 class SideTable(ABC):
-    """A small sorted table; threads may share it. What is written is durable on return, in one batch if it can be."""
+    """A small sorted table; threads may share it. What is written is durable on return, in one batch if it can be.
+
+    Attributes:
+        private: whether one process at a time writes to it and to the store, and no write of an earlier one comes late.
+    """
+
+    private = False
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | None:
@@ -110,6 +117,8 @@ class SideTable(ABC):
 class MemorySide(SideTable):
     """Gone when the process is."""
 
+    private = True
+
     def __init__(self) -> None:
         self._keys: list[bytes] = []
         self._values: dict[bytes, bytes] = {}
@@ -165,6 +174,8 @@ class LevelDBSide(SideTable):
         StoreError: it is damaged or cannot be written.
     """
 
+    private = True
+
     def __init__(self, folder: Path) -> None:
         present = holds_database(folder)
         if present:
@@ -184,9 +195,9 @@ class LevelDBSide(SideTable):
         self._exchanging = Lock()
 
     def get(self, key: bytes) -> bytes | None:
-        if key in self._known:
-            with suppress(KeyError):
-                return self._known[key]
+        known = self._known.get(key, _NOT_READ)
+        if known is not _NOT_READ:
+            return known
         changes = self._changes
         value = self._database.get(key)
         self._keep(changes, [(key, value)])

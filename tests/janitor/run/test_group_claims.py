@@ -18,7 +18,7 @@ from tms_core.consumers.claims import ConsumerGroup
 from tms_core.errors import StoreError
 from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.producer_rows import Former, TransactionOutcome
-from tms_core.messaging.producers import Sent
+from tms_core.messaging.requests import Sent
 from tms_core.transaction.model import TX_PER_MS
 
 

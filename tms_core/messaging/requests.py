@@ -1,0 +1,461 @@
+"""What producers send: a request that is repeated is done once, and those of an older instance are refused.
+
+Before the rows of a request are written, it is written down at which positions they will be. A repetition looks there:
+what is there is not written again. The same write notes the transaction, so that the next instance finds it.
+
+Each of these writes is synced, as the rows are. A producer that is alone with a topic has them seldom: one is for its
+next requests, too (:class:`AnnouncedAhead`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, cast
+
+from tms_core.clock import HonestClock
+from tms_core.consumers.positions import NAME
+from tms_core.consumers.retention import announced
+from tms_core.errors import BadRequest, ProducerFenced, TmsError, TransactionEnded, Unavailable
+from tms_core.messaging.ids import ReadKeys, position, tail
+from tms_core.messaging.in_flight import InFlight
+from tms_core.messaging.producer_rows import LABEL_BYTES, Begun, LastRequest, ProducerName, begun_by, counting
+from tms_core.messaging.remembered import RememberedRows
+from tms_core.messaging.topics import TopicRegistry
+from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, generation_prefix
+from tms_core.tables.base import every
+from tms_core.tables.side import SideChange, SideTable
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.model import transaction_ms
+
+#: Of how many producers and topics the last request is remembered.
+_KNOWN_REQUESTS = 20_000
+#: Behind how many batches of a producer alone its next requests are announced as well, and for how long. After a crash
+#: no other message gets an id of that time.
+_ALONE, _AHEAD_MS = 4, 250
+
+
+class Sent(NamedTuple):
+    """What a request says of its producer.
+
+    Attributes:
+        home: the producer's topic.
+        name: its name.
+        generation: as it was registered.
+        sequence: the request's number, higher than that of any request before; the same when it is repeated.
+        label: what it calls the transaction.
+    """
+
+    home: TopicId
+    name: str
+    generation: int
+    sequence: int
+    label: str = ""
+
+
+@dataclass(slots=True)
+class AnnouncedAhead:
+    """What is announced for the next requests of the producer that alone writes to a line of messages.
+
+    Only the writer of the line's messages has it. Before it writes anything else it takes it back; or else these rows
+    could be taken for those of a request, after the process has ended.
+
+    Attributes:
+        key: of the producer's last request; empty: others wrote as well.
+        batches: how many batches were its alone, one behind the other.
+        announced: what stands at the key, or may stand there; None: it is for no next requests.
+        value: the same as it was written down; None: it is not certain.
+        last: the last request that may have been written by it.
+    """
+
+    key: bytes = b""
+    batches: int = 0
+    announced: LastRequest | None = None
+    value: bytes | None = None
+    last: LastRequest | None = None
+
+    def wrote(self, key: bytes, *, lasts: bool) -> None:
+        """Note a batch of a producer alone, with an empty key of others as well; and whether its rows stay for long."""
+        self.batches = (self.batches if key == self.key else 0) + 1 if key and lasts else 0
+        self.key = key
+
+
+class _Keys(NamedTuple):
+    """What does not change between the requests of a producer to a topic.
+
+    Attributes:
+        producer: who it is.
+        registered: the key of its registration.
+        request: the key of its last request to the topic.
+        messages: the start of the keys of the topic's messages.
+    """
+
+    producer: ProducerName
+    registered: bytes
+    request: bytes
+    messages: bytes
+
+
+@lru_cache(maxsize=4096)
+def _keys(home: TopicId, home_generation: int, name: str, topic: TopicId, generation: int) -> _Keys:
+    """Those of a producer by its home and its name; raises ``BadRequest`` where it cannot have that name."""
+    if not NAME.fullmatch(name):
+        raise BadRequest(f"{name!r} cannot be a producer.", "Use at most 255 letters, digits, '_' and '-'.")
+    producer = ProducerName(home, home_generation, name)
+    messages = generation_prefix(topic.prefix, generation)
+    return _Keys(producer, producer.key, producer.request_key(messages), messages)
+
+
+@dataclass(slots=True)
+class _Last:
+    """A last request, and whether its rows are there.
+
+    Attributes:
+        value: it as it was written down, or one before it that announces it.
+        since: where the rows begin by which it was found; None: that was not necessary.
+    """
+
+    value: bytes
+    request: LastRequest
+    written: bool = False
+    since: int | None = None
+
+
+class Admitted(NamedTuple):
+    """A request that its producer may send.
+
+    Attributes:
+        sent: what it says.
+        keys: of its producer and of its last request to the topic.
+        registered: the registration by which it was admitted.
+        former: the last request as it is written down; None: there is none.
+        repeated: that request, if this is it once more.
+        written: whether the rows of that are known to be there.
+        since: from where on it would be there if it was done before and the rows were not gone; None: it was not.
+    """
+
+    sent: Sent
+    keys: _Keys
+    registered: bytes | None
+    former: bytes | None
+    repeated: LastRequest | None = None
+    written: bool = False
+    since: int | None = None
+
+
+def _refusal(producer: ProducerName, generation: int, raw: bytes | None) -> ProducerFenced | None:
+    """Why an instance does not count where its producer has this registration; or None."""
+    known = None if raw is None else counting(raw)
+    if known is None:
+        return ProducerFenced(
+            f"Producer {producer.name} of {producer.home} is not known: it was idle too long, or deleted.",
+            "Register the producer again; this instance can no longer publish.",
+        )
+    if generation == known:
+        return None
+    return ProducerFenced(
+        f"Producer {producer.name} of {producer.home} has generation {known} now, and {generation} is fenced.",
+        "Another instance has taken over; end this one.",
+    )
+
+
+class Requests:
+    """The requests of one store's producers; threads may share it.
+
+    Args:
+        topics: which topics there are.
+        side: where producers and requests are written down.
+        clock: what time it is.
+        max_lifetime_ms: how long after its begin a transaction may write.
+        transactions: the manager in this process; None: transactions are managed elsewhere.
+        messages: reads keys of messages.
+
+    Attributes:
+        in_flight: what is being written.
+    """
+
+    def __init__(
+        self,
+        topics: TopicRegistry,
+        side: SideTable,
+        clock: HonestClock,
+        max_lifetime_ms: int,
+        transactions: TransactionManager | None,
+        messages: ReadKeys,
+    ) -> None:
+        self.in_flight = InFlight()
+        self._topics = topics
+        self._side = side
+        self._clock = clock
+        self._max_lifetime_ms = max_lifetime_ms
+        self._transactions = transactions
+        self._messages = messages
+        self._rows = RememberedRows(side)
+        #: Last requests by their keys.
+        self._last: dict[bytes, _Last] = {}
+
+    @contextmanager
+    def sending(
+        self, topic: TopicMetadata, now_ms: int, batch: Sequence[tuple[Sent, int | None, int]]
+    ) -> Iterator[list[Admitted | TmsError]]:
+        """Let requests of producers to one topic be written; newer instances wait until the block ends.
+
+        Args:
+            topic: where to.
+            now_ms: the present time.
+            batch: of each what it says of its producer, its write pointer, and how many rows it has.
+
+        Returns:
+            For each what is known of its producer, or why it is refused.
+        """
+        self._rows.forget_old(now_ms)
+        found: list[Admitted | TmsError | None] = []
+        asked: list[tuple[_Keys, int]] = []
+        for sent, _, _ in batch:
+            try:
+                home = topic if sent.home == topic.topic else self._topics.get(sent.home)
+                keys = _keys(home.topic, home.generation, sent.name, topic.topic, topic.generation)
+                asked.append((keys, len(found)))
+                found.append(None)
+            except TmsError as error:
+                found.append(error)
+        # Before it is looked whether they count, or a newer instance might not wait for them.
+        begun = self.in_flight.begin((keys.request, keys.registered, batch[at][0].generation) for keys, at in asked)
+        try:
+            for (keys, at), is_begun in zip(asked, begun, strict=True):
+                try:
+                    found[at] = self._admit(keys, *batch[at], is_begun=is_begun)
+                except TmsError as error:
+                    found[at] = error
+            yield cast(list[Admitted | TmsError], found)
+        finally:
+            self.in_flight.end(keys.request for (keys, _), is_begun in zip(asked, begun, strict=True) if is_begun)
+
+    def announce(
+        self, requests: Sequence[tuple[Admitted, int | None, int, int]], ahead: AnnouncedAhead | None = None
+    ) -> list[TmsError | None]:
+        """Write down where the rows of requests will be, and whose transactions they belong to. Durable on return.
+
+        Then it is looked again whether their producers count: another server may lead a producer's home, and what an
+        instance that it registers from now on finds written down it ends.
+
+        Args:
+            requests: each with its write pointer, the position of its first row, and how many it has.
+            ahead: of the line, where the only one of these is all that is written; it may be for the next ones, too.
+
+        Returns:
+            For each why it is not to be written, or None.
+
+        Raises:
+            Unavailable: another process has changed a producer meanwhile; nothing is to be written.
+            StoreError: the store failed.
+        """
+        changes = []
+        if len(self._last) >= _KNOWN_REQUESTS:
+            self._last.clear()
+        for admitted, pointer, first, number in requests:
+            sent, key = admitted.sent, admitted.keys.request
+            is_alone = ahead is not None and ahead.batches > _ALONE and self._side.private
+            until = first + position(_AHEAD_MS) if is_alone else 0
+            request = LastRequest(sent.generation, sent.sequence, first, number, until)
+            value = request.pack()
+            if ahead is not None and until:
+                # It may be there also where the write fails.
+                ahead.announced, ahead.value, ahead.last = request, None, request
+            self._last[key] = _Last(value, request)
+            changes.append(SideChange(key, admitted.former, value, *self._noted(admitted, pointer)))
+        self.change(changes, [admitted.sent.name for admitted, *_ in requests])
+        if ahead is not None:
+            ahead.announced, ahead.value = (request, value) if until else (None, None)
+        return [self._refusal_since(admitted) for admitted, *_ in requests]
+
+    def next(
+        self, ahead: AnnouncedAhead, admitted: Admitted, pointer: int | None, at: int, number: int
+    ) -> LastRequest | None:
+        """Where a request will be that was announced before, from a position on; None: it is to be announced."""
+        # Repeated, it is announced as what it is.
+        if ahead.announced is None or admitted.repeated is not None:
+            return None
+        if ahead.value is None or admitted.former != ahead.value or ahead.key != admitted.keys.request:
+            return None
+        if pointer is not None and self._rows.get(admitted.keys.producer.begun_key(pointer)) is None:
+            return None
+        return ahead.announced.next(admitted.sent.generation, admitted.sent.sequence, at, number)
+
+    def follow(self, ahead: AnnouncedAhead, admitted: Admitted, request: LastRequest) -> None:
+        """A request that was announced before is about to be written."""
+        ahead.last = request
+        self._last[admitted.keys.request] = _Last(cast(bytes, ahead.value), request)
+
+    def take_back(self, ahead: AnnouncedAhead, at: int) -> bytes | None:
+        """Announce nothing but what may be written already, before others write from a position on. Durable on return.
+
+        Returns:
+            What stands at its key then.
+
+        Raises:
+            StoreError: the store failed; nothing else may be written.
+        """
+        announced, last = ahead.announced, ahead.last
+        raw = self._rows.get(ahead.key)
+        is_over = announced is None or last is None or at >= announced.until
+        if raw is not None and not is_over and LastRequest.parse(raw).until:
+            last = cast(LastRequest, last)._replace(until=0)
+            change = SideChange(ahead.key, raw, last.pack())
+            # Where that is not made, it was replaced by what announces itself only.
+            if all(self._rows.change([change])):
+                self._last[ahead.key] = _Last(raw := change.value, last)
+        ahead.announced = ahead.value = None
+        return raw
+
+    def wrote(self, admitted: Admitted) -> None:
+        """The rows of a request that was announced are there, so a repetition need not look."""
+        last = self._last.get(admitted.keys.request)
+        if last is not None:
+            last.written = True
+
+    def is_void(self, producer: ProducerName, pointer: int) -> bool:
+        """Whether a transaction was rolled back by its producer."""
+        value = self._rows.get(key := producer.begun_key(pointer))
+        return value is not None and Begun.parse(key, value).void
+
+    def require_newest(self, sent: Sent) -> None:
+        """Return if the instance counts that sends a request.
+
+        Raises:
+            ProducerFenced: it does not.
+            TmsError: what it names is not there, or the store failed.
+        """
+        producer = self.named(sent.home, sent.name)
+        self._require_newest(producer, producer.key, sent.generation)
+
+    def is_processed(self, topic: TopicMetadata, at: int) -> bool:
+        """Whether rows up to a position may be gone because all consumers have processed them (rule L7)."""
+        return topic.consumed and at < announced(self._side, topic)
+
+    def forget(self) -> None:
+        """Forget what was read, because another process may have written."""
+        self._rows.forget()
+        self._last.clear()
+
+    def named(self, home: TopicId, name: str) -> ProducerName:
+        """A producer of a topic as it is now.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, StoreError: that is no name, or there is no such topic.
+        """
+        known = self._topics.get(home)
+        return _keys(home, known.generation, name, home, known.generation).producer
+
+    def is_decided(self, begun: Begun) -> bool:
+        """Whether a transaction can no longer be committed, or was."""
+        if self._transactions is not None:
+            return begun.void or not self._transactions.is_in_progress(begun.pointer)
+        return begun.void or transaction_ms(begun.pointer) + self._max_lifetime_ms < self._clock.now_ms()
+
+    def is_given_up(self, begun: Begun) -> bool:
+        """Whether it is known that a transaction is never committed."""
+        manager = self._transactions
+        return begun.void or (manager is not None and manager.status(begun.pointer) == "invalid")
+
+    def change(self, changes: Sequence[SideChange], names: Sequence[str]) -> None:
+        """Change rows, each for a producer.
+
+        Raises:
+            Unavailable: one was changed by another process.
+        """
+        for name, is_made in zip(names, self._rows.change(changes), strict=True):
+            if not is_made:
+                raise Unavailable(f"Producer {name} was changed by another server meanwhile.", "Try again.")
+
+    # -- how ----------------------------------------------------------------------------------------------------------
+
+    def _admit(self, keys: _Keys, sent: Sent, pointer: int | None, number: int, *, is_begun: bool) -> Admitted:
+        """What is known of a producer that counts.
+
+        Raises:
+            Unavailable: another request of it to the topic is under way.
+            ProducerFenced: a newer one counts, or none.
+            TransactionEnded: its transaction was rolled back.
+            BadRequest: a later request was done, or it is another one under the same number; or another server may lead
+                the topic than the one that registers the producer's instances, which waits for what is under way here.
+        """
+        if not is_begun:
+            raise Unavailable(f"A request of producer {sent.name} to this topic is under way.", "Try again.")
+        if not self._side.have_one_leader(keys.registered, keys.request):
+            raise BadRequest(
+                f"Producer {sent.name} of {sent.home} cannot publish to this topic: they are of different slots.",
+                "Register a producer at this topic, or set server.leader.slots to 1.",
+            )
+        if not 0 < sent.sequence <= LONG_MAX or len(sent.label.encode()) > LABEL_BYTES:
+            raise BadRequest("A sequence number is at least 1, and a label has 1,000 bytes at most.", "Send others.")
+        registered = self._require_newest(keys.producer, keys.registered, sent.generation)
+        if pointer is not None and self.is_void(keys.producer, pointer):
+            raise TransactionEnded(
+                f"Transaction {pointer} was rolled back, so it writes nothing.", "Begin another one."
+            )
+        raw = self._rows.get(keys.request)
+        if raw is None:
+            return Admitted(sent, keys, registered, None)
+        last = self._last.get(keys.request)
+        if last is None or last.value != raw:
+            self._last[keys.request] = last = self._found(raw, keys)
+        former = last.request
+        if former.generation != sent.generation or former.sequence < sent.sequence:
+            may_be_done = last.since is not None and LastRequest.parse(raw).announces(sent.generation, sent.sequence)
+            return Admitted(sent, keys, registered, raw, since=last.since if may_be_done else None)
+        if former.sequence > sent.sequence:
+            raise BadRequest(
+                f"Request {sent.sequence} of producer {sent.name} comes after its request {former.sequence}.",
+                "Number requests upwards, and repeat only the last one.",
+            )
+        if former.number != number:
+            raise BadRequest(
+                f"Request {sent.sequence} of producer {sent.name} was sent before with other contents.",
+                "Repeat a request unchanged, or give the new request the next number.",
+            )
+        return Admitted(sent, keys, registered, raw, former, last.written)
+
+    def _noted(self, admitted: Admitted, pointer: int | None) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+        """Rows to write and to delete so that a transaction is written down."""
+        producer = admitted.keys.producer
+        if pointer is None or self._rows.get(key := producer.begun_key(pointer)) is not None:
+            return [], []
+        sent = admitted.sent
+        rows = [row for row in begun_by(self._side, producer) if row[1].pointer < pointer]
+        decided = [(key, begun) for key, begun in rows if self.is_decided(begun)]
+        # The last one that may be committed is what the next instance goes on behind; should this one come to nothing.
+        last = next((key for key, begun in reversed(decided) if not self.is_given_up(begun)), None)
+        row = (key, Begun(pointer, sent.generation, void=False, label=sent.label).pack())
+        return [row], [key for key, _ in decided if key != last]
+
+    def _found(self, raw: bytes, keys: _Keys) -> _Last:
+        """A last request by its row, and by the rows of messages where that is for the next requests, too."""
+        announced = LastRequest.parse(raw)
+        if not announced.until:
+            return _Last(raw, announced)
+        since = announced.first + announced.number
+        found = every(self._messages, keys.messages + tail(since), keys.messages + tail(announced.until))
+        tails = (key[len(keys.messages) :][:MESSAGE_TAIL_BYTES] for key in found)
+        request = announced.found([int.from_bytes(one, "big") for one in tails])
+        return _Last(raw, request, request is not announced, since)
+
+    def _require_newest(self, producer: ProducerName, key: bytes, generation: int) -> bytes | None:
+        """Return the registration by which an instance counts; raises ``ProducerFenced`` where it does not."""
+        # What is remembered is enough to let a request pass, since it is looked at again behind its announcement.
+        raw = self._rows.get(key)
+        if raw is None or counting(raw) != generation:
+            raw = self._rows.get(key, again=True)
+            if error := _refusal(producer, generation, raw):
+                raise error
+        return raw
+
+    def _refusal_since(self, admitted: Admitted) -> ProducerFenced | None:
+        """Why an instance that was admitted does not count any more, by what stands in the table now; or None."""
+        key = admitted.keys.registered
+        if self._side.get(key) == admitted.registered:
+            return None
+        return _refusal(admitted.keys.producer, admitted.sent.generation, self._rows.get(key, again=True))
