@@ -59,7 +59,6 @@ def pointers_of(values: Sequence[int | None]) -> Pointers:
     return Pointers(value, np.array([pointer is not None for pointer in values], dtype=np.bool_))
 
 
-@pytest.mark.no_cover
 @settings(max_examples=50)
 @given(scenes(), st.data())
 def test_given_random_messages_when_judged_as_columns_then_each_verdict_is_the_laws(
@@ -87,7 +86,6 @@ def test_given_random_payloads_when_judged_as_columns_then_each_verdict_is_the_l
     assert words(judged) == [said(law, Row("payload", PayloadKey.parse(key))) for key in keys]
 
 
-@pytest.mark.no_cover
 @settings(max_examples=50)
 @given(scenes())
 def test_given_random_keys_when_taken_apart_then_every_number_is_that_of_the_key(scene: Scene) -> None:

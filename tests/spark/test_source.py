@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -605,6 +607,12 @@ def test_given_a_store_that_is_gone_when_spark_reads_then_the_error_is_ours_and_
     place.rename(place.with_name("elsewhere"))
     with pytest.raises(StoreNotFound, match="lost its store while it read message rows of keys"), translated():
         rows.collect()
+
+
+def test_given_the_source_when_a_worker_imports_it_then_no_client_comes_along_that_few_queries_need() -> None:
+    program = "import sys, janitor.spark.source; print({'happybase', 'httpx2', 'tms_core.client'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
