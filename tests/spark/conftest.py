@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-#: How a Java machine is told that it will not live long: nothing pays for a second compiler or a parallel collector.
-LITTLE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xmn200m"
+#: How a Java machine is told that it will not live long: neither a second compiler, nor a parallel collector, nor
+#: a proof that Spark's thousands of classes are well formed would pay.
+LITTLE = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xmn200m -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 
 
 @pytest.fixture(scope="session")
