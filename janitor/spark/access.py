@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from janitor.law.policy import Frontier, Hold
 from janitor.settings import Settings
@@ -25,15 +26,16 @@ from janitor.sweep.whatif import WhatIf, changed
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError
 from tms_core.tables.base import Reads
-from tms_core.tables.hbase.pool import HBasePool
-from tms_core.tables.hbase.side import HBaseSide
-from tms_core.tables.hbase.store import HBasePart, HBaseStore
 from tms_core.tables.leveldb.clone import clone, copied
 from tms_core.tables.leveldb.layout import holds_database
 from tms_core.tables.read_only import read_only
 from tms_core.tables.side import Expiries, LevelDBSide, SideTable, beside
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.rpc.client import source_of
+
+# Every task imports this: HBase's client is for stores in HBase alone.
+if TYPE_CHECKING:
+    from tms_core.tables.hbase.store import HBaseStore
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,8 @@ class Access:
             with self.reading() as store:
                 yield [(None, store)]
         else:
+            from tms_core.tables.hbase.store import HBasePart  # noqa: PLC0415
+
             with self.hbase() as store:
                 yield [(part.salt, read_only(part)) for part in store.parts() if isinstance(part, HBasePart)]
 
@@ -121,6 +125,9 @@ class Access:
                 folder = stack.enter_context(copied(folder, self.settings.janitor.state))
                 side = stack.enter_context(LevelDBSide(folder))
             else:
+                from tms_core.tables.hbase.pool import HBasePool  # noqa: PLC0415
+                from tms_core.tables.hbase.side import HBaseSide  # noqa: PLC0415
+
                 wanted = self.settings.storage.hbase
                 pool = HBasePool(wanted.thrift, connections=1, timeout_seconds=wanted.timeout_seconds)
                 side = stack.enter_context(HBaseSide(pool, wanted.namespace, create=False))
@@ -144,6 +151,8 @@ class Access:
                 f"storage.kind is {self.settings.storage.kind}, and Spark reads stores that outlive a process.",
                 "Set storage.kind: leveldb or hbase, or give leveldb or hbase.",
             )
+        from tms_core.tables.hbase.store import HBaseStore  # noqa: PLC0415
+
         return HBaseStore.configured(self.settings.storage.hbase)
 
     def transactions(self, now_ms: int, clock: Clock | None = None) -> TransactionView:

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+#: How a Java machine is told that it will not live long: neither a second compiler, nor a parallel collector, nor
+#: a proof that Spark's thousands of classes are well formed would pay.
+LITTLE = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xmn200m -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A small Spark on two cores, which offers its filters."""
@@ -37,7 +44,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.default.parallelism": "2",
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder} -XX:TieredStopAtLevel=1",
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder} {LITTLE}",
         "spark.driver.memory": "512m",
         "spark.task.maxFailures": "4",
         "spark.sql.python.filterPushdown.enabled": "true",

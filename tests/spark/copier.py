@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from janitor.spark.session import translated
 from janitor.spark.source.source import register
 from janitor.spark.stream.publish import publish_batches
+from tests.spark.conftest import LITTLE
 from tms_core.transaction.rpc.client import TransactionClient
 
 BatchFunction = Callable[[DataFrame, int], None]
@@ -31,7 +32,7 @@ _SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.driver.memory": "512m",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xmn200m",
+    "spark.driver.extraJavaOptions": LITTLE,
     "spark.log.level": "OFF",
 }
 

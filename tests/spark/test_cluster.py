@@ -1,4 +1,4 @@
-"""A cluster of one master and two workers, and a client that knows it by Spark Connect only."""
+"""A cluster with two executors, and a client that knows it by Spark Connect only."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import HOUR, NOW_MS, topic
+from tests.spark.conftest import LITTLE
 from tests.support import require_or_skip
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue
@@ -29,8 +30,6 @@ pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 #: How long Spark may take to start, or to do something small, on a busy machine.
 PATIENCE_SECONDS = 240
-#: How each of the many Java machines is told that it will not live long.
-LITTLE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def spark_home() -> Path:
@@ -47,12 +46,12 @@ class Daemon:
     log: Path
     process: subprocess.Popen[bytes]
 
-    def wait_for(self, pattern: str, times: int = 1) -> str:
-        """Return what it says, once it has said it so often."""
+    def wait_for(self, pattern: str) -> str:
+        """Return what it says, once it has said it."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             text = self.log.read_text("utf-8", "replace")
-            if len(found := re.findall(pattern, text)) >= times:
+            if found := re.findall(pattern, text):
                 return str(found[0])
             if self.process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(f"{self.log.name} never said {pattern!r}:\n{text[-4000:]}")
@@ -78,22 +77,20 @@ def daemon(folder: Path, name: str, *arguments: str) -> Iterator[Daemon]:
 
 @pytest.fixture
 def master(tmp_path: Path) -> Iterator[str]:
-    """The address of a master that has two workers."""
+    """The address of a master whose worker has room for two executors."""
     own = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     with ExitStack() as stack:
         head = stack.enter_context(daemon(tmp_path, "master", "master.Master", *own))
         address = head.wait_for(r"Starting Spark master at (spark://\S+)")
-        for number in (1, 2):
-            stack.enter_context(
-                daemon(tmp_path, f"worker{number}", "worker.Worker", *own, "--cores", "1", "--memory", "600m", address)
-            )
-        head.wait_for(r"Registering worker", 2)
+        room = ("--cores", "2", "--memory", "1200m")
+        stack.enter_context(daemon(tmp_path, "worker", "worker.Worker", *own, *room, address))
+        head.wait_for(r"Registering worker")
         yield address
 
 
 @pytest.fixture
 def connect(master: str, tmp_path: Path) -> Iterator[str]:
-    """The address of a Connect server whose tasks run on the two workers."""
+    """The address of a Connect server whose tasks run in the two executors."""
     conf = {
         "spark.master": master,
         "spark.ui.enabled": "false",

@@ -99,6 +99,7 @@ def left_behind(store: Store, state: State) -> dict[str, Any]:
 # --- the same as one process -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.no_cover
 @given(scenes(), st.integers(1, 7), st.data())
 def test_given_a_random_store_when_swept_again_and_again_then_all_is_as_one_process_leaves_it(
     scene: Scene, batch_rows: int, data: st.DataObject

@@ -26,7 +26,7 @@ from tms_core.topic import TopicId
 Body = Callable[[], bytes]
 Parts = Sequence[tuple[int | None, Store]]
 
-HUGE_ROWS, TINY, TINY_ROWS = 27_000, 50, 60
+HUGE_ROWS, TINY, TINY_ROWS = 9000, 50, 20
 TINIES = [f"default:tiny{number:02}" for number in range(TINY)]
 
 
@@ -43,7 +43,7 @@ def uneven(store: Store) -> None:
     """One topic has nine tenths of all rows, fifty share the rest."""
     bodies = random.Random(7)
     for name, rows in [("default:huge", HUGE_ROWS), *((name, TINY_ROWS) for name in TINIES)]:
-        fill(store, name, rows, lambda: bodies.randbytes(40))
+        fill(store, name, rows, lambda: bodies.randbytes(150))
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +105,13 @@ WISHES = {
     "all topics by name": (Wanted("message", ("default:huge", *TINIES)), HUGE_ROWS + TINY * TINY_ROWS),
     "all topics by pattern": (Wanted("message", ("*:huge", "*:tiny*")), HUGE_ROWS + TINY * TINY_ROWS),
     "some tiny ones and the huge one": (Wanted("payload", ("*:huge", "*:tiny1*")), HUGE_ROWS + 10 * TINY_ROWS),
-    "from near the end": (Wanted("message", from_ms=NOW_MS + HUGE_ROWS - 7000), 7000),
-    "until near the beginning": (Wanted("message", to_ms=NOW_MS + 7000), 7000 + TINY * TINY_ROWS),
-    "between": (Wanted("message", ("*:huge",), from_ms=NOW_MS + 10_000, to_ms=NOW_MS + 17_000), 7000),
+    "from near the end": (Wanted("message", from_ms=NOW_MS + HUGE_ROWS - 2100), 2100),
+    "until near the beginning": (Wanted("message", to_ms=NOW_MS + 2100), 2100 + TINY * TINY_ROWS),
+    "between": (Wanted("message", ("*:huge",), from_ms=NOW_MS + 3000, to_ms=NOW_MS + 5100), 2100),
 }
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("wish", WISHES)
 def test_given_one_topic_with_nine_tenths_of_all_rows_in_leveldb_when_cut_then_no_piece_is_thrice_the_median(
     wish: str, on_disk: Path
@@ -120,6 +121,7 @@ def test_given_one_topic_with_nine_tenths_of_all_rows_in_leveldb_when_cut_then_n
         check_even([(None, store)], wanted, 5, rows)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("wish", WISHES)
 def test_given_one_topic_with_nine_tenths_of_all_rows_under_salts_when_cut_then_no_piece_is_thrice_the_median(
     wish: str, in_salts: SaltedStore
@@ -133,9 +135,9 @@ def test_given_messages_between_two_times_under_salts_when_more_pieces_are_asked
 ) -> None:
     wanted, rows = WISHES["between"]
     check_even(salts(in_salts), wanted, 3 * BUCKETS, rows)
-    first, last = NOW_MS + 10_000, NOW_MS + 17_000
+    first, last = NOW_MS + 3000, NOW_MS + 5100
     times = [piece.times_ms for piece in pieces(salts(in_salts), wanted, 3 * BUCKETS)]
-    assert times == [(first, first + 2333), (first + 2333, first + 4666), (first + 4666, last)] * BUCKETS
+    assert times == [(first, first + 700), (first + 700, first + 1400), (first + 1400, last)] * BUCKETS
 
 
 @pytest.mark.parametrize(
@@ -196,6 +198,7 @@ def test_given_a_piece_of_several_ranges_when_named_then_its_ends_are_told() -> 
 EDGES = [bytes([byte]) for byte in range(1, 12)]
 
 
+@pytest.mark.no_cover
 @given(st.sets(st.sampled_from(EDGES)), st.sets(st.sampled_from(EDGES)), st.booleans())
 def test_given_ranges_and_cuts_when_dealt_out_then_each_key_stays_in_one_and_lies_between_its_cuts(
     edges: set[bytes], cuts: set[bytes], endless: bool
@@ -217,7 +220,7 @@ def test_given_ranges_and_cuts_when_dealt_out_then_each_key_stays_in_one_and_lie
 
 
 def test_given_what_is_wanted_when_looked_for_then_its_stretches_hold_each_wanted_row(on_disk: Path) -> None:
-    wanted = Wanted("message", ("*:tiny0*",), from_ms=NOW_MS + 20, to_ms=NOW_MS + 30)
+    wanted = Wanted("message", ("*:tiny0*",), from_ms=NOW_MS + 5, to_ms=NOW_MS + 15)
     with LevelDBStore(on_disk) as store:
         found = wanted.stretches(store.message)
         rows = [store.message.keys(*reach, 100).items for reach in found]

@@ -321,6 +321,7 @@ class Deadly(Faults):
         return "after" if self._calls == self._at else None
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("known", [False, True])
 def test_given_a_driver_that_dies_at_any_call_when_the_batch_comes_again_then_it_is_there_once(
@@ -352,6 +353,7 @@ def test_given_a_driver_that_dies_at_any_call_when_the_batch_comes_again_then_it
     assert batch_id > 8, "there are so many calls"
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("when", ["before", "after", "late"])
 @pytest.mark.parametrize("step", ["publish", "store", "poll", "start", "canCommit", "commit", "abort"])
 def test_given_an_answer_that_is_missing_when_the_batch_comes_again_then_it_is_there_once(

@@ -26,6 +26,7 @@ from janitor.spark.session import (
     session,
     translated,
 )
+from tests.spark.conftest import LITTLE
 from tests.support import require_or_skip
 from tms_core import errors
 from tms_core.errors import ConfigurationError, StoreBusy, StoreUnavailable, TmsError
@@ -196,7 +197,10 @@ def test_given_a_process_of_its_own_when_a_task_fails_then_spark_shows_no_stack_
         "with session('local[1]') as spark, translated():\n"
         "    spark.range(1).mapInArrow(fail, 'id long').count()\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600)
+    little = {**os.environ, "SPARK_SUBMIT_OPTS": LITTLE}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600, env=little
+    )
     assert done.returncode == 1
     said = done.stderr[: done.stderr.index("Traceback")]
     assert [line for line in said.splitlines() if "incubator" not in line] == []

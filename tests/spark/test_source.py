@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -147,6 +149,7 @@ def test_given_metadata_when_read_then_what_does_not_parse_says_why(filled: Fill
     assert found[1]["problem"] is None
 
 
+@pytest.mark.no_cover
 @settings(max_examples=25)
 @given(scenes())
 def test_given_a_random_store_when_read_then_every_key_comes_once_in_order(scene: Scene) -> None:
@@ -186,6 +189,7 @@ RAW = [
 ]
 
 
+@pytest.mark.no_cover
 @settings(max_examples=100)
 @given(st.sampled_from(RAW) | st.lists(st.binary(max_size=12) | st.binary(min_size=9, max_size=9), max_size=8))
 def test_given_values_whole_and_damaged_when_taken_apart_then_each_says_what_it_says_alone(values: list[bytes]) -> None:
@@ -398,6 +402,7 @@ def test_given_a_side_table_somebody_holds_when_a_task_comes_to_it_then_the_erro
         list(found.read(part))
 
 
+@pytest.mark.no_cover
 @settings(max_examples=10)
 @given(scenes(), st.data())
 def test_given_a_random_store_when_read_then_each_rows_verdict_is_the_laws(scene: Scene, data: st.DataObject) -> None:
@@ -602,6 +607,12 @@ def test_given_a_store_that_is_gone_when_spark_reads_then_the_error_is_ours_and_
     place.rename(place.with_name("elsewhere"))
     with pytest.raises(StoreNotFound, match="lost its store while it read message rows of keys"), translated():
         rows.collect()
+
+
+def test_given_the_source_when_a_worker_imports_it_then_no_client_comes_along_that_few_queries_need() -> None:
+    program = "import sys, janitor.spark.source; print({'happybase', 'httpx2', 'tms_core.client'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 # --- options ---------------------------------------------------------------------------------------------------------

@@ -235,6 +235,7 @@ class History:
         self.query.kill()
 
 
+@pytest.mark.no_cover
 @settings(max_examples=40, deadline=None)
 @given(
     steps=st.lists(

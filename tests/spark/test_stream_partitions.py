@@ -67,10 +67,10 @@ def test_given_partitions_when_streamed_then_a_task_reads_each(at: Scene) -> Non
 
 def test_given_more_than_a_batch_takes_when_streamed_then_each_partition_has_its_share_of_it(at: Scene) -> None:
     query, least = at.query(topic=EVENTS, maxMessagesPerBatch=8), at.query(topic=EVENTS, maxMessagesPerBatch=1)
-    publish(at, *range(40))
-    publish(at, *range(40, 60), key="one")
+    publish(at, *range(20))
+    publish(at, *range(20, 28), key="one")
     for reading, most in ((query, 8), (least, 4)):
-        assert sorted(reading.drain()) == sorted(texts(*range(60)))
+        assert sorted(reading.drain()) == sorted(texts(*range(28)))
         assert max(len(reading.rows(number)) for number in range(len(reading.offsets))) == most
     assert [len(part) for part in query.parts(0)] == [2] * 4
 
@@ -272,6 +272,7 @@ class History:
         self.query.kill()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(6))
 def test_given_a_random_history_when_partitions_change_then_each_message_comes_once_and_those_of_a_key_in_order(
     seed: int, at: Scene

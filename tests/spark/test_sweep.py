@@ -62,6 +62,7 @@ def rows_of(store: Reads) -> tuple[Any, Any]:
 # --- the same as one process -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.no_cover
 @given(scenes(), st.integers(1, 7))
 @settings(max_examples=settings().max_examples // 2)
 def test_given_a_random_store_when_swept_by_tasks_then_rows_and_report_are_those_of_one_process(
@@ -87,6 +88,7 @@ def test_given_a_random_store_when_swept_by_tasks_then_rows_and_report_are_those
     assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.no_cover
 @given(scenes(), st.data())
 @settings(max_examples=settings().max_examples // 2)
 def test_given_a_random_store_when_planned_in_pieces_cut_anywhere_then_the_plan_is_the_same(

@@ -28,8 +28,7 @@ from janitor.spark.source.batches import CLAIM_COLUMNS, METADATA_COLUMNS, arrow_
 from janitor.spark.source.options import NAME, SourceOptions
 from janitor.spark.source.parts import NOTHING, Piece, pieces
 from janitor.spark.source.wanted import Wanted
-from janitor.spark.stream.feed import Feed
-from janitor.spark.stream.stream import STREAM_SCHEMA, StreamReader
+from janitor.spark.stream import is_meant
 from tms_core.clock import SystemClock
 from tms_core.consumers.claim_rows import all_claims
 from tms_core.consumers.claims import truth
@@ -39,8 +38,11 @@ from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import Transaction
 
+# Spark starts a Python for each step of a query, and each imports this: the client is for streams alone.
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from janitor.spark.stream.feed import Feed
 
 #: Moments read at once at which messages end by a ttl of their own.
 _EXPIRIES = 8192
@@ -65,7 +67,7 @@ class TmsSource(DataSource):
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        self._given = Feed.parse(options) if Feed.is_meant(options) else SourceOptions.parse(options)
+        self._given = _feed(options) if is_meant(options) else SourceOptions.parse(options)
 
     @classmethod
     def name(cls) -> str:
@@ -74,25 +76,29 @@ class TmsSource(DataSource):
     @property
     def asked(self) -> SourceOptions:
         """Which rows of a store."""
-        if isinstance(self._given, Feed):
-            raise ConfigurationError(
-                "url and topic are options of spark.readStream.", "Set leveldb, hbase or config to read a store."
-            )
-        return self._given
+        if isinstance(self._given, SourceOptions):
+            return self._given
+        raise ConfigurationError(
+            "url and topic are options of spark.readStream.", "Set leveldb, hbase or config to read a store."
+        )
 
     def schema(self) -> StructType:
-        if isinstance(self._given, Feed):
-            return STREAM_SCHEMA
-        return StructType(list(columns_of(self.asked.table, self.asked.ask)))
+        if isinstance(self._given, SourceOptions):
+            return StructType(list(columns_of(self.asked.table, self.asked.ask)))
+        from janitor.spark.stream.stream import STREAM_SCHEMA  # noqa: PLC0415
+
+        return STREAM_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return _small(self.asked) or RowReader(self.asked)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        if not isinstance(self._given, Feed):
+        if isinstance(self._given, SourceOptions):
             raise ConfigurationError(
                 "A stream reads a topic of a server.", "Set url and topic; spark.read is for stores."
             )
+        from janitor.spark.stream.stream import StreamReader  # noqa: PLC0415
+
         return StreamReader(self._given)
 
 
@@ -223,6 +229,12 @@ class ClaimReader(_SmallReader):
                 state = None if view is None else truth(claim.pointer, view).value
                 name = (group.topic.namespace, group.topic.topic, group.generation, group.name)
                 yield *name, str(claim.first), str(claim.last), claim.pointer or None, claim.tries, state
+
+
+def _feed(options: dict[str, str]) -> Feed:
+    from janitor.spark.stream.feed import Feed  # noqa: PLC0415
+
+    return Feed.parse(options)
 
 
 def _small(asked: SourceOptions) -> DataSourceReader | None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from janitor.spark.stream import OPTIONS
 from janitor.spark.stream.offsets import EARLIEST, StreamPosition
 from tms_core.client import Client, ConfigurationError, Options, Retry, TopicId, TransactionClient
 from tms_core.client.messages import milliseconds, time_at
@@ -26,11 +27,6 @@ MAX_MESSAGES = 50_000
 
 _HIGHEST_COUNT = 1_000_000_000
 _ID_DIGITS = 40
-_NAMES = ("url", "topic", "transactions", "token_file", "ca_file", "committed", "partitions")
-_NAMES_OF_SPARK = ("startingPosition", "maxMessagesPerBatch", "failOnDataLoss")
-_OPTIONS = {name.lower(): name for name in (*_NAMES, *_NAMES_OF_SPARK)}
-#: Options that no other use of the format has.
-_OURS = frozenset(_OPTIONS) - {"partitions"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +56,6 @@ class Feed:
     token_file: str | None = None
     ca_file: str | None = None
 
-    @staticmethod
-    def is_meant(given: Mapping[str, str]) -> bool:
-        """Whether options are those of a stream, and not of a store."""
-        return not _OURS.isdisjoint(name.lower() for name in given)
-
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Feed:
         """Read options as Spark has them.
@@ -77,9 +68,9 @@ class Feed:
             raise ConfigurationError(
                 "token is no option, because options show in plans.", "Put it into a file, and name that in token_file."
             )
-        if unknown := sorted(set(found) - set(_OPTIONS)):
+        if unknown := sorted(set(found) - set(OPTIONS)):
             raise ConfigurationError(
-                f"{unknown[0]} is no option of a stream.", f"There are {', '.join(sorted(_OPTIONS.values()))}."
+                f"{unknown[0]} is no option of a stream.", f"There are {', '.join(sorted(OPTIONS.values()))}."
             )
         for name, example in (("url", "http://127.0.0.1:11015"), ("topic", "default:orders")):
             if name not in found:
