@@ -10,7 +10,7 @@ from janitor.run import counters as figures
 from janitor.run.deps import Deps
 from janitor.run.passes import Pass, calls_made
 from janitor.state.base import LedgerEntry, RunRecord
-from janitor.sweep.outcome import covers, ledger_entries
+from janitor.sweep.outcome import ledger_entries, untold
 
 
 def begin(deps: Deps, current: Pass) -> None:
@@ -67,4 +67,4 @@ def _ledger_entries(deps: Deps, current: Pass) -> list[LedgerEntry]:
     usable, outcome = current.ready.tx.usable, current.outcome
     taken = ledger_entries(outcome, current.id, usable.timestamp_ms if usable else None)
     own = [entry for entry in deps.state.intents() if entry.run_id == current.id]
-    return taken + [entry for entry in own if not any(covers(told, entry) for told in taken)]
+    return taken + untold(own, taken)

@@ -222,11 +222,7 @@ def look(asked: Connection, batch_rows: int, fates: dict[str, Fates]) -> None:
     gc.enable()
     while True:
         folder: Path = asked.recv()
-        try:
-            asked.send(list(inspect(folder, batch_rows, fates)))
-        except Exception:
-            traceback.print_exc()
-            asked.send(["the store could not be looked at after the death"])
+        asked.send(list(inspect(folder, batch_rows, fates)))
 
 
 @contextmanager

@@ -144,7 +144,7 @@ class Resident(Interop):
         assert process.stdout is not None
         process.stdin.write(json.dumps(words) + "\n")
         process.stdin.flush()
-        lines = []
+        lines: list[dict[str, Any]] = []
         for line in iter(process.stdout.readline, ""):
             if line == "\n":
                 return lines
@@ -165,7 +165,7 @@ class Resident(Interop):
             return complaints.read()
 
     def _started(self) -> subprocess.Popen[str]:
-        self._complaints = tempfile.TemporaryFile("w+")
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115
         command, pipe = self.command("interop.Main"), subprocess.PIPE
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._complaints, text=True)
 
