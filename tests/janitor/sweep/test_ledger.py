@@ -248,7 +248,7 @@ def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_delet
     for about, found in entries(rig).items():
         if about.rule != "invalid_transaction":
             assert made[about].start == found.start
-            assert made[about].stop >= entry.stop
+            assert made[about].stop >= found.stop
 
 
 def test_given_a_disk_that_is_full_when_a_topic_is_to_be_announced_then_nothing_of_it_goes(rig: Rig) -> None:
