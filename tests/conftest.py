@@ -30,9 +30,9 @@ settings.load_profile("ci" if in_ci() else "desk")
 #: Rooms and files that play the same code again and again, each line of which has tests in a room of its own: to trace
 #: them would double their time, and would hide what has none.
 UNTRACED = (
-    "disasters", "hostile", "interop", "kafka", "simulation",
-    "janitor/cli/test_sample_stores.py", "janitor/law/test_differential.py", "janitor/test_patience.py",
-    "server/test_manager_log_model.py",
+    "disasters", "hostile", "interop", "kafka", "simulation", "test_docs.py", "test_tms_hints.py",
+    "janitor/cli/test_hints.py", "janitor/cli/test_sample_stores.py", "janitor/law/test_differential.py",
+    "janitor/test_patience.py", "server/test_manager_log_model.py",
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from janitor.run.passes import Pass, calls_made
 from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State
 from janitor.state.records import Note
 from janitor.state.topic_history import save_topics
-from janitor.sweep.ledger import Sums, covers
+from janitor.sweep.ledger import Sums, untold
 from janitor.sweep.outcome import ledger_entries
 
 #: Which table's rows are read in a phase of a pass.
@@ -240,4 +240,4 @@ def _taken_entries(deps: Deps, current: Pass) -> list[LedgerEntry]:
     usable, outcome = current.ready.tx.usable, current.outcome
     taken = ledger_entries(outcome, current.id, usable.timestamp_ms if usable else None)
     own = [entry for entry in deps.state.intents() if entry.run_id == current.id]
-    return taken + [entry for entry in own if not any(covers(told, entry) for told in taken)]
+    return taken + untold(own, taken)

@@ -12,7 +12,8 @@ took that is killed is counted when it is recovered. A failure to do so stops no
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import NamedTuple
@@ -174,11 +175,20 @@ def unsure_of(announced: LedgerEntry) -> tuple[LedgerKey, Taken]:
     return key, Taken(announced.at_ms, announced.start, announced.stop, None, None, None)
 
 
-def covers(taken: LedgerEntry, announced: LedgerEntry) -> bool:
-    """Whether an entry tells what became of an announcement."""
-    about = (taken.topic, taken.generation, taken.table, taken.rule)
-    same = about == (announced.topic, announced.generation, announced.table, announced.rule)
-    return same and taken.start <= announced.start < taken.stop
+def untold(announced: Iterable[LedgerEntry], taken: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+    """The announcements of which no entry tells what became of them."""
+    told = defaultdict(list)
+    for entry in taken:
+        told[_subject(entry)].append(entry)
+    return [
+        entry
+        for entry in announced
+        if not any(of.start <= entry.start < of.stop for of in told.get(_subject(entry), ()))
+    ]
+
+
+def _subject(entry: LedgerEntry) -> tuple[TopicId, int, str, str]:
+    return entry.topic, entry.generation, entry.table, entry.rule
 
 
 def ledger_entry(key: LedgerKey, taken: Taken, run_id: str, snapshot_timestamp_ms: int | None) -> LedgerEntry:

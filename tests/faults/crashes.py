@@ -1,9 +1,10 @@
-"""A warm process that lets sweeps die, for `test_crash.py`: python -m tests.faults.crashes CASE [K ...]
+"""A warm process that lets sweeps die, for `test_crash.py`: python -m tests.faults.crashes CASE BATCH_ROWS
 
 It imports everything once and then forks, so that a death costs milliseconds. It never opens a store itself: LevelDB
-keeps a thread, which a fork would not carry over. For each K one child sweeps its own copy of the case's store and is
-killed at the K-th thing it does to a store, to the state or to a file of the store; a second child looks at what is
-left and finishes the work. Each gives one line of JSON; without any K it prints how many there are.
+keeps a thread, which a fork would not carry over. First it prints how many things a sweep does to a store, to the state
+or to a file of the store. For each number K on standard input then one child sweeps its own copy of the case's store
+and is killed at the K-th; a second child, the same for all, looks at what is left and finishes the work. Each death
+gives one line of JSON.
 
 A case is a folder: ``messaging`` (a closed store), ``tx`` (snapshots) and ``expected.json`` (:data:`Fates` by table).
 """
@@ -22,6 +23,8 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -214,10 +217,18 @@ def _live_and_exit(work: Callable[[], object], answer: Path) -> NoReturn:
         os._exit(1)
 
 
+def look(asked: Connection, batch_rows: int, fates: dict[str, Fates]) -> None:
+    """Answer for each folder that is sent what is wrong with it."""
+    gc.enable()
+    while True:
+        folder: Path = asked.recv()
+        asked.send(list(inspect(folder, batch_rows, fates)))
+
+
 @contextmanager
-def copy(case: Path) -> Iterator[Path]:
+def copy(case: Path, k: int) -> Iterator[Path]:
     """A case to spoil. Finished tables are linked, since LevelDB never writes to them."""
-    folder = case / f"copy-{os.getpid()}"
+    folder = case / f"copy-{os.getpid()}-{k}"
     shutil.copytree(case, folder, ignore=shutil.ignore_patterns("copy-*"), copy_function=_link_or_copy)
     yield folder
     shutil.rmtree(folder)
@@ -230,22 +241,19 @@ def _link_or_copy(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def one_death(case: Path, batch_rows: int, k: int, fates: dict[str, Fates]) -> dict[str, object]:
-    with copy(case) as folder:
-        answer = folder / "answer.json"
-        status = forked(lambda: sweep(folder, batch_rows, k), answer)
+def one_death(case: Path, batch_rows: int, k: int, looking: Connection) -> dict[str, object]:
+    with copy(case, k) as folder:
+        status = forked(lambda: sweep(folder, batch_rows, k), folder / "answer.json")
         died = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         problems = [] if died or not status else [f"the sweep ended with status {status}, not by dying"]
-        if forked(lambda: list(inspect(folder, batch_rows, fates)), answer):
-            problems.append("the store could not be looked at after the death")
-        else:
-            problems += json.loads(answer.read_text())
+        looking.send(folder)
+        problems += looking.recv()
         return {"k": k, "died": died, "problems": problems[:5]}
 
 
 def count_things(case: Path, batch_rows: int) -> int:
     """How many things a sweep of the case does; each is a moment to die at."""
-    with copy(case) as folder:
+    with copy(case, 0) as folder:
         answer = folder / "answer.json"
         if forked(lambda: sweep(folder, batch_rows, 0), answer):
             raise SystemExit("the sweep failed without dying")
@@ -257,17 +265,21 @@ def say(answer: object) -> None:
     sys.stdout.flush()
 
 
-def main(case: Path, batch_rows: int, deaths: list[int]) -> None:
+def main(case: Path, batch_rows: int) -> None:
     # Small copies are compacted too, so that dying in it is tried.
     compaction.WORTHWHILE_ROWS = 10
     fates: dict[str, Fates] = json.loads((case / "expected.json").read_text())
     # A child lives too short for anything to be collected, and to look for it would copy the parent's memory.
     gc.disable()
-    if not deaths:
-        say(count_things(case, batch_rows))
-    for k in deaths:
-        say(one_death(case, batch_rows, k, fates))
+    fork = get_context("fork")
+    looking, asked = fork.Pipe()
+    fork.Process(target=look, args=(asked, batch_rows, fates), daemon=True).start()
+    # So that a second child that dies is noticed.
+    asked.close()
+    say(count_things(case, batch_rows))
+    for k in map(int, sys.stdin):
+        say(one_death(case, batch_rows, k, looking))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), [int(k) for k in sys.argv[3:]])
+    main(Path(sys.argv[1]), int(sys.argv[2]))

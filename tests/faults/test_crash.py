@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +53,15 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield Path(folder)
 
 
-def ask(case: Path, batch_rows: int, moments: list[int]) -> list[Any]:
-    command = [sys.executable, "-m", "tests.faults.crashes", str(case), str(batch_rows), *map(str, moments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def deaths(case: Path, batch_rows: int, moments: list[int]) -> list[dict[str, Any]]:
-    """What was wrong after dying at each of these moments."""
-    return ask(case, batch_rows, moments)
-
-
-def count_moments(case: Path, batch_rows: int) -> int:
-    """How many moments there are to die at."""
-    [moments] = ask(case, batch_rows, [])
-    return int(moments)
+def deaths(case: Path, batch_rows: int, choose: Callable[[int], list[int]]) -> tuple[int, list[dict[str, Any]]]:
+    """How many moments there are to die at, and what was wrong after dying at those chosen of them."""
+    command = [sys.executable, "-m", "tests.faults.crashes", str(case), str(batch_rows)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        moments = int(process.stdout.readline())
+        said, _ = process.communicate("".join(f"{k}\n" for k in choose(moments)))
+    assert process.returncode == 0
+    return moments, [json.loads(line) for line in said.splitlines()]
 
 
 # --- a small store, and dying at every moment of it ------------------------------------------------------------------
@@ -146,13 +139,12 @@ def test_given_the_small_store_when_judged_then_it_has_rows_of_every_fate(small:
 def test_given_a_small_store_when_a_sweep_dies_at_every_moment_then_nothing_is_lost_and_the_next_run_finishes(
     small: Path, share: int
 ) -> None:
-    moments = list(range(1, count_moments(small, 5) + 1))
-    assert len(moments) > 100
-    outcomes = deaths(small, 5, moments[share::SHARES])
+    moments, outcomes = deaths(small, 5, lambda moments: list(range(1 + share, moments + 1, SHARES)))
+    assert moments > 100
     assert [outcome for outcome in outcomes if outcome["problems"]] == []
     # How often files are looked at depends on how far the compaction beside the pass is, so a sweep may do a bit less.
-    assert all(outcome["died"] for outcome in outcomes if outcome["k"] < 0.95 * len(moments))
-    assert [outcome["k"] for outcome in outcomes] == moments[share::SHARES]
+    assert all(outcome["died"] for outcome in outcomes if outcome["k"] < 0.95 * moments)
+    assert [outcome["k"] for outcome in outcomes] == list(range(1 + share, moments + 1, SHARES))
 
 
 # --- a large store that CDAP wrote, and dying at some moments of it --------------------------------------------------
@@ -179,13 +171,14 @@ def large(fast: Path) -> Path:
 def test_given_a_large_store_of_cdap_when_a_sweep_dies_at_random_moments_then_nothing_is_lost_and_the_next_run_finishes(
     large: Path, share: int
 ) -> None:
-    moments = count_moments(large, 20)
+    def chosen(moments: int) -> list[int]:
+        wanted = min(moments, size("TMS_TEST_CRASHES", 60))
+        return random.Random(20).sample(range(1, moments + 1), wanted)[share::SHARES]
+
+    moments, outcomes = deaths(large, 20, chosen)
     assert moments > 300
-    wanted = min(moments, size("TMS_TEST_CRASHES", 60))
-    chosen = random.Random(20).sample(range(1, moments + 1), wanted)[share::SHARES]
-    outcomes = deaths(large, 20, chosen)
     assert [outcome for outcome in outcomes if outcome["problems"]] == []
-    assert [outcome["k"] for outcome in outcomes] == chosen
+    assert [outcome["k"] for outcome in outcomes] == chosen(moments)
 
 
 def test_given_a_proof_of_crashes_when_a_row_is_lost_then_it_is_found(small: Path, tmp_path: Path) -> None:
@@ -195,5 +188,5 @@ def test_given_a_proof_of_crashes_when_a_row_is_lost_then_it_is_found(small: Pat
     case = tmp_path / "spoilt"
     subprocess.run(["cp", "-r", small, case], check=True)
     (case / "expected.json").write_text(json.dumps(fates))
-    [outcome] = deaths(case, 5, [1])
+    _, [outcome] = deaths(case, 5, lambda _: [1])
     assert "message 00 is None" in outcome["problems"][0]

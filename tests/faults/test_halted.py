@@ -83,6 +83,7 @@ def assert_true(rig: Rig) -> None:
     assert claim is None or not left or claim.bound < min(left)
 
 
+@pytest.mark.no_cover
 def test_given_a_word_to_stop_at_any_store_call_when_swept_then_what_was_done_is_remembered_and_the_next_run_finishes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import json
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.interop.java import Interop
+from tests.interop.java import Interop, Resident
 from tests.support import require_or_skip
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "cdap-leveldb"
 
 
 @pytest.fixture(scope="session")
-def java() -> Interop:
+def java() -> Iterator[Interop]:
     """CDAP's own classes, ready to be called."""
-    interop = Interop()
+    interop = Resident()
     if reason := interop.available():
         require_or_skip(reason)
     interop.build()
-    return interop
+    yield interop
+    interop.close()
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 The proof that a store is still CDAP's is that CDAP reads it. ``src/`` holds a small Java program around the classes
 of CDAP 5.1.2; Maven builds it once per checkout (about half a minute with an empty local repository, seconds
-afterwards) and every call is a JVM of its own, half a second long, which holds the store only while it lives. A server
-that stays up would be faster, but then two sides would share a store that only one may open.
+afterwards). A call of :class:`Interop` is a JVM of its own, a second of processor time; :class:`Resident` keeps one for
+all its calls. Either way a store is held only while a command lasts, since only one side may open it.
 
 ``DIR`` is the folder of the three ``system.tms.*`` databases. Every command opens it in place, which rewrites log and
 manifest as any start of CDAP does: hand over a copy where bytes matter. ``dump``, ``read-service`` and ``write`` take a
@@ -35,6 +35,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,48 @@ class Interop:
             The SHA-256 of each value, in hex, by key and in key order.
         """
         return {bytes.fromhex(row["key"]): row["value_sha256"] for row in self.run("raw", directory, table)}
+
+
+class Resident(Interop):
+    """The Java program in one JVM for many commands; after ``--kill`` or a failure, the next gets a new one."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, command: str, *args: str | int | Path, stdin: str = "") -> list[dict[str, Any]]:
+        words = [command, *map(str, args)]
+        # Connections to HBase outlive a command, and standard input is for commands.
+        if stdin or any(word.startswith("hbase:") for word in words):
+            return super().run(command, *args, stdin=stdin)
+        process = self._process = self._process or self._started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(words) + "\n")
+        process.stdin.flush()
+        lines: list[dict[str, Any]] = []
+        for line in iter(process.stdout.readline, ""):
+            if line == "\n":
+                return lines
+            lines.append(json.loads(line))
+        said = self.close()
+        if process.returncode:
+            raise JavaFailed(words, process.returncode, said)
+        return lines
+
+    def close(self) -> str:
+        """End the JVM; what it complained of."""
+        process, self._process = self._process, None
+        if process is None:
+            return ""
+        process.communicate()
+        with self._complaints as complaints:
+            complaints.seek(0)
+            return complaints.read()
+
+    def _started(self) -> subprocess.Popen[str]:
+        self._complaints = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        command, pipe = self.command("interop.Main"), subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._complaints, text=True)
 
 
 def _class_path() -> list[Path]:

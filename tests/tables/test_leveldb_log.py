@@ -99,14 +99,20 @@ def key(number: int) -> bytes:
     return b"%08d" % number
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of which a crash has left the log: C++ LevelDB makes a table of it when it closes."""
-    source = tmp_path / "open"
-    with LevelDBStore(source, create=True) as store:
+    place = tmp_path_factory.mktemp("crashed")
+    with LevelDBStore(place / "open", create=True) as store:
         for number in range(ROWS):
             store.message.put([(key(number), MessageValue(None, b"row %d" % number))])
-        return shutil.copytree(source, tmp_path / "messaging")
+        return shutil.copytree(place / "open", place / "messaging")
+
+
+@pytest.fixture
+def folder(crashed: Path, tmp_path: Path) -> Path:
+    """A copy of it, to spoil."""
+    return shutil.copytree(crashed, tmp_path / "messaging")
 
 
 def log_of(folder: Path) -> Path:

@@ -241,6 +241,7 @@ def test_given_a_clock_that_steps_back_when_recovered_then_files_are_still_in_or
     assert len(left.visibility.invalid) == 3
 
 
+@pytest.mark.no_cover
 def test_given_our_log_cut_at_every_byte_when_recovered_then_the_whole_records_before_count(tmp_path: Path) -> None:
     worked(tmp_path / "tx", ManualClock(NOW_MS)).take_snapshot()
     [path] = (tmp_path / "tx").glob("txlog.*")
@@ -254,6 +255,7 @@ def test_given_our_log_cut_at_every_byte_when_recovered_then_the_whole_records_b
     cut_at_every_byte(base, path.name, data, ends, lambda count: replayed(start, *history[:count]), tmp_path / "cut")
 
 
+@pytest.mark.no_cover
 def test_given_a_log_of_hdfs_cut_at_every_byte_when_recovered_then_the_whole_batches_before_count(
     tmp_path: Path,
 ) -> None:

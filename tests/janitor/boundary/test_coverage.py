@@ -568,6 +568,7 @@ class Story:
         self.rig.engine.recover()
 
 
+@pytest.mark.no_cover
 def test_given_any_story_of_runs_that_fail_and_die_when_there_is_a_claim_then_it_is_true() -> None:
     claims = 0
     for seed in range(size("TMS_TEST_SEEDS", 60)):

@@ -173,6 +173,7 @@ HAPPENINGS: dict[str, Callable[[Rig, str], object]] = {
     patient=st.booleans(),
     fails_at=st.integers(0, 80),
 )
+@pytest.mark.no_cover
 def test_given_many_runs_when_they_have_ended_then_counters_are_the_sums_of_their_reports(
     happenings: list[tuple[str, str]], patient: bool, fails_at: int
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -14,7 +14,7 @@ from janitor.law.policy import Frontier, Rule
 from janitor.state.base import ClockAnchor, LedgerEntry
 from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import Batch, Done, Due
-from janitor.sweep.ledger import Ledger
+from janitor.sweep.ledger import Ledger, untold
 from janitor.sweep.outcome import Outcome, ledger_entries
 from tests.builders import (
     DAY,
@@ -32,6 +32,7 @@ from tests.builders import (
     watch,
     watch_state,
 )
+from tests.janitor.state.entries import entry
 from tms_core.errors import StateBusy, StateError, StoreError
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix, time_prefix
 from tms_core.tables.base import Store
@@ -247,10 +248,10 @@ def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_delet
     assert made[About("default:orders", 3, "message", "expired")].stop == time_prefix(prefix, 3, NOW_MS - DAY)
     assert made[About("default:orders", 3, "payload", "expired")].stop == generation_prefix(prefix, 4)
     assert made[About("default:orders", 1, "message", "old_generation")].stop == generation_prefix(prefix, 2)
-    for about, entry in entries(rig).items():
+    for about, found in entries(rig).items():
         if about.rule != "invalid_transaction":
-            assert made[about].start == entry.start
-            assert made[about].stop >= entry.stop
+            assert made[about].start == found.start
+            assert made[about].stop >= found.stop
 
 
 def test_given_a_disk_that_is_full_when_a_topic_is_to_be_announced_then_nothing_of_it_goes(rig: Rig) -> None:
@@ -457,3 +458,25 @@ def test_given_parts_that_are_walked_side_by_side_when_their_batches_cross_then_
     [taken, unsure] = ledger_entries(outcome, "run", None)
     assert (taken.start, taken.stop, taken.rows) == (early.keys[0], late.keys[-1] + b"\x00", 4)
     assert (unsure.start, unsure.stop, unsure.rows) == (last.keys[0], last.keys[-1] + b"\x00", None)
+
+
+def test_given_topics_that_were_announced_when_the_ledger_is_written_then_those_nothing_was_told_of_are_found() -> None:
+    read = 0
+
+    class Told:
+        def __init__(self, entry: LedgerEntry) -> None:
+            self._entry = entry
+
+        def __getattr__(self, name: str) -> Any:
+            nonlocal read
+            read += 1
+            return getattr(self._entry, name)
+
+    topics = [TopicId("default", f"t{number}") for number in range(100)]
+    told = [entry(topic=topic) for topic in topics[1:]] + [entry(topic=topics[0], start=b"d", stop=b"e")]
+    told += [entry(topic=topics[0], **other) for other in ({"generation": 2}, {"table": "payload"}, {"rule": "x"})]
+    announced = [entry(topic=topic, start=b"c", stop=b"z") for topic in topics]
+    taken: list[Any] = [Told(each) for each in told]
+    assert untold(announced, taken) == announced[:1]
+    # Each is looked for among what was told of its own topic.
+    assert read < 10 * len(topics)

@@ -2,14 +2,20 @@ package interop;
 
 import co.cask.cdap.common.conf.CConfiguration;
 import co.cask.cdap.common.conf.Constants.MessagingSystem;
+import com.google.gson.Gson;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
+import java.util.List;
 import java.util.concurrent.TimeUnit;
 import org.apache.tephra.TxConstants;
 
 /**
  * CDAP's and Tephra's own classes, spoken to from a command line. JSON lines on standard output, logs on standard
  * error, exit code 1 for any failure. {@code DIR} is always {@code messaging.local.data.dir}, the folder of the
- * three {@code system.tms.*} databases; it is opened in place, as CDAP would.
+ * three {@code system.tms.*} databases; it is opened in place, as CDAP would. Without a command line each line of
+ * standard input is one, as an array of JSON, and an empty line ends what it printed; the first failure ends them all.
  */
 public final class Main {
   private Main() {
@@ -19,7 +25,15 @@ public final class Main {
     int status = 1;
     try {
       Output out = new Output();
-      run(args[0], new Arguments(Arrays.asList(args).subList(1, args.length)), out);
+      if (args.length > 0) {
+        run(Arrays.asList(args), out);
+      } else {
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+          run(Arrays.asList(new Gson().fromJson(line, String[].class)), out);
+          out.end();
+        }
+      }
       out.flush();
       status = 0;
     } catch (Exception e) {
@@ -29,7 +43,9 @@ public final class Main {
     System.exit(status);
   }
 
-  private static void run(String command, Arguments args, Output out) throws Exception {
+  private static void run(List<String> words, Output out) throws Exception {
+    String command = words.get(0);
+    Arguments args = new Arguments(words.subList(1, words.size()));
     switch (command) {
       case "dump" -> Reading.dump(args.expect(1), out);
       case "raw" -> Reading.raw(args.expect(2), out);

@@ -39,6 +39,12 @@ final class Output {
     }
   }
 
+  /** An empty line, and all of it written. */
+  void end() throws IOException {
+    writer.write('\n');
+    writer.flush();
+  }
+
   void flush() throws IOException {
     writer.flush();
   }
