@@ -401,8 +401,8 @@ def test_given_a_state_that_fails_once_at_any_call_when_swept_again_then_all_tha
         rig.clock.advance(MINUTE)
         rig.engine.run_once()
         found: Counter[About] = Counter()
-        for entry in rig.state.ledger(1000):
-            found[About(str(entry.topic), entry.generation, entry.table, entry.rule)] += entry.rows or 0
+        for one in rig.state.ledger(1000):
+            found[About(str(one.topic), one.generation, one.table, one.rule)] += one.rows or 0
         assert found == {about: len(keys) for about, keys in spy.taken.items()}
         counted = [number for key, number in rig.state.counters().items() if key.name in COUNTED]
         assert sum(counted) == sum(found.values())
