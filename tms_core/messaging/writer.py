@@ -19,7 +19,7 @@ from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import expires_ms, id_parts, tail
 from tms_core.messaging.lines import Line
 from tms_core.messaging.model import RollbackRange
-from tms_core.messaging.producer_rows import LastRequest
+from tms_core.messaging.producer_rows import IDLE_MS, LastRequest
 from tms_core.messaging.queue import Queue, WriterContext, WriteRequest, ended
 from tms_core.messaging.work import Once
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix
@@ -141,8 +141,10 @@ class MessageWriter(Queue[RollbackRange | None]):
             for request in written:
                 if request.admitted is not None and request.admitted.keys.request == ahead.key:
                     request.admitted = request.admitted._replace(former=raw)
-        # Of what may be gone soon it could not be told after a crash whether it was there.
-        ahead.wrote(key, lasts=not topic.consumed and written[0].ttl_ms is None)
+        # Of what may be gone it could not be told after a crash whether it was there, not even that a request is new;
+        # who does nothing for as long as these live is forgotten.
+        lasts = topic.ttl_seconds * 1000 >= IDLE_MS and not topic.consumed and written[0].ttl_ms is None
+        ahead.wrote(key, lasts=lasts)
 
     def _announce_sent(
         self, line: Line, runs: Sequence[CachedRun], written: Sequence[WriteRequest[RollbackRange | None]]
