@@ -277,16 +277,16 @@ class Requests:
         # Repeated, it is announced as what it is.
         if ahead.announced is None or admitted.repeated is not None:
             return None
-        if ahead.key != admitted.keys.request or ahead.announced.pack() != admitted.former:
+        if ahead.key != admitted.keys.request or admitted.former != ahead.announced.pack():
             return None
         if pointer is not None and self._rows.get(admitted.keys.producer.begun_key(pointer)) is None:
             return None
         return ahead.announced.next(admitted.sent.generation, admitted.sent.sequence, at, number)
 
-    def follow(self, ahead: AnnouncedAhead, admitted: Admitted, request: LastRequest) -> None:
+    def follow(self, ahead: AnnouncedAhead, request: LastRequest) -> None:
         """A request that was announced before is about to be written."""
         ahead.last = request
-        self._last[admitted.keys.request] = _Last(cast(bytes, admitted.former), request)
+        self._last[ahead.key] = _Last(cast(LastRequest, ahead.announced).pack(), request)
 
     def take_back(self, ahead: AnnouncedAhead, at: int) -> bytes | None:
         """Announce nothing but what may be written already, before others write from a position on. Durable on return.

@@ -68,11 +68,12 @@ class MessageWriter(Queue[RollbackRange | None]):
         try:
             # What is published without transactions and producers, as most is, is not looked at any further.
             looks = any(request.pointer is not None or request.admitted is not None for request in written)
-            if announced is None:
+            rows = None
+            if announced is not None and self._context.requests is not None:
+                self._context.requests.follow(line.ahead, announced)
+            else:
                 self._take_back(topic, line, written, first)
                 rows = self._announce_sent(line, runs, written) if looks else None
-            else:
-                rows = self._follow(line, runs, written, announced)
             if rows is None and looks:
                 runs = [run for request, run in zip(written, runs, strict=True) if not request.answer.done()]
                 written = [request for request in written if not request.answer.done()]
@@ -115,19 +116,6 @@ class MessageWriter(Queue[RollbackRange | None]):
         if requests is None or one is None or one.admitted is None or one.ttl_ms is not None:
             return None
         return requests.next(line.ahead, one.admitted, one.pointer, at, len(one.messages) or 1)
-
-    def _follow(
-        self,
-        line: Line,
-        runs: Sequence[CachedRun],
-        written: Sequence[WriteRequest[RollbackRange | None]],
-        announced: LastRequest,
-    ) -> Rows:
-        """Note a request that was announced with one before it; returns its rows."""
-        [request] = written
-        if request.admitted is not None and self._context.requests is not None:
-            self._context.requests.follow(line.ahead, request.admitted, announced)
-        return self._rows(line.prefix, runs)
 
     def _take_back(
         self, topic: TopicMetadata, line: Line, written: Sequence[WriteRequest[RollbackRange | None]], at: int
