@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.interop.java import Interop
 from tests.interop.program import Program, Refused
 from tests.server.process import Serve, configure
+from tms_core.client import Client
+from tms_core.clock import ManualClock, SystemClock
+from tms_core.messaging.service import MessagingService
+from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.topic import TopicId
 
 
 @pytest.fixture(scope="module")
@@ -148,3 +154,37 @@ def test_given_a_transaction_past_its_lifetime_when_cdap_publishes_then_it_fails
     with pytest.raises(Refused, match="the longest a transaction may write"):
         program.publish(topic, b"a", pointer=5)
     assert program.fetch(topic) == []
+
+
+# --- producers -------------------------------------------------------------------------------------------------------
+
+
+def test_given_sequence_numbers_that_are_negative_in_java_when_cdap_reads_and_rolls_back_then_it_takes_the_right_ones(
+    java: Interop, tmp_path: Path
+) -> None:
+    ahead = ManualClock(SystemClock().now_ms() + 30_000, running_ms=86_400_000)
+    with LevelDBStore(tmp_path / "messaging", create=True) as store, MessagingService(store, ahead) as service:
+        service.create_topic(TopicId("default", "high"))
+        service.publish(TopicId("default", "high"), [b""] * 0x8000)
+    with Serve(configure(tmp_path)) as server:
+        with (
+            Program(java, server.port, server.transactions_port) as program,
+            Client(server.url, transactions=server.transactions) as client,
+            client.producer("default:high", "one") as producer,
+        ):
+            writing = program.call("begin")
+            published = program.publish("high", b"never", b"never", transaction=writing)
+            program.call("rollback", "high", published=published)
+            program.call("commit", transaction=writing)
+            for number in range(40):
+                producer.publish([b"%d" % number])
+            found = program.fetch("high", transaction=program.call("begin"), limit=40_000)
+            assert found[0x8000:] == [b"%d" % number for number in range(40)]
+            ids = program.ids("high", limit=40_000)
+            high = [at for at, id_ in enumerate(ids) if id_[16:20] >= "8000"]
+            assert len(high) > 16
+            assert program.ids("high", id=ids[high[-1]], inclusive=False) == ids[high[-1] + 1 :]
+        server.end()
+    with Program(java, str(tmp_path / "messaging")) as cdap:
+        assert cdap.ids("high", limit=40_000) == ids
+        assert cdap.ids("high", id=ids[high[2]], inclusive=True) == ids[high[2] :]

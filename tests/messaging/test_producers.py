@@ -31,6 +31,7 @@ from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producer_rows import Former, ProducerName, Registration, TransactionOutcome, tidy
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.requests import Sent
+from tms_core.messaging.writer import MessageWriter
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide, SideChange
@@ -481,6 +482,41 @@ def test_given_a_transaction_when_requests_were_announced_ahead_then_the_next_in
     assert seen(desk) == [b"a"] * 10
 
 
+def test_given_requests_announced_ahead_when_a_restore_ends_during_the_next_write_then_that_is_not_taken_for_a_request(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tms_core.messaging.requests._ALONE", 0)
+    one, placed = Instance(desk), MessageWriter._placed
+    one.sequence = 30
+    one.publish(b"31")
+
+    def late(self: MessageWriter, *args: Any) -> Any:
+        # As the janitor in the server's process does, and a consumer looks for messages.
+        desk.service.forget(BILLS)
+        everything(desk)
+        return placed(self, *args)
+
+    monkeypatch.setattr(MessageWriter, "_placed", late)
+    desk.service.publish(BILLS, [b"x"])
+    monkeypatch.undo()
+    desk.restart()
+    one.publish(b"32")
+    assert everything(desk) == [b"31", b"x", b"32"]
+
+
+def test_given_a_slow_producer_and_messages_that_live_for_less_when_the_server_was_restarted_then_it_goes_on(
+    desk: GroupDesk,
+) -> None:
+    short, one = named("short"), Instance(desk)
+    desk.service.create_topic(short, {"ttl": "60"})
+    for _ in range(10):
+        one.publish(b"a", topic=short)
+        desk.clock.advance(61 * SECOND)
+    desk.restart()
+    one.publish(b"b", topic=short)
+    assert everything(desk, short) == [b"b"]
+
+
 @pytest.mark.parametrize(
     "why", ["others write to the table", "it goes when it was processed", "it has a ttl of its own"]
 )
@@ -503,10 +539,11 @@ def test_given_a_kill_and_messages_that_may_have_expired_then_it_is_not_known_wh
 ) -> None:
     monkeypatch.setattr("tms_core.messaging.requests._ALONE", 0)
     short = named("short")
-    desk.service.create_topic(short, {"ttl": "60"})
+    desk.service.create_topic(short)
     one = Instance(desk)
     for payload in (b"a", b"b"):
         one.publish(payload, topic=short)
+    desk.service.update_topic(short, {"ttl": "60"})
     desk.clock.advance(61 * SECOND)
     desk.store.message.delete(desk.store.message.keys(b"", None, 10).items)
     desk.restart()

@@ -269,7 +269,6 @@ class Lines:
         unread = 0 if side is None else max(first_unread(side, prefix), announced_in(side, prefix))
         requested = 0 if self._consumers is None else first_unannounced(self._consumers, prefix)
         line.ids.skip(max(announced, reserved, unread, requested, first_free(self._store.message.keys, prefix, now_ms)))
-        line.ahead = AnnouncedAhead()
         line.mortal = line.mortal or announced > 0
         line.unread = line.unread or line.ids.free
         self._cache.open(prefix, line.ids)

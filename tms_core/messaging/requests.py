@@ -67,14 +67,12 @@ class AnnouncedAhead:
         key: of the producer's last request; empty: others wrote as well.
         batches: how many batches were its alone, one behind the other.
         announced: what stands at the key, or may stand there; None: it is for no next requests.
-        value: the same as it was written down; None: it is not certain.
         last: the last request that may have been written by it.
     """
 
     key: bytes = b""
     batches: int = 0
     announced: LastRequest | None = None
-    value: bytes | None = None
     last: LastRequest | None = None
 
     def wrote(self, key: bytes, *, lasts: bool) -> None:
@@ -264,12 +262,12 @@ class Requests:
             value = request.pack()
             if ahead is not None and until:
                 # It may be there also where the write fails.
-                ahead.announced, ahead.value, ahead.last = request, None, request
+                ahead.announced = ahead.last = request
             self._last[key] = _Last(value, request)
             changes.append(SideChange(key, admitted.former, value, *self._noted(admitted, pointer)))
         self.change(changes, [admitted.sent.name for admitted, *_ in requests])
-        if ahead is not None:
-            ahead.announced, ahead.value = (request, value) if until else (None, None)
+        if ahead is not None and not until:
+            ahead.announced = None
         return [self._refusal_since(admitted) for admitted, *_ in requests]
 
     def next(
@@ -279,16 +277,16 @@ class Requests:
         # Repeated, it is announced as what it is.
         if ahead.announced is None or admitted.repeated is not None:
             return None
-        if ahead.value is None or admitted.former != ahead.value or ahead.key != admitted.keys.request:
+        if ahead.key != admitted.keys.request or admitted.former != ahead.announced.pack():
             return None
         if pointer is not None and self._rows.get(admitted.keys.producer.begun_key(pointer)) is None:
             return None
         return ahead.announced.next(admitted.sent.generation, admitted.sent.sequence, at, number)
 
-    def follow(self, ahead: AnnouncedAhead, admitted: Admitted, request: LastRequest) -> None:
+    def follow(self, ahead: AnnouncedAhead, request: LastRequest) -> None:
         """A request that was announced before is about to be written."""
         ahead.last = request
-        self._last[admitted.keys.request] = _Last(cast(bytes, ahead.value), request)
+        self._last[ahead.key] = _Last(cast(LastRequest, ahead.announced).pack(), request)
 
     def take_back(self, ahead: AnnouncedAhead, at: int) -> bytes | None:
         """Announce nothing but what may be written already, before others write from a position on. Durable on return.
@@ -308,7 +306,7 @@ class Requests:
             # Where that is not made, it was replaced by what announces itself only.
             if all(self._rows.change([change])):
                 self._last[ahead.key] = _Last(raw := change.value, last)
-        ahead.announced = ahead.value = None
+        ahead.announced = None
         return raw
 
     def wrote(self, admitted: Admitted) -> None:

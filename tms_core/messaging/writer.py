@@ -19,7 +19,7 @@ from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import expires_ms, id_parts, tail
 from tms_core.messaging.lines import Line
 from tms_core.messaging.model import RollbackRange
-from tms_core.messaging.producer_rows import LastRequest
+from tms_core.messaging.producer_rows import IDLE_MS, LastRequest
 from tms_core.messaging.queue import Queue, WriterContext, WriteRequest, ended
 from tms_core.messaging.work import Once
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix
@@ -68,11 +68,12 @@ class MessageWriter(Queue[RollbackRange | None]):
         try:
             # What is published without transactions and producers, as most is, is not looked at any further.
             looks = any(request.pointer is not None or request.admitted is not None for request in written)
-            if announced is None:
+            rows = None
+            if announced is not None and self._context.requests is not None:
+                self._context.requests.follow(line.ahead, announced)
+            else:
                 self._take_back(topic, line, written, first)
                 rows = self._announce_sent(line, runs, written) if looks else None
-            else:
-                rows = self._follow(line, runs, written, announced)
             if rows is None and looks:
                 runs = [run for request, run in zip(written, runs, strict=True) if not request.answer.done()]
                 written = [request for request in written if not request.answer.done()]
@@ -116,19 +117,6 @@ class MessageWriter(Queue[RollbackRange | None]):
             return None
         return requests.next(line.ahead, one.admitted, one.pointer, at, len(one.messages) or 1)
 
-    def _follow(
-        self,
-        line: Line,
-        runs: Sequence[CachedRun],
-        written: Sequence[WriteRequest[RollbackRange | None]],
-        announced: LastRequest,
-    ) -> Rows:
-        """Note a request that was announced with one before it; returns its rows."""
-        [request] = written
-        if request.admitted is not None and self._context.requests is not None:
-            self._context.requests.follow(line.ahead, request.admitted, announced)
-        return self._rows(line.prefix, runs)
-
     def _take_back(
         self, topic: TopicMetadata, line: Line, written: Sequence[WriteRequest[RollbackRange | None]], at: int
     ) -> None:
@@ -141,8 +129,10 @@ class MessageWriter(Queue[RollbackRange | None]):
             for request in written:
                 if request.admitted is not None and request.admitted.keys.request == ahead.key:
                     request.admitted = request.admitted._replace(former=raw)
-        # Of what may be gone soon it could not be told after a crash whether it was there.
-        ahead.wrote(key, lasts=not topic.consumed and written[0].ttl_ms is None)
+        # Of what may be gone it could not be told after a crash whether it was there, not even that a request is new;
+        # who does nothing for as long as these live is forgotten.
+        lasts = topic.ttl_seconds * 1000 >= IDLE_MS and not topic.consumed and written[0].ttl_ms is None
+        ahead.wrote(key, lasts=lasts)
 
     def _announce_sent(
         self, line: Line, runs: Sequence[CachedRun], written: Sequence[WriteRequest[RollbackRange | None]]
