@@ -183,8 +183,11 @@ class Daemon:
     # -- what an operator decides (``janitor.control.api.Decider``) --------------------------------------------------
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
-        """As :meth:`janitor.run.decisions.OperatorDecisions.adopt`."""
-        return self.engine.adopt(once_for=once_for, store_id=store_id)
+        """As :meth:`janitor.run.decisions.OperatorDecisions.adopt`; what was counted before may be forgotten by it."""
+        adopted = self.engine.adopt(once_for=once_for, store_id=store_id)
+        for job in self._plan.jobs:
+            self._schedule.run_now(job.name)
+        return adopted
 
     def approve(
         self, patterns: tuple[str, ...] = (), *, clock: bool = False, once_for: str | None = None

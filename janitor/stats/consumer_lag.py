@@ -114,6 +114,8 @@ class LagCount:
         topics = {(topic.topic, topic.generation): topic for topic in living_topics(self._tables.store.metadata.rows())}
         self._present = {life: (topics[life], found) for life, found in self._positions.all().items() if life in topics}
         self._figures = {life: figures for life, figures in self._figures.items() if life in self._present}
+        # To adopt a store may have removed them meanwhile.
+        self._saved = self._state.note(NOTE) or []
         return list(self._present)
 
     def outdated(self, life: Life) -> bool:

@@ -30,7 +30,7 @@ def test_the_page_has_the_limits() -> None:
 
 
 def test_the_page_quotes_what_the_program_says() -> None:
-    files = [*(ROOT / "tms_core/transaction").rglob("*.py")]
+    files = [path for room in ("transaction", "server/ha") for path in (ROOT / "tms_core" / room).rglob("*.py")]
     # Texts are broken over lines and have values in them.
     source = " ".join(re.sub(r'"\s+f?"', "", path.read_text(encoding="utf-8")) for path in files)
     source = re.sub(r"\{[^{}]*\}", "…", source)

@@ -185,6 +185,16 @@ def test_given_a_store_never_adopted_when_swept_without_adopt_then_nothing_goes_
         assert orders.times() == []
 
 
+def test_given_a_store_never_adopted_when_adopted_then_the_jobs_beside_the_sweeps_are_done_at_once() -> None:
+    done: list[int] = []
+    with house(adopt=False, jobs=(Job("count", 60, lambda: done.append(1)),)) as site:
+        site.time.advance(5)
+        before = len(done)
+        site.daemon.adopt()
+        site.time.advance(1)
+        assert len(done) == before + 1
+
+
 def test_given_apply_is_off_when_time_passes_then_it_only_plans_and_shows_what_is_due() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)

@@ -222,6 +222,17 @@ def test_given_a_process_before_this_one_when_begun_then_its_figures_stand_until
     assert found(state) == {"orders/billing": 2}
 
 
+def test_given_figures_that_an_adoption_has_removed_when_asked_again_then_they_are_back(
+    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
+) -> None:
+    read(side, topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS), READ_NONE)
+    count = counter(store, state, clock, side)
+    count.step()
+    state.save_note(NOTE, None)
+    count.step()
+    assert found(state) == {"orders/billing": 1}
+
+
 def test_given_nothing_new_when_counted_then_nothing_is_written(
     store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
 ) -> None:
