@@ -50,8 +50,16 @@ _UNTIL = """new Promise((done, fail) => {
 })"""
 
 
+#: What the browser says of a script whose page was left.
+_LEFT = "Inspected target navigated or closed"
+
+
 class PageError(AssertionError):
-    """A script that was run in the page threw."""
+    """A script that was run in the page threw, or the browser refused a command."""
+
+
+class PageLeft(PageError):
+    """The page was left while a script of it ran."""
 
 
 @dataclass
@@ -84,8 +92,15 @@ class Page:
         return answer["result"].get("value")
 
     def until(self, condition: str) -> None:
-        """Return when a JavaScript expression holds, which is asked each time the page changes."""
-        self.run(_UNTIL % {"condition": condition, "patience": GRACE_MS})
+        """Return when a JavaScript expression holds, which is asked each time the page changes.
+
+        A page that is left meanwhile, by a link that was clicked before, is followed once.
+        """
+        script = _UNTIL % {"condition": condition, "patience": GRACE_MS}
+        try:
+            self.run(script)
+        except PageLeft:
+            self.run(script)
 
     def text(self, selector: str) -> str:
         """What a person reads in the first element found."""
@@ -218,7 +233,8 @@ class Browser:
         while True:
             message = self.wait()
             if message.get("id") == self._last_id:
-                assert "error" not in message, f"{method}: {message['error']}"
+                if (error := message.get("error")) is not None:
+                    raise (PageLeft if error["message"] == _LEFT else PageError)(f"{method}: {error}")
                 result: dict[str, Any] = message["result"]
                 return result
 

@@ -397,6 +397,14 @@ def test_given_a_topic_page_then_what_needs_an_operator_leads_to_the_part_of_the
     assert page.run("scrollY") > 100
 
 
+def test_given_a_page_that_is_left_when_it_is_watched_then_the_one_behind_it_is(
+    serve: Callable[..., Site], look: Open, now_ms: int
+) -> None:
+    page = look(serve(StillViews(statuses.full(now_ms))))
+    page.run("window.left = true; setTimeout(() => location.reload(), 50)")
+    page.until("!window.left")
+
+
 def test_given_a_topic_then_its_page_has_its_size_over_time_its_changes_and_both_ways_out_of_a_hold(
     serve: Callable[..., Site], look: Open, now_ms: int
 ) -> None:
