@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache, wraps
+from typing import ParamSpec, TypeVar, cast
 
 from tms_core.errors import MetadataError
 
@@ -26,6 +28,9 @@ _LAST_CHAR = "\uffff"
 
 #: The longest name of a namespace or topic that is made here, in bytes. CDAP has no limit, and what it made is read.
 NAME_BYTES = 255
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: The property that says when messages go besides their ttl, and what it may be.
 RETENTION = "retention"
@@ -150,9 +155,30 @@ class TopicMetadata:
         return data_generation < self.old_below
 
 
-def is_remembered(*names: str | bytes) -> bool:
-    """Whether what is made of such names may be kept: of long ones, which anybody can ask for, it would fill memory."""
-    return sum(map(len, names)) <= 3 * NAME_BYTES
+def _length(*names: Sized) -> int:
+    return sum(map(len, names))
+
+
+def remembered(number: int, length: Callable[..., int] = _length) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates what makes something of names: it is remembered, but of long ones, which would fill memory.
+
+    Long ones are no name of a topic, and anybody can ask for as many as they like.
+
+    Args:
+        number: of how many names at most.
+        length: how long the names are that it is called with.
+    """
+
+    def decorate(make: Callable[P, R]) -> Callable[P, R]:
+        known = cast("Callable[P, R]", lru_cache(maxsize=number)(make))
+
+        @wraps(make)
+        def look_up(*names: P.args, **named: P.kwargs) -> R:
+            return (known if length(*names, **named) <= 3 * NAME_BYTES else make)(*names, **named)
+
+        return look_up
+
+    return decorate
 
 
 def readable_topics(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[TopicMetadata]:

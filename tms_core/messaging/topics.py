@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import NamedTuple
 
 from tms_core.errors import BadRequest, MetadataError, PartitionsChanged, TopicExists, TopicNotFound, Unavailable
@@ -33,8 +32,8 @@ from tms_core.topic import (
     TopicId,
     TopicMetadata,
     encode_properties,
-    is_remembered,
     parse_java_int,
+    remembered,
 )
 
 #: How often a change is tried again because another one came in between.
@@ -264,23 +263,17 @@ def _from(topic: TopicMetadata, cutoff: Cutoff) -> bytes:
     return time_prefix(topic.topic.prefix, topic.generation, cutoff.ms)
 
 
+@remembered(4096, lambda topic: len(topic.namespace) + len(topic.topic))
 def _prefix(topic: TopicId) -> bytes:
     """The topic's row key.
 
     Raises:
         BadRequest: no topic can have that name (CDAP's ``EntityId``).
     """
-    return (_remembered if is_remembered(topic.namespace, topic.topic) else _made)(topic)
-
-
-def _made(topic: TopicId) -> bytes:
     prefix = f"{topic.namespace}:{topic.topic}:".encode("utf-8", "replace")
     if TopicId.from_prefix(prefix) != topic:
         raise BadRequest(f"{str(topic)!r} cannot be a topic.", "Use letters, digits and '_'; in a topic also '-'.")
     return prefix
-
-
-_remembered = lru_cache(maxsize=4096)(_made)
 
 
 def check_length(topic: TopicId) -> None:

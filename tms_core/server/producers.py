@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -17,7 +16,7 @@ from tms_core.server.auth.gate import Need
 from tms_core.server.body import BodyLimit, Headers
 from tms_core.server.json_text import read_instance
 from tms_core.server.site import Site, headers_of, named_topic, topic_of
-from tms_core.topic import TopicId, is_remembered
+from tms_core.topic import TopicId, remembered
 from tms_core.web.protocol import abort_of
 
 #: The producer of a request, ``namespace:topic/name``; the generation that registering it was answered; the request's
@@ -76,13 +75,14 @@ def sent_by(site: Site, scope: Scope, headers: Headers, *, numbered: bool = True
         if any(name in headers for name in (GENERATION, SEQUENCE, LABEL)):
             raise BadRequest("X-TMS-Producer: it is missing beside what else is said of a producer.", "Send it, too.")
         return None
-    found, name = (_remembered if is_remembered(named) else _named)(named)
+    found, name = _named(named)
     if site.gate is not None:
         site.gate.require(scope["principal"], found, Need.PUBLISH)
     sequence = _number(headers, SEQUENCE, "X-TMS-Sequence") if numbered else 0
     return Sent(found, name, _number(headers, GENERATION, "X-TMS-Generation"), sequence, _label(headers))
 
 
+@remembered(4096)
 def _named(producer: bytes) -> tuple[TopicId, str]:
     """Home and name of a producer."""
     home, slash, name = producer.decode("latin-1").partition("/")
@@ -90,9 +90,6 @@ def _named(producer: bytes) -> tuple[TopicId, str]:
     if not (slash and colon and topic):
         raise BadRequest("X-TMS-Producer: this is no producer.", "Send namespace:topic/name.")
     return named_topic(namespace, topic), name
-
-
-_remembered = lru_cache(maxsize=4096)(_named)
 
 
 def _number(headers: Headers, name: bytes, shown: str) -> int:

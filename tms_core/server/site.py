@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from threading import current_thread
 from typing import Any, ParamSpec, TypeVar
 
@@ -23,7 +23,7 @@ from tms_core.server.codec import MESSAGE_BYTES, Codec
 from tms_core.server.json_text import JsonCodec
 from tms_core.server.memory import FREE_BYTES, Memory, Share
 from tms_core.server.metrics import ServerMetrics
-from tms_core.topic import TopicId, is_remembered
+from tms_core.topic import TopicId, remembered
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -259,23 +259,17 @@ def topic_of(scope: Scope) -> TopicId:
     return named_topic(names["namespace"], names["topic"])
 
 
+@remembered(4096)
 def named_topic(namespace: str, topic: str) -> TopicId:
     """A topic by its two names.
 
     Raises:
         BadRequest: one of them is no name.
     """
-    return (_remembered if is_remembered(namespace, topic) else _parsed)(namespace, topic)
-
-
-def _parsed(namespace: str, topic: str) -> TopicId:
     try:
         return TopicId.parse(f"{namespace}:{topic}")
     except ValueError as error:
         raise BadRequest(f"{error}.") from error
-
-
-_remembered = lru_cache(maxsize=4096)(_parsed)
 
 
 async def outcome(wanted: Answer[T]) -> T:

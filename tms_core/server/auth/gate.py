@@ -24,7 +24,6 @@ import stat
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -33,7 +32,7 @@ from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError, Forbidden, Unauthorized
 from tms_core.logs.loggers import get_logger
 from tms_core.settings.models import AuthRule
-from tms_core.topic import TopicId, is_remembered
+from tms_core.topic import TopicId, remembered
 
 #: How many good tokens are remembered.
 _REMEMBERED = 4096
@@ -69,6 +68,10 @@ class Need(Enum):
     CONSUME = "consume"
 
 
+def _length(_: str, topic: TopicId) -> int:
+    return len(topic.namespace) + len(topic.topic)
+
+
 class Rules:
     """The rules in force.
 
@@ -78,7 +81,7 @@ class Rules:
 
     def __init__(self, rules: Sequence[AuthRule]) -> None:
         self._rules = tuple(rules)
-        self._remembered = lru_cache(maxsize=_DECISIONS)(self.rights)
+        self._remembered = remembered(_DECISIONS, _length)(self.rights)
 
     def rights(self, principal: str, topic: TopicId) -> frozenset[str]:
         """All that a principal may do on a topic, looked up anew: ``admin``, ``publish``, ``consume``."""
@@ -92,8 +95,7 @@ class Rules:
 
     def allow(self, principal: str, topic: TopicId, need: Need) -> bool:
         """Whether a principal may do on a topic what takes ``need``."""
-        look_up = self._remembered if is_remembered(topic.namespace, topic.topic) else self.rights
-        rights = look_up(principal, topic)
+        rights = self._remembered(principal, topic)
         return bool(rights) if need is Need.ANY else need.value in rights
 
 
