@@ -20,8 +20,10 @@ from threading import Lock
 from tms_core.errors import StoreError
 from tms_core.tables.base import KeyTable, TableName
 
-#: Deleted rows per slice; about a second of compaction on a laptop.
-SLICE_ROWS = 200_000
+#: Deleted rows and bytes of table files per slice, each about a second of compaction on a laptop. What lies at an edge
+#: is rewritten twice, so a large slice is worth more than an early beginning.
+SLICE_ROWS = 1_000_000
+SLICE_BYTES = 32 * 1024 * 1024
 
 #: Live bytes that may lie between two batches of one slice: about one table file, which would be rewritten anyway.
 GAP_BYTES = 2 * 1024 * 1024
@@ -51,7 +53,8 @@ class Slice:
         """Whether a batch that starts at ``first`` may be added."""
         if table is not self.table or self.rows >= SLICE_ROWS or first <= self.last:
             return False
-        return table.estimate_bytes(self.last, first) <= GAP_BYTES
+        gap, whole = (table.estimate_bytes(key, first) for key in (self.last, self.start))
+        return gap <= GAP_BYTES and whole < SLICE_BYTES
 
     @property
     def worthwhile(self) -> bool:

@@ -10,7 +10,7 @@ from threading import Event, current_thread, main_thread
 import pytest
 
 from janitor.sweep import compaction
-from janitor.sweep.compaction import GAP_BYTES, SLICE_ROWS, WORTHWHILE_ROWS, DeletedRanges, Slice
+from janitor.sweep.compaction import GAP_BYTES, SLICE_BYTES, SLICE_ROWS, WORTHWHILE_ROWS, DeletedRanges, Slice
 from tms_core.errors import StoreError
 from tms_core.tables.base import TableName
 from tms_core.tables.memory import MemoryPayloadTable
@@ -72,7 +72,7 @@ def test_given_batches_of_one_table_in_order_when_added_then_they_are_one_slice(
     deleted.add(table, keys(b"a", b"c", 3))
     deleted.add(table, keys(b"d", b"f", 4))
     assert parts(deleted) == [(b"a", b"f", 7)]
-    assert table.measured == [(b"c", b"d")]
+    assert table.measured == [(b"c", b"d"), (b"a", b"d")], "the gap, and all of it"
 
 
 @pytest.mark.parametrize(("gap_bytes", "slices"), [(GAP_BYTES - 1, 1), (GAP_BYTES, 1), (GAP_BYTES + 1, 2)])
@@ -89,6 +89,16 @@ def test_given_live_rows_between_two_batches_when_they_are_more_than_a_file_then
 def test_given_a_slice_when_it_is_full_then_it_takes_no_more(rows: int, taken: bool) -> None:
     table = SlicedTable()
     assert Slice(table, b"a", b"b", rows).takes(table, b"c") is taken
+
+
+@pytest.mark.parametrize(("whole", "taken"), [(SLICE_BYTES - 1, True), (SLICE_BYTES, False)])
+def test_given_a_slice_of_large_rows_when_its_files_are_full_then_it_takes_no_more(whole: int, taken: bool) -> None:
+    class LargeRows(SlicedTable):
+        def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
+            return whole if start == b"a" else 0
+
+    table = LargeRows()
+    assert Slice(table, b"a", b"b", 2).takes(table, b"c") is taken
 
 
 @pytest.mark.parametrize(("first", "taken"), [(b"a", False), (b"b", False), (b"b\x00", True)])
