@@ -64,12 +64,12 @@ class LagTables(NamedTuple):
 
     Attributes:
         store: the tables.
-        expiries: messages with a ttl of their own; None: there are none.
+        expiries: messages with a ttl of their own.
         floor: what holds messages that a consumer has not read; None: nothing does.
     """
 
     store: Reads
-    expiries: Expiries | None
+    expiries: Expiries
     floor: Floor | None
 
 
@@ -135,7 +135,7 @@ class _RangeCount:
     """The rows counted from some key to the end of a topic; grows towards its beginning."""
 
     def __init__(
-        self, store: Reads, expiries: Expiries | None, topic: TopicMetadata, now_ms: int, most_rows: int | None
+        self, store: Reads, expiries: Expiries, topic: TopicMetadata, now_ms: int, most_rows: int | None
     ) -> None:
         self._store = store
         self._expiries = expiries
@@ -171,7 +171,7 @@ class _RangeCount:
         keys = [key for key in keys if len(key) == self._key_bytes]
         gone: set[bytes] = set()
         start = keys[0] if keys else None
-        while self._expiries is not None and start is not None:
+        while start is not None:
             page = self._expiries.between(start, keys[-1] + b"\0", PAGE_ROWS)
             gone.update(key for key, moment_ms in page.items if moment_ms <= self._now_ms)
             start = page.resume

@@ -55,8 +55,7 @@ class Families:
         store: where their messages are.
         lines: forget what they know of a topic that was changed.
         clock: what time it is.
-        positions: those of groups, which go on in another family, also where other servers lead that; None: there are
-            none.
+        positions: those of groups, which go on in another family, also where other servers lead that.
         settle: returns when what is being written to a topic is done.
     """
 
@@ -66,7 +65,7 @@ class Families:
         store: Store,
         lines: Lines,
         clock: HonestClock,
-        positions: Positions | None,
+        positions: Positions,
         settle: Callable[[TopicId], None],
     ) -> None:
         self._topics = topics
@@ -221,8 +220,6 @@ class Families:
 
     def _register(self, member: TopicId, former: Iterable[TopicId]) -> None:
         """Register all groups of the former partitions at the beginning of a new one, so that it is kept for them."""
-        if self._positions is None:
-            return
         names = set()
         for one in former:
             with suppress(TopicNotFound):

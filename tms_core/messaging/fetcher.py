@@ -52,7 +52,7 @@ class Shelf(NamedTuple):
         store: the tables.
         lines: how far a topic goes.
         cache: recent rows.
-        expiries: messages with a ttl of their own; None where there can be none.
+        expiries: messages with a ttl of their own.
         clock: what time it is.
         cached_ms: how old rows may be that a reader in a transaction takes from the cache.
         first_reads: notes when messages are first read.
@@ -63,7 +63,7 @@ class Shelf(NamedTuple):
     store: Store
     lines: Lines
     cache: MessageCache
-    expiries: Expiries | None
+    expiries: Expiries
     clock: HonestClock
     cached_ms: int
     first_reads: FirstReads
@@ -351,11 +351,11 @@ class Fetch:
 
     def _gone(self, keys: list[bytes]) -> frozenset[bytes]:
         """Those of some rows, in key order, that a ttl of their own has taken."""
-        expiries, start = self._shelf.expiries, keys[0] if keys else None
+        start = keys[0] if keys else None
         now_ms = self._expiring_ms()
         gone: set[bytes] = set()
-        while expiries is not None and start is not None:
-            page = expiries.between(start, keys[-1] + b"\0", MAX_PAGE_ROWS)
+        while start is not None:
+            page = self._shelf.expiries.between(start, keys[-1] + b"\0", MAX_PAGE_ROWS)
             gone.update(key for key, moment_ms in page.items if moment_ms <= now_ms)
             start = page.resume
         return frozenset(gone)

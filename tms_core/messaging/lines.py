@@ -105,8 +105,8 @@ class Lines:
         store: where the last rows are looked up.
         clock: where they are likely to be.
         cache: told of lines that are opened.
-        expiries: where announced rows are looked up; None where there are none.
-        consumers: where it is looked up how far consumers have read; None where there are none.
+        expiries: where announced rows are looked up.
+        side: where it is looked up how far consumers have read, and what producers have requested.
         allowance_ms: how far the clocks of several machines differ.
     """
 
@@ -115,11 +115,11 @@ class Lines:
         store: Store,
         clock: HonestClock,
         cache: MessageCache,
-        expiries: Expiries | None,
-        consumers: SideTable | None = None,
-        allowance_ms: int = 0,
+        expiries: Expiries,
+        side: SideTable,
+        allowance_ms: int,
     ) -> None:
-        self._consumers = consumers
+        self._side = side
         self._store = store
         self._clock = clock
         self._cache = cache
@@ -161,9 +161,9 @@ class Lines:
         """
         with self._lock:
             stored = self._stored_of(topic)
-        if not stored.pointers and self._consumers is not None:
+        if not stored.pointers:
             prefix = generation_prefix(topic.topic.prefix, topic.generation)
-            stored.ids.skip(first_unannounced(self._consumers, prefix))
+            stored.ids.skip(first_unannounced(self._side, prefix))
         if pointer not in stored.pointers:
             table, prefix = self._store.payload, pointer_prefix(topic.topic.prefix, topic.generation, pointer)
             # Most transactions are new, and one read tells so.
@@ -262,12 +262,11 @@ class Lines:
     def _open(self, prefix: bytes, line: Line) -> Line:
         """Move a line behind the last row there is, and have the cache keep what comes from now on."""
         now_ms = self._clock.now_ms()
-        announced = first_free(self._expiries.keys, prefix, now_ms) if self._expiries else 0
+        announced = first_free(self._expiries.keys, prefix, now_ms)
         reserved = self._store.message.reserved(prefix)
         # What has been read may be deleted by now, and no id at or before it would ever be read.
-        side = self._consumers
-        unread = 0 if side is None else max(first_unread(side, prefix), announced_in(side, prefix))
-        requested = 0 if self._consumers is None else first_unannounced(self._consumers, prefix)
+        unread = max(first_unread(self._side, prefix), announced_in(self._side, prefix))
+        requested = first_unannounced(self._side, prefix)
         line.ids.skip(max(announced, reserved, unread, requested, first_free(self._store.message.keys, prefix, now_ms)))
         line.mortal = line.mortal or announced > 0
         line.unread = line.unread or line.ids.free

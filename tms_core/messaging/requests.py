@@ -67,12 +67,14 @@ class AnnouncedAhead:
         key: of the producer's last request; empty: others wrote as well.
         batches: how many batches were its alone, one behind the other.
         announced: what stands at the key, or may stand there; None: it is for no next requests.
+        value: the same as it is written down.
         last: the last request that may have been written by it.
     """
 
     key: bytes = b""
     batches: int = 0
     announced: LastRequest | None = None
+    value: bytes = b""
     last: LastRequest | None = None
 
     def wrote(self, key: bytes, *, lasts: bool) -> None:
@@ -263,6 +265,7 @@ class Requests:
             if ahead is not None and until:
                 # It may be there also where the write fails.
                 ahead.announced = ahead.last = request
+                ahead.value = value
             self._last[key] = _Last(value, request)
             changes.append(SideChange(key, admitted.former, value, *self._noted(admitted, pointer)))
         self.change(changes, [admitted.sent.name for admitted, *_ in requests])
@@ -277,7 +280,7 @@ class Requests:
         # Repeated, it is announced as what it is.
         if ahead.announced is None or admitted.repeated is not None:
             return None
-        if ahead.key != admitted.keys.request or admitted.former != ahead.announced.pack():
+        if ahead.key != admitted.keys.request or admitted.former != ahead.value:
             return None
         if pointer is not None and self._rows.get(admitted.keys.producer.begun_key(pointer)) is None:
             return None
@@ -286,7 +289,7 @@ class Requests:
     def follow(self, ahead: AnnouncedAhead, request: LastRequest) -> None:
         """A request that was announced before is about to be written."""
         ahead.last = request
-        self._last[ahead.key] = _Last(cast(LastRequest, ahead.announced).pack(), request)
+        self._last[ahead.key] = _Last(ahead.value, request)
 
     def take_back(self, ahead: AnnouncedAhead, at: int) -> bytes | None:
         """Announce nothing but what may be written already, before others write from a position on. Durable on return.

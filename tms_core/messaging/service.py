@@ -68,11 +68,17 @@ class MessagingService:
         store: the tables; stays the caller's, who closes it afterwards.
         clock: the machine's clocks.
         options: its figures.
-        side: where messages with a ttl of their own are written down; None: there are none, and cannot be.
+        side: where messages with a ttl of their own are written down, producers, positions and claims.
         work: has batches written; closed with the service. None: by threads of its own.
         transactions: the manager in this process, which says which pointers were issued and whether a transaction that
             claims is in progress; None: they are managed elsewhere, and what a client sends is believed.
-        fenced_side: ``side`` as the server that leads may use it, for positions and claims; None: there is no other.
+        fenced_side: ``side`` as the server that leads may use it; None: there is no other server.
+
+    Attributes:
+        consumers: by name, and how far they have read.
+        producers: by name, of which the newest instance counts.
+        groups: consumer groups, which claim what they read.
+        expiries: messages with a ttl of their own, for the janitor to delete.
     """
 
     def __init__(
@@ -81,7 +87,7 @@ class MessagingService:
         clock: Clock,
         options: ServiceOptions | None = None,
         *,
-        side: SideTable | None = None,
+        side: SideTable,
         work: Work | None = None,
         transactions: TransactionManager | None = None,
         fenced_side: SideTable | None = None,
@@ -96,40 +102,30 @@ class MessagingService:
             options.default_ttl_seconds,
             lambda topic: self._lines.forget(lambda key: key.startswith(topic.prefix)),
         )
-        self._side = side
-        self._expiries = Expiries(side) if side is not None else None
+        self.side = side
+        self.expiries = Expiries(side)
         self._clock = honest = HonestClock(clock, self._allowance_ms)
         kept = fenced_side or side
         floor = None
-        if kept is not None and options.consumer_hold_seconds is not None:
+        if options.consumer_hold_seconds is not None:
             floor = Floor(Positions(kept), store, options.consumer_hold_seconds)
         self._cache = MessageCache(options.cache_bytes)
-        self._lines = Lines(store, honest, self._cache, self._expiries, kept, self._allowance_ms)
+        self._lines = Lines(store, honest, self._cache, self.expiries, kept, self._allowance_ms)
         self._work = work or Work()
         lifetime_ms = options.max_lifetime_seconds * 1000
-        self._producers = self._requests = None
-        if kept is not None:
-            self._requests = Requests(self._topics, kept, honest, lifetime_ms, transactions, store.message.keys)
-            self._producers = Producers(self._topics, kept, honest, transactions, self._requests)
-        context = WriterContext(
-            self._topics, self._lines, honest, lifetime_ms, self._work, transactions, self._requests
-        )
-        self._writers = Writers(context, store, self._cache, self._expiries)
+        requests = Requests(self._topics, kept, honest, lifetime_ms, transactions, store.message.keys)
+        self.producers = Producers(self._topics, kept, honest, transactions, requests)
+        context = WriterContext(self._topics, self._lines, honest, lifetime_ms, self._work, requests, transactions)
+        self._writers = Writers(context, store, self._cache, self.expiries)
         cached_ms = min(options.max_lifetime_seconds, options.grace_seconds) * 1000 // 2
         self._first_reads = FirstReads()
         self._shelf = Shelf(
-            store, self._lines, self._cache, self._expiries, honest, cached_ms, self._first_reads, floor, lifetime_ms
+            store, self._lines, self._cache, self.expiries, honest, cached_ms, self._first_reads, floor, lifetime_ms
         )
-        self._consumers = self._groups = None
-        if kept is not None:
-            self._consumers = ConsumerRegistry(self._topics, self._shelf, kept, self._allowance_ms, transactions)
+        self.consumers = ConsumerRegistry(self._topics, self._shelf, kept, self._allowance_ms, transactions)
         # By the table itself: groups are registered also in new partitions that other servers lead.
-        positions = None if side is None else Positions(side)
-        self._families = Families(self._topics, store, self._lines, honest, positions, self._writers.settle)
-        if self._consumers is not None and kept is not None:
-            self._groups = Groups(
-                self._topics, self._families, self._consumers, kept, self._shelf, lifetime_ms, transactions
-            )
+        self._families = Families(self._topics, store, self._lines, honest, Positions(side), self._writers.settle)
+        self.groups = Groups(self._topics, self._families, self.consumers, kept, self._shelf, lifetime_ms, transactions)
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
@@ -240,8 +236,6 @@ class MessagingService:
         self._check_issued(pointer)
         if ttl_seconds is not None and not 0 < ttl_seconds <= INT_MAX:
             raise BadRequest(f"A ttl of {ttl_seconds} s is not possible.", f"Give whole seconds from 1 to {INT_MAX}.")
-        if ttl_seconds is not None and self._expiries is None:
-            raise BadRequest("This server has nowhere to note a ttl of single messages.", "Leave it to the topic.")
         ttl_ms = None if ttl_seconds is None else ttl_seconds * 1000
         return self._writers.message(topic).submit(WriteRequest(messages, pointer, ttl_ms, sent))
 
@@ -338,39 +332,6 @@ class MessagingService:
         """
         return Fetch(self._shelf, self._topics.read(topic), request)
 
-    @property
-    def consumers(self) -> ConsumerRegistry:
-        """Consumers by name, and how far they have read.
-
-        Raises:
-            BadRequest: there is no place to keep that.
-        """
-        if self._consumers is None:
-            raise BadRequest("This server has nowhere to note how far consumers have read.", "Keep it yourself.")
-        return self._consumers
-
-    @property
-    def producers(self) -> Producers:
-        """Producers by name, of which the newest instance counts.
-
-        Raises:
-            BadRequest: there is no place to keep that.
-        """
-        if self._producers is None:
-            raise BadRequest("This server has nowhere to note what producers have sent.", "Publish without a producer.")
-        return self._producers
-
-    @property
-    def groups(self) -> Groups:
-        """Consumer groups, which claim what they read.
-
-        Raises:
-            BadRequest: there is no place to keep that.
-        """
-        if self._groups is None:
-            raise BadRequest("This server has nowhere to note what consumers have claimed.", "Poll without a group.")
-        return self._groups
-
     # -- the service itself -------------------------------------------------------------------------------------------
 
     @property
@@ -387,16 +348,6 @@ class MessagingService:
     def delays(self) -> Delays:
         """How long after they were published messages were first read."""
         return self._first_reads.delays
-
-    @property
-    def expiries(self) -> Expiries | None:
-        """Messages with a ttl of their own, for the janitor to delete; None where there can be none."""
-        return self._expiries
-
-    @property
-    def side(self) -> SideTable | None:
-        """Where those are written down, and positions of consumers; None where nothing is."""
-        return self._side
 
     def forget(self, topic: TopicId | None = None) -> None:
         """Forget what was read of the store, because another process may have written to it.
@@ -416,10 +367,8 @@ class MessagingService:
             False when something that was accepted before is still to be written: it has ids of that time.
         """
         self._lines.forget(concerns)
-        if self._groups is not None:
-            self._groups.forget(concerns)
-        if self._producers is not None:
-            self._producers.forget()
+        self.groups.forget(concerns)
+        self.producers.forget()
         return not self._writers.are_busy(concerns)
 
     def close(self) -> None:

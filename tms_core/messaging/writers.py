@@ -29,10 +29,10 @@ class Writers:
         context: what all writers share.
         store: the tables.
         cache: the newest rows.
-        expiries: messages with a ttl of their own; None: there can be none.
+        expiries: messages with a ttl of their own.
     """
 
-    def __init__(self, context: WriterContext, store: Store, cache: MessageCache, expiries: Expiries | None) -> None:
+    def __init__(self, context: WriterContext, store: Store, cache: MessageCache, expiries: Expiries) -> None:
         self._context = context
         self._store = store
         self._cache = cache
