@@ -83,15 +83,11 @@ def count(
     """Count what a topic's consumers have not read.
 
     Args:
-        positions: of all consumers of the topic.
         now_ms: the moment ttls are judged by.
         most_rows: how many rows to read for all of them together; None: as many as there are.
 
     Returns:
         In the order of their names.
-
-    Raises:
-        StoreError: the tables could not be read.
     """
     store, expiries, floor = tables
     due = gone = cutoff = Cutoff.at(now_ms, topic.ttl_seconds)

@@ -75,9 +75,6 @@ class Fetch:
     """One fetch (``CoreMessageFetcher``).
 
     Args:
-        shelf: where messages are read from.
-        topic: whose messages.
-        request: which of them.
         steps_over: whether it goes on behind messages that are not decided yet, and notes their places.
 
     Attributes:
@@ -146,9 +143,6 @@ class Fetch:
         """The messages, in pages of about ``PAGE_BYTES``; one read of the store at most between two of them.
 
         A page is empty where a read has found too little, so that the caller can see to other things meanwhile.
-
-        Raises:
-            StoreError: the store could not be read; what came is right.
         """
         page = _NONE
         size = reads = 0

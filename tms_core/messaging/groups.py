@@ -120,11 +120,6 @@ class Groups:
     """The consumer groups of one store's topics; threads may share it.
 
     Args:
-        topics: which topics there are.
-        families: which partitions are read before others.
-        consumers: the groups' positions, and their locks.
-        side: where claims are written down.
-        shelf: where messages are read from.
         max_lifetime_ms: how long after its begin a transaction may claim.
         transactions: the manager in this process; None: transactions are managed elsewhere.
     """
@@ -154,7 +149,6 @@ class Groups:
         """Claim messages for a transaction. The claim is durable on return.
 
         Args:
-            topic: whose messages.
             name: the group's, which is registered (:meth:`ConsumerRegistry.put`).
 
         Raises:
@@ -214,13 +208,9 @@ class Groups:
         It comes before the abort: an aborted transaction's pointer looks committed to readers.
 
         Args:
-            topic: whose messages.
-            name: the group's.
-            pointer: the transaction's id.
             after: take back only what lies behind this id, which does not count as a try; None: all.
 
         Raises:
-            ConsumerConflict: the transaction is committed.
             BadRequest, ConsumerNotFound, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`poll`; after
                 the last one the transaction must be invalidated.
         """

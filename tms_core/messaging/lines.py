@@ -88,7 +88,6 @@ class _Stored:
     """The payloads of one generation of a topic.
 
     Attributes:
-        ids: what is taken of their ids.
         pointers: the transactions behind whose rows ``ids`` are already.
         hidden: by transaction, whether it has payloads that no message refers to.
     """
@@ -102,10 +101,6 @@ class Lines:
     """The open lines of a store; threads may share it.
 
     Args:
-        store: where the last rows are looked up.
-        clock: where they are likely to be.
-        cache: told of lines that are opened.
-        expiries: where announced rows are looked up.
         side: where it is looked up how far consumers have read, and what producers have requested.
         allowance_ms: how far the clocks of several machines differ.
     """
@@ -133,11 +128,7 @@ class Lines:
         self._lock = Lock()
 
     def messages(self, topic: TopicMetadata) -> Line:
-        """The line of a topic's messages.
-
-        Raises:
-            StoreError: it could not be opened.
-        """
+        """The line of a topic's messages."""
         prefix = generation_prefix(topic.topic.prefix, topic.generation)
         place = self._places.get(prefix)
         if place is None:
@@ -155,9 +146,6 @@ class Lines:
         """The ids of a topic's stored payloads, behind those that the transaction has.
 
         Only the writer of the topic's payloads asks.
-
-        Raises:
-            StoreError: they could not be looked up.
         """
         with self._lock:
             stored = self._stored_of(topic)
@@ -189,9 +177,6 @@ class Lines:
 
         The store is asked once, by a transaction that began before this process did. Most have stored nothing, which
         takes one read; else all messages since its begin are searched for one that refers to it.
-
-        Raises:
-            StoreError: it could not be looked up.
         """
         with self._lock:
             hidden = self._stored_of(topic).hidden.get(pointer)

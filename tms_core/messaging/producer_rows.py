@@ -126,11 +126,7 @@ class Registration(NamedTuple):
 
     @classmethod
     def parse(cls, value: bytes) -> Registration:
-        """Read a value.
-
-        Raises:
-            FormatError: it is none.
-        """
+        """Read a value."""
         try:
             *numbers, number, settled = _REGISTRATION.unpack(value[: _REGISTRATION.size])
             outcome, label = _OUTCOMES[number], value[_REGISTRATION.size :].decode()
@@ -172,11 +168,7 @@ class Begun(NamedTuple):
 
     @classmethod
     def parse(cls, key: bytes, value: bytes) -> Begun:
-        """Read a row.
-
-        Raises:
-            FormatError: it is none.
-        """
+        """Read a row."""
         try:
             (pointer,) = _POINTER.unpack(key[-_POINTER.size :])
             generation, void = _BEGUN_VALUE.unpack(value[: _BEGUN_VALUE.size])
@@ -214,11 +206,7 @@ class LastRequest(NamedTuple):
 
     @classmethod
     def parse(cls, value: bytes) -> LastRequest:
-        """Read a value.
-
-        Raises:
-            FormatError: it is none.
-        """
+        """Read a value."""
         size, until = _REQUEST_VALUE.size, value[_REQUEST_VALUE.size :]
         if len(value) < size or len(until) not in (0, MESSAGE_TAIL_BYTES):
             raise FormatError(f"a producer's last request has {len(value)} bytes, not {size}")
@@ -287,12 +275,7 @@ def is_of_producer(key: bytes) -> bool:
 
 
 def begun_by(side: SideTable, producer: ProducerName) -> list[tuple[bytes, Begun]]:
-    """The transactions of a producer that are written down, each with its key, the oldest first.
-
-    Raises:
-        FormatError: a row is damaged.
-        StoreError: the table could not be read.
-    """
+    """The transactions of a producer that are written down, each with its key, the oldest first."""
     return [(key, Begun.parse(key, value)) for key, value in _rows(side, producer.begun)]
 
 
@@ -316,7 +299,6 @@ def first_unannounced(side: SideTable, prefix: bytes) -> int:
     """The first position behind all that producers have requested of a generation of a topic.
 
     Args:
-        side: where requests are.
         prefix: the start of the generation's row keys.
     """
     found = (LastRequest.parse(value) for _, value in _rows(side, _REQUEST + prefix))
@@ -335,7 +317,6 @@ def tidy(
     The marks come before an id leaves the invalid list: from then on its transaction would count as committed.
 
     Args:
-        side: where producers are.
         is_invalid: whether a transaction is on the invalid list.
         is_undecided: whether one may still be committed; its producer is not idle.
         is_gone: whether a topic was deleted, or has another generation than this.
@@ -343,10 +324,6 @@ def tidy(
 
     Returns:
         How many transactions were marked, and how many producers were forgotten.
-
-    Raises:
-        FormatError: a row is damaged.
-        StoreError: the table could not be read or written.
     """
     producers = dict(_rows(side, _PRODUCER))
     marked, begun, active = _tidy_begun(side, is_invalid, is_undecided, idle_before_ms)

@@ -95,12 +95,7 @@ class WriterContext(NamedTuple):
 
 
 class Queue(ABC, Generic[R]):
-    """The queue of one topic and one table.
-
-    Args:
-        topic: whose it is.
-        context: what all writers share.
-    """
+    """The queue of one topic and one table."""
 
     def __init__(self, topic: TopicId, context: WriterContext) -> None:
         self.topic = topic
@@ -115,11 +110,7 @@ class Queue(ABC, Generic[R]):
         return self._busy
 
     def submit(self, request: WriteRequest[R]) -> Answer[R]:
-        """Queue a request; its answer comes when a batch has it.
-
-        Raises:
-            Unavailable: the service is closed.
-        """
+        """Queue a request; its answer comes when a batch has it."""
         self._context.work.accept(request.weight)
         with self._lock:
             self._queue.append(request)
@@ -266,10 +257,6 @@ class Queue(ABC, Generic[R]):
     ) -> bool:
         """Write down where the rows of producers' requests will be, before they are there; answers those refused.
 
-        Args:
-            written, firsts: the requests, and the positions of their first rows.
-            ahead: of the line, if that is one of messages.
-
         Returns:
             Whether there are any of these.
         """
@@ -359,11 +346,7 @@ def ended(pointer: int | None) -> TransactionEnded:
 
 
 class _Owed(Generic[R]):
-    """The answers still owed to the requests of a batch: an error that ends it goes to all that have no answer.
-
-    Args:
-        batch: the requests.
-    """
+    """The answers still owed to the requests of a batch: an error that ends it goes to all that have no answer."""
 
     def __init__(self, batch: Sequence[WriteRequest[R]]) -> None:
         self._batch = batch

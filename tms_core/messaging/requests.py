@@ -87,8 +87,6 @@ class _Keys(NamedTuple):
     """What does not change between the requests of a producer to a topic.
 
     Attributes:
-        producer: who it is.
-        registered: the key of its registration.
         request: the key of its last request to the topic.
         messages: the start of the keys of the topic's messages.
     """
@@ -166,12 +164,8 @@ class Requests:
     """The requests of one store's producers; threads may share it.
 
     Args:
-        topics: which topics there are.
-        side: where producers and requests are written down.
-        clock: what time it is.
         max_lifetime_ms: how long after its begin a transaction may write.
         transactions: the manager in this process; None: transactions are managed elsewhere.
-        messages: reads keys of messages.
 
     Attributes:
         in_flight: what is being written.
@@ -204,8 +198,6 @@ class Requests:
         """Let requests of producers to one topic be written; newer instances wait until the block ends.
 
         Args:
-            topic: where to.
-            now_ms: the present time.
             batch: of each what it says of its producer, its write pointer, and how many rows it has.
 
         Returns:
@@ -251,7 +243,6 @@ class Requests:
 
         Raises:
             Unavailable: another process has changed a producer meanwhile; nothing is to be written.
-            StoreError: the store failed.
         """
         changes = []
         if len(self._last) >= _KNOWN_REQUESTS:
@@ -296,9 +287,6 @@ class Requests:
 
         Returns:
             What stands at its key then.
-
-        Raises:
-            StoreError: the store failed; nothing else may be written.
         """
         announced, last = ahead.announced, ahead.last
         raw = self._rows.get(ahead.key)
@@ -324,12 +312,7 @@ class Requests:
         return value is not None and Begun.parse(key, value).void
 
     def require_newest(self, sent: Sent) -> None:
-        """Return if the instance counts that sends a request.
-
-        Raises:
-            ProducerFenced: it does not.
-            TmsError: what it names is not there, or the store failed.
-        """
+        """Return if the instance counts that sends a request."""
         producer = self.named(sent.home, sent.name)
         self._require_newest(producer, producer.key, sent.generation)
 
@@ -379,8 +362,6 @@ class Requests:
 
         Raises:
             Unavailable: another request of it to the topic is under way.
-            ProducerFenced: a newer one counts, or none.
-            TransactionEnded: its transaction was rolled back.
             BadRequest: a later request was done, or it is another one under the same number; or another server may lead
                 the topic than the one that registers the producer's instances, which waits for what is under way here.
         """

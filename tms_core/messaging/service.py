@@ -66,8 +66,6 @@ class MessagingService:
 
     Args:
         store: the tables; stays the caller's, who closes it afterwards.
-        clock: the machine's clocks.
-        options: its figures.
         side: where messages with a ttl of their own are written down, producers, positions and claims.
         work: has batches written; closed with the service. None: by threads of its own.
         transactions: the manager in this process, which says which pointers were issued and whether a transaction that
@@ -133,12 +131,10 @@ class MessagingService:
         """Make a topic; of one that was deleted before, the new properties count.
 
         Args:
-            topic: its name.
             properties: what shall differ from the defaults; ``ttl`` in seconds.
 
         Raises:
             BadRequest: the name, the ttl or a generation is none.
-            TopicExists: there is one.
             MetadataError, StoreError, Unavailable: its row is damaged; the store failed; others keep changing it.
         """
         self._families.create(topic, properties or {})
@@ -148,40 +144,23 @@ class MessagingService:
 
         Raises:
             TopicNotFound: there is none, or it was deleted.
-            BadRequest, MetadataError, StoreError, Unavailable: as :meth:`create_topic`.
         """
         self._families.update(topic, properties)
 
     def topic(self, topic: TopicId) -> dict[str, str]:
-        """All properties of a topic, its generation among them.
-
-        Raises:
-            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
-        """
+        """All properties of a topic, its generation among them."""
         return self._families.shown(topic)
 
     def count_ages(self, topic: TopicId, older_than_seconds: int) -> Ages:
-        """How many messages live, and how many are older than so many seconds; at most 100,000 are counted.
-
-        Raises:
-            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
-        """
+        """How many messages live, and how many are older than so many seconds; at most 100,000 are counted."""
         return count_ages(self._store.message, self._topics.get(topic), older_than_seconds, self._clock.now_ms())
 
     def topics(self, namespace: str) -> list[str]:
-        """The names of a namespace's topics, in key order.
-
-        Raises:
-            StoreError: the store failed.
-        """
+        """The names of a namespace's topics, in key order."""
         return [topic.topic for topic in self._topics.all(namespace)]
 
     def delete_topic(self, topic: TopicId) -> None:
-        """Delete a topic; its messages are gone at once, their rows when the janitor comes.
-
-        Raises:
-            BadRequest, TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`update_topic`.
-        """
+        """Delete a topic; its messages are gone at once, their rows when the janitor comes."""
         self._families.delete(topic)
 
     def is_newborn(self, topic: TopicMetadata) -> bool:
@@ -214,7 +193,6 @@ class MessagingService:
         """Publish without waiting.
 
         Args:
-            topic: where to.
             messages: the payloads; they get consecutive ids. None at all, in a transaction, publishes what the
                 transaction has stored.
             pointer: the transaction's write pointer; None: outside of one.
@@ -229,7 +207,6 @@ class MessagingService:
 
         Raises:
             BadRequest: neither message nor transaction, a number that is none, or a pointer that was not issued.
-            Unavailable: the service is closed.
         """
         if not messages and pointer is None:
             raise BadRequest("A message outside a transaction has a payload.", "Send at least one.")
@@ -249,17 +226,13 @@ class MessagingService:
         """Put payloads into the payload table, without waiting; an empty publish in the transaction publishes them.
 
         Args:
-            topic: where to.
-            messages: the payloads.
             pointer: the transaction's write pointer.
-            sent: as of :meth:`submit_publish`.
 
         Returns:
             Done when they are durable; fails as :meth:`submit_publish` does.
 
         Raises:
             BadRequest: no message, or a pointer that is none or was not issued.
-            Unavailable: the service is closed.
         """
         if not messages:
             raise BadRequest("There is nothing to store.", "Send at least one payload.")
@@ -274,12 +247,10 @@ class MessagingService:
         until they are restored from an archive.
 
         Args:
-            topic: where it was published.
             published: what publishing answered; or a write pointer, of which all is taken back. Checkpoints have
                 pointers of their own.
 
         Raises:
-            BadRequest: that is no range of rows.
             TopicNotFound, MetadataError: there is no such topic, or its row is damaged.
             StoreError: the store failed; some rows may be rolled back. The transaction must be invalidated.
         """
@@ -311,25 +282,14 @@ class MessagingService:
     def fetch(self, topic: TopicId, request: FetchRequest) -> Iterator[MessageList]:
         """Read messages in order.
 
-        Args:
-            topic: whose.
-            request: from where, how many, and who reads.
-
         Returns:
             Pages, none of them empty. Each is read when it is asked for, with nothing held open in between; they end
             with what was durable when this was called. Reading one raises ``StoreError`` when the store fails.
-
-        Raises:
-            BadRequest, TopicNotFound, MetadataError, StoreError: before the first page.
         """
         return filter(None, self.begin_fetch(topic, request).pages())
 
     def begin_fetch(self, topic: TopicId, request: FetchRequest) -> Fetch:
-        """Like :meth:`fetch`, for callers that want to know how far it has read, or to wait for more.
-
-        Raises:
-            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`fetch`.
-        """
+        """Like :meth:`fetch`, for callers that want to know how far it has read, or to wait for more."""
         return Fetch(self._shelf, self._topics.read(topic), request)
 
     # -- the service itself -------------------------------------------------------------------------------------------

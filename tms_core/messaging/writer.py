@@ -36,13 +36,7 @@ _MANY_ROWS = 100
 
 
 class MessageWriter(Queue[RollbackRange | None]):
-    """The queue of a topic's messages.
-
-    Args:
-        table: the message table.
-        cache: what is durable goes there.
-        expiries: where messages with a ttl of their own are announced.
-    """
+    """The queue of a topic's messages."""
 
     def __init__(
         self,
@@ -242,11 +236,7 @@ class MessageWriter(Queue[RollbackRange | None]):
 
 
 class PayloadWriter(Queue[None]):
-    """The queue of a topic's stored payloads.
-
-    Args:
-        table: the payload table.
-    """
+    """The queue of a topic's stored payloads."""
 
     def __init__(self, topic: TopicId, context: WriterContext, table: PayloadTable) -> None:
         super().__init__(topic, context)
@@ -308,11 +298,7 @@ class PayloadWriter(Queue[None]):
 
 
 def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer: int) -> None:
-    """Negate a pointer in the rows between two positions, both included; rows with another one stay as they are.
-
-    Raises:
-        StoreError: the store failed; some may be negated.
-    """
+    """Negate a pointer in the rows between two positions, both included; rows with another one stay as they are."""
     start: bytes | None = prefix + tail(first)
     stop = prefix + tail(last) + b"\0"
     while start is not None:
@@ -324,11 +310,7 @@ def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer
 
 
 def earlier_generations(table: MessageTable, topic: TopicMetadata) -> Iterator[bytes]:
-    """Key prefixes of the generations before the topic's own that still have rows; one read of the table for each.
-
-    Raises:
-        StoreError: the store failed.
-    """
+    """Key prefixes of the generations before the topic's own that still have rows; one read of the table for each."""
     prefix = topic.topic.prefix
     start, stop = (generation_prefix(prefix, generation) for generation in (1, topic.generation))
     while start < stop and (key := table.first(start, stop)) is not None:

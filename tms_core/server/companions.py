@@ -87,11 +87,7 @@ def installed() -> Iterable[EntryPoint]:
 
 
 def load(entry: EntryPoint) -> Start:
-    """What an entry point names.
-
-    Raises:
-        ConfigurationError: it cannot be imported.
-    """
+    """What an entry point names."""
     try:
         found: Start = entry.load()
     except (ImportError, AttributeError) as error:
@@ -106,8 +102,6 @@ class Standby:
     """Tries to start a companion until it gets the lease it needs.
 
     Args:
-        name: its name, for the log.
-        start: starts it.
         retry_seconds: how often that is tried.
     """
 
@@ -146,11 +140,7 @@ class Standby:
 
 
 def started(name: str, start: Callable[[], Companion]) -> Companion:
-    """A companion that runs, or does so as soon as no other server's does.
-
-    Raises:
-        TmsError: it cannot run, and waiting does not help.
-    """
+    """A companion that runs, or does so as soon as no other server's does."""
     try:
         return start()
     except LeaseHeld as error:

@@ -40,12 +40,7 @@ class TopicMetrics(NamedTuple):
 
 
 class ServerMetrics:
-    """The server's own metrics.
-
-    Args:
-        registry: where they are registered; all of it is shown by :meth:`text`.
-        service: whose queue and cache are read at each scrape.
-    """
+    """The server's own metrics."""
 
     def __init__(self, registry: CollectorRegistry, service: MessagingService) -> None:
         self.registry = registry
@@ -152,11 +147,7 @@ class _Service(Collector):
 
 
 class LeadershipMetrics(Collector):
-    """Who leads of several servers, as this one sees it.
-
-    Args:
-        slots: know.
-    """
+    """Who leads of several servers, as this one sees it."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots

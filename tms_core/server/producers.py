@@ -63,11 +63,9 @@ def sent_by(site: Site, scope: Scope, headers: Headers, *, numbered: bool = True
 
     Args:
         site: whose gate has to let its sender publish in the producer's topic.
-        scope, headers: of the request.
         numbered: whether it has a number, as what is written once has.
 
     Raises:
-        BadRequest: a header is missing or wrong.
         Forbidden: its sender may not publish there.
     """
     named = headers.get(PRODUCER)

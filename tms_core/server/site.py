@@ -133,17 +133,10 @@ class Site:
     """What all routes share.
 
     Args:
-        service: what they speak for.
-        threads: where calls that may wait are made, but for polls.
-        metrics: what they count.
         max_request_bytes: the largest body, before and after decompression.
         json_poll_limit: the limit of a poll in JSON that names none.
         gate: knows who may do what; None: everybody may do everything.
         poll_threads: where polls read the store, so that nothing else waits for them; None: in ``threads`` too.
-        memory: what requests and answers may take together.
-        poll_limit: what a poll answers at most, whatever it asks for.
-        waiting: polls that wait for messages.
-        sizes: how large messages are.
         transaction_ids: how many ids the transaction of a poll may carry (``server.max_transaction_ids``).
         present_ids: how many ids a transaction of the manager in this process would carry now; a poll may carry as
             many and a tenth more, whatever the setting says.
@@ -198,17 +191,12 @@ class Site:
         """A request's body as values.
 
         Args:
-            headers: of the request.
-            receive: brings the body.
-            decode: makes values of it.
             share: what the request takes of the memory; it grows with the body, and with what becomes of it.
             limit: how large the body may be; None, or more than a request may be: as a request may be.
             cost: how much memory ``decode`` takes at most.
 
         Raises:
-            BadRequest: it cannot be decoded.
             HTTPException: it is too large, or compressed in a way that is not served.
-            Unavailable: there is no memory for it.
         """
         longest = BodyLimit(self.max_request_bytes, "server.max_request_mb")
         limit = min(limit or longest, longest)
@@ -250,22 +238,14 @@ def json_name(content_type: bytes) -> bytes:
 
 
 def topic_of(scope: Scope) -> TopicId:
-    """The topic a request is about.
-
-    Raises:
-        BadRequest: its name is none.
-    """
+    """The topic a request is about."""
     names = scope["path_params"]
     return named_topic(names["namespace"], names["topic"])
 
 
 @remembered(4096)
 def named_topic(namespace: str, topic: str) -> TopicId:
-    """A topic by its two names.
-
-    Raises:
-        BadRequest: one of them is no name.
-    """
+    """A topic by its two names."""
     try:
         return TopicId.parse(f"{namespace}:{topic}")
     except ValueError as error:

@@ -125,11 +125,7 @@ class Consumers:
 
 
 def _forces(request: Request) -> bool:
-    """Whether something is to be done although claims are open.
-
-    Raises:
-        BadRequest: the header says something else.
-    """
+    """Whether something is to be done although claims are open."""
     said = request.headers.get(FORCE, "false").lower()
     if said not in ("true", "false"):
         raise BadRequest("X-TMS-Force: this is neither true nor false.", "Send true, or leave it out.")

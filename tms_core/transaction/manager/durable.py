@@ -45,10 +45,6 @@ class DurableState:
         storage: where it is kept; closed with this.
         clock: by which snapshots and first ids are named, and timeouts go on after a restart.
         long_timeout_ms: how long a long transaction may take.
-
-    Raises:
-        StoreError: the storage cannot be read or written.
-        FormatError: a log in it is damaged.
     """
 
     def __init__(self, storage: Storage, clock: HonestClock, long_timeout_ms: int) -> None:
@@ -79,11 +75,7 @@ class DurableState:
         return not (self._closed or self._failed)
 
     def begin(self) -> None:
-        """Go on if the log still takes what is decided, else begin anew from what is in the storage.
-
-        Raises:
-            StoreError: it cannot begin yet.
-        """
+        """Go on if the log still takes what is decided, else begin anew from what is in the storage."""
         with suppress(LogFailed):
             self._sync(self._log, 0)
         if self._begin_anew():
@@ -97,7 +89,6 @@ class DurableState:
             waits: whether that holds, asked before the block; where not, only a refusal waits for the disk.
 
         Raises:
-            ManagerStopped: it has stopped.
             LogFailed: what was decided could not be written; it counts only if it is on the disk all the same.
             StoreError: the log has failed before, and it cannot begin anew yet.
         """
@@ -151,7 +142,6 @@ class DurableState:
         """Keep a snapshot, and begin a new log.
 
         Raises:
-            ManagerStopped: it has stopped.
             LogFailed: what was decided before could not be written.
             StoreError: the snapshot could not be written; the next one may be.
         """

@@ -68,11 +68,6 @@ class TransactionManager:
         default_timeout_seconds: of a short transaction that names none (``data.tx.timeout``).
         max_timeout_seconds: the longest that one may name (``data.tx.max.timeout``).
         long_timeout_seconds: of a long transaction (``data.tx.long.timeout``).
-        limits: how much a transaction may change.
-
-    Raises:
-        StoreError: the storage cannot be read or written.
-        FormatError: a log in it is damaged.
     """
 
     def __init__(
@@ -106,11 +101,7 @@ class TransactionManager:
         return self._durable.running
 
     def begin(self) -> None:
-        """Answer from what is in the storage, where that may have been another manager's since.
-
-        Raises:
-            StoreError: it cannot begin yet.
-        """
+        """Answer from what is in the storage, where that may have been another manager's since."""
         self._durable.begin()
 
     def close(self) -> None:
@@ -155,11 +146,6 @@ class TransactionManager:
 
         Does not wait for the disk: the commit does, and its record follows this one's in the log. Only where it asks
         again it waits, for what it said before may be on the disk by itself.
-
-        Raises:
-            NotInProgress: it has ended, or never began.
-            ChangesTooLarge: it has changed too much.
-            Conflict: it has to be rolled back.
         """
         keys = frozenset(changes)
         with self._durable.deciding(lambda state: transaction_id in state.committing) as state:
@@ -174,7 +160,6 @@ class TransactionManager:
         Without :meth:`can_commit` before, no conflict is looked for.
 
         Raises:
-            NotInProgress: it has ended, or never began.
             Conflict: another transaction has committed the same since it asked, or the manager was restarted since
                 it began and does not know whether it asked; it has to ask (again), or be rolled back.
         """
@@ -202,9 +187,6 @@ class TransactionManager:
 
         So does one for which something is just being written (:meth:`begin_write`), since that cannot have been taken
         back. Without effect on one that has ended otherwise, or never began.
-
-        Args:
-            transaction: with the checkpoints that were taken back too.
         """
         pointer = transaction.transaction_id
         with self._durable.deciding() as state:
@@ -232,9 +214,6 @@ class TransactionManager:
 
         Returns:
             The transaction with the new pointer; what it reads stays as it was.
-
-        Raises:
-            NotInProgress: it has ended, or never began.
         """
         parent = transaction.transaction_id
         with self._durable.deciding() as state:
@@ -332,22 +311,14 @@ class TransactionManager:
             return state.visibility(self._clock.right_ms())
 
     def latest(self) -> Loaded:
-        """The same for those who expect a snapshot source.
-
-        Raises:
-            NoSnapshot: the manager has stopped.
-        """
+        """The same for those who expect a snapshot source."""
         try:
             return Loaded(self.visibility(), "the transaction manager")
         except (TransactionError, StoreError) as error:
             raise SourceUnreachable(error.message, error.hint) from error
 
     def encoded_snapshot(self) -> bytes:
-        """All of the state, in the bytes of a snapshot file.
-
-        Raises:
-            CannotSnapshot: the manager has stopped.
-        """
+        """All of the state, in the bytes of a snapshot file."""
         try:
             with self._durable.deciding() as state:
                 snapshot = state.snapshot(self._clock.right_ms())
