@@ -166,7 +166,7 @@ def _topics(context: click.Context, _: click.Parameter, incomplete: str) -> list
 
 
 def _asked(url: str, namespace: str, token_file: Path | None, tls: ssl.SSLContext | None) -> list[str]:
-    """The topics of a namespace, asked for without the client: importing it takes longer than a person waits for a key."""
+    """A namespace's topics, asked for without the client: importing it takes longer than a person waits for a key."""
     from http.client import HTTPConnection, HTTPException, HTTPSConnection  # noqa: PLC0415
     from urllib.parse import quote, urlsplit  # noqa: PLC0415
 

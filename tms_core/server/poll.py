@@ -128,7 +128,7 @@ class _Polling:
         return [*headers, (WAITED, b"true")] if self.waited else headers
 
     async def begin(self, scope: Scope, receive: Receive) -> list[bytes]:
-        """The first pieces: all of a short answer, and as soon as there is something to wait for, some of a long one."""
+        """The first pieces: all of a short answer, and some of a long one as soon as there is something to wait for."""
         await self._room()
         made = await self._site.in_poll_thread(self._first)
         if self.ended and (self._found or not self._request.wait_seconds):

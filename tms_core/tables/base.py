@@ -346,7 +346,7 @@ class Reads(ABC):
         return (self,)
 
     def region(self, row: bytes) -> str:
-        """Where a row of the message table, as it is stored, is kept now, for people; empty where there is one place."""
+        """Where a row of the message table, as it is stored, is kept now, for people; empty: there is one place."""
         return ""
 
     def apart(self) -> Self:

@@ -110,7 +110,7 @@ class Leadership:
         return self._term is term and self._runs
 
     def tenure(self) -> Callable[[], bool]:
-        """Whether this server has had the lease since now, without another having had it; asked before a term begins."""
+        """Whether this server has had the lease since now, and no other one; asked before a term begins."""
         fence = self._lease.fence
         if not fence or self._lease.left_ms <= 0:
             raise not_leading()
