@@ -21,8 +21,9 @@ from tms_core.errors import (
     TruncateTimeError,
 )
 from tms_core.transaction.manager.conflicts import ChangeLimits
+from tms_core.transaction.manager.durable import ManagerStopped
 from tms_core.transaction.manager.journal import LogFailed
-from tms_core.transaction.manager.manager import BadArgument, ManagerStopped, TransactionManager
+from tms_core.transaction.manager.manager import BadArgument, TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Recovered
 from tms_core.transaction.model import NO_TX_IN_PROGRESS, InProgressType, Transaction, TransactionType
 

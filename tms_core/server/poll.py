@@ -30,7 +30,7 @@ from tms_core.rowkey import LONG_MAX
 from tms_core.server.body import GZIP, Disconnected, Headers, accepts_gzip
 from tms_core.server.codec import Codec
 from tms_core.server.memory import FREE_BYTES, Share
-from tms_core.server.site import Site, headers_of, topic_of, waking
+from tms_core.server.site import Site, SiteRoute, headers_of, topic_of, waking
 from tms_core.topic import TopicId
 from tms_core.web.protocol import abort_of, probe_of
 
@@ -57,11 +57,8 @@ SEALED = b"x-tms-sealed"
 LIMITED = b"x-tms-limited"
 
 
-class Poll:
+class Poll(SiteRoute):
     """``POST …/poll``."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, headers = self._site, headers_of(scope)

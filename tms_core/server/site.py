@@ -11,6 +11,7 @@ from functools import partial
 from threading import current_thread
 from typing import Any, ParamSpec, TypeVar
 
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
@@ -24,6 +25,7 @@ from tms_core.server.json_text import JsonCodec
 from tms_core.server.memory import FREE_BYTES, Memory, Share
 from tms_core.server.metrics import ServerMetrics
 from tms_core.topic import TopicId, remembered
+from tms_core.web.protocol import abort_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -214,6 +216,11 @@ class Site:
         async with self._decoding:
             return await self.in_thread(decode, body)
 
+    async def body_of(self, request: Request, decode: Callable[[bytes], T], limit: BodyLimit) -> T:
+        """A small body as values."""
+        with self.memory.share(abort_of(request.scope)) as share:
+            return await self.read(headers_of(request.scope), request.receive, decode, share, limit=limit)
+
     @property
     def poll_body(self) -> BodyLimit:
         """How large the body of a poll may be."""
@@ -229,6 +236,13 @@ class Site:
         """Call something that reads messages."""
         threads = self.poll_threads or self.threads
         return asyncio.get_running_loop().run_in_executor(threads, partial(function, *args, **kwargs))
+
+
+class SiteRoute:
+    """Answers requests for a site."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
 
 
 def json_name(content_type: bytes) -> bytes:

@@ -27,15 +27,6 @@ from tms_core.transaction.manager.storage import Storage
 from tms_core.transaction.model import TX_PER_MS, InProgressType, Transaction, TransactionType, VisibilityState
 from tms_core.transaction.source.source import Loaded, SourceUnreachable
 
-__all__ = [
-    "MAX_TIMEOUT_SECONDS",
-    "UNKNOWN_CLIENT",
-    "BadArgument",
-    "ChangeLimits",
-    "ManagerStopped",
-    "TransactionManager",
-]
-
 #: The longest a short transaction may ask for, in seconds (``data.tx.max.timeout``).
 MAX_TIMEOUT_SECONDS = 2**31 - 1
 #: How much is kept of what a client calls itself, in characters.
