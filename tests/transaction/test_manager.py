@@ -601,15 +601,14 @@ def test_given_a_log_that_was_replaced_when_somebody_still_waits_for_it_then_the
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     storage.failure = LogFailed("the disk is full.")
-    durable = manager._durable
-    replaced = durable._log
+    replaced = manager._log
     with pytest.raises(LogFailed):
         manager.start_short()
     storage.failure = None
     manager.visibility()
     storage.failure = LogFailed("the disk is full.")
     with pytest.raises(LogFailed):
-        durable._sync(replaced, 1)
+        manager._sync(replaced, 1)
     storage.failure = None
     assert manager.running
 

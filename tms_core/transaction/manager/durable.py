@@ -71,7 +71,7 @@ class DurableState:
 
     @property
     def running(self) -> bool:
-        """Whether it was neither closed, nor has its log failed since it began anew."""
+        """Whether it answers; not after its log has failed, until it has begun anew."""
         return not (self._closed or self._failed)
 
     def begin(self) -> None:
@@ -124,7 +124,14 @@ class DurableState:
         return self._state.write_pointer
 
     def note_published(self, pointer: int, topic: str, publish_ms: int) -> None:
-        """Note where a transaction in progress has published first; takes no lock and writes nothing to the log."""
+        """Note that a transaction in progress has published a message, which readers wait at until it has ended.
+
+        Takes no lock and writes nothing to the log.
+
+        Args:
+            pointer: the transaction's, or that of one of its checkpoints.
+            publish_ms: the message's time; that of the first in each topic counts.
+        """
         state = self._state
         if pointer in state.in_progress:
             state.published.setdefault(pointer, {}).setdefault(topic, publish_ms)
@@ -155,7 +162,10 @@ class DurableState:
             self._storage.save(snapshot)
 
     def reset(self) -> None:
-        """Forget everything but the pointers issued so far, after a snapshot of what was there."""
+        """Forget everything, the invalid list too, after a snapshot of it: what failed before becomes readable.
+
+        Ids keep growing.
+        """
         self.take_snapshot()
         with self._saving, self._lock:
             self._require_running()
