@@ -26,6 +26,8 @@ from tms_core.transaction.manager.state import ManagerState
 from tms_core.transaction.manager.storage import Log, Storage, StorageElsewhere
 from tms_core.transaction.model import TX_PER_MS, Snapshot, VisibilityState
 
+#: How long a long transaction may take, in milliseconds (``data.tx.long.timeout``).
+LONG_TIMEOUT_MS = 86_400_000
 _EMPTY = Snapshot(VisibilityState(0, 0, 0))
 
 logger = get_logger(__name__)
@@ -44,20 +46,18 @@ class DurableState:
     Args:
         storage: where it is kept; closed with this.
         clock: by which snapshots and first ids are named, and timeouts go on after a restart.
-        long_timeout_ms: how long a long transaction may take.
     """
 
-    def __init__(self, storage: Storage, clock: HonestClock, long_timeout_ms: int) -> None:
+    def __init__(self, storage: Storage, clock: HonestClock) -> None:
         self._storage = storage
         self._clock = clock
-        self._long_timeout_ms = long_timeout_ms
         self._lock = RLock()
         self._saving = RLock()
         self._position = 0
         self._closed = False
         #: Whether the log has failed, and whether memory is ahead of the disk since then.
         self._failed = self._ahead = False
-        self._state, self._newest_ms = ManagerState(_EMPTY, long_timeout_ms), 0
+        self._state, self._newest_ms = ManagerState(_EMPTY, LONG_TIMEOUT_MS), 0
         self._log: Log = _NotBegun()
         try:
             self._state, self._newest_ms = self._recovered()
@@ -171,7 +171,7 @@ class DurableState:
             self._require_running()
             now_ms = self._clock.right_ms()
             pointer = self._state.next_pointer(now_ms)
-            self._state = ManagerState(Snapshot(VisibilityState(now_ms, pointer, pointer)), self._long_timeout_ms)
+            self._state = ManagerState(Snapshot(VisibilityState(now_ms, pointer, pointer)), LONG_TIMEOUT_MS)
             try:
                 self.take_snapshot()
             except StoreError:
@@ -193,7 +193,7 @@ class DurableState:
 
     def _recovered(self) -> tuple[ManagerState, int]:
         found = self._storage.recover()
-        state = ManagerState(found.snapshot or _EMPTY, self._long_timeout_ms)
+        state = ManagerState(found.snapshot or _EMPTY, LONG_TIMEOUT_MS)
         for edit in found.edits:
             state.apply(edit)
         if not state.write_pointer:

@@ -21,12 +21,14 @@ from tms_core.rowkey import LONG_MAX
 from tms_core.transaction.codec.edits import Edit, EditState
 from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.manager.conflicts import ChangeLimits
-from tms_core.transaction.manager.durable import DurableState, ManagerStopped
+from tms_core.transaction.manager.durable import LONG_TIMEOUT_MS, DurableState, ManagerStopped
 from tms_core.transaction.manager.state import ManagerState
 from tms_core.transaction.manager.storage import Storage
 from tms_core.transaction.model import TX_PER_MS, InProgressType, Transaction, TransactionType, VisibilityState
 from tms_core.transaction.source.source import Loaded, SourceUnreachable
 
+#: How long a short transaction may take that does not say, in seconds (``data.tx.timeout``).
+_TIMEOUT_SECONDS = 30
 #: The longest a short transaction may ask for, in seconds (``data.tx.max.timeout``).
 MAX_TIMEOUT_SECONDS = 2**31 - 1
 #: How much is kept of what a client calls itself, in characters.
@@ -56,9 +58,7 @@ class TransactionManager(DurableState):
         clock: whose wall time ids go by, and whose running time timeouts go by.
         clock_allowance_seconds: how far wall time may get ahead of running time at once; what is more is a jump, which
             ids do not follow (rule S7).
-        default_timeout_seconds: of a short transaction that names none (``data.tx.timeout``).
         max_timeout_seconds: the longest that one may name (``data.tx.max.timeout``).
-        long_timeout_seconds: of a long transaction (``data.tx.long.timeout``).
     """
 
     def __init__(
@@ -66,14 +66,11 @@ class TransactionManager(DurableState):
         storage: Storage,
         clock: Clock,
         *,
-        default_timeout_seconds: int = 30,
         max_timeout_seconds: int = MAX_TIMEOUT_SECONDS,
-        long_timeout_seconds: int = 86_400,
         limits: ChangeLimits | None = None,
         clock_allowance_seconds: int = 300,
     ) -> None:
-        super().__init__(storage, HonestClock(clock, clock_allowance_seconds * 1000), long_timeout_seconds * 1000)
-        self._default_timeout_seconds = default_timeout_seconds
+        super().__init__(storage, HonestClock(clock, clock_allowance_seconds * 1000))
         self._max_timeout_seconds = max_timeout_seconds
         self._limits = limits or ChangeLimits()
         self._writes: Counter[int] = Counter()
@@ -96,7 +93,7 @@ class TransactionManager(DurableState):
         Raises:
             BadArgument: the timeout is not above 0, or above the highest that is allowed.
         """
-        seconds = self._default_timeout_seconds if timeout_seconds is None else timeout_seconds
+        seconds = _TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
         if seconds <= 0:
             raise BadArgument(f"timeout must be positive but is {seconds} seconds")
         if seconds > self._max_timeout_seconds:
@@ -105,7 +102,7 @@ class TransactionManager(DurableState):
 
     def start_long(self, client: str = UNKNOWN_CLIENT) -> Transaction:
         """Begin a long transaction; aborted, it becomes invalid, because all it has written is not known."""
-        return self._start(TransactionType.LONG, self._long_timeout_ms, client)
+        return self._start(TransactionType.LONG, LONG_TIMEOUT_MS, client)
 
     def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
         """Say what a transaction has changed, and check whether another transaction has changed it too.
