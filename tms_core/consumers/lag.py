@@ -63,8 +63,6 @@ class LagTables(NamedTuple):
     """What tells which messages can be read.
 
     Attributes:
-        store: the tables.
-        expiries: messages with a ttl of their own.
         floor: what holds messages that a consumer has not read; None: nothing does.
     """
 

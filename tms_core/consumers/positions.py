@@ -48,7 +48,6 @@ class Position(NamedTuple):
     """How far a consumer has read.
 
     Attributes:
-        name: the consumer's.
         id: of the last message it has read.
         updated_ms: when it said so; at least the id's time, but where it was set to a time that had not come yet.
         since_ms: the topic's cut-off at that moment, before which nothing is held for it.

@@ -49,11 +49,6 @@ class Shelf(NamedTuple):
     """Where messages are read from.
 
     Attributes:
-        store: the tables.
-        lines: how far a topic goes.
-        cache: recent rows.
-        expiries: messages with a ttl of their own.
-        clock: what time it is.
         cached_ms: how old rows may be that a reader in a transaction takes from the cache.
         first_reads: notes when messages are first read.
         floor: what makes messages live on after their topic's ttl; None: nothing does.

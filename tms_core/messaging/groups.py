@@ -67,10 +67,8 @@ class GroupPoll:
     """How a group is polled.
 
     Attributes:
-        transaction: in which the messages are claimed.
         limit: the most messages, at least 1.
         limit_bytes: after how many bytes of messages no further one is given out; the first one always is.
-        order: what the group keeps to.
         max_deliveries: how often a message is to be given out at most, at least 1: before that it is given out alone.
             None: there is no such number.
     """
@@ -86,7 +84,6 @@ class Given(NamedTuple):
     """What a poll has claimed.
 
     Attributes:
-        messages: what is to be processed in the transaction.
         deliveries: how often they were given out, this time included; 0 without messages.
         held: the transaction whose open claim must be decided first; None: there is none.
         position: without messages, the id from which the next one may come, where nothing before it is undecided or

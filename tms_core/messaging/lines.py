@@ -264,7 +264,6 @@ class Delays(NamedTuple):
 
     Attributes:
         counts: how many were at most as long as each of the bounds, and how many there were.
-        sum_ms: all together.
     """
 
     counts: tuple[int, ...]

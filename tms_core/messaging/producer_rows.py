@@ -91,9 +91,7 @@ class Former(NamedTuple):
     """The last transaction of the generations before that was not aborted; where all were, the last one.
 
     Attributes:
-        transaction: its write pointer.
         label: what its producer has called it.
-        outcome: what became of it.
     """
 
     transaction: int
@@ -151,8 +149,6 @@ class Begun(NamedTuple):
     """A transaction that a producer has begun.
 
     Attributes:
-        pointer: its write pointer.
-        generation: of the producer.
         void: whether it was rolled back, or is invalid.
         label: what its producer calls it.
     """
@@ -185,8 +181,6 @@ class LastRequest(NamedTuple):
     of a millisecond are divided into places, which requests have by turns.
 
     Attributes:
-        generation: of the producer.
-        sequence: its number.
         first: the position of its first row: of the message table, or of the transaction's stored payloads.
         number: how many rows it has.
         until: before which position the requests behind it are; 0: they are announced themselves.

@@ -47,7 +47,6 @@ class WriteRequest(Generic[R]):
     """The messages that one client wants to have written.
 
     Attributes:
-        messages: the payloads.
         pointer: of its transaction; None without one.
         ttl_ms: a ttl of their own; None without one.
         sent: what it says of its producer; None: it has none.
@@ -76,12 +75,7 @@ class WriterContext(NamedTuple):
     """The parts that all writers of a store share.
 
     Attributes:
-        topics: read before each batch.
-        lines: where ids come from.
-        clock: what time it is.
         max_lifetime_ms: how long after its begin a transaction may write.
-        work: runs batches, and counts requests.
-        requests: know which requests of producers count.
         transactions: the manager in this process; None: transactions are managed elsewhere.
     """
 

@@ -42,8 +42,6 @@ class Sent(NamedTuple):
     """What a request says of its producer.
 
     Attributes:
-        home: the producer's topic.
-        name: its name.
         generation: as it was registered.
         sequence: the request's number, higher than that of any request before; the same when it is repeated.
         label: what it calls the transaction.
@@ -126,7 +124,6 @@ class Admitted(NamedTuple):
     """A request that its producer may send.
 
     Attributes:
-        sent: what it says.
         keys: of its producer and of its last request to the topic.
         registered: the registration by which it was admitted.
         former: the last request as it is written down; None: there is none.

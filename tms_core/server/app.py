@@ -167,8 +167,6 @@ class GuardedRoute:
     Attributes:
         path: with ``{namespace}`` and ``{topic}``, if something on a topic is needed.
         endpoint: a Starlette endpoint, or a plain ASGI callable.
-        name: for the metrics.
-        needs: by method.
     """
 
     path: str

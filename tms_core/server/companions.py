@@ -46,11 +46,9 @@ class Host:
         flags: the flags of the command line that change settings, by name (``leveldb``, ``hbase``, ``snapshots``).
         store: the store, open and writable; this process is the only one that may have it, if it is LevelDB.
         created: whether this very start made the store, so that nothing in it is anybody else's.
-        service: the messaging service on that store.
         transactions: who answers for all transactions, which is a snapshot source too: the manager in this process, or
             a client where several servers have one together; None: they are managed elsewhere.
         registry: whatever is registered here the server's ``/metrics`` shows as well.
-        clock: the clocks all of it goes by.
     """
 
     config: Path | None

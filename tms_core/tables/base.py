@@ -105,7 +105,6 @@ class TxCell(NamedTuple):
     """The transactional part of one message row.
 
     Attributes:
-        key: the row's key.
         pointer: the stored write pointer, as it is.
         refers: whether the row takes its payload from the payload table; True when the store cannot tell cheaply.
     """

@@ -260,7 +260,6 @@ class Expiry(NamedTuple):
     """When a message with a ttl of its own is due.
 
     Attributes:
-        topic, generation, publish_ms, sequence: which message.
         expires_ms: the first moment at which it is gone.
     """
 

@@ -53,7 +53,6 @@ class LogRoot:
 
     Attributes:
         name: of the snapshot's rows, in hexadecimal.
-        parts: how many they are.
         first: the number of the first cell of the log behind it.
         taken_ms: the snapshot's time.
         address: ``HOST:PORT`` where its manager's service is reached.

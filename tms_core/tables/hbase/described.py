@@ -32,7 +32,6 @@ class TableSettings:
     """A table as it is.
 
     Attributes:
-        name: its full name.
         starts: where its regions begin.
         buckets: how many salts its rows have; None: they have none, or it is not known.
         settings: attributes of the table and settings of its family, by their names in the HBase shell; what is not

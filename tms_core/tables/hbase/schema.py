@@ -56,9 +56,7 @@ class TableSpec:
 
     Attributes:
         namespace: the HBase namespace.
-        name: its name there.
         compression: of its files: NONE, SNAPPY, GZ, LZ4, ZSTD.
-        attributes: table attributes.
         buckets: one region for each; None: one region, and rows without salt.
     """
 

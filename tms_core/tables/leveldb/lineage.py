@@ -44,7 +44,6 @@ class FolderTrace(NamedTuple):
     """One folder at one moment.
 
     Attributes:
-        inode: of the folder.
         birth_ns: when the folder was made; None where the file system does not say.
         generation: how often its inode was given out, or a random number for that; None where that is not said.
         sequence: the highest sequence number of a write in it.

@@ -44,8 +44,12 @@ class translated:  # noqa: N801 a block is written with it, as with a function
 
     A class, because a generator for each use would cost as much as reading a row.
 
+    Args:
+        folder: where they come from.
+
     Raises:
         StoreBusy: another process holds the folder's lock; says which, where it can be found out.
+        StoreError: anything else, with the folder and the next step.
     """
 
     __slots__ = ("_folder",)
@@ -68,6 +72,10 @@ class writing(translated):  # noqa: N801
     """As :class:`translated`, around what is only written.
 
     LevelDB has one log, so a write that fails says nothing of its rows: any other would have failed, too.
+
+    Raises:
+        WriteRefused: in place of ``StoreError``.
+        StoreBusy: as :class:`translated`.
     """
 
     __slots__ = ()
@@ -81,11 +89,13 @@ def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
     """Hold the folder's lock, so that no LevelDB can have it open meanwhile.
 
     Args:
+        folder: one LevelDB folder.
         shared: only keep writers out, and write nothing: for reading a folder that must stay as it is. A folder
             without a ``LOCK`` file was never opened where it is now, and is read without one.
 
     Raises:
         StoreBusy: another process has the folder open, or this process does.
+        StoreError: the lock file cannot be opened.
     """
     with translated(folder):
         handle = _take(folder, shared)

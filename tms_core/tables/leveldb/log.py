@@ -139,7 +139,11 @@ def write_records(records: Sequence[bytes]) -> bytes:
 
 
 def parse_edit(record: bytes) -> list[Field]:
-    """The fields of one version edit."""
+    """The fields of one version edit.
+
+    Raises:
+        FormatError: an unknown tag, or a field that is cut short.
+    """
     fields = []
     position = 0
     while position < len(record):

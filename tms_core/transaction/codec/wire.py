@@ -77,8 +77,6 @@ class RpcMessage(NamedTuple):
     """A call, or the answer to one.
 
     Attributes:
-        kind: which of them.
-        name: of the method.
         number: the caller's; the answer repeats it.
         fields: the arguments, or the result: field 0 what is returned, any other the exception that was raised.
     """

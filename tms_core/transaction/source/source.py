@@ -55,8 +55,6 @@ class Rejected:
     """A snapshot that could not be used.
 
     Attributes:
-        name: its file name.
-        reason: what was wrong with it.
         detail: the same in a sentence.
     """
 
