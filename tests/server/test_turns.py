@@ -160,7 +160,7 @@ def test_given_a_store_that_fails_when_the_loop_writes_then_who_asked_gets_the_e
     watch(bench.store, before=fail)
     with pytest.raises(ZeroDivisionError):
         bench.publish([b"a"])
-    assert bench.service.queue_size == 0
+    assert bench.service.work.requests == 0
 
 
 @contextmanager

@@ -14,13 +14,13 @@ from typing import Self
 from tms_core.clock import Clock, HonestClock
 from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import BadRequest
-from tms_core.messaging.cache import Figures, MessageCache
+from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.consumers import ConsumerRegistry
 from tms_core.messaging.families import Families
 from tms_core.messaging.fetcher import Fetch, Shelf
 from tms_core.messaging.groups import Groups
 from tms_core.messaging.ids import position
-from tms_core.messaging.lines import Delays, FirstReads, Lines
+from tms_core.messaging.lines import FirstReads, Lines
 from tms_core.messaging.model import Ages, FetchRequest, MessageList, RollbackRange
 from tms_core.messaging.producers import Producers
 from tms_core.messaging.queue import WriterContext, WriteRequest
@@ -77,6 +77,7 @@ class MessagingService:
         producers: by name, of which the newest instance counts.
         groups: consumer groups, which claim what they read.
         expiries: messages with a ttl of their own, for the janitor to delete.
+        first_reads: how long after they were published messages were first read.
     """
 
     def __init__(
@@ -107,18 +108,18 @@ class MessagingService:
         floor = None
         if options.consumer_hold_seconds is not None:
             floor = Floor(Positions(kept), store, options.consumer_hold_seconds)
-        self._cache = MessageCache(options.cache_bytes)
-        self._lines = Lines(store, honest, self._cache, self.expiries, kept, self._allowance_ms)
-        self._work = work or Work()
+        self.cache = MessageCache(options.cache_bytes)
+        self._lines = Lines(store, honest, self.cache, self.expiries, kept, self._allowance_ms)
+        self.work = work or Work()
         lifetime_ms = options.max_lifetime_seconds * 1000
         requests = Requests(self._topics, kept, honest, lifetime_ms, transactions, store.message.keys)
         self.producers = Producers(self._topics, kept, honest, transactions, requests)
-        context = WriterContext(self._topics, self._lines, honest, lifetime_ms, self._work, requests, transactions)
-        self._writers = Writers(context, store, self._cache, self.expiries)
+        context = WriterContext(self._topics, self._lines, honest, lifetime_ms, self.work, requests, transactions)
+        self._writers = Writers(context, store, self.cache, self.expiries)
         cached_ms = min(options.max_lifetime_seconds, options.grace_seconds) * 1000 // 2
-        self._first_reads = FirstReads()
+        self.first_reads = FirstReads()
         self._shelf = Shelf(
-            store, self._lines, self._cache, self.expiries, honest, cached_ms, self._first_reads, floor, lifetime_ms
+            store, self._lines, self.cache, self.expiries, honest, cached_ms, self.first_reads, floor, lifetime_ms
         )
         self.consumers = ConsumerRegistry(self._topics, self._shelf, kept, self._allowance_ms, transactions)
         # By the table itself: groups are registered also in new partitions that other servers lead.
@@ -275,7 +276,7 @@ class MessagingService:
             for earlier in earlier_generations(self._store.message, metadata):
                 roll_back(self._store.message, earlier, first, last, pointer)
         finally:
-            self._cache.roll_back(prefix, first, last, pointer)
+            self.cache.roll_back(prefix, first, last, pointer)
 
     # -- consuming ----------------------------------------------------------------------------------------------------
 
@@ -293,21 +294,6 @@ class MessagingService:
         return Fetch(self._shelf, self._topics.read(topic), request)
 
     # -- the service itself -------------------------------------------------------------------------------------------
-
-    @property
-    def queue_size(self) -> int:
-        """Requests that were accepted and are not durable yet."""
-        return self._work.requests
-
-    @property
-    def cache(self) -> Figures:
-        """Figures of the cache."""
-        return self._cache.figures
-
-    @property
-    def delays(self) -> Delays:
-        """How long after they were published messages were first read."""
-        return self._first_reads.delays
 
     def forget(self, topic: TopicId | None = None) -> None:
         """Forget what was read of the store, because another process may have written to it.
@@ -333,7 +319,7 @@ class MessagingService:
 
     def close(self) -> None:
         """Accept no more, and return when all that was accepted is answered; closing twice is no error."""
-        self._work.close()
+        self.work.close()
         self._writers.close()
 
     def __enter__(self) -> Self:
