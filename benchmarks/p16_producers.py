@@ -34,6 +34,7 @@ from tms_core.client import Client, TransactionClient
 from tms_core.clock import SystemClock
 from tms_core.messaging.service import MessagingService
 from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage
@@ -112,7 +113,7 @@ def syncs(folder: Path, clients: int, bar: float) -> None:
     with (
         TransactionManager(DirectoryStorage(folder / "tx"), SystemClock()) as manager,
         LevelDBStore(folder / "messaging", create=True) as store,
-        MessagingService(store, SystemClock()) as service,
+        MessagingService(store, SystemClock(), side=MemorySide()) as service,
         ThreadPoolExecutor(clients) as threads,
         patch.object(os, "fdatasync", counting),
     ):

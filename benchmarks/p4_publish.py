@@ -40,6 +40,7 @@ from tms_core.clock import SystemClock
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId, MessageKey
 from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
 from tms_core.transaction.codec.varint import varint
 from tms_core.transaction.model import TX_PER_MS, Transaction
@@ -174,7 +175,10 @@ def server(folder: Path) -> Iterator[int]:
 
 def syncs_per_batch(folder: Path, batches: int = 200) -> float:
     """Synced writes the store is asked for, per batch that is acknowledged before the next is sent."""
-    with LevelDBStore(folder, create=True) as store, MessagingService(store, SystemClock()) as service:
+    with (
+        LevelDBStore(folder, create=True) as store,
+        MessagingService(store, SystemClock(), side=MemorySide()) as service,
+    ):
         service.create_topic(TOPIC)
         service.publish(TOPIC, [b"x"])
         writes = ("put", "set", "sync", "delete", "invert")
@@ -221,7 +225,10 @@ def transactional(folder: Path) -> None:
     """A reader in a transaction beside one without, of messages that were published in transactions."""
     folder.mkdir()
     pointer = SystemClock().now_ms() * TX_PER_MS
-    with LevelDBStore(folder / "messaging", create=True) as store, MessagingService(store, SystemClock()) as service:
+    with (
+        LevelDBStore(folder / "messaging", create=True) as store,
+        MessagingService(store, SystemClock(), side=MemorySide()) as service,
+    ):
         service.create_topic(TOPIC)
         for number in range(2 * LARGE):
             service.publish(TOPIC, [b"x" * 1000] * 500, pointer=pointer + number)

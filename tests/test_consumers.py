@@ -235,7 +235,9 @@ def counted(
     expiries: Expiries | None = None,
     most: int | None = None,
 ) -> list[Lag]:
-    return lag.finish(lag.count(lag.LagTables(store, expiries, floor), ORDERS, positions, NOW_MS, most))
+    return lag.finish(
+        lag.count(lag.LagTables(store, expiries or Expiries(MemorySide()), floor), ORDERS, positions, NOW_MS, most)
+    )
 
 
 def short(lags: list[Lag]) -> dict[str, tuple[int, int | None]]:
@@ -316,7 +318,10 @@ def test_given_some_pages_when_counted_then_no_row_is_missed_or_counted_twice(ro
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=3600).plain(*range(NOW_MS, NOW_MS + rows))
     steps = lag.count(
-        lag.LagTables(store, None, None), ORDERS, [at(READ_NONE), at(MessageId(NOW_MS + 9, 9), "far")], NOW_MS
+        lag.LagTables(store, Expiries(MemorySide()), None),
+        ORDERS,
+        [at(READ_NONE), at(MessageId(NOW_MS + 9, 9), "far")],
+        NOW_MS,
     )
     read = []
     while True:

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from tms_core.errors import ConfigurationError
 from tms_core.settings.fields import fields
+from tms_core.settings.layers import LoadedSettings
 from tms_core.settings.models import (
-    LoadedSettings,
     Settings,
     StorageSettings,
     TransactionSettings,

@@ -63,7 +63,6 @@ class ManualClock:
     """A clock that moves only when told to; sleeping advances it.
 
     Args:
-        now_ms: wall time to start at.
         running_ms: running time to start at.
         boot_id: the boot it pretends to be in.
     """
@@ -122,7 +121,6 @@ class HonestClock:
     since its running time stood still as well.
 
     Args:
-        clock: the machine's clocks.
         allowance_ms: how far wall time may get ahead of running time at once. What it is ahead by is forgiven at a
             rate of a thousandth of running time, twice of what a clock is off that can be kept right at all.
     """

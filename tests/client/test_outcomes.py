@@ -207,7 +207,7 @@ def test_given_a_manager_that_forgot_what_was_changed_when_asked_again_then_it_c
 
     def restarted(pointer: int) -> None:
         """As a manager that has recovered what was on its disk."""
-        with monkeypatch.context() as once, site.manager._durable.looking() as state:
+        with monkeypatch.context() as once, site.manager.looking() as state:
             once.setattr(state, "recovered_pointer", pointer)
             if faults.seen["commit"] == 1:
                 state.committing.pop(pointer, None)

@@ -20,6 +20,7 @@ from tms_core.errors import ArchiveError, Refused
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import Store
+from tms_core.tables.side import MemorySide
 from tms_core.transaction.model import VisibilityState
 
 BEGUN = NOW_MS - 3 * HOUR
@@ -130,7 +131,7 @@ def test_given_a_reference_when_restored_then_its_payloads_keep_their_keys(undo:
 def published_and_rolled_back(store: Store, clock: ManualClock, *, by_cdap: bool) -> Topic:
     """A topic that was deleted and created again between a transaction's publish and its rollback; then it aborts."""
     orders = unknown_topic(store, "default:orders")
-    with MessagingService(store, clock) as service:
+    with MessagingService(store, clock, side=MemorySide()) as service:
         service.create_topic(orders.id)
         published = service.publish(orders.id, [b"aborted"], pointer=COMMITTED)
         service.delete_topic(orders.id)

@@ -14,6 +14,7 @@ from tms_core.client import Client
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.messaging.service import MessagingService
 from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
 
 
@@ -163,7 +164,10 @@ def test_given_sequence_numbers_that_are_negative_in_java_when_cdap_reads_and_ro
     java: Interop, tmp_path: Path
 ) -> None:
     ahead = ManualClock(SystemClock().now_ms() + 30_000, running_ms=86_400_000)
-    with LevelDBStore(tmp_path / "messaging", create=True) as store, MessagingService(store, ahead) as service:
+    with (
+        LevelDBStore(tmp_path / "messaging", create=True) as store,
+        MessagingService(store, ahead, side=MemorySide()) as service,
+    ):
         service.create_topic(TopicId("default", "high"))
         service.publish(TopicId("default", "high"), [b""] * 0x8000)
     with Serve(configure(tmp_path)) as server:

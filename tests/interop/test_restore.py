@@ -18,6 +18,7 @@ from tms_core.clock import ManualClock
 from tms_core.errors import Refused
 from tms_core.messaging.service import MessagingService
 from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
 from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot
@@ -65,7 +66,7 @@ def house(java: Interop, tmp_path: Path) -> Iterator[House]:
     clock = ManualClock(NOW_MS, running_ms=HOUR)
     with LevelDBStore(tmp_path / "messaging", create=True) as store, SqliteState.in_memory() as state:
         archive = ParquetArchive(tmp_path / "archive", clock)
-        with MessagingService(store, clock) as service:
+        with MessagingService(store, clock, side=MemorySide()) as service:
             yield House(java, tmp_path, service, janitor(store, state=state, clock=clock, archive=archive))
 
 

@@ -166,7 +166,7 @@ def test_given_any_room_when_read_then_it_is_all_that_was_added_from_there_on(
 
 
 def hits(desk: Desk) -> int:
-    return desk.service.cache.hits
+    return desk.service.cache.figures.hits
 
 
 def test_given_a_consumer_that_keeps_up_when_it_polls_then_the_store_is_not_read(desk: Desk) -> None:
@@ -274,9 +274,9 @@ def test_given_a_batch_that_failed_when_fetched_then_what_the_store_has_counts(d
 
 def test_given_a_deleted_topic_when_made_again_then_nothing_of_it_is_left_in_memory(desk: Desk) -> None:
     desk.publish("orders", b"a")
-    assert desk.service.cache.weight > 0
+    assert desk.service.cache.figures.weight > 0
     desk.service.delete_topic(named("orders"))
-    assert desk.service.cache.weight == 0
+    assert desk.service.cache.figures.weight == 0
     desk.create("orders")
     assert desk.fetch("orders") == []
     desk.clock.advance(DAY)
@@ -380,7 +380,7 @@ def test_given_a_run_that_was_shared_when_its_topic_is_made_again_then_only_the_
     assert answer(desk) == MANY
     before = desk.ids()
     desk.service.delete_topic(named("orders"))
-    assert desk.service.cache.weight == 0
+    assert desk.service.cache.figures.weight == 0
     desk.create("orders")
     desk.publish("orders", *reversed(MANY))
     desk.create("others")

@@ -10,10 +10,7 @@ from tests.builders import DAY, HOUR, NOW_MS, SECOND
 from tests.messaging.desk import Desk, P, memory, named, reader
 from tms_core.errors import BadRequest, ConsumerNotFound, TopicNotFound
 from tms_core.messaging import consumers
-from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId
-from tms_core.tables.memory import MemoryStore
-from tms_core.tables.side import MemorySide
 
 ORDERS = named("orders")
 READ_NONE = MessageId(0, 0)
@@ -230,13 +227,3 @@ def test_given_no_such_topic_then_it_has_no_consumers(orders: Desk) -> None:
     ):
         with pytest.raises(TopicNotFound):
             call()
-
-
-def test_given_a_service_with_nowhere_to_note_anything_then_it_has_no_consumers(orders: Desk) -> None:
-    with (
-        MessagingService(MemoryStore(), orders.clock, ServiceOptions(consumer_hold_seconds=60)) as service,
-        pytest.raises(BadRequest, match="nowhere to note"),
-    ):
-        service.consumers  # noqa: B018
-    with MessagingService(MemoryStore(), orders.clock, side=MemorySide()) as service:
-        assert service.consumers is not None

@@ -472,15 +472,6 @@ def test_given_a_ttl_that_is_none_when_published_then_it_is_a_bad_request(desk: 
         desk.publish("orders", b"a", ttl=ttl)
 
 
-def test_given_nowhere_to_note_a_ttl_when_published_with_one_then_it_is_a_bad_request(desk: Desk) -> None:
-    desk.restart(side=None)
-    with pytest.raises(BadRequest):
-        desk.publish("orders", b"a", ttl=1)
-    assert desk.service.expiries is None
-    desk.publish("orders", b"b")
-    assert desk.payloads() == [b"b"]
-
-
 def test_given_messages_with_a_ttl_that_never_came_when_published_after_a_restart_then_none_inherits_it(
     desk: Desk,
 ) -> None:

@@ -734,7 +734,7 @@ def held(desk: GroupDesk, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What is handed over in the block is one batch, written when it ends."""
     batches: list[Callable[[], None]] = []
     with monkeypatch.context() as patched:
-        patched.setattr(desk.service._work, "run", batches.append)
+        patched.setattr(desk.service.work, "run", batches.append)
         yield
     for batch in batches:
         batch()

@@ -109,7 +109,7 @@ def test_given_a_closed_service_when_published_then_it_is_unavailable_and_what_w
     answers = [desk.service.submit_publish(named("orders"), [b"%d" % n], pointer=None) for n in range(50)]
     desk.service.close()
     assert all(answer.done() for answer in answers)
-    assert desk.service.queue_size == 0
+    assert desk.service.work.requests == 0
     uses: list[Callable[[], object]] = [lambda: desk.publish("orders", b"late"), lambda: desk.put("orders", P, b"late")]
     for use in uses:
         with pytest.raises(Unavailable):

@@ -12,7 +12,7 @@ from tms_core.rowkey import MessageId
 
 def noted(desk: Desk) -> dict[int, int]:
     """How many delays there are by their upper bounds; 0: above all of them."""
-    counts = desk.service.delays.counts
+    counts = desk.service.first_reads.delays.counts
     bounds = [*BOUNDS_MS, 0]
     return {
         bound: count - before
@@ -28,7 +28,7 @@ def test_given_a_message_when_first_read_then_its_age_counts_and_never_again(des
         assert desk.payloads() == [b"a"]
         desk.clock.advance(MINUTE)
     assert noted(desk) == {50: 1}
-    assert desk.service.delays.sum_ms == 50
+    assert desk.service.first_reads.delays.sum_ms == 50
 
 
 def test_given_some_that_were_read_when_more_come_then_the_oldest_unread_of_the_page_counts(desk: Desk) -> None:
@@ -40,7 +40,7 @@ def test_given_some_that_were_read_when_more_come_then_the_oldest_unread_of_the_
     desk.publish("orders", b"c")
     assert desk.payloads() == [b"a", b"b", b"c"]
     assert noted(desk) == {1: 1, 100: 1}
-    assert desk.service.delays.sum_ms == 51
+    assert desk.service.first_reads.delays.sum_ms == 51
 
 
 def test_given_a_reader_who_begins_behind_when_read_then_what_nobody_will_read_any_more_does_not_count(
@@ -86,4 +86,4 @@ def test_given_a_clock_that_steps_back_when_read_then_the_delay_is_none_and_not_
     desk.publish("orders", b"a")
     desk.clock.step(-MINUTE)
     assert desk.payloads() == [b"a"]
-    assert (noted(desk), desk.service.delays.sum_ms) == ({1: 1}, 0)
+    assert (noted(desk), desk.service.first_reads.delays.sum_ms) == ({1: 1}, 0)

@@ -25,6 +25,7 @@ from tms_core.server.openapi import openapi
 from tms_core.server.site import Site
 from tms_core.settings.models import Settings
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
 
 TOPICS = "/v1/namespaces/{namespace}/topics"
@@ -63,7 +64,7 @@ WHO = {
 @pytest.fixture(scope="module")
 def routes() -> Iterator[list[GuardedRoute]]:
     """What the application is made of."""
-    with ThreadPoolExecutor(1) as threads, MessagingService(MemoryStore(), SystemClock()) as service:
+    with ThreadPoolExecutor(1) as threads, MessagingService(MemoryStore(), SystemClock(), side=MemorySide()) as service:
         yield app.routes(Site(service, threads, ServerMetrics(CollectorRegistry(), service), 1, 1))
 
 

@@ -28,6 +28,7 @@ from tms_core.server.ha.rota import Slots
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.site import Site
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
 from tms_core.web.listener import Listener, ListenerOptions
 
 PATH = "/v1/namespaces/default/topics/t"
@@ -43,7 +44,7 @@ class Following:
     def __init__(self, stack: ExitStack) -> None:
         self.cell, clock = Cell(), ManualClock(NOW_MS)
         self.former, self.own = Node(self.cell, "leader", clock), Node(self.cell, "follower", clock)
-        self.service = stack.enter_context(MessagingService(MemoryStore(), clock))
+        self.service = stack.enter_context(MessagingService(MemoryStore(), clock, side=MemorySide()))
         self.metrics = ServerMetrics(CollectorRegistry(), self.service)
         threads = stack.enter_context(ThreadPoolExecutor(2))
         site = Site(self.service, threads, self.metrics, MAX_REQUEST_BYTES, JSON_POLL_LIMIT)

@@ -78,7 +78,7 @@ def test_given_a_server_that_starts_anew_then_it_finds_where_transactions_in_pro
 ) -> None:
     pointer = server.manager.start_long().transaction_id
     server.clock.advance(5)
-    with MessagingService(server.store, server.clock) as before:
+    with MessagingService(server.store, server.clock, side=MemorySide()) as before:
         before.publish(ORDERS, [b"one", b"two"], pointer=pointer)
         before.publish(ORDERS, [b"three"])
     assert not server.manager.published()

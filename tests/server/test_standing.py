@@ -79,7 +79,7 @@ def test_given_an_address_when_it_begins_then_the_others_find_it_there(advertise
 
     store = MemoryStore()
     standing = HaMember(store, MemorySide(), leases, LeaderSettings(advertise=advertise), SystemClock())
-    with Service(standing.store, ManualClock(NOW_MS)) as service:
+    with Service(standing.store, ManualClock(NOW_MS), side=MemorySide()) as service:
         standing.begin(service, 4711)
         assert led.wait(PATIENCE_SECONDS)
         standing.stop()

@@ -20,6 +20,7 @@ from tms_core.messaging.service import MessagingService
 from tms_core.messaging.work import SMALL_BYTES, Turns
 from tms_core.server.site import outcome
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
 
 T, OTHER = TopicId("default", "t"), TopicId("default", "other")
@@ -31,7 +32,7 @@ class Bench:
     def __init__(self, threads: int = 2) -> None:
         self.turns, self.store = Turns(threads), MemoryStore()
         self.turns.alone = lambda _: True
-        self.service = MessagingService(self.store, SystemClock(), work=self.turns)
+        self.service = MessagingService(self.store, SystemClock(), side=MemorySide(), work=self.turns)
         for topic in (T, OTHER):
             self.service.create_topic(topic)
         self.writers: list[str] = []
@@ -159,7 +160,7 @@ def test_given_a_store_that_fails_when_the_loop_writes_then_who_asked_gets_the_e
     watch(bench.store, before=fail)
     with pytest.raises(ZeroDivisionError):
         bench.publish([b"a"])
-    assert bench.service.queue_size == 0
+    assert bench.service.work.requests == 0
 
 
 @contextmanager

@@ -21,8 +21,9 @@ from tms_core.errors import (
     TruncateTimeError,
 )
 from tms_core.transaction.manager.conflicts import ChangeLimits
+from tms_core.transaction.manager.durable import ManagerStopped
 from tms_core.transaction.manager.journal import LogFailed
-from tms_core.transaction.manager.manager import BadArgument, ManagerStopped, TransactionManager
+from tms_core.transaction.manager.manager import BadArgument, TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Recovered
 from tms_core.transaction.model import NO_TX_IN_PROGRESS, InProgressType, Transaction, TransactionType
 
@@ -600,15 +601,14 @@ def test_given_a_log_that_was_replaced_when_somebody_still_waits_for_it_then_the
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     storage.failure = LogFailed("the disk is full.")
-    durable = manager._durable
-    replaced = durable._log
+    replaced = manager._log
     with pytest.raises(LogFailed):
         manager.start_short()
     storage.failure = None
     manager.visibility()
     storage.failure = LogFailed("the disk is full.")
     with pytest.raises(LogFailed):
-        durable._sync(replaced, 1)
+        manager._sync(replaced, 1)
     storage.failure = None
     assert manager.running
 

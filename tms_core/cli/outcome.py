@@ -65,7 +65,6 @@ def execute(
         name: of the program, as its help says it.
         arguments: the command line without the program's name; ``sys.argv`` where None.
         obj: what the command finds in its context.
-        codes: which errors have an exit code of their own.
         interrupted: what is said after Ctrl-C.
         typed: the options that led here, for the commands that a hint names.
     """

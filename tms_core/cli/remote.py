@@ -84,11 +84,7 @@ class Remote(Answering):
         )
 
     def urls(self) -> list[str]:
-        """The servers that are meant: those that were named, or that of the settings.
-
-        Raises:
-            ConfigurationError: a setting is wrong.
-        """
+        """The servers that are meant: those that were named, or that of the settings."""
         if self.server:
             return self.server.split(",")
         wanted = self._settings.server
@@ -96,21 +92,13 @@ class Remote(Answering):
         return [f"{'https' if wanted.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{wanted.port}"]
 
     def transactions(self) -> TransactionClient:
-        """The transaction service of the settings.
-
-        Raises:
-            ConfigurationError: a setting is wrong.
-        """
+        """The transaction service of the settings."""
         from tms_core.transaction.rpc.client import TransactionClient  # noqa: PLC0415
 
         return TransactionClient.configured(self._settings.transactions)
 
     def tls(self) -> ssl.SSLContext | None:
-        """By what a server's certificate is checked; None for what the machine trusts.
-
-        Raises:
-            ConfigurationError: the file cannot be read.
-        """
+        """By what a server's certificate is checked; None for what the machine trusts."""
         if self.ca_file is None:
             return None
         import ssl  # noqa: PLC0415
@@ -178,15 +166,7 @@ def _topics(context: click.Context, _: click.Parameter, incomplete: str) -> list
 
 
 def _asked(url: str, namespace: str, token_file: Path | None, tls: ssl.SSLContext | None) -> list[str]:
-    """The topics of a namespace, asked for without the client: importing it takes longer than a person waits for a key.
-
-    Args:
-        token_file: has the token to show.
-        tls: by what a server's certificate is checked; by default what the machine trusts.
-
-    Raises:
-        OSError, ValueError: the server does not say.
-    """
+    """A namespace's topics, asked for without the client: importing it takes longer than a person waits for a key."""
     from http.client import HTTPConnection, HTTPException, HTTPSConnection  # noqa: PLC0415
     from urllib.parse import quote, urlsplit  # noqa: PLC0415
 

@@ -102,9 +102,6 @@ class BackgroundThread(_Background):
     """Publishes from a thread; any number of threads may hand over.
 
     Args:
-        core: who publishes.
-        buffer: how much may wait.
-        limits: how much is sent at once.
         close_seconds: how long closing waits for what is not published yet.
     """
 

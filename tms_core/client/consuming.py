@@ -80,8 +80,6 @@ class Consuming:
     """One consumer of one topic.
 
     Args:
-        core: who asks.
-        plan: what it reads.
         service: who says what is committed; None: everything is read, also what was rolled back or may still be.
 
     Raises:
@@ -110,9 +108,6 @@ class Consuming:
 
     async def more(self, done: MessageId | None) -> list[Message]:
         """The next messages; waits until there are some.
-
-        Args:
-            done: the last message that the program is done with.
 
         Returns:
             None at all once it was stopped, or its client closed.

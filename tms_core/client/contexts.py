@@ -15,7 +15,7 @@ from tms_core.client.participant import Participant
 from tms_core.client.partitions import Key, Rotation, Rotations
 from tms_core.client.transaction import ClientTransaction
 from tms_core.client.values import Limits
-from tms_core.client.wire import run
+from tms_core.client.wire import run, waits
 from tms_core.errors import NotInProgress, TransactionError
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
@@ -106,20 +106,17 @@ def standing_for(context: C, begun: ClientTransaction) -> C:
     return context
 
 
-class TransactionContext(_Context):
-    """A transaction of a :class:`~tms_core.client.Client`, for one thread; see its ``transaction``.
+class AsyncTransactionContext(_Context):
+    """A transaction of an :class:`~tms_core.client.AsyncClient`, for one task; as :class:`TransactionContext`."""
 
-    All or nothing of it becomes visible when the block ends; nothing, when something in the block raises.
-    """
-
-    def __enter__(self) -> Self:
-        run(self._begin())
+    async def __aenter__(self) -> Self:
+        await self._begin()
         return self
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        run(self._end(error))
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        await self._end(error)
 
-    def publish(
+    async def publish(
         self, topic: Topic, messages: Sequence[bytes], *, ttl: timedelta | int | None = None, key: Key | None = None
     ) -> None:
         """Publish messages when it commits.
@@ -133,7 +130,51 @@ class TransactionContext(_Context):
         Raises:
             MessagingError: payloads that are too much to keep could not be stored; it can only be rolled back then.
         """
-        run(self._work.publish(topic, messages, ttl, key))
+        await self._work.publish(topic, messages, ttl, key)
+
+    def poll(
+        self, topic: Topic, *, start: Start = None, inclusive: bool = True, limit: int | None = None
+    ) -> AsyncMessages:
+        """As :meth:`TransactionContext.poll`."""
+        return AsyncMessages(self._core, self._poll(topic, start, limit, inclusive=inclusive), limit)
+
+    async def consume(
+        self, topic: Topic, consumer: str, *, limit: int | None = None, order: str = "partition"
+    ) -> AsyncIterator[Message]:
+        """As :meth:`TransactionContext.consume`."""
+        rotation = self._rotation(topic, consumer)
+        left = limit
+        while left is None or left > 0:
+            found = await self._work.next_batch(rotation, consumer, left, order)
+            if found is None:
+                return
+            _, claims, batch = found
+            for message in batch.messages:
+                claims.given = message.id
+                yield message
+            left = None if left is None else left - len(batch.messages)
+
+    async def register(self, participant: Participant) -> None:
+        """Have something else take part: its writes and the messages become visible together, or not at all."""
+        await self._work.register(participant)
+
+    async def checkpoint(self) -> None:
+        """Give it another write pointer; participants are told."""
+        await self._work.checkpoint()
+
+
+class TransactionContext(_Context):
+    """A transaction of a :class:`~tms_core.client.Client`, for one thread; see its ``transaction``.
+
+    All or nothing of it becomes visible when the block ends; nothing, when something in the block raises.
+    """
+
+    def __enter__(self) -> Self:
+        run(self._begin())
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        run(self._end(error))
 
     def poll(self, topic: Topic, *, start: Start = None, inclusive: bool = True, limit: int | None = None) -> Messages:
         """Read what it sees: committed when it began; see :meth:`tms_core.client.Client.poll`."""
@@ -171,57 +212,6 @@ class TransactionContext(_Context):
                 yield message
             left = None if left is None else left - len(batch.messages)
 
-    def register(self, participant: Participant) -> None:
-        """Have something else take part: its writes and the messages become visible together, or not at all."""
-        run(self._work.register(participant))
-
-    def checkpoint(self) -> None:
-        """Give it another write pointer; participants are told."""
-        run(self._work.checkpoint())
-
-
-class AsyncTransactionContext(_Context):
-    """A transaction of an :class:`~tms_core.client.AsyncClient`, for one task; as :class:`TransactionContext`."""
-
-    async def __aenter__(self) -> Self:
-        await self._begin()
-        return self
-
-    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
-        await self._end(error)
-
-    async def publish(
-        self, topic: Topic, messages: Sequence[bytes], *, ttl: timedelta | int | None = None, key: Key | None = None
-    ) -> None:
-        """As :meth:`TransactionContext.publish`."""
-        await self._work.publish(topic, messages, ttl, key)
-
-    def poll(
-        self, topic: Topic, *, start: Start = None, inclusive: bool = True, limit: int | None = None
-    ) -> AsyncMessages:
-        """As :meth:`TransactionContext.poll`."""
-        return AsyncMessages(self._core, self._poll(topic, start, limit, inclusive=inclusive), limit)
-
-    async def consume(
-        self, topic: Topic, consumer: str, *, limit: int | None = None, order: str = "partition"
-    ) -> AsyncIterator[Message]:
-        """As :meth:`TransactionContext.consume`."""
-        rotation = self._rotation(topic, consumer)
-        left = limit
-        while left is None or left > 0:
-            found = await self._work.next_batch(rotation, consumer, left, order)
-            if found is None:
-                return
-            _, claims, batch = found
-            for message in batch.messages:
-                claims.given = message.id
-                yield message
-            left = None if left is None else left - len(batch.messages)
-
-    async def register(self, participant: Participant) -> None:
-        """As :meth:`TransactionContext.register`."""
-        await self._work.register(participant)
-
-    async def checkpoint(self) -> None:
-        """As :meth:`TransactionContext.checkpoint`."""
-        await self._work.checkpoint()
+    publish = waits(AsyncTransactionContext.publish)
+    register = waits(AsyncTransactionContext.register)
+    checkpoint = waits(AsyncTransactionContext.checkpoint)

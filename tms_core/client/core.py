@@ -47,9 +47,6 @@ class Core:
     """The client.
 
     Args:
-        wire: the way to the server.
-        retry: how requests are tried again.
-        random: what makes pauses differ.
         running: the running time in seconds.
     """
 
@@ -130,9 +127,6 @@ def asked_seconds(error: TmsError) -> float | None:
 
 class Reading:
     """An answer to a poll while it comes.
-
-    Args:
-        pieces: its bytes.
 
     Attributes:
         waited: whether it is empty although the server has waited for as long as it was asked to.

@@ -61,9 +61,7 @@ class BlockingWire:
     """In the caller's thread (:class:`tms_core.client.wire.Wire`); threads may share it.
 
     Args:
-        endpoint: which server.
         transport: how requests get there; None: over the network.
-        pause: how to wait.
     """
 
     def __init__(self, endpoint: Endpoint, transport: httpx2.BaseTransport | None, pause: Pause) -> None:
@@ -161,9 +159,7 @@ class LoopWire:
     """In an event loop (:class:`tms_core.client.wire.Wire`).
 
     Args:
-        endpoint: which server.
         transport: how requests get there; None: over the network.
-        pause: how to wait.
     """
 
     def __init__(self, endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | None, pause: AsyncPause) -> None:

@@ -51,9 +51,6 @@ class Message(NamedTuple):
 def payloads_of(messages: object) -> list[bytes]:
     """Payloads as a list of our own, which the caller cannot change later.
 
-    Args:
-        messages: what a program gave.
-
     Raises:
         BadRequest: it is one payload instead of several, or one of them is not bytes.
     """

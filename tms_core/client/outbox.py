@@ -32,7 +32,6 @@ class _Kept(NamedTuple):
     """A message that is to be published.
 
     Attributes:
-        payload, ttl_seconds: the message.
         topic, number: the topic that the program named, and what its partition is found by.
     """
 
@@ -46,11 +45,6 @@ class Outbox:
     """The messages that one transaction publishes.
 
     Everything is written with one pointer, the transaction's id, also after a checkpoint: it is visible with the rest.
-
-    Args:
-        core: who publishes.
-        pointer: the transaction's id.
-        limits: how much is kept, and how much is sent at once.
     """
 
     def __init__(self, core: Core, pointer: int, limits: Limits) -> None:

@@ -148,7 +148,6 @@ class Rotation:
     """The topics that a consumer of a group asks in turn, beginning with the one it had messages of last.
 
     Args:
-        core: who asks.
         topic: one topic, with or without partitions; or a pattern of several: ``default:orders-*``.
 
     Attributes:

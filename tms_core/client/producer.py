@@ -23,12 +23,13 @@ from tms_core.client.partitions import Key, Rotations
 from tms_core.client.producer_calls import FormerTransaction, Signature
 from tms_core.client.transaction import ClientTransaction, is_visible_now, publish
 from tms_core.client.values import Limits
-from tms_core.client.wire import run
+from tms_core.client.wire import run, waits
 from tms_core.errors import NotInProgress, ProducerFenced
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
 
 T = TypeVar("T")
+C = TypeVar("C", TransactionContext, AsyncTransactionContext)
 
 
 class Instance:
@@ -163,72 +164,9 @@ class _Producer:
         """The last transaction of the instances before, and what became of it; None: there was none."""
         return self._instance.former
 
-    async def _publish(
-        self, messages: Sequence[bytes], topic: Topic | None, ttl: timedelta | int | None, key: Key | None
-    ) -> None:
-        core = self._instance.signing("")
-
-        async def begin() -> ClientTransaction:
-            begun = await ClientTransaction.begin(core, self._service, self._limits, None, long=False)
-            await begun.register(_Begun(self._instance))
-            return begun
-
-        where = self._instance.home if topic is None else topic
-        await publish(core, begin, where, messages, ttl, key)
-
-
-class Producer(_Producer):
-    """A producer of a :class:`~tms_core.client.Client`; threads may share it. See :meth:`Client.producer`."""
-
-    @classmethod
-    def of(
-        cls, core: Core, service: TransactionClient, limits: Limits, rotations: Rotations, home: Topic, name: str
-    ) -> Self:
-        """A producer that is not registered yet."""
-        return cls(Instance(core, service, home, name, _ThreadLock()), service, limits, rotations)
-
-    def __enter__(self) -> Self:
-        run(self._instance.register())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing is to be done: another instance may take over at any time."""
-
-    def publish(
-        self,
-        messages: Sequence[bytes],
-        *,
-        topic: Topic | None = None,
-        ttl: timedelta | int | None = None,
-        key: Key | None = None,
-    ) -> None:
-        """Publish messages in one request; they are there once, however often it has to be repeated.
-
-        Args:
-            messages: the payloads, in order.
-            topic: where to; None: the producer's own topic.
-            ttl: how long these live, where that is shorter than the topic's ttl; whole seconds.
-            key: as of :meth:`Client.publish`.
-
-        Raises:
-            ProducerFenced: a newer instance counts; this one is done with.
-            Unanswered: it was repeated in vain, and whether it is there is not known.
-            MessagingError: as :meth:`Client.publish`.
-        """
-        run(self._publish(messages, topic, ttl, key))
-
-    def transaction(
-        self, label: str = "", *, timeout_seconds: int | None = None, long: bool = False
-    ) -> TransactionContext:
-        """A transaction as of :meth:`Client.transaction`, which the next instance is told of.
-
-        Args:
-            label: what it is called: which file it reads, say; at most 1,000 bytes.
-            timeout_seconds, long: as of ``Client.transaction``.
-        """
-        begun = _Begun(self._instance)
-        core = self._instance.signing(label)
-        return TransactionContext(
+    def _transaction(self, kind: type[C], label: str, timeout_seconds: int | None, *, long: bool) -> C:
+        core, begun = self._instance.signing(label), _Begun(self._instance)
+        return kind(
             core, self._service, self._limits, timeout_seconds, self._rotations, long=long, participants=[begun]
         )
 
@@ -251,15 +189,62 @@ class AsyncProducer(_Producer):
         ttl: timedelta | int | None = None,
         key: Key | None = None,
     ) -> None:
-        """As :meth:`Producer.publish`."""
-        await self._publish(messages, topic, ttl, key)
+        """Publish messages in one request; they are there once, however often it has to be repeated.
+
+        Args:
+            messages: the payloads, in order.
+            topic: where to; None: the producer's own topic.
+            ttl: how long these live, where that is shorter than the topic's ttl; whole seconds.
+            key: as of :meth:`Client.publish`.
+
+        Raises:
+            ProducerFenced: a newer instance counts; this one is done with.
+            Unanswered: it was repeated in vain, and whether it is there is not known.
+            MessagingError: as :meth:`Client.publish`.
+        """
+        core = self._instance.signing("")
+
+        async def begin() -> ClientTransaction:
+            begun = await ClientTransaction.begin(core, self._service, self._limits, None, long=False)
+            await begun.register(_Begun(self._instance))
+            return begun
+
+        where = self._instance.home if topic is None else topic
+        await publish(core, begin, where, messages, ttl, key)
 
     def transaction(
         self, label: str = "", *, timeout_seconds: int | None = None, long: bool = False
     ) -> AsyncTransactionContext:
         """As :meth:`Producer.transaction`: ``async with producer.transaction() as tx:``."""
-        begun = _Begun(self._instance)
-        core = self._instance.signing(label)
-        return AsyncTransactionContext(
-            core, self._service, self._limits, timeout_seconds, self._rotations, long=long, participants=[begun]
-        )
+        return self._transaction(AsyncTransactionContext, label, timeout_seconds, long=long)
+
+
+class Producer(_Producer):
+    """A producer of a :class:`~tms_core.client.Client`; threads may share it. See :meth:`Client.producer`."""
+
+    @classmethod
+    def of(
+        cls, core: Core, service: TransactionClient, limits: Limits, rotations: Rotations, home: Topic, name: str
+    ) -> Self:
+        """A producer that is not registered yet."""
+        return cls(Instance(core, service, home, name, _ThreadLock()), service, limits, rotations)
+
+    def __enter__(self) -> Self:
+        run(self._instance.register())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is to be done: another instance may take over at any time."""
+
+    def transaction(
+        self, label: str = "", *, timeout_seconds: int | None = None, long: bool = False
+    ) -> TransactionContext:
+        """A transaction as of :meth:`Client.transaction`, which the next instance is told of.
+
+        Args:
+            label: what it is called: which file it reads, say; at most 1,000 bytes.
+            timeout_seconds, long: as of ``Client.transaction``.
+        """
+        return self._transaction(TransactionContext, label, timeout_seconds, long=long)
+
+    publish = waits(AsyncProducer.publish)

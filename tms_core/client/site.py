@@ -134,8 +134,6 @@ class Endpoint:
 
     Args:
         url: of the server, or of several that serve the same topics: another one is asked when one does not answer.
-        token: who asks.
-        options: how the client works.
 
     Raises:
         ConfigurationError: the URL is none.
@@ -182,8 +180,6 @@ class Endpoint:
         """A call as the library's request.
 
         Args:
-            call: what is asked.
-            attempt: where, and with which headers besides.
             seconds: how long nothing may take longer; None: as long as the timeouts say.
         """
         own = {"content-type": call.content_type, "accept-encoding": "identity", **call.headers, **self.token.headers()}
@@ -226,11 +222,7 @@ class Endpoint:
 
 
 class _Urls:
-    """The URLs of servers, one of which is asked; threads may share it.
-
-    Args:
-        all_: in which order.
-    """
+    """The URLs of servers, one of which is asked; threads may share it."""
 
     def __init__(self, all_: Sequence[str]) -> None:
         if not all_:
@@ -267,10 +259,6 @@ _UNKNOWN = "It is not known whether the server did it."
 
 def service_at(transactions: str | TransactionClient, timeouts: Timeouts) -> TransactionClient:
     """The client of a transaction service.
-
-    Args:
-        transactions: where it is, or the client itself.
-        timeouts: how long it may take.
 
     Raises:
         ConfigurationError: the address is none.

@@ -49,14 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 class ClientTransaction:
-    """One transaction of a client.
-
-    Args:
-        core: who publishes.
-        service: who says what is committed.
-        limits: how much is kept of what it publishes.
-        transaction: as it was begun.
-    """
+    """One transaction of a client."""
 
     def __init__(self, core: Core, service: TransactionClient, limits: Limits, transaction: Transaction) -> None:
         self.transaction = transaction

@@ -69,12 +69,7 @@ class _Message(NamedTuple):
 
 
 class MessageBuffer:
-    """The buffer, without a lock; numbers messages in the order in which they came.
-
-    Args:
-        buffer: how much of it there is.
-        request_bytes: payloads in one request.
-    """
+    """The buffer, without a lock; numbers messages in the order in which they came."""
 
     def __init__(self, buffer: Buffer, request_bytes: int) -> None:
         self.closed = False
@@ -108,10 +103,7 @@ class MessageBuffer:
         """Take a message, or do with it what is done when there is no room.
 
         Args:
-            topic: where to.
-            payload: the message.
             ttl_seconds: how long it lives; None: as long as the topic's do.
-            told: is told what becomes of it.
 
         Returns:
             False where it has to wait for room.

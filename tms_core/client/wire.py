@@ -9,8 +9,8 @@ of every decision.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
-from typing import Any, ParamSpec, Protocol, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from tms_core.client.calls import Call
 
@@ -96,3 +96,13 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
             result: T = done.value
             return result
         step = partial(coroutine.throw, TypeError("A Client waits for nothing awaitable: use an AsyncClient."))
+
+
+def waits(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """A method of the plain client that does what one of the asynchronous client does."""
+
+    @wraps(method)
+    def plain(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return run(method(self, *args, **kwargs))
+
+    return plain

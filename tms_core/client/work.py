@@ -81,10 +81,7 @@ class Worker:
     """One worker of a group; both clients drive it.
 
     Args:
-        core: who asks.
-        begin: begins a transaction.
         topic, group: what it works through, and for which group.
-        options: how.
     """
 
     def __init__(
@@ -240,9 +237,6 @@ class UnorderedReading:
     """Reads what is committed as one of a consumer group, so that no message waits for one that is not decided.
 
     A batch is done with when the next one is asked for; what the program does with a message is done at least once.
-
-    Args:
-        worker: claims the batches.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -269,12 +263,7 @@ class UnorderedReading:
 
 
 class GroupWork:
-    """The batches of a consumer group, each with its transaction; see :meth:`tms_core.client.Client.work`.
-
-    Args:
-        worker: who claims them.
-        context: makes of a transaction what the program gets.
-    """
+    """The batches of a consumer group, each with its transaction; see :meth:`tms_core.client.Client.work`."""
 
     def __init__(self, worker: Worker, context: Callable[[ClientTransaction], TransactionContext]) -> None:
         self._worker = worker

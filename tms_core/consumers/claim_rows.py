@@ -30,26 +30,12 @@ def pack(group: ConsumerGroup, claim: GroupClaim) -> tuple[bytes, bytes]:
 
 
 def claims_of(side: SideTable, group: ConsumerGroup) -> list[tuple[bytes, GroupClaim]]:
-    """The claims and marks of a group, each with its key, in the order of their keys.
-
-    Raises:
-        FormatError: a row is damaged.
-        StoreError: the table could not be read.
-    """
+    """The claims and marks of a group, each with its key, in the order of their keys."""
     return [(key, _claim(key, value)) for key, value in _rows(side, group.prefix)]
 
 
 def all_claims(side: SideTable, start: bytes = TRANSACTIONAL) -> Iterator[tuple[bytes, ConsumerGroup, GroupClaim]]:
-    """The claims and marks of all groups, each with its key; of generations that are gone, too.
-
-    Args:
-        side: where they are.
-        start: the key to begin at.
-
-    Raises:
-        FormatError: a row is damaged.
-        StoreError: the table could not be read.
-    """
+    """The claims and marks of all groups, each with its key; of generations that are gone, too."""
     for key, value in _rows(side, TRANSACTIONAL, start):
         group = _group(key)
         if group is not None:
@@ -63,16 +49,11 @@ def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_gone: Calla
     groups meanwhile does the same with such rows, and no claim becomes another one by it.
 
     Args:
-        side: where claims are.
         is_invalid: whether a transaction is on the invalid list.
         is_gone: whether a group's topic was deleted, or has another generation.
 
     Returns:
         How many claims were void.
-
-    Raises:
-        FormatError: a row is damaged.
-        StoreError: the table could not be read or written.
     """
     freed, gone = 0, []
     for key, group, claim in all_claims(side):
@@ -108,11 +89,7 @@ def first_unread(side: SideTable, prefix: bytes) -> int:
     """The first position (``milliseconds * 65,536 + sequence``) behind all that consumers have read or were given.
 
     Args:
-        side: where positions and claims are.
         prefix: the start of a topic's and generation's row keys.
-
-    Raises:
-        StoreError, FormatError: they could not be read.
     """
     ids = [_claim(key, value).last for key, value in _rows(side, TRANSACTIONAL + prefix + CLAIM)]
     ids.append(highest_id(side, prefix))

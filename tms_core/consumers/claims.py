@@ -135,13 +135,7 @@ def truth(pointer: int, reader: Transaction) -> Truth:
 
 
 def look(base: MessageId, claims: Sequence[GroupClaim], reader: Transaction) -> Look:
-    """What a group's rows come to.
-
-    Args:
-        base: its position.
-        claims: its claims and marks, in any order.
-        reader: who asks.
-    """
+    """What a group's rows come to."""
     found = [(truth(claim.pointer, reader), claim) for claim in sorted(claims, key=_first)]
     merged = 0
     for is_, claim in found:
@@ -162,8 +156,6 @@ def given_back(
     """What is free and what stays when a transaction gives back what it has claimed.
 
     Args:
-        claims: all claims and marks of a group.
-        pointer: the transaction's id.
         after: it gives back only what lies behind this id, and that does not count as a try; None: all.
 
     Returns:
@@ -185,7 +177,6 @@ def limited(limit: int, tries: int, max_deliveries: int | None) -> int:
     Each time half as many, and at the last time one, so that the one that cannot be processed ends up alone.
 
     Args:
-        limit: how many are asked for.
         tries: how often they were given out before.
         max_deliveries: how often a message is given out at most; None: for ever.
     """
@@ -195,13 +186,7 @@ def limited(limit: int, tries: int, max_deliveries: int | None) -> int:
 
 
 def marks(free: Sequence[GroupClaim], base: MessageId, taken: Sequence[GroupClaim]) -> list[GroupClaim]:
-    """The marks that are left of void claims, none of which overlap.
-
-    Args:
-        free: void claims and marks.
-        base: what lies before it needs no mark.
-        taken: what was claimed anew.
-    """
+    """The marks that are left of void claims, none of which overlap."""
     if not free:
         return []
     return [

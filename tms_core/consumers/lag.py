@@ -63,13 +63,11 @@ class LagTables(NamedTuple):
     """What tells which messages can be read.
 
     Attributes:
-        store: the tables.
-        expiries: messages with a ttl of their own; None: there are none.
         floor: what holds messages that a consumer has not read; None: nothing does.
     """
 
     store: Reads
-    expiries: Expiries | None
+    expiries: Expiries
     floor: Floor | None
 
 
@@ -83,15 +81,11 @@ def count(
     """Count what a topic's consumers have not read.
 
     Args:
-        positions: of all consumers of the topic.
         now_ms: the moment ttls are judged by.
         most_rows: how many rows to read for all of them together; None: as many as there are.
 
     Returns:
         In the order of their names.
-
-    Raises:
-        StoreError: the tables could not be read.
     """
     store, expiries, floor = tables
     due = gone = cutoff = Cutoff.at(now_ms, topic.ttl_seconds)
@@ -135,7 +129,7 @@ class _RangeCount:
     """The rows counted from some key to the end of a topic; grows towards its beginning."""
 
     def __init__(
-        self, store: Reads, expiries: Expiries | None, topic: TopicMetadata, now_ms: int, most_rows: int | None
+        self, store: Reads, expiries: Expiries, topic: TopicMetadata, now_ms: int, most_rows: int | None
     ) -> None:
         self._store = store
         self._expiries = expiries
@@ -171,7 +165,7 @@ class _RangeCount:
         keys = [key for key in keys if len(key) == self._key_bytes]
         gone: set[bytes] = set()
         start = keys[0] if keys else None
-        while self._expiries is not None and start is not None:
+        while start is not None:
             page = self._expiries.between(start, keys[-1] + b"\0", PAGE_ROWS)
             gone.update(key for key, moment_ms in page.items if moment_ms <= self._now_ms)
             start = page.resume

@@ -48,7 +48,6 @@ class Position(NamedTuple):
     """How far a consumer has read.
 
     Attributes:
-        name: the consumer's.
         id: of the last message it has read.
         updated_ms: when it said so; at least the id's time, but where it was set to a time that had not come yet.
         since_ms: the topic's cut-off at that moment, before which nothing is held for it.
@@ -61,11 +60,7 @@ class Position(NamedTuple):
 
 
 class Positions:
-    """The positions of all consumers of a store; threads may share it.
-
-    Args:
-        table: where they are written down.
-    """
+    """The positions of all consumers of a store; threads may share it."""
 
     def __init__(self, table: SideTable) -> None:
         self._table = table
@@ -89,14 +84,11 @@ class Positions:
         has read is not there any more. Durable on return.
 
         Args:
-            topic: the consumer's.
             former: the position that was read; None: there was none.
-            position: what is written.
             puts, deletes: other rows of the side table, as of :meth:`SideTable.exchange`.
 
         Raises:
             Unavailable: another server has written it meanwhile.
-            StoreError: the table could not be written.
         """
         key = _prefix(topic.topic, topic.generation) + position.name.encode("ascii")
         expected = None if former is None else _pack(former)
@@ -144,8 +136,6 @@ class Floor:
     """Holds messages that a consumer has not read (``server.consumers.floor``); threads may share it.
 
     Args:
-        positions: of all consumers.
-        store: where what they have not read is found.
         max_hold_seconds: how long after its ttl a message is held at most.
     """
 
@@ -163,9 +153,6 @@ class Floor:
 
         Args:
             due: where the ttl puts it; the answer is never above it.
-
-        Raises:
-            StoreError: the tables could not be read.
         """
         lowest = self.lowest(due)
         # Who has read all that is due holds nothing, and costs nothing.
@@ -206,12 +193,6 @@ def unread_from(store: Reads, topic: TopicMetadata, position: Position, cutoff: 
 
     Where a position lies inside the stored payloads of a transaction, that is the row that stands for them, as long as
     there are more of them.
-
-    Args:
-        cutoff: the topic's; nothing before it counts.
-
-    Raises:
-        StoreError: the tables could not be read.
     """
     message = position.id
     key = MessageKey(topic.topic, topic.generation, message.publish_ms, message.sequence).pack()
@@ -239,7 +220,6 @@ def highest_id(side: SideTable, prefix: bytes) -> MessageId:
     One that was set to a time that had not come yet does not count: its consumer leaves out what comes until then.
 
     Args:
-        side: where positions are.
         prefix: the start of a topic's and generation's row keys.
     """
     start = _CONSUMER + prefix

@@ -28,13 +28,8 @@ def processed(side: SideTable, topic: TopicMetadata, reader: Transaction) -> int
     group's next poll.
 
     Args:
-        side: where positions and claims are.
-        topic: whose consumers.
         reader: what is known of transactions; from before the claims are read, since one that is taken back goes before
             its transaction ends.
-
-    Raises:
-        StoreError, FormatError: they could not be read.
     """
     found = []
     for position in Positions(side).of(topic):
@@ -54,11 +49,7 @@ def announced_in(side: SideTable, prefix: bytes) -> int:
 
 
 def announce(side: SideTable, topic: TopicMetadata, upto: int) -> None:
-    """Say that what lies before a position may go; what was said before stands. Durable on return.
-
-    Raises:
-        StoreError: it could not be written.
-    """
+    """Say that what lies before a position may go; what was said before stands. Durable on return."""
     key = _key(topic)
     while True:
         present = side.get(key)

@@ -147,7 +147,6 @@ class MessageCache:
 
         Args:
             prefix: the start of the generation's row keys.
-            ids: tells how far they are taken already.
         """
         with self._lock:
             self._drop(prefix)
@@ -174,7 +173,6 @@ class MessageCache:
 
         Args:
             prefix: the start of the generation's row keys.
-            at, stop: positions.
             limit_bytes: about how much to return; at least one run, if there is one.
             oldest: the lowest position at which the reader may be served.
 

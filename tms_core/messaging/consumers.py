@@ -33,9 +33,6 @@ class ConsumerRegistry:
     """The consumers of one store's topics; threads may share it.
 
     Args:
-        topics: which topics there are.
-        shelf: where messages are counted, and which ids are given out.
-        side: where positions and claims are written down.
         allowance_ms: how far the clocks of clients may be ahead, in milliseconds.
         transactions: the manager in this process; None: transactions are managed elsewhere.
     """
@@ -66,8 +63,6 @@ class ConsumerRegistry:
         not given back: it begins behind that.
 
         Args:
-            topic: the consumer's.
-            name: its name.
             message: the last one it has read; all zeros for one that has read nothing yet.
             force: also where claims are open; their transactions are invalidated first, if they are managed here.
             only_new: only to register it.
@@ -77,7 +72,6 @@ class ConsumerRegistry:
             ConsumerConflict: claims are open; or it is registered, and shall only be if it is not.
             TopicNotFound, MetadataError: there is no such topic, or its row is damaged.
             Unavailable: another server has changed it meanwhile; nothing was done.
-            StoreError: the store failed.
         """
         check_name(name)
         if message.publish_ms < 0 or message.payload_ms < 0:
@@ -102,27 +96,12 @@ class ConsumerRegistry:
                 former = after
 
     def get(self, topic: TopicId, name: str) -> Position:
-        """How far a consumer has read, what its group has done behind that included.
-
-        Raises:
-            ConsumerNotFound: there is none of that name.
-            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`put`.
-        """
+        """How far a consumer has read, what its group has done behind that included."""
         metadata = self._topics.get(topic)
         return self._moved_on(metadata, self.found(metadata, name))
 
     def delete(self, topic: TopicId, name: str, *, force: bool = False) -> None:
-        """Forget a consumer and its claims; nothing is held for it any more.
-
-        Args:
-            topic: the consumer's.
-            name: its name.
-            force: as of :meth:`put`.
-
-        Raises:
-            ConsumerConflict: claims are open.
-            ConsumerNotFound, BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`get`.
-        """
+        """Forget a consumer and its claims; nothing is held for it any more."""
         metadata = self._topics.get(topic)
         with self.lock(ConsumerGroup.of(metadata, name)), self._lock:
             self.found(metadata, name)
@@ -134,9 +113,6 @@ class ConsumerRegistry:
         """The claims of a consumer whose transactions are in progress, in the order of their messages.
 
         Where transactions are managed elsewhere: all that are not yet known to be done.
-
-        Raises:
-            ConsumerNotFound, BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`get`.
         """
         metadata = self._topics.get(topic)
         self.found(metadata, name)
@@ -164,9 +140,6 @@ class ConsumerRegistry:
         """How far each of a topic's consumers is behind, by their names, and the moment it is said of.
 
         No more than :data:`COUNTED_ROWS` are counted; those who are furthest come first.
-
-        Raises:
-            TopicNotFound, MetadataError, StoreError: as :meth:`put`.
         """
         metadata, now_ms = self._topics.get(topic), self._shelf.clock.now_ms()
         positions = [self._moved_on(metadata, position) for position in self._positions.of(metadata)]
@@ -175,11 +148,7 @@ class ConsumerRegistry:
         return lag.finish(counting), now_ms
 
     def found(self, topic: TopicMetadata, name: str) -> Position:
-        """The position of a consumer of a topic as it is now.
-
-        Raises:
-            ConsumerNotFound, BadRequest, StoreError: as :meth:`get`.
-        """
+        """The position of a consumer of a topic as it is now."""
         check_name(name)
         found = self._positions.get(topic, name)
         if found is None:
@@ -207,11 +176,7 @@ class ConsumerRegistry:
         return position._replace(id=look(position.id, claims, reader).base)
 
     def _let_go(self, topic: TopicMetadata, name: str, *, force: bool) -> list[bytes]:
-        """The keys of a consumer's claims, none of which is open any more.
-
-        Raises:
-            ConsumerConflict: one is open.
-        """
+        """The keys of a consumer's claims, none of which is open any more."""
         pointers = sorted({claim.pointer for claim in self._open_claims(topic, name)})
         if pointers and not force:
             raise ConsumerConflict(
@@ -230,10 +195,6 @@ class ConsumerRegistry:
 
 
 def check_name(name: str) -> None:
-    """Check that a consumer can have this name.
-
-    Raises:
-        BadRequest: it is none.
-    """
+    """Check that a consumer can have this name."""
     if not NAME.fullmatch(name):
         raise BadRequest(f"{name!r} cannot be a consumer.", "Use at most 255 letters, digits, '_' and '-'.")

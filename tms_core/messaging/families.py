@@ -51,13 +51,7 @@ class Families:
     """The topics of a store, with and without partitions; threads may share it.
 
     Args:
-        topics: their rows.
-        store: where their messages are.
-        lines: forget what they know of a topic that was changed.
-        clock: what time it is.
-        positions: those of groups, which go on in another family, also where other servers lead that; None: there are
-            none.
-        settle: returns when what is being written to a topic is done.
+        positions: those of groups, which go on in another family, also where other servers lead that.
     """
 
     def __init__(
@@ -66,7 +60,7 @@ class Families:
         store: Store,
         lines: Lines,
         clock: HonestClock,
-        positions: Positions | None,
+        positions: Positions,
         settle: Callable[[TopicId], None],
     ) -> None:
         self._topics = topics
@@ -85,7 +79,6 @@ class Families:
 
         Raises:
             TopicExists: there is one; or one that has the name of a part.
-            BadRequest, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.create`.
         """
         asked = wanted(properties)
         made = list(_tree(topic, asked.partitions, asked.routes or {}, asked.others))
@@ -108,7 +101,6 @@ class Families:
         Raises:
             BadRequest: it is part of another topic; a route is missing; or as :meth:`TopicRegistry.update`.
             TopicExists: a topic has the name of a new part.
-            TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.update`.
         """
         asked = wanted(properties)
         with self._lock:
@@ -122,23 +114,14 @@ class Families:
                 self._update_partitions(topic, asked.partitions, asked.others)
 
     def delete(self, topic: TopicId) -> None:
-        """Delete a topic, and its parts before it.
-
-        Raises:
-            BadRequest: it is part of another topic.
-            TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.delete`.
-        """
+        """Delete a topic, and its parts before it."""
         with self._lock:
             row = self._topics.get(topic)
             self._require_whole(row)
             self._delete(row)
 
     def shown(self, topic: TopicId) -> dict[str, str]:
-        """All properties of a topic; a change of its partitions that was cut off is finished before.
-
-        Raises:
-            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`TopicRegistry.get`.
-        """
+        """All properties of a topic; a change of its partitions that was cut off is finished before."""
         row = self._topics.get(topic)
         if _is_changing(row):
             # Another server leads, and will do it.
@@ -147,11 +130,7 @@ class Families:
         return dict(row.properties)
 
     def before(self, part: TopicMetadata) -> list[TopicMetadata]:
-        """The partitions that a group in order reads to their ends before this one.
-
-        Raises:
-            MetadataError, StoreError: as :meth:`update`.
-        """
+        """The partitions that a group in order reads to their ends before this one."""
         found = []
         with suppress(TopicNotFound):
             whole = self._topics.get(TopicId(part.topic.namespace, part.properties[PART_OF]))
@@ -169,8 +148,6 @@ class Families:
         """Write down that a group has read a sealed partition to its end, for the servers that lead other partitions.
 
         Args:
-            part: the partition.
-            group: the group's name.
             pointer: the last transaction it did it in, as far as that is known; 0: it is not.
         """
         # Where the topic was changed meanwhile, the next poll writes it.
@@ -221,8 +198,6 @@ class Families:
 
     def _register(self, member: TopicId, former: Iterable[TopicId]) -> None:
         """Register all groups of the former partitions at the beginning of a new one, so that it is kept for them."""
-        if self._positions is None:
-            return
         names = set()
         for one in former:
             with suppress(TopicNotFound):
@@ -289,11 +264,7 @@ class Families:
                     self._change(member, {**self._topics.get(member).properties, SEALED: str(now_ms)})
 
     def _check_free(self, made: Iterable[Made]) -> None:
-        """See that topics can be made.
-
-        Raises:
-            TopicExists, BadRequest: one of them cannot.
-        """
+        """See that topics can be made."""
         for topic, properties in made:
             check_length(topic)
             self._topics.check(properties)

@@ -49,11 +49,6 @@ class Shelf(NamedTuple):
     """Where messages are read from.
 
     Attributes:
-        store: the tables.
-        lines: how far a topic goes.
-        cache: recent rows.
-        expiries: messages with a ttl of their own; None where there can be none.
-        clock: what time it is.
         cached_ms: how old rows may be that a reader in a transaction takes from the cache.
         first_reads: notes when messages are first read.
         floor: what makes messages live on after their topic's ttl; None: nothing does.
@@ -63,7 +58,7 @@ class Shelf(NamedTuple):
     store: Store
     lines: Lines
     cache: MessageCache
-    expiries: Expiries | None
+    expiries: Expiries
     clock: HonestClock
     cached_ms: int
     first_reads: FirstReads
@@ -75,9 +70,6 @@ class Fetch:
     """One fetch (``CoreMessageFetcher``).
 
     Args:
-        shelf: where messages are read from.
-        topic: whose messages.
-        request: which of them.
         steps_over: whether it goes on behind messages that are not decided yet, and notes their places.
 
     Attributes:
@@ -146,9 +138,6 @@ class Fetch:
         """The messages, in pages of about ``PAGE_BYTES``; one read of the store at most between two of them.
 
         A page is empty where a read has found too little, so that the caller can see to other things meanwhile.
-
-        Raises:
-            StoreError: the store could not be read; what came is right.
         """
         page = _NONE
         size = reads = 0
@@ -351,11 +340,11 @@ class Fetch:
 
     def _gone(self, keys: list[bytes]) -> frozenset[bytes]:
         """Those of some rows, in key order, that a ttl of their own has taken."""
-        expiries, start = self._shelf.expiries, keys[0] if keys else None
+        start = keys[0] if keys else None
         now_ms = self._expiring_ms()
         gone: set[bytes] = set()
-        while expiries is not None and start is not None:
-            page = expiries.between(start, keys[-1] + b"\0", MAX_PAGE_ROWS)
+        while start is not None:
+            page = self._shelf.expiries.between(start, keys[-1] + b"\0", MAX_PAGE_ROWS)
             gone.update(key for key, moment_ms in page.items if moment_ms <= now_ms)
             start = page.resume
         return frozenset(gone)

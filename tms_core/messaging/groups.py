@@ -67,10 +67,8 @@ class GroupPoll:
     """How a group is polled.
 
     Attributes:
-        transaction: in which the messages are claimed.
         limit: the most messages, at least 1.
         limit_bytes: after how many bytes of messages no further one is given out; the first one always is.
-        order: what the group keeps to.
         max_deliveries: how often a message is to be given out at most, at least 1: before that it is given out alone.
             None: there is no such number.
     """
@@ -86,7 +84,6 @@ class Given(NamedTuple):
     """What a poll has claimed.
 
     Attributes:
-        messages: what is to be processed in the transaction.
         deliveries: how often they were given out, this time included; 0 without messages.
         held: the transaction whose open claim must be decided first; None: there is none.
         position: without messages, the id from which the next one may come, where nothing before it is undecided or
@@ -120,11 +117,6 @@ class Groups:
     """The consumer groups of one store's topics; threads may share it.
 
     Args:
-        topics: which topics there are.
-        families: which partitions are read before others.
-        consumers: the groups' positions, and their locks.
-        side: where claims are written down.
-        shelf: where messages are read from.
         max_lifetime_ms: how long after its begin a transaction may claim.
         transactions: the manager in this process; None: transactions are managed elsewhere.
     """
@@ -154,7 +146,6 @@ class Groups:
         """Claim messages for a transaction. The claim is durable on return.
 
         Args:
-            topic: whose messages.
             name: the group's, which is registered (:meth:`ConsumerRegistry.put`).
 
         Raises:
@@ -214,13 +205,9 @@ class Groups:
         It comes before the abort: an aborted transaction's pointer looks committed to readers.
 
         Args:
-            topic: whose messages.
-            name: the group's.
-            pointer: the transaction's id.
             after: take back only what lies behind this id, which does not count as a try; None: all.
 
         Raises:
-            ConsumerConflict: the transaction is committed.
             BadRequest, ConsumerNotFound, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`poll`; after
                 the last one the transaction must be invalidated.
         """

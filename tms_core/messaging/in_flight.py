@@ -59,13 +59,7 @@ class InFlight:
             self.end([key])
 
     def wait_for_older(self, producer: bytes, name: str, generation: int) -> None:
-        """Return when nothing of generations before this one is under way; what comes from now on is refused.
-
-        Args:
-            producer: its key.
-            name: for people.
-            generation: the one that counts.
-        """
+        """Return when nothing of generations before this one is under way; what comes from now on is refused."""
 
         def is_over() -> bool:
             return not any(who == producer and older < generation for who, older in self._busy.values())

@@ -88,7 +88,6 @@ class _Stored:
     """The payloads of one generation of a topic.
 
     Attributes:
-        ids: what is taken of their ids.
         pointers: the transactions behind whose rows ``ids`` are already.
         hidden: by transaction, whether it has payloads that no message refers to.
     """
@@ -102,11 +101,7 @@ class Lines:
     """The open lines of a store; threads may share it.
 
     Args:
-        store: where the last rows are looked up.
-        clock: where they are likely to be.
-        cache: told of lines that are opened.
-        expiries: where announced rows are looked up; None where there are none.
-        consumers: where it is looked up how far consumers have read; None where there are none.
+        side: where it is looked up how far consumers have read, and what producers have requested.
         allowance_ms: how far the clocks of several machines differ.
     """
 
@@ -115,11 +110,11 @@ class Lines:
         store: Store,
         clock: HonestClock,
         cache: MessageCache,
-        expiries: Expiries | None,
-        consumers: SideTable | None = None,
-        allowance_ms: int = 0,
+        expiries: Expiries,
+        side: SideTable,
+        allowance_ms: int,
     ) -> None:
-        self._consumers = consumers
+        self._side = side
         self._store = store
         self._clock = clock
         self._cache = cache
@@ -133,11 +128,7 @@ class Lines:
         self._lock = Lock()
 
     def messages(self, topic: TopicMetadata) -> Line:
-        """The line of a topic's messages.
-
-        Raises:
-            StoreError: it could not be opened.
-        """
+        """The line of a topic's messages."""
         prefix = generation_prefix(topic.topic.prefix, topic.generation)
         place = self._places.get(prefix)
         if place is None:
@@ -155,15 +146,12 @@ class Lines:
         """The ids of a topic's stored payloads, behind those that the transaction has.
 
         Only the writer of the topic's payloads asks.
-
-        Raises:
-            StoreError: they could not be looked up.
         """
         with self._lock:
             stored = self._stored_of(topic)
-        if not stored.pointers and self._consumers is not None:
+        if not stored.pointers:
             prefix = generation_prefix(topic.topic.prefix, topic.generation)
-            stored.ids.skip(first_unannounced(self._consumers, prefix))
+            stored.ids.skip(first_unannounced(self._side, prefix))
         if pointer not in stored.pointers:
             table, prefix = self._store.payload, pointer_prefix(topic.topic.prefix, topic.generation, pointer)
             # Most transactions are new, and one read tells so.
@@ -189,9 +177,6 @@ class Lines:
 
         The store is asked once, by a transaction that began before this process did. Most have stored nothing, which
         takes one read; else all messages since its begin are searched for one that refers to it.
-
-        Raises:
-            StoreError: it could not be looked up.
         """
         with self._lock:
             hidden = self._stored_of(topic).hidden.get(pointer)
@@ -262,12 +247,11 @@ class Lines:
     def _open(self, prefix: bytes, line: Line) -> Line:
         """Move a line behind the last row there is, and have the cache keep what comes from now on."""
         now_ms = self._clock.now_ms()
-        announced = first_free(self._expiries.keys, prefix, now_ms) if self._expiries else 0
+        announced = first_free(self._expiries.keys, prefix, now_ms)
         reserved = self._store.message.reserved(prefix)
         # What has been read may be deleted by now, and no id at or before it would ever be read.
-        side = self._consumers
-        unread = 0 if side is None else max(first_unread(side, prefix), announced_in(side, prefix))
-        requested = 0 if self._consumers is None else first_unannounced(self._consumers, prefix)
+        unread = max(first_unread(self._side, prefix), announced_in(self._side, prefix))
+        requested = first_unannounced(self._side, prefix)
         line.ids.skip(max(announced, reserved, unread, requested, first_free(self._store.message.keys, prefix, now_ms)))
         line.mortal = line.mortal or announced > 0
         line.unread = line.unread or line.ids.free
@@ -280,7 +264,6 @@ class Delays(NamedTuple):
 
     Attributes:
         counts: how many were at most as long as each of the bounds, and how many there were.
-        sum_ms: all together.
     """
 
     counts: tuple[int, ...]

@@ -89,9 +89,6 @@ class MessageList(Sequence[Message]):
 class SharedList(MessageList):
     """Messages that several readers are given, so it is never changed.
 
-    Args:
-        messages: the same, as one reader would be given them.
-
     Attributes:
         encoded: what a codec made of them for the first reader; it does not depend on who reads.
     """

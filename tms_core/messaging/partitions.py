@@ -45,7 +45,6 @@ class Family(NamedTuple):
 
     Attributes:
         number: counts the families of a topic from 1; 0: the topic itself, before it had partitions.
-        partitions: how many.
         sealed_ms: since when none of them takes messages; None: they do.
     """
 
@@ -58,7 +57,6 @@ class Layout(NamedTuple):
     """Where the messages of a topic are.
 
     Attributes:
-        topic: the topic that is published to.
         families: its families, oldest first; none where it has routes.
         routes: the names of its routes.
     """
@@ -149,11 +147,7 @@ def wanted(properties: Mapping[str, str]) -> PartitionsAsked:
 
 
 def layout_of(topic: TopicId, properties: Mapping[str, str]) -> Layout | None:
-    """Where the messages of a topic with these properties are; None: in the topic itself.
-
-    Raises:
-        MetadataError: what the server has noted cannot be read.
-    """
+    """Where the messages of a topic with these properties are; None: in the topic itself."""
     said = properties.get(FAMILIES)
     if said is None:
         return None

@@ -91,9 +91,7 @@ class Former(NamedTuple):
     """The last transaction of the generations before that was not aborted; where all were, the last one.
 
     Attributes:
-        transaction: its write pointer.
         label: what its producer has called it.
-        outcome: what became of it.
     """
 
     transaction: int
@@ -126,11 +124,7 @@ class Registration(NamedTuple):
 
     @classmethod
     def parse(cls, value: bytes) -> Registration:
-        """Read a value.
-
-        Raises:
-            FormatError: it is none.
-        """
+        """Read a value."""
         try:
             *numbers, number, settled = _REGISTRATION.unpack(value[: _REGISTRATION.size])
             outcome, label = _OUTCOMES[number], value[_REGISTRATION.size :].decode()
@@ -155,8 +149,6 @@ class Begun(NamedTuple):
     """A transaction that a producer has begun.
 
     Attributes:
-        pointer: its write pointer.
-        generation: of the producer.
         void: whether it was rolled back, or is invalid.
         label: what its producer calls it.
     """
@@ -172,11 +164,7 @@ class Begun(NamedTuple):
 
     @classmethod
     def parse(cls, key: bytes, value: bytes) -> Begun:
-        """Read a row.
-
-        Raises:
-            FormatError: it is none.
-        """
+        """Read a row."""
         try:
             (pointer,) = _POINTER.unpack(key[-_POINTER.size :])
             generation, void = _BEGUN_VALUE.unpack(value[: _BEGUN_VALUE.size])
@@ -193,8 +181,6 @@ class LastRequest(NamedTuple):
     of a millisecond are divided into places, which requests have by turns.
 
     Attributes:
-        generation: of the producer.
-        sequence: its number.
         first: the position of its first row: of the message table, or of the transaction's stored payloads.
         number: how many rows it has.
         until: before which position the requests behind it are; 0: they are announced themselves.
@@ -214,11 +200,7 @@ class LastRequest(NamedTuple):
 
     @classmethod
     def parse(cls, value: bytes) -> LastRequest:
-        """Read a value.
-
-        Raises:
-            FormatError: it is none.
-        """
+        """Read a value."""
         size, until = _REQUEST_VALUE.size, value[_REQUEST_VALUE.size :]
         if len(value) < size or len(until) not in (0, MESSAGE_TAIL_BYTES):
             raise FormatError(f"a producer's last request has {len(value)} bytes, not {size}")
@@ -287,12 +269,7 @@ def is_of_producer(key: bytes) -> bool:
 
 
 def begun_by(side: SideTable, producer: ProducerName) -> list[tuple[bytes, Begun]]:
-    """The transactions of a producer that are written down, each with its key, the oldest first.
-
-    Raises:
-        FormatError: a row is damaged.
-        StoreError: the table could not be read.
-    """
+    """The transactions of a producer that are written down, each with its key, the oldest first."""
     return [(key, Begun.parse(key, value)) for key, value in _rows(side, producer.begun)]
 
 
@@ -316,7 +293,6 @@ def first_unannounced(side: SideTable, prefix: bytes) -> int:
     """The first position behind all that producers have requested of a generation of a topic.
 
     Args:
-        side: where requests are.
         prefix: the start of the generation's row keys.
     """
     found = (LastRequest.parse(value) for _, value in _rows(side, _REQUEST + prefix))
@@ -335,7 +311,6 @@ def tidy(
     The marks come before an id leaves the invalid list: from then on its transaction would count as committed.
 
     Args:
-        side: where producers are.
         is_invalid: whether a transaction is on the invalid list.
         is_undecided: whether one may still be committed; its producer is not idle.
         is_gone: whether a topic was deleted, or has another generation than this.
@@ -343,10 +318,6 @@ def tidy(
 
     Returns:
         How many transactions were marked, and how many producers were forgotten.
-
-    Raises:
-        FormatError: a row is damaged.
-        StoreError: the table could not be read or written.
     """
     producers = dict(_rows(side, _PRODUCER))
     marked, begun, active = _tidy_begun(side, is_invalid, is_undecided, idle_before_ms)

@@ -39,12 +39,8 @@ class Producers:
     """The producers of one store's topics; threads may share it.
 
     Args:
-        topics: which topics there are.
-        side: where producers are written down.
-        clock: what time it is.
         transactions: the manager in this process; None: transactions are managed elsewhere, and what became of one is
             for the client to find out.
-        requests: what they send.
     """
 
     def __init__(
@@ -67,8 +63,6 @@ class Producers:
         """Have an instance count from now on, and no older one. Durable on return; the same instance may ask again.
 
         Args:
-            home: the producer's topic.
-            name: its name.
             instance: a number of its own, drawn at random.
 
         Returns:
@@ -102,21 +96,12 @@ class Producers:
         return [(one.name, known, self._open(one)) for one, known in producers_of(self._side, metadata)]
 
     def get(self, home: TopicId, name: str) -> tuple[Registration, list[Begun]]:
-        """A producer, and the transactions it has open.
-
-        Raises:
-            ProducerNotFound: there is none of that name.
-            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`register`.
-        """
+        """A producer, and the transactions it has open."""
         producer = self._requests.named(home, name)
         return self._known(producer)[1], self._open(producer)
 
     def delete(self, home: TopicId, name: str) -> None:
-        """Forget a producer; what it has open is invalidated first, and its instance is refused from now on.
-
-        Raises:
-            ProducerNotFound, BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`get`.
-        """
+        """Forget a producer; what it has open is invalidated first, and its instance is refused from now on."""
         producer = self._requests.named(home, name)
         with self._requests.in_flight.only(producer.key):
             raw, known = self._known(producer)
@@ -134,7 +119,6 @@ class Producers:
         It comes before the abort: an aborted transaction's pointer looks committed to readers.
 
         Raises:
-            ProducerFenced: a newer instance counts.
             BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`register`; after the last one
                 the transaction must be invalidated.
         """

@@ -47,7 +47,6 @@ class WriteRequest(Generic[R]):
     """The messages that one client wants to have written.
 
     Attributes:
-        messages: the payloads.
         pointer: of its transaction; None without one.
         ttl_ms: a ttl of their own; None without one.
         sent: what it says of its producer; None: it has none.
@@ -76,13 +75,8 @@ class WriterContext(NamedTuple):
     """The parts that all writers of a store share.
 
     Attributes:
-        topics: read before each batch.
-        lines: where ids come from.
-        clock: what time it is.
         max_lifetime_ms: how long after its begin a transaction may write.
-        work: runs batches, and counts requests.
         transactions: the manager in this process; None: transactions are managed elsewhere.
-        requests: know which requests of producers count; None: there is no place to keep that.
     """
 
     topics: TopicRegistry
@@ -90,17 +84,12 @@ class WriterContext(NamedTuple):
     clock: HonestClock
     max_lifetime_ms: int
     work: Work
+    requests: Requests
     transactions: TransactionManager | None = None
-    requests: Requests | None = None
 
 
 class Queue(ABC, Generic[R]):
-    """The queue of one topic and one table.
-
-    Args:
-        topic: whose it is.
-        context: what all writers share.
-    """
+    """The queue of one topic and one table."""
 
     def __init__(self, topic: TopicId, context: WriterContext) -> None:
         self.topic = topic
@@ -115,11 +104,7 @@ class Queue(ABC, Generic[R]):
         return self._busy
 
     def submit(self, request: WriteRequest[R]) -> Answer[R]:
-        """Queue a request; its answer comes when a batch has it.
-
-        Raises:
-            Unavailable: the service is closed.
-        """
+        """Queue a request; its answer comes when a batch has it."""
         self._context.work.accept(request.weight)
         with self._lock:
             self._queue.append(request)
@@ -204,7 +189,7 @@ class Queue(ABC, Generic[R]):
 
     def _refusal(self, request: WriteRequest[R]) -> TmsError:
         """Why a request of a transaction that has ended is refused: for good where a newer instance ended it."""
-        if request.sent is not None and self._context.requests is not None:
+        if request.sent is not None:
             try:
                 self._context.requests.require_newest(request.sent)
             except TmsError as error:
@@ -218,7 +203,7 @@ class Queue(ABC, Generic[R]):
         """The requests without a producer, and those to be written of the others; answers what was written before."""
         requests = self._context.requests
         asked = [(request, request.sent) for request in batch if request.sent is not None]
-        if requests is None or not asked:
+        if not asked:
             yield list(batch)
             return
         sent = [(sent, request.pointer, len(request.messages) or 1) for request, sent in asked]
@@ -257,7 +242,7 @@ class Queue(ABC, Generic[R]):
         """Whether rows that were written at a position may have been deleted since (rules L3, L6 and L7)."""
         if request.ttl_ms is not None and expires_ms(first, request.ttl_ms) <= now_ms:
             return True
-        if self._context.requests is not None and self._context.requests.is_processed(topic, first):
+        if self._context.requests.is_processed(topic, first):
             return True
         return Cutoff.at(now_ms, topic.ttl_seconds).expires(milliseconds(first))
 
@@ -265,10 +250,6 @@ class Queue(ABC, Generic[R]):
         self, written: Sequence[WriteRequest[R]], firsts: Sequence[int], ahead: AnnouncedAhead | None = None
     ) -> bool:
         """Write down where the rows of producers' requests will be, before they are there; answers those refused.
-
-        Args:
-            written, firsts: the requests, and the positions of their first rows.
-            ahead: of the line, if that is one of messages.
 
         Returns:
             Whether there are any of these.
@@ -278,7 +259,7 @@ class Queue(ABC, Generic[R]):
             for request, first in zip(written, firsts, strict=True)
             if request.admitted is not None
         ]
-        if not asked or self._context.requests is None:
+        if not asked:
             return False
         errors = self._context.requests.announce([one for _, one in asked], ahead)
         for (request, _), error in zip(asked, errors, strict=True):
@@ -287,21 +268,17 @@ class Queue(ABC, Generic[R]):
         return any(errors)
 
     def _note_written(self, request: WriteRequest[R]) -> None:
-        if request.admitted is not None and self._context.requests is not None:
+        if request.admitted is not None:
             self._context.requests.wrote(request.admitted)
 
     def _is_late(self, request: WriteRequest[R]) -> bool:
         """Whether a request was written after the end of its transaction, or after that was rolled back."""
-        manager, requests, pointer = self._context.transactions, self._context.requests, request.pointer
+        manager, admitted, pointer = self._context.transactions, request.admitted, request.pointer
         if pointer is None:
             return False
         if manager is not None and not manager.is_in_progress(pointer):
             return True
-        return (
-            request.admitted is not None
-            and requests is not None
-            and requests.is_void(request.admitted.keys.producer, pointer)
-        )
+        return admitted is not None and self._context.requests.is_void(admitted.keys.producer, pointer)
 
     def _in_time(self, request: WriteRequest[R], at: int) -> bool:
         """Whether the transaction may still write at that position; answers if not.
@@ -363,11 +340,7 @@ def ended(pointer: int | None) -> TransactionEnded:
 
 
 class _Owed(Generic[R]):
-    """The answers still owed to the requests of a batch: an error that ends it goes to all that have no answer.
-
-    Args:
-        batch: the requests.
-    """
+    """The answers still owed to the requests of a batch: an error that ends it goes to all that have no answer."""
 
     def __init__(self, batch: Sequence[WriteRequest[R]]) -> None:
         self._batch = batch

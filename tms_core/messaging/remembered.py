@@ -14,11 +14,7 @@ _NOT_READ = b"not read"
 
 
 class RememberedRows:
-    """Reads rows once, and changes them.
-
-    Args:
-        side: where they are.
-    """
+    """Reads rows once, and changes them."""
 
     def __init__(self, side: SideTable) -> None:
         self._side = side
@@ -31,11 +27,7 @@ class RememberedRows:
         """A row's value; what was read while it was changed is not remembered.
 
         Args:
-            key: the row's.
             again: read it, remembered or not.
-
-        Raises:
-            StoreError: it could not be read.
         """
         known = _NOT_READ if again else self._rows.get(key, _NOT_READ)
         if known is not _NOT_READ:

@@ -42,8 +42,6 @@ class Sent(NamedTuple):
     """What a request says of its producer.
 
     Attributes:
-        home: the producer's topic.
-        name: its name.
         generation: as it was registered.
         sequence: the request's number, higher than that of any request before; the same when it is repeated.
         label: what it calls the transaction.
@@ -67,12 +65,14 @@ class AnnouncedAhead:
         key: of the producer's last request; empty: others wrote as well.
         batches: how many batches were its alone, one behind the other.
         announced: what stands at the key, or may stand there; None: it is for no next requests.
+        value: the same as it is written down.
         last: the last request that may have been written by it.
     """
 
     key: bytes = b""
     batches: int = 0
     announced: LastRequest | None = None
+    value: bytes = b""
     last: LastRequest | None = None
 
     def wrote(self, key: bytes, *, lasts: bool) -> None:
@@ -85,8 +85,6 @@ class _Keys(NamedTuple):
     """What does not change between the requests of a producer to a topic.
 
     Attributes:
-        producer: who it is.
-        registered: the key of its registration.
         request: the key of its last request to the topic.
         messages: the start of the keys of the topic's messages.
     """
@@ -126,7 +124,6 @@ class Admitted(NamedTuple):
     """A request that its producer may send.
 
     Attributes:
-        sent: what it says.
         keys: of its producer and of its last request to the topic.
         registered: the registration by which it was admitted.
         former: the last request as it is written down; None: there is none.
@@ -164,12 +161,8 @@ class Requests:
     """The requests of one store's producers; threads may share it.
 
     Args:
-        topics: which topics there are.
-        side: where producers and requests are written down.
-        clock: what time it is.
         max_lifetime_ms: how long after its begin a transaction may write.
         transactions: the manager in this process; None: transactions are managed elsewhere.
-        messages: reads keys of messages.
 
     Attributes:
         in_flight: what is being written.
@@ -202,8 +195,6 @@ class Requests:
         """Let requests of producers to one topic be written; newer instances wait until the block ends.
 
         Args:
-            topic: where to.
-            now_ms: the present time.
             batch: of each what it says of its producer, its write pointer, and how many rows it has.
 
         Returns:
@@ -249,7 +240,6 @@ class Requests:
 
         Raises:
             Unavailable: another process has changed a producer meanwhile; nothing is to be written.
-            StoreError: the store failed.
         """
         changes = []
         if len(self._last) >= _KNOWN_REQUESTS:
@@ -263,6 +253,7 @@ class Requests:
             if ahead is not None and until:
                 # It may be there also where the write fails.
                 ahead.announced = ahead.last = request
+                ahead.value = value
             self._last[key] = _Last(value, request)
             changes.append(SideChange(key, admitted.former, value, *self._noted(admitted, pointer)))
         self.change(changes, [admitted.sent.name for admitted, *_ in requests])
@@ -277,7 +268,7 @@ class Requests:
         # Repeated, it is announced as what it is.
         if ahead.announced is None or admitted.repeated is not None:
             return None
-        if ahead.key != admitted.keys.request or admitted.former != ahead.announced.pack():
+        if ahead.key != admitted.keys.request or admitted.former != ahead.value:
             return None
         if pointer is not None and self._rows.get(admitted.keys.producer.begun_key(pointer)) is None:
             return None
@@ -286,16 +277,13 @@ class Requests:
     def follow(self, ahead: AnnouncedAhead, request: LastRequest) -> None:
         """A request that was announced before is about to be written."""
         ahead.last = request
-        self._last[ahead.key] = _Last(cast(LastRequest, ahead.announced).pack(), request)
+        self._last[ahead.key] = _Last(ahead.value, request)
 
     def take_back(self, ahead: AnnouncedAhead, at: int) -> bytes | None:
         """Announce nothing but what may be written already, before others write from a position on. Durable on return.
 
         Returns:
             What stands at its key then.
-
-        Raises:
-            StoreError: the store failed; nothing else may be written.
         """
         announced, last = ahead.announced, ahead.last
         raw = self._rows.get(ahead.key)
@@ -321,12 +309,7 @@ class Requests:
         return value is not None and Begun.parse(key, value).void
 
     def require_newest(self, sent: Sent) -> None:
-        """Return if the instance counts that sends a request.
-
-        Raises:
-            ProducerFenced: it does not.
-            TmsError: what it names is not there, or the store failed.
-        """
+        """Return if the instance counts that sends a request."""
         producer = self.named(sent.home, sent.name)
         self._require_newest(producer, producer.key, sent.generation)
 
@@ -376,8 +359,6 @@ class Requests:
 
         Raises:
             Unavailable: another request of it to the topic is under way.
-            ProducerFenced: a newer one counts, or none.
-            TransactionEnded: its transaction was rolled back.
             BadRequest: a later request was done, or it is another one under the same number; or another server may lead
                 the topic than the one that registers the producer's instances, which waits for what is under way here.
         """

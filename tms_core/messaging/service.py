@@ -14,13 +14,13 @@ from typing import Self
 from tms_core.clock import Clock, HonestClock
 from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import BadRequest
-from tms_core.messaging.cache import Figures, MessageCache
+from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.consumers import ConsumerRegistry
 from tms_core.messaging.families import Families
 from tms_core.messaging.fetcher import Fetch, Shelf
 from tms_core.messaging.groups import Groups
 from tms_core.messaging.ids import position
-from tms_core.messaging.lines import Delays, FirstReads, Lines
+from tms_core.messaging.lines import FirstReads, Lines
 from tms_core.messaging.model import Ages, FetchRequest, MessageList, RollbackRange
 from tms_core.messaging.producers import Producers
 from tms_core.messaging.queue import WriterContext, WriteRequest
@@ -66,13 +66,18 @@ class MessagingService:
 
     Args:
         store: the tables; stays the caller's, who closes it afterwards.
-        clock: the machine's clocks.
-        options: its figures.
-        side: where messages with a ttl of their own are written down; None: there are none, and cannot be.
+        side: where messages with a ttl of their own are written down, producers, positions and claims.
         work: has batches written; closed with the service. None: by threads of its own.
         transactions: the manager in this process, which says which pointers were issued and whether a transaction that
             claims is in progress; None: they are managed elsewhere, and what a client sends is believed.
-        fenced_side: ``side`` as the server that leads may use it, for positions and claims; None: there is no other.
+        fenced_side: ``side`` as the server that leads may use it; None: there is no other server.
+
+    Attributes:
+        consumers: by name, and how far they have read.
+        producers: by name, of which the newest instance counts.
+        groups: consumer groups, which claim what they read.
+        expiries: messages with a ttl of their own, for the janitor to delete.
+        first_reads: how long after they were published messages were first read.
     """
 
     def __init__(
@@ -81,7 +86,7 @@ class MessagingService:
         clock: Clock,
         options: ServiceOptions | None = None,
         *,
-        side: SideTable | None = None,
+        side: SideTable,
         work: Work | None = None,
         transactions: TransactionManager | None = None,
         fenced_side: SideTable | None = None,
@@ -96,40 +101,30 @@ class MessagingService:
             options.default_ttl_seconds,
             lambda topic: self._lines.forget(lambda key: key.startswith(topic.prefix)),
         )
-        self._side = side
-        self._expiries = Expiries(side) if side is not None else None
+        self.side = side
+        self.expiries = Expiries(side)
         self._clock = honest = HonestClock(clock, self._allowance_ms)
         kept = fenced_side or side
         floor = None
-        if kept is not None and options.consumer_hold_seconds is not None:
+        if options.consumer_hold_seconds is not None:
             floor = Floor(Positions(kept), store, options.consumer_hold_seconds)
-        self._cache = MessageCache(options.cache_bytes)
-        self._lines = Lines(store, honest, self._cache, self._expiries, kept, self._allowance_ms)
-        self._work = work or Work()
+        self.cache = MessageCache(options.cache_bytes)
+        self._lines = Lines(store, honest, self.cache, self.expiries, kept, self._allowance_ms)
+        self.work = work or Work()
         lifetime_ms = options.max_lifetime_seconds * 1000
-        self._producers = self._requests = None
-        if kept is not None:
-            self._requests = Requests(self._topics, kept, honest, lifetime_ms, transactions, store.message.keys)
-            self._producers = Producers(self._topics, kept, honest, transactions, self._requests)
-        context = WriterContext(
-            self._topics, self._lines, honest, lifetime_ms, self._work, transactions, self._requests
-        )
-        self._writers = Writers(context, store, self._cache, self._expiries)
+        requests = Requests(self._topics, kept, honest, lifetime_ms, transactions, store.message.keys)
+        self.producers = Producers(self._topics, kept, honest, transactions, requests)
+        context = WriterContext(self._topics, self._lines, honest, lifetime_ms, self.work, requests, transactions)
+        self._writers = Writers(context, store, self.cache, self.expiries)
         cached_ms = min(options.max_lifetime_seconds, options.grace_seconds) * 1000 // 2
-        self._first_reads = FirstReads()
+        self.first_reads = FirstReads()
         self._shelf = Shelf(
-            store, self._lines, self._cache, self._expiries, honest, cached_ms, self._first_reads, floor, lifetime_ms
+            store, self._lines, self.cache, self.expiries, honest, cached_ms, self.first_reads, floor, lifetime_ms
         )
-        self._consumers = self._groups = None
-        if kept is not None:
-            self._consumers = ConsumerRegistry(self._topics, self._shelf, kept, self._allowance_ms, transactions)
+        self.consumers = ConsumerRegistry(self._topics, self._shelf, kept, self._allowance_ms, transactions)
         # By the table itself: groups are registered also in new partitions that other servers lead.
-        positions = None if side is None else Positions(side)
-        self._families = Families(self._topics, store, self._lines, honest, positions, self._writers.settle)
-        if self._consumers is not None and kept is not None:
-            self._groups = Groups(
-                self._topics, self._families, self._consumers, kept, self._shelf, lifetime_ms, transactions
-            )
+        self._families = Families(self._topics, store, self._lines, honest, Positions(side), self._writers.settle)
+        self.groups = Groups(self._topics, self._families, self.consumers, kept, self._shelf, lifetime_ms, transactions)
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
@@ -137,12 +132,10 @@ class MessagingService:
         """Make a topic; of one that was deleted before, the new properties count.
 
         Args:
-            topic: its name.
             properties: what shall differ from the defaults; ``ttl`` in seconds.
 
         Raises:
             BadRequest: the name, the ttl or a generation is none.
-            TopicExists: there is one.
             MetadataError, StoreError, Unavailable: its row is damaged; the store failed; others keep changing it.
         """
         self._families.create(topic, properties or {})
@@ -152,40 +145,23 @@ class MessagingService:
 
         Raises:
             TopicNotFound: there is none, or it was deleted.
-            BadRequest, MetadataError, StoreError, Unavailable: as :meth:`create_topic`.
         """
         self._families.update(topic, properties)
 
     def topic(self, topic: TopicId) -> dict[str, str]:
-        """All properties of a topic, its generation among them.
-
-        Raises:
-            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
-        """
+        """All properties of a topic, its generation among them."""
         return self._families.shown(topic)
 
     def count_ages(self, topic: TopicId, older_than_seconds: int) -> Ages:
-        """How many messages live, and how many are older than so many seconds; at most 100,000 are counted.
-
-        Raises:
-            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
-        """
+        """How many messages live, and how many are older than so many seconds; at most 100,000 are counted."""
         return count_ages(self._store.message, self._topics.get(topic), older_than_seconds, self._clock.now_ms())
 
     def topics(self, namespace: str) -> list[str]:
-        """The names of a namespace's topics, in key order.
-
-        Raises:
-            StoreError: the store failed.
-        """
+        """The names of a namespace's topics, in key order."""
         return [topic.topic for topic in self._topics.all(namespace)]
 
     def delete_topic(self, topic: TopicId) -> None:
-        """Delete a topic; its messages are gone at once, their rows when the janitor comes.
-
-        Raises:
-            BadRequest, TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`update_topic`.
-        """
+        """Delete a topic; its messages are gone at once, their rows when the janitor comes."""
         self._families.delete(topic)
 
     def is_newborn(self, topic: TopicMetadata) -> bool:
@@ -218,7 +194,6 @@ class MessagingService:
         """Publish without waiting.
 
         Args:
-            topic: where to.
             messages: the payloads; they get consecutive ids. None at all, in a transaction, publishes what the
                 transaction has stored.
             pointer: the transaction's write pointer; None: outside of one.
@@ -233,15 +208,12 @@ class MessagingService:
 
         Raises:
             BadRequest: neither message nor transaction, a number that is none, or a pointer that was not issued.
-            Unavailable: the service is closed.
         """
         if not messages and pointer is None:
             raise BadRequest("A message outside a transaction has a payload.", "Send at least one.")
         self._check_issued(pointer)
         if ttl_seconds is not None and not 0 < ttl_seconds <= INT_MAX:
             raise BadRequest(f"A ttl of {ttl_seconds} s is not possible.", f"Give whole seconds from 1 to {INT_MAX}.")
-        if ttl_seconds is not None and self._expiries is None:
-            raise BadRequest("This server has nowhere to note a ttl of single messages.", "Leave it to the topic.")
         ttl_ms = None if ttl_seconds is None else ttl_seconds * 1000
         return self._writers.message(topic).submit(WriteRequest(messages, pointer, ttl_ms, sent))
 
@@ -255,17 +227,13 @@ class MessagingService:
         """Put payloads into the payload table, without waiting; an empty publish in the transaction publishes them.
 
         Args:
-            topic: where to.
-            messages: the payloads.
             pointer: the transaction's write pointer.
-            sent: as of :meth:`submit_publish`.
 
         Returns:
             Done when they are durable; fails as :meth:`submit_publish` does.
 
         Raises:
             BadRequest: no message, or a pointer that is none or was not issued.
-            Unavailable: the service is closed.
         """
         if not messages:
             raise BadRequest("There is nothing to store.", "Send at least one payload.")
@@ -280,12 +248,10 @@ class MessagingService:
         until they are restored from an archive.
 
         Args:
-            topic: where it was published.
             published: what publishing answered; or a write pointer, of which all is taken back. Checkpoints have
                 pointers of their own.
 
         Raises:
-            BadRequest: that is no range of rows.
             TopicNotFound, MetadataError: there is no such topic, or its row is damaged.
             StoreError: the store failed; some rows may be rolled back. The transaction must be invalidated.
         """
@@ -310,93 +276,24 @@ class MessagingService:
             for earlier in earlier_generations(self._store.message, metadata):
                 roll_back(self._store.message, earlier, first, last, pointer)
         finally:
-            self._cache.roll_back(prefix, first, last, pointer)
+            self.cache.roll_back(prefix, first, last, pointer)
 
     # -- consuming ----------------------------------------------------------------------------------------------------
 
     def fetch(self, topic: TopicId, request: FetchRequest) -> Iterator[MessageList]:
         """Read messages in order.
 
-        Args:
-            topic: whose.
-            request: from where, how many, and who reads.
-
         Returns:
             Pages, none of them empty. Each is read when it is asked for, with nothing held open in between; they end
             with what was durable when this was called. Reading one raises ``StoreError`` when the store fails.
-
-        Raises:
-            BadRequest, TopicNotFound, MetadataError, StoreError: before the first page.
         """
         return filter(None, self.begin_fetch(topic, request).pages())
 
     def begin_fetch(self, topic: TopicId, request: FetchRequest) -> Fetch:
-        """Like :meth:`fetch`, for callers that want to know how far it has read, or to wait for more.
-
-        Raises:
-            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`fetch`.
-        """
+        """Like :meth:`fetch`, for callers that want to know how far it has read, or to wait for more."""
         return Fetch(self._shelf, self._topics.read(topic), request)
 
-    @property
-    def consumers(self) -> ConsumerRegistry:
-        """Consumers by name, and how far they have read.
-
-        Raises:
-            BadRequest: there is no place to keep that.
-        """
-        if self._consumers is None:
-            raise BadRequest("This server has nowhere to note how far consumers have read.", "Keep it yourself.")
-        return self._consumers
-
-    @property
-    def producers(self) -> Producers:
-        """Producers by name, of which the newest instance counts.
-
-        Raises:
-            BadRequest: there is no place to keep that.
-        """
-        if self._producers is None:
-            raise BadRequest("This server has nowhere to note what producers have sent.", "Publish without a producer.")
-        return self._producers
-
-    @property
-    def groups(self) -> Groups:
-        """Consumer groups, which claim what they read.
-
-        Raises:
-            BadRequest: there is no place to keep that.
-        """
-        if self._groups is None:
-            raise BadRequest("This server has nowhere to note what consumers have claimed.", "Poll without a group.")
-        return self._groups
-
     # -- the service itself -------------------------------------------------------------------------------------------
-
-    @property
-    def queue_size(self) -> int:
-        """Requests that were accepted and are not durable yet."""
-        return self._work.requests
-
-    @property
-    def cache(self) -> Figures:
-        """Figures of the cache."""
-        return self._cache.figures
-
-    @property
-    def delays(self) -> Delays:
-        """How long after they were published messages were first read."""
-        return self._first_reads.delays
-
-    @property
-    def expiries(self) -> Expiries | None:
-        """Messages with a ttl of their own, for the janitor to delete; None where there can be none."""
-        return self._expiries
-
-    @property
-    def side(self) -> SideTable | None:
-        """Where those are written down, and positions of consumers; None where nothing is."""
-        return self._side
 
     def forget(self, topic: TopicId | None = None) -> None:
         """Forget what was read of the store, because another process may have written to it.
@@ -416,15 +313,13 @@ class MessagingService:
             False when something that was accepted before is still to be written: it has ids of that time.
         """
         self._lines.forget(concerns)
-        if self._groups is not None:
-            self._groups.forget(concerns)
-        if self._producers is not None:
-            self._producers.forget()
+        self.groups.forget(concerns)
+        self.producers.forget()
         return not self._writers.are_busy(concerns)
 
     def close(self) -> None:
         """Accept no more, and return when all that was accepted is answered; closing twice is no error."""
-        self._work.close()
+        self.work.close()
         self._writers.close()
 
     def __enter__(self) -> Self:

@@ -63,7 +63,6 @@ class TopicRegistry:
     """The topics of one store; threads may share it.
 
     Args:
-        table: the metadata table.
         default_ttl_seconds: the ttl of a topic that does not say.
         changed: called with a topic that another process has changed since it was read here.
     """
@@ -80,9 +79,7 @@ class TopicRegistry:
         """A living topic.
 
         Raises:
-            BadRequest: that is no name of a topic.
             TopicNotFound: there is none, or it was deleted.
-            MetadataError: its row is damaged.
         """
         raw, known = self._table.get(_prefix(topic)), self._parsed.get(topic)
         if known is not None and known[0] == raw:
@@ -96,12 +93,7 @@ class TopicRegistry:
         return found
 
     def read(self, topic: TopicId) -> TopicMetadata:
-        """A living topic that has messages of its own.
-
-        Raises:
-            PartitionsChanged: they are in its partitions.
-            BadRequest, TopicNotFound, MetadataError: as :meth:`get`.
-        """
+        """A living topic that has messages of its own."""
         found = self.get(topic)
         layout = layout_of(topic, found.properties) if FAMILIES in found.properties else None
         if layout is not None and not layout.has_own:
@@ -114,9 +106,6 @@ class TopicRegistry:
 
         Raises:
             BadRequest: the name, a ttl or a generation that is none, or more of them than is kept.
-            TopicExists: there is one.
-            MetadataError: its row is damaged.
-            Unavailable: others keep changing it.
         """
         wanted = self._completed(properties)
         check_length(topic)
@@ -137,15 +126,11 @@ class TopicRegistry:
         """Replace all properties but the generation; what is left out is the default again, not what it was.
 
         Args:
-            topic: whose.
-            properties: all of them.
             former: the topic as it was read; None: whatever it is now.
 
         Raises:
             BadRequest: the name, a ttl or a generation that is none, or more of them than is kept.
             TopicNotFound: there is none, or it was deleted.
-            MetadataError: its row is damaged.
-            Unavailable: others keep changing it.
         """
         wanted = self._completed(properties)
         for _ in range(_ATTEMPTS):
@@ -157,11 +142,7 @@ class TopicRegistry:
         raise _contended(topic)
 
     def delete(self, topic: TopicId) -> None:
-        """Negate the generation; all other properties stay, and so does the row.
-
-        Raises:
-            BadRequest, TopicNotFound, MetadataError, Unavailable: as :meth:`update`.
-        """
+        """Negate the generation; all other properties stay, and so does the row."""
         for _ in range(_ATTEMPTS):
             row = self._living(topic)
             if row.topic and self._write(topic, row, row.topic.properties, -row.topic.generation):
@@ -169,11 +150,7 @@ class TopicRegistry:
         raise _contended(topic)
 
     def check(self, properties: Mapping[str, str]) -> None:
-        """Check that a topic can have these properties.
-
-        Raises:
-            BadRequest: it cannot.
-        """
+        """Check that a topic can have these properties."""
         self._completed(properties)
 
     def all(self, namespace: str) -> list[TopicId]:
@@ -243,11 +220,7 @@ class TopicRegistry:
 
 
 def count_ages(table: MessageReads, topic: TopicMetadata, older_than_seconds: int, now_ms: int) -> Ages:
-    """Count by keys alone how many messages a shorter ttl would hide.
-
-    Raises:
-        StoreError: the table could not be read.
-    """
+    """Count by keys alone how many messages a shorter ttl would hide."""
     generation = generation_prefix(topic.topic.prefix, topic.generation)
     resume: bytes | None = _from(topic, Cutoff.at(now_ms, topic.ttl_seconds))
     newer, messages, older = _from(topic, Cutoff.at(now_ms, older_than_seconds)), 0, 0
@@ -277,11 +250,7 @@ def _prefix(topic: TopicId) -> bytes:
 
 
 def check_length(topic: TopicId) -> None:
-    """Check that a topic can be made with this name.
-
-    Raises:
-        BadRequest: a part of it is too long.
-    """
+    """Check that a topic can be made with this name."""
     for kind, name in (("namespace", topic.namespace), ("topic", topic.topic)):
         if len(name) > NAME_BYTES:
             raise BadRequest(

@@ -77,12 +77,7 @@ class Answer(Generic[R]):
         call()
 
     def result(self, timeout_seconds: float | None = None) -> R:
-        """The result, as soon as it is there.
-
-        Raises:
-            TimeoutError: it is not, after that time.
-            BaseException: whatever went wrong instead.
-        """
+        """The result, as soon as it is there."""
         if not self._done:
             settled = Event()
             self.when_done(settled.set)
@@ -153,11 +148,7 @@ class Work:
         return self._bytes
 
     def accept(self, size: int) -> None:
-        """One more request, of so many bytes.
-
-        Raises:
-            Unavailable: it is closed.
-        """
+        """One more request, of so many bytes."""
         with self._lock:
             if self._closed:
                 raise Unavailable("This server is stopping.", "Try again when it is back.")

@@ -36,13 +36,7 @@ _MANY_ROWS = 100
 
 
 class MessageWriter(Queue[RollbackRange | None]):
-    """The queue of a topic's messages.
-
-    Args:
-        table: the message table.
-        cache: what is durable goes there.
-        expiries: where messages with a ttl of their own are announced; None where there can be none.
-    """
+    """The queue of a topic's messages."""
 
     def __init__(
         self,
@@ -50,7 +44,7 @@ class MessageWriter(Queue[RollbackRange | None]):
         context: WriterContext,
         table: MessageTable,
         cache: MessageCache,
-        expiries: Expiries | None,
+        expiries: Expiries,
     ) -> None:
         super().__init__(topic, context)
         self._table = table
@@ -69,7 +63,7 @@ class MessageWriter(Queue[RollbackRange | None]):
             # What is published without transactions and producers, as most is, is not looked at any further.
             looks = any(request.pointer is not None or request.admitted is not None for request in written)
             rows = None
-            if announced is not None and self._context.requests is not None:
+            if announced is not None:
                 self._context.requests.follow(line.ahead, announced)
             else:
                 self._take_back(topic, line, written, first)
@@ -111,11 +105,10 @@ class MessageWriter(Queue[RollbackRange | None]):
         self, line: Line, batch: Sequence[WriteRequest[RollbackRange | None]], at: int
     ) -> LastRequest | None:
         """Where the only request of a batch will be that was announced with one before it."""
-        requests = self._context.requests
         one = batch[0] if len(batch) == 1 else None
-        if requests is None or one is None or one.admitted is None or one.ttl_ms is not None:
+        if one is None or one.admitted is None or one.ttl_ms is not None:
             return None
-        return requests.next(line.ahead, one.admitted, one.pointer, at, len(one.messages) or 1)
+        return self._context.requests.next(line.ahead, one.admitted, one.pointer, at, len(one.messages) or 1)
 
     def _take_back(
         self, topic: TopicMetadata, line: Line, written: Sequence[WriteRequest[RollbackRange | None]], at: int
@@ -124,7 +117,7 @@ class MessageWriter(Queue[RollbackRange | None]):
         ahead = line.ahead
         sole = written[0].admitted if len(written) == 1 else None
         key = sole.keys.request if sole is not None else b""
-        if ahead.announced is not None and ahead.key != key and self._context.requests is not None:
+        if ahead.announced is not None and ahead.key != key:
             raw = self._context.requests.take_back(ahead, at)
             for request in written:
                 if request.admitted is not None and request.admitted.keys.request == ahead.key:
@@ -181,7 +174,7 @@ class MessageWriter(Queue[RollbackRange | None]):
     def _announce(self, line: Line, runs: Sequence[CachedRun]) -> None:
         """Write down which messages have a ttl of their own, before they are there."""
         mortal = [(run, run.ttl_ms) for run in runs if run.ttl_ms is not None]
-        if mortal and self._expiries is not None:
+        if mortal:
             line.mortal = True
             self._expiries.put(
                 (line.prefix + tail(at), expires_ms(at, ttl_ms))
@@ -243,11 +236,7 @@ class MessageWriter(Queue[RollbackRange | None]):
 
 
 class PayloadWriter(Queue[None]):
-    """The queue of a topic's stored payloads.
-
-    Args:
-        table: the payload table.
-    """
+    """The queue of a topic's stored payloads."""
 
     def __init__(self, topic: TopicId, context: WriterContext, table: PayloadTable) -> None:
         super().__init__(topic, context)
@@ -309,11 +298,7 @@ class PayloadWriter(Queue[None]):
 
 
 def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer: int) -> None:
-    """Negate a pointer in the rows between two positions, both included; rows with another one stay as they are.
-
-    Raises:
-        StoreError: the store failed; some may be negated.
-    """
+    """Negate a pointer in the rows between two positions, both included; rows with another one stay as they are."""
     start: bytes | None = prefix + tail(first)
     stop = prefix + tail(last) + b"\0"
     while start is not None:
@@ -325,11 +310,7 @@ def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer
 
 
 def earlier_generations(table: MessageTable, topic: TopicMetadata) -> Iterator[bytes]:
-    """Key prefixes of the generations before the topic's own that still have rows; one read of the table for each.
-
-    Raises:
-        StoreError: the store failed.
-    """
+    """Key prefixes of the generations before the topic's own that still have rows; one read of the table for each."""
     prefix = topic.topic.prefix
     start, stop = (generation_prefix(prefix, generation) for generation in (1, topic.generation))
     while start < stop and (key := table.first(start, stop)) is not None:

@@ -24,15 +24,9 @@ class Writers:
 
     A writer lives as long as it has something to write, or is one of the last few that were made, so that names that
     are no longer used cost nothing.
-
-    Args:
-        context: what all writers share.
-        store: the tables.
-        cache: the newest rows.
-        expiries: messages with a ttl of their own; None: there can be none.
     """
 
-    def __init__(self, context: WriterContext, store: Store, cache: MessageCache, expiries: Expiries | None) -> None:
+    def __init__(self, context: WriterContext, store: Store, cache: MessageCache, expiries: Expiries) -> None:
         self._context = context
         self._store = store
         self._cache = cache

@@ -94,7 +94,6 @@ def make_app(
     """The application.
 
     Args:
-        site: what it speaks for.
         loopback: whether it listens on a loopback address, where requests under another name are refused.
         access_log: whether each request is logged.
         forwarder: passes on what another server has to answer; None: there is no other.
@@ -112,7 +111,6 @@ def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
 
     Args:
         routes: the first that fits has a request; one that fits but for its method answers 405.
-        default: has the requests that no route fits.
     """
     router = Router(routes, redirect_slashes=False, default=default)
 
@@ -169,8 +167,6 @@ class GuardedRoute:
     Attributes:
         path: with ``{namespace}`` and ``{topic}``, if something on a topic is needed.
         endpoint: a Starlette endpoint, or a plain ASGI callable.
-        name: for the metrics.
-        needs: by method.
     """
 
     path: str
@@ -219,13 +215,7 @@ def known_only(app: ASGIApp, gate: Gate | None) -> ASGIApp:
 
 
 class Door:
-    """What every request passes.
-
-    Args:
-        app: what is behind it.
-        metrics: what is counted.
-        loopback, access_log: see :func:`make_app`.
-    """
+    """What every request passes."""
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics, *, loopback: bool, access_log: bool) -> None:
         self._app = app

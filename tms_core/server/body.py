@@ -45,16 +45,8 @@ class Disconnected(Exception):
 async def read_body(headers: Headers, receive: Receive, limit: BodyLimit, share: Share) -> bytes:
     """The whole body as it was sent.
 
-    Args:
-        headers: of the request.
-        receive: brings the body.
-        limit: how large it may be.
-        share: grows with it.
-
     Raises:
         HTTPException: it is larger than ``limit``, or compressed in a way that is not served.
-        Disconnected: the client went away.
-        Unavailable: there is no memory for it.
     """
     if headers.get(b"content-encoding", b"identity").lower() not in (b"identity", b"gzip"):
         raise HTTPException(415, "Of all compressions only gzip is read.")
@@ -93,7 +85,6 @@ def unpacked(body: bytes, limit: BodyLimit) -> bytes:
     """A body as it was before it was compressed.
 
     Raises:
-        HTTPException: it is larger than ``limit``.
         BadRequest: it is no gzip, though it should be, or cut short.
     """
     member = zlib.decompressobj(GZIP)

@@ -46,11 +46,9 @@ class Host:
         flags: the flags of the command line that change settings, by name (``leveldb``, ``hbase``, ``snapshots``).
         store: the store, open and writable; this process is the only one that may have it, if it is LevelDB.
         created: whether this very start made the store, so that nothing in it is anybody else's.
-        service: the messaging service on that store.
         transactions: who answers for all transactions, which is a snapshot source too: the manager in this process, or
             a client where several servers have one together; None: they are managed elsewhere.
         registry: whatever is registered here the server's ``/metrics`` shows as well.
-        clock: the clocks all of it goes by.
     """
 
     config: Path | None
@@ -87,11 +85,7 @@ def installed() -> Iterable[EntryPoint]:
 
 
 def load(entry: EntryPoint) -> Start:
-    """What an entry point names.
-
-    Raises:
-        ConfigurationError: it cannot be imported.
-    """
+    """What an entry point names."""
     try:
         found: Start = entry.load()
     except (ImportError, AttributeError) as error:
@@ -106,8 +100,6 @@ class Standby:
     """Tries to start a companion until it gets the lease it needs.
 
     Args:
-        name: its name, for the log.
-        start: starts it.
         retry_seconds: how often that is tried.
     """
 
@@ -146,11 +138,7 @@ class Standby:
 
 
 def started(name: str, start: Callable[[], Companion]) -> Companion:
-    """A companion that runs, or does so as soon as no other server's does.
-
-    Raises:
-        TmsError: it cannot run, and waiting does not help.
-    """
+    """A companion that runs, or does so as soon as no other server's does."""
     try:
         return start()
     except LeaseHeld as error:

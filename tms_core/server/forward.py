@@ -68,11 +68,7 @@ _ROUTE = Route("/{path:path}", _never, name="forwarded")
 
 
 class Forwarder:
-    """Passes requests on whose topic this server does not lead.
-
-    Args:
-        slots: know who leads what.
-    """
+    """Passes requests on whose topic this server does not lead."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -184,11 +180,7 @@ class _Passage:
             pass
 
     async def give_up(self, reason: str) -> None:
-        """Answer that there is no answer.
-
-        Raises:
-            Unanswered: another answer has begun.
-        """
+        """Answer that there is no answer."""
         if self._answering:
             raise Unanswered(reason)
         text = f"{reason} It is not known whether that server has done what was asked."

@@ -14,7 +14,7 @@ from tms_core.messaging.groups import Given, GroupPoll, Order
 from tms_core.messaging.model import FetchRequest
 from tms_core.server.body import BodyLimit, Headers
 from tms_core.server.poll import POSITION, SEALED
-from tms_core.server.site import Site, answer, headers_of, topic_of
+from tms_core.server.site import SiteRoute, answer, headers_of, topic_of
 from tms_core.topic import INT_MAX
 from tms_core.web.protocol import abort_of
 
@@ -37,11 +37,8 @@ _ROLLBACK = BodyLimit(16 << 10, "a roll back is one number")
 _DIGITS = 10
 
 
-class PollGroup:
+class PollGroup(SiteRoute):
     """``POST …/topics/{topic}/consumers/{name}/poll``."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, headers, name = self._site, headers_of(scope), scope["path_params"]["name"]
@@ -83,11 +80,8 @@ class PollGroup:
         )
 
 
-class RollBackGroup:
+class RollBackGroup(SiteRoute):
     """``POST …/topics/{topic}/consumers/{name}/rollback``: of a transaction, all or what lies behind an id."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, headers, name = self._site, headers_of(scope), scope["path_params"]["name"]

@@ -73,16 +73,12 @@ def managed(
     """The manager that the settings want.
 
     Args:
-        settings: of the server.
-        clock: the clocks of this machine.
         store: is only read.
-        side: where several servers have the manager's log.
         member: this server among others; None: there can be no others.
         stack: what was opened is closed with it.
 
     Raises:
         ConfigurationError: the manager's place cannot be one, or the service's port cannot be had.
-        TmsError: the manager cannot begin.
     """
     wanted, allowance_seconds = settings.transactions, settings.server.clock_allowance_seconds
     if wanted.source != "manager":
@@ -221,13 +217,7 @@ def _reached(advertise: str, service: TransactionService) -> str:
 
 
 class TransactionMetrics(Collector):
-    """Read at each scrape from the transaction manager in this process.
-
-    Args:
-        manager: knows what is in progress.
-        side: where consumer groups note what they have claimed.
-        clock: what time it is.
-    """
+    """Read at each scrape from the transaction manager in this process."""
 
     def __init__(self, manager: TransactionManager, side: SideTable, clock: Clock) -> None:
         self._manager = manager
@@ -275,9 +265,6 @@ def find_undecided(store: Reads, manager: TransactionManager, allowance_ms: int)
     Args:
         store: is only read.
         allowance_ms: how far the clocks of several machines differ.
-
-    Raises:
-        StoreError: the store could not be read.
     """
     began, left = manager.visibility().open_pointers, MOST_ROWS
     if not began:
@@ -303,9 +290,6 @@ def may_have_undecided(store: Reads) -> bool:
 
     Returns:
         False: there is none with a write pointer. True also where there are more rows than are searched.
-
-    Raises:
-        StoreError: the store could not be read.
     """
     start: bytes | None = b""
     left = MOST_ROWS

@@ -85,12 +85,8 @@ class Memory:
         """Let a share grow, as soon as there is room.
 
         Args:
-            share: which.
             size: by how much; all there is, where that is more.
             brief: whether it is small and soon over, so that it need not wait for what may last.
-
-        Raises:
-            Unavailable: there was none for too long.
         """
         size = min(size, int(self.limit_bytes * _LASTING) - share.size)
         if self._used_bytes + size <= self.limit_bytes if brief else not self._waiting and self._fits(size):
@@ -175,7 +171,6 @@ class Share:
     """What one request takes; as a context it is given back at the end.
 
     Args:
-        memory: what it is a share of.
         abort: ends the connection at once.
 
     Attributes:
@@ -192,11 +187,7 @@ class Share:
         self.waits_for_client = False
 
     async def take(self, size: int, *, brief: bool = False) -> None:
-        """Take so much more, as soon as there is room; see :meth:`Memory.take`.
-
-        Raises:
-            Unavailable: there was none for too long.
-        """
+        """Take so much more, as soon as there is room; see :meth:`Memory.take`."""
         await self._memory.take(self, size, brief=brief)
 
     def shrink(self, size: int) -> None:

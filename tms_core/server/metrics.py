@@ -40,12 +40,7 @@ class TopicMetrics(NamedTuple):
 
 
 class ServerMetrics:
-    """The server's own metrics.
-
-    Args:
-        registry: where they are registered; all of it is shown by :meth:`text`.
-        service: whose queue and cache are read at each scrape.
-    """
+    """The server's own metrics."""
 
     def __init__(self, registry: CollectorRegistry, service: MessagingService) -> None:
         self.registry = registry
@@ -134,14 +129,14 @@ class _Service(Collector):
         self._service = service
 
     def collect(self) -> Iterator[Metric]:
-        cache = self._service.cache
+        cache = self._service.cache.figures
         yield GaugeMetricFamily(
-            "tms_publish_queue_size", "Requests accepted and not yet on disk.", self._service.queue_size
+            "tms_publish_queue_size", "Requests accepted and not yet on disk.", self._service.work.requests
         )
         yield CounterMetricFamily("tms_cache_hits", "Reads that the message cache answered.", cache.hits)
         yield CounterMetricFamily("tms_cache_misses", "Reads that went to the store.", cache.misses)
         yield GaugeMetricFamily("tms_cache_bytes", "Memory that the message cache takes.", cache.weight)
-        delays = self._service.delays
+        delays = self._service.first_reads.delays
         bounds = [*(str(bound_ms / 1000) for bound_ms in BOUNDS_MS), "+Inf"]
         yield HistogramMetricFamily(
             "tms_publish_visible_seconds",
@@ -152,11 +147,7 @@ class _Service(Collector):
 
 
 class LeadershipMetrics(Collector):
-    """Who leads of several servers, as this one sees it.
-
-    Args:
-        slots: know.
-    """
+    """Who leads of several servers, as this one sees it."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots

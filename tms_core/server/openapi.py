@@ -33,8 +33,10 @@ _PAYLOAD: Document = {
 _ID: Document = {"type": "string", "pattern": "^[0-9a-fA-F]{40}$"}
 
 
-def _record(required: list[str], **properties: Document) -> Document:
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+def _record(required: list[str] | None = None, /, **properties: Document) -> Document:
+    """An object with these fields; all are required unless it is said which."""
+    wanted = list(properties) if required is None else required
+    return {"type": "object", "properties": properties, "required": wanted, "additionalProperties": False}
 
 
 def _or_null(schema: Document) -> Document:
@@ -52,7 +54,7 @@ _PRODUCER_FIELDS: Document = {
     "open": {
         "type": "array",
         "description": "Its transactions that are in progress.",
-        "items": _record(["transaction", "label"], transaction=_is("Long"), label={"type": "string"}),
+        "items": _record(transaction=_is("Long"), label={"type": "string"}),
     },
 }
 
@@ -76,24 +78,16 @@ _SCHEMAS: Document = {
             "description": "How long these messages live, if shorter than the topic's ttl.",
         },
     ),
-    "PublishResponse": _record(
-        ["transactionWritePointer", "rollbackRange"],
-        transactionWritePointer=_is("Long"),
-        rollbackRange=_is("RollbackRange"),
-    ),
+    "PublishResponse": _record(transactionWritePointer=_is("Long"), rollbackRange=_is("RollbackRange")),
     "RollbackRequest": _record(
         ["transactionWritePointer"], transactionWritePointer=_is("Long"), rollbackRange=_is("RollbackRange")
     ),
     "RollbackRange": _record(
-        ["startTimestamp", "startSequenceId", "endTimestamp", "endSequenceId"],
-        startTimestamp=_is("Long"),
-        startSequenceId=_SEQUENCE,
-        endTimestamp=_is("Long"),
-        endSequenceId=_SEQUENCE,
+        startTimestamp=_is("Long"), startSequenceId=_SEQUENCE, endTimestamp=_is("Long"), endSequenceId=_SEQUENCE
     ),
     "ConsumeRequest": _record(
         [],
-        startFrom=_or_null({"oneOf": [_record(["id"], id=_ID), _record(["timeMs"], timeMs=_is("Long"))]}),
+        startFrom=_or_null({"oneOf": [_record(id=_ID), _record(timeMs=_is("Long"))]}),
         inclusive={"type": "boolean", "default": True},
         limit={"type": ["integer", "null"], "minimum": 1, "maximum": 2**31 - 1},
         transaction={
@@ -104,7 +98,6 @@ _SCHEMAS: Document = {
         waitSeconds={"type": "integer", "minimum": 0, "maximum": 60, "default": 0},
     ),
     "Ages": _record(
-        ["messages", "older", "atLeast", "holdSeconds"],
         messages={"type": "integer", "minimum": 0},
         older={"type": "integer", "minimum": 0, "description": "How many of them are older than was asked."},
         atLeast={"type": "boolean", "description": "Whether there are more than were counted."},
@@ -114,7 +107,7 @@ _SCHEMAS: Document = {
             "description": "For how long the janitor in this server holds what a shorter ttl makes due; null: none.",
         },
     ),
-    "Position": _record(["position"], position=_ID),
+    "Position": _record(position=_ID),
     "Consumer": _record(
         ["position"],
         position=_ID,
@@ -122,7 +115,6 @@ _SCHEMAS: Document = {
             "type": "array",
             "description": "What transactions in progress have claimed; left out where there is nothing.",
             "items": _record(
-                ["transaction", "after", "last", "deliveries"],
                 transaction=_is("Long"),
                 after={**_ID, "description": "The id before the first message."},
                 last={**_ID, "description": "The id of the last message."},
@@ -147,7 +139,6 @@ _SCHEMAS: Document = {
     "Consumers": {
         "type": "array",
         "items": _record(
-            ["name", "position", "lagMessages", "lagIsAtLeast", "lagSeconds", "updatedMs", "expired"],
             name={"type": "string"},
             position={**_ID, "description": "The id of the last message it has read."},
             lagMessages={"type": "integer", "minimum": 0, "description": "How many messages it has not read."},
@@ -161,23 +152,17 @@ _SCHEMAS: Document = {
         ),
     },
     "Registration": _record(
-        ["instance"], instance={"type": "string", "format": "uuid", "description": "Drawn at random by each instance."}
+        instance={"type": "string", "format": "uuid", "description": "Drawn at random by each instance."}
     ),
-    "Registered": _record(["generation", "former"], generation=_is("Long"), former=_or_null(_is("Former"))),
+    "Registered": _record(generation=_is("Long"), former=_or_null(_is("Former"))),
     "Former": _record(
-        ["transaction", "label", "outcome"],
         transaction=_is("Long"),
         label={"type": "string", "description": "What the producer has called it."},
         outcome={"enum": ["committed", "aborted", "pending"]},
     ),
-    "Producer": _record(["generation", "updatedMs", "former", "open"], **_PRODUCER_FIELDS),
-    "Producers": {
-        "type": "array",
-        "items": _record(
-            ["name", "generation", "updatedMs", "former", "open"], name={"type": "string"}, **_PRODUCER_FIELDS
-        ),
-    },
-    "ConsumeResponse": {"type": "array", "items": _record(["id", "payload"], id=_ID, payload=_is("Payload"))},
+    "Producer": _record(**_PRODUCER_FIELDS),
+    "Producers": {"type": "array", "items": _record(name={"type": "string"}, **_PRODUCER_FIELDS)},
+    "ConsumeResponse": {"type": "array", "items": _record(id=_ID, payload=_is("Payload"))},
 }
 
 _CODES = {
@@ -208,10 +193,10 @@ def _operation(
     return operation
 
 
-def _either(name: str, *, required: bool = True) -> Document:
-    """A body in one of the two languages."""
-    content = {"application/json": {"schema": _is(name)}, "avro/binary": {}}
-    return {"required": required, "content": content}
+def _body(name: str, *, avro: bool = True) -> Document:
+    """A body in JSON, or in one of the two languages."""
+    content: Document = {"application/json": {"schema": _is(name)}}
+    return {"required": True, "content": content | ({"avro/binary": {}} if avro else {})}
 
 
 def _answer(description: str, schema: Document, *, avro: bool = True) -> Document:
@@ -227,9 +212,12 @@ def _header_parameter(name: str, schema: Document, description: str) -> Document
     return {"name": name, "in": "header", "required": False, "schema": schema, "description": description}
 
 
-_NAMESPACE = _path_parameter("namespace", "^[a-zA-Z0-9_]+$")
-_TOPIC = _path_parameter("topic", "^[a-zA-Z0-9_-]+$")
-_CONSUMER = _path_parameter("name", "^[a-zA-Z0-9_-]{1,255}$")
+#: In the order in which paths have them.
+_IN_PATH = [
+    _path_parameter("namespace", "^[a-zA-Z0-9_]+$"),
+    _path_parameter("topic", "^[a-zA-Z0-9_-]+$"),
+    _path_parameter("name", "^[a-zA-Z0-9_-]{1,255}$"),
+]
 _FORCE = _header_parameter("X-TMS-Force", {"enum": ["true", "false"]}, "Also where claims are open.")
 _ONLY_NEW = _header_parameter("If-None-Match", {"enum": ["*"]}, "Only where there is no such consumer yet.")
 _ORDER = _header_parameter("X-TMS-Order", {"enum": ["partition", "none"]}, "What the group keeps to: partition.")
@@ -263,12 +251,8 @@ def _topics() -> Document:
     properties = {"content": {"application/json": {"schema": _is("Properties")}}}
     names = {"type": "array", "items": {"type": "string"}}
     return {
-        "": {
-            "parameters": [_NAMESPACE],
-            "get": _operation("List the topics.", [400, 500], done=_answer("Their names.", names, avro=False)),
-        },
+        "": {"get": _operation("List the topics.", [400, 500], done=_answer("Their names.", names, avro=False))},
         "/{topic}": {
-            "parameters": [_NAMESPACE, _TOPIC],
             "put": _operation("Create a topic.", [*_BODY, 409, 500], body=properties),
             "get": _operation(
                 "A topic's properties.",
@@ -278,36 +262,34 @@ def _topics() -> Document:
             "delete": _operation("Delete a topic; its messages are gone at once.", [400, 404, 500]),
         },
         "/{topic}/ages": {
-            "parameters": [_NAMESPACE, _TOPIC],
             "get": _operation(
                 "How many messages live, and how many of them a shorter ttl would hide.",
                 [400, 404, 500],
                 done=_answer("At most 100,000 are counted.", _is("Ages"), avro=False),
                 parameters=[_OLDER_THAN],
-            ),
+            )
         },
         "/{topic}/properties": {
-            "parameters": [_NAMESPACE, _TOPIC],
-            "put": _operation("Replace a topic's properties.", [*_BODY, 404, 409, 500], body=properties),
+            "put": _operation("Replace a topic's properties.", [*_BODY, 404, 409, 500], body=properties)
         },
     }
 
 
 def _consumers() -> Document:
-    body = {"required": True, "content": {"application/json": {"schema": _is("Position")}}}
     return {
         "/{topic}/consumers": {
-            "parameters": [_NAMESPACE, _TOPIC],
             "get": _operation(
                 "How far the topic's consumers have read.",
                 [400, 404, 500],
                 done=_answer("By their names.", _is("Consumers"), avro=False),
-            ),
+            )
         },
         "/{topic}/consumers/{name}": {
-            "parameters": [_NAMESPACE, _TOPIC, _CONSUMER],
             "put": _operation(
-                "Say how far a consumer has read.", [*_BODY, 404, 409, 500], body=body, parameters=[_FORCE, _ONLY_NEW]
+                "Say how far a consumer has read.",
+                [*_BODY, 404, 409, 500],
+                body=_body("Position", avro=False),
+                parameters=[_FORCE, _ONLY_NEW],
             ),
             "get": _operation(
                 "How far a consumer has read.",
@@ -317,43 +299,38 @@ def _consumers() -> Document:
             "delete": _operation("Forget a consumer.", [400, 404, 409, 500], parameters=[_FORCE]),
         },
         "/{topic}/consumers/{name}/poll": {
-            "parameters": [_NAMESPACE, _TOPIC, _CONSUMER],
             "post": _operation(
                 "Claim messages for a transaction, as one of a consumer group.",
                 [*_BODY, 404, 409, 500, 503],
-                body=_either("GroupPollRequest"),
+                body=_body("GroupPollRequest"),
                 done=_answer("The messages; none where there is nothing, or nothing yet.", _is("ConsumeResponse"))
                 | {"headers": _GROUP_HEADERS},
                 parameters=[_ORDER, _MAX_DELIVERIES],
-            ),
+            )
         },
         "/{topic}/consumers/{name}/rollback": {
-            "parameters": [_NAMESPACE, _TOPIC, _CONSUMER],
             "post": _operation(
                 "Take back what a transaction has claimed, before it is aborted.",
                 [*_BODY, 404, 409, 500, 503],
-                body=_either("GroupRollback"),
-            ),
+                body=_body("GroupRollback"),
+            )
         },
     }
 
 
 def _producers() -> Document:
-    body = {"required": True, "content": {"application/json": {"schema": _is("Registration")}}}
     registered = _answer("Its generation, and what became of the former.", _is("Registered"), avro=False)
     return {
         "/{topic}/producers": {
-            "parameters": [_NAMESPACE, _TOPIC],
             "get": _operation(
                 "The topic's producers.", [400, 404, 500], done=_answer("By name.", _is("Producers"), avro=False)
-            ),
+            )
         },
         "/{topic}/producers/{name}": {
-            "parameters": [_NAMESPACE, _TOPIC, _CONSUMER],
             "post": _operation(
                 "Register an instance of a producer; older ones are fenced.",
                 [*_BODY, 404, 500, 503],
-                body=body,
+                body=_body("Registration", avro=False),
                 done=registered,
             ),
             "get": _operation(
@@ -379,14 +356,13 @@ def _messages() -> Document:
     }
     return {
         f"/{{topic}}/{name}": {
-            "parameters": [_NAMESPACE, _TOPIC],
             "post": _operation(
                 summary,
                 codes,
-                body=_either(schema),
+                body=_body(schema),
                 done=done,
                 **({} if name == "poll" else {"parameters": _PRODUCER_HEADERS}),
-            ),
+            )
         }
         for name, (summary, schema, done) in calls.items()
     }
@@ -413,7 +389,10 @@ def openapi(*, secured: bool = False) -> Document:
         secured: whether the server asks who one is.
     """
     parts = _topics() | _messages() | _consumers() | _producers()
-    routes = {f"/v1/namespaces/{{namespace}}/topics{path}": item for path, item in parts.items()}
+    routes = {
+        f"/v1/namespaces/{{namespace}}/topics{path}": {"parameters": _IN_PATH[: 1 + path.count("{")], **item}
+        for path, item in parts.items()
+    }
     paths = routes | {
         "/ping": {"get": _operation("Whether the server answers.", [], done=_TEXT)},
         "/metrics": {"get": _operation("Metrics for Prometheus.", [], done=_TEXT)},

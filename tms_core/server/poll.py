@@ -30,7 +30,7 @@ from tms_core.rowkey import LONG_MAX
 from tms_core.server.body import GZIP, Disconnected, Headers, accepts_gzip
 from tms_core.server.codec import Codec
 from tms_core.server.memory import FREE_BYTES, Share
-from tms_core.server.site import Site, headers_of, topic_of, waking
+from tms_core.server.site import Site, SiteRoute, headers_of, topic_of, waking
 from tms_core.topic import TopicId
 from tms_core.web.protocol import abort_of, probe_of
 
@@ -57,11 +57,8 @@ SEALED = b"x-tms-sealed"
 LIMITED = b"x-tms-limited"
 
 
-class Poll:
+class Poll(SiteRoute):
     """``POST …/poll``."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, headers = self._site, headers_of(scope)
@@ -96,16 +93,7 @@ class Poll:
 
 
 class _Polling:
-    """One poll under way.
-
-    Args:
-        site: what it reads from.
-        topic: whose messages.
-        request: which of them.
-        codec: the language of its answer.
-        share: what it takes of the memory.
-        zipped: whether the answer is packed.
-    """
+    """One poll under way."""
 
     def __init__(
         self, site: Site, topic: TopicId, request: FetchRequest, codec: Codec, share: Share, *, zipped: bool
@@ -137,11 +125,7 @@ class _Polling:
         return [*headers, (WAITED, b"true")] if self.waited else headers
 
     async def begin(self, scope: Scope, receive: Receive) -> list[bytes]:
-        """The first pieces: all of a short answer, and as soon as there is something to wait for, some of a long one.
-
-        Raises:
-            Disconnected: the client is gone.
-        """
+        """The first pieces: all of a short answer, and some of a long one as soon as there is something to wait for."""
         await self._room()
         made = await self._site.in_poll_thread(self._first)
         if self.ended and (self._found or not self._request.wait_seconds):
@@ -269,11 +253,7 @@ async def _watching(receive: Receive) -> AsyncIterator[asyncio.Future[object]]:
 
 
 def _look(scope: Scope, gone: asyncio.Future[object]) -> None:
-    """See whether the client is still there.
-
-    Raises:
-        Disconnected: it is not.
-    """
+    """See whether the client is still there."""
     if gone.done():
         raise Disconnected
     probe_of(scope)()

@@ -15,9 +15,8 @@ from tms_core.messaging.requests import Sent
 from tms_core.server.auth.gate import Need
 from tms_core.server.body import BodyLimit, Headers
 from tms_core.server.json_text import read_instance
-from tms_core.server.site import Site, headers_of, named_topic, topic_of
+from tms_core.server.site import Site, SiteRoute, named_topic, topic_of
 from tms_core.topic import TopicId, remembered
-from tms_core.web.protocol import abort_of
 
 #: The producer of a request, ``namespace:topic/name``; the generation that registering it was answered; the request's
 #: number; and what it calls its transaction, percent-encoded.
@@ -30,11 +29,8 @@ _INSTANCE = BodyLimit(16 << 10, "an instance is 32 digits")
 _DIGITS = 19
 
 
-class ProducerRoutes:
+class ProducerRoutes(SiteRoute):
     """The routes of producers."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
 
     async def producers(self, request: Request) -> Response:
         """``GET …/topics/{topic}/producers``."""
@@ -47,9 +43,7 @@ class ProducerRoutes:
         site, topic, name = self._site, topic_of(request.scope), request.path_params["name"]
         producers = site.service.producers
         if request.method == "POST":
-            with site.memory.share(abort_of(request.scope)) as share:
-                headers = headers_of(request.scope)
-                instance = await site.read(headers, request.receive, read_instance, share, limit=_INSTANCE)
+            instance = await site.body_of(request, read_instance, _INSTANCE)
             known = await site.in_thread(producers.register, topic, name, instance)
             return JSONResponse({"generation": str(known.generation), "former": _former(known.former)})
         if request.method == "DELETE":
@@ -63,11 +57,9 @@ def sent_by(site: Site, scope: Scope, headers: Headers, *, numbered: bool = True
 
     Args:
         site: whose gate has to let its sender publish in the producer's topic.
-        scope, headers: of the request.
         numbered: whether it has a number, as what is written once has.
 
     Raises:
-        BadRequest: a header is missing or wrong.
         Forbidden: its sender may not publish there.
     """
     named = headers.get(PRODUCER)

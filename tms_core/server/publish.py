@@ -18,7 +18,7 @@ from tms_core.server.body import BodyLimit, Headers
 from tms_core.server.codec import Codec
 from tms_core.server.json_text import JsonCodec
 from tms_core.server.producers import sent_by
-from tms_core.server.site import Site, answer, headers_of, json_name, outcome, topic_of
+from tms_core.server.site import Site, SiteRoute, answer, headers_of, json_name, outcome, topic_of
 from tms_core.web.protocol import abort_of
 
 #: How long these messages live, in seconds, where that is shorter than the topic's ttl.
@@ -28,11 +28,8 @@ _TTL_DIGITS = 10
 _ROLLBACK = BodyLimit(16 << 10, "a roll back is five numbers")
 
 
-class Publish:
+class Publish(SiteRoute):
     """``POST …/publish``."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, headers = self._site, headers_of(scope)
@@ -58,11 +55,8 @@ class Publish:
             harmless(site.metrics.published, topic, len(messages), seconds)
 
 
-class StorePayloads:
+class StorePayloads(SiteRoute):
     """``POST …/store``: payloads that an empty ``publish`` of the same transaction makes visible."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, headers = self._site, headers_of(scope)
@@ -85,11 +79,11 @@ class StorePayloads:
         await answer(send, 200)
 
 
-class Rollback:
+class Rollback(SiteRoute):
     """``POST …/rollback``: takes the answer of ``publish``. CDAP asks for no content type here."""
 
     def __init__(self, site: Site) -> None:
-        self._site = site
+        super().__init__(site)
         self._json: Codec = JsonCodec(site.json_poll_limit)
         self._avro: Codec = AvroCodec()
 

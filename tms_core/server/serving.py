@@ -94,12 +94,9 @@ def serving(
         environ: ``os.environ``.
         flags: ``leveldb``, ``hbase``, ``snapshots``; None is a flag not given.
         janitor: whether the companions that are installed run too.
-        clock: whose time it goes by.
 
     Raises:
         ConfigurationError: a setting is wrong, or a port cannot be had.
-        StoreBusy: another process has the store.
-        TmsError: something could not be opened.
     """
     settings = load(config, environ, flags).settings
     clock = clock or SystemClock()
@@ -295,7 +292,6 @@ def make_gate(settings: AuthSettings, clock: Clock) -> Gate | None:
 
     Args:
         settings: ``server.auth``.
-        clock: by which tokens expire and files are looked at again.
 
     Raises:
         ConfigurationError: the tokens or keys cannot be used, or PyJWT is not installed.

@@ -11,6 +11,7 @@ from functools import partial
 from threading import current_thread
 from typing import Any, ParamSpec, TypeVar
 
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
@@ -24,6 +25,7 @@ from tms_core.server.json_text import JsonCodec
 from tms_core.server.memory import FREE_BYTES, Memory, Share
 from tms_core.server.metrics import ServerMetrics
 from tms_core.topic import TopicId, remembered
+from tms_core.web.protocol import abort_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -133,17 +135,10 @@ class Site:
     """What all routes share.
 
     Args:
-        service: what they speak for.
-        threads: where calls that may wait are made, but for polls.
-        metrics: what they count.
         max_request_bytes: the largest body, before and after decompression.
         json_poll_limit: the limit of a poll in JSON that names none.
         gate: knows who may do what; None: everybody may do everything.
         poll_threads: where polls read the store, so that nothing else waits for them; None: in ``threads`` too.
-        memory: what requests and answers may take together.
-        poll_limit: what a poll answers at most, whatever it asks for.
-        waiting: polls that wait for messages.
-        sizes: how large messages are.
         transaction_ids: how many ids the transaction of a poll may carry (``server.max_transaction_ids``).
         present_ids: how many ids a transaction of the manager in this process would carry now; a poll may carry as
             many and a tenth more, whatever the setting says.
@@ -198,17 +193,12 @@ class Site:
         """A request's body as values.
 
         Args:
-            headers: of the request.
-            receive: brings the body.
-            decode: makes values of it.
             share: what the request takes of the memory; it grows with the body, and with what becomes of it.
             limit: how large the body may be; None, or more than a request may be: as a request may be.
             cost: how much memory ``decode`` takes at most.
 
         Raises:
-            BadRequest: it cannot be decoded.
             HTTPException: it is too large, or compressed in a way that is not served.
-            Unavailable: there is no memory for it.
         """
         longest = BodyLimit(self.max_request_bytes, "server.max_request_mb")
         limit = min(limit or longest, longest)
@@ -225,6 +215,11 @@ class Site:
             return decode(body)
         async with self._decoding:
             return await self.in_thread(decode, body)
+
+    async def body_of(self, request: Request, decode: Callable[[bytes], T], limit: BodyLimit) -> T:
+        """A small body as values."""
+        with self.memory.share(abort_of(request.scope)) as share:
+            return await self.read(headers_of(request.scope), request.receive, decode, share, limit=limit)
 
     @property
     def poll_body(self) -> BodyLimit:
@@ -243,6 +238,13 @@ class Site:
         return asyncio.get_running_loop().run_in_executor(threads, partial(function, *args, **kwargs))
 
 
+class SiteRoute:
+    """Answers requests for a site."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+
 def json_name(content_type: bytes) -> bytes:
     """A content type without what may follow JSON's (``; charset=utf-8``)."""
     name, _, _ = content_type.lower().partition(b";")
@@ -250,22 +252,14 @@ def json_name(content_type: bytes) -> bytes:
 
 
 def topic_of(scope: Scope) -> TopicId:
-    """The topic a request is about.
-
-    Raises:
-        BadRequest: its name is none.
-    """
+    """The topic a request is about."""
     names = scope["path_params"]
     return named_topic(names["namespace"], names["topic"])
 
 
 @remembered(4096)
 def named_topic(namespace: str, topic: str) -> TopicId:
-    """A topic by its two names.
-
-    Raises:
-        BadRequest: one of them is no name.
-    """
+    """A topic by its two names."""
     try:
         return TopicId.parse(f"{namespace}:{topic}")
     except ValueError as error:

@@ -12,9 +12,8 @@ from tms_core.consumers.lag import Lag
 from tms_core.errors import BadRequest
 from tms_core.server.body import BodyLimit
 from tms_core.server.json_text import read_position, read_properties
-from tms_core.server.site import Site, headers_of, named_topic, topic_of
+from tms_core.server.site import SiteRoute, named_topic, topic_of
 from tms_core.topic import INT_MAX, TopicId, parse_java_int
-from tms_core.web.protocol import abort_of
 
 #: The largest body of properties: what they may have together, with each character written as six.
 _PROPERTIES = BodyLimit(400 << 10, "the properties of a topic may have 64 KB together")
@@ -24,11 +23,8 @@ FORCE = "x-tms-force"
 _POSITION = BodyLimit(16 << 10, "a position is 40 digits")
 
 
-class TopicRoutes:
+class TopicRoutes(SiteRoute):
     """The routes of topics, by name."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
 
     async def topics(self, request: Request) -> Response:
         """``GET …/topics``: those that the client may see."""
@@ -47,7 +43,8 @@ class TopicRoutes:
         """``PUT``, ``GET`` and ``DELETE …/topics/{topic}``."""
         site, topic = self._site, topic_of(request.scope)
         if request.method == "PUT":
-            await site.in_thread(site.service.create_topic, topic, await self._properties(request))
+            wanted = await site.body_of(request, read_properties, _PROPERTIES)
+            await site.in_thread(site.service.create_topic, topic, wanted)
         elif request.method == "DELETE":
             await site.in_thread(site.service.delete_topic, topic)
         else:
@@ -67,21 +64,13 @@ class TopicRoutes:
     async def properties(self, request: Request) -> Response:
         """``PUT …/topics/{topic}/properties``: replaces them all."""
         site, topic = self._site, topic_of(request.scope)
-        await site.in_thread(site.service.update_topic, topic, await self._properties(request))
+        wanted = await site.body_of(request, read_properties, _PROPERTIES)
+        await site.in_thread(site.service.update_topic, topic, wanted)
         return Response()
 
-    async def _properties(self, request: Request) -> dict[str, str]:
-        site = self._site
-        with site.memory.share(abort_of(request.scope)) as share:
-            headers = headers_of(request.scope)
-            return await site.read(headers, request.receive, read_properties, share, limit=_PROPERTIES)
 
-
-class Consumers:
+class Consumers(SiteRoute):
     """The routes of consumers."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
 
     async def consumers(self, request: Request) -> Response:
         """``GET …/topics/{topic}/consumers``."""
@@ -93,10 +82,7 @@ class Consumers:
         """``PUT``, ``GET`` and ``DELETE …/topics/{topic}/consumers/{name}``."""
         site, topic, name = self._site, topic_of(request.scope), request.path_params["name"]
         if request.method == "PUT":
-            with site.memory.share(abort_of(request.scope)) as share:
-                message = await site.read(
-                    headers_of(request.scope), request.receive, read_position, share, limit=_POSITION
-                )
+            message = await site.body_of(request, read_position, _POSITION)
             only_new = request.headers.get("if-none-match", "").strip() == "*"
             put = partial(site.service.consumers.put, force=_forces(request), only_new=only_new)
             await site.in_thread(put, topic, name, message)
@@ -125,11 +111,7 @@ class Consumers:
 
 
 def _forces(request: Request) -> bool:
-    """Whether something is to be done although claims are open.
-
-    Raises:
-        BadRequest: the header says something else.
-    """
+    """Whether something is to be done although claims are open."""
     said = request.headers.get(FORCE, "false").lower()
     if said not in ("true", "false"):
         raise BadRequest("X-TMS-Force: this is neither true nor false.", "Send true, or leave it out.")

@@ -16,28 +16,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, Strict, model_validator
 
 from tms_core.settings.fields import Section, setting, wrong
-from tms_core.settings.layers import Flags, LoadedSettings, SettingEntry, load_as
+from tms_core.settings.layers import Flags, LoadedSettings, load_as
 from tms_core.topic import INT_MAX, TopicId
-
-__all__ = [
-    "AuthRule",
-    "AuthSettings",
-    "ConsumerSettings",
-    "HBaseSettings",
-    "LeaderSettings",
-    "LevelDbSettings",
-    "LoadedSettings",
-    "PollLimitSettings",
-    "ServerSettings",
-    "SettingEntry",
-    "Settings",
-    "StorageSettings",
-    "TlsSettings",
-    "TransactionSettings",
-    "expanded",
-    "load",
-    "split_address",
-]
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 #: What a shell pattern over ``namespace:topic`` can be made of.

@@ -56,12 +56,7 @@ def every(
     """All items of a range, page by page.
 
     Args:
-        read: reads a page.
-        start, stop: the range.
         limit: how many items a page has.
-
-    Raises:
-        StoreError: a page could not be read.
     """
     resume: bytes | None = start
     while resume is not None:
@@ -110,7 +105,6 @@ class TxCell(NamedTuple):
     """The transactional part of one message row.
 
     Attributes:
-        key: the row's key.
         pointer: the stored write pointer, as it is.
         refers: whether the row takes its payload from the payload table; True when the store cannot tell cheaply.
     """
@@ -240,8 +234,6 @@ class MessageReads(KeyReads):
         """Read whole rows.
 
         Args:
-            start, stop: the range.
-            limit: how many at most.
             most_bytes: after about so many bytes of values a page ends early; it has one row at least. None: where the
                 store itself ends it.
         """
@@ -353,11 +345,7 @@ class Reads(ABC):
         return (self,)
 
     def region(self, row: bytes) -> str:
-        """Where a row of the message table, as it is stored, is kept now, for people; empty where there is one place.
-
-        Raises:
-            StoreError: the store could not be asked.
-        """
+        """Where a row of the message table, as it is stored, is kept now, for people; empty: there is one place."""
         return ""
 
     def apart(self) -> Self:
@@ -379,11 +367,7 @@ class Reads(ABC):
 
     @abstractmethod
     def lineage(self) -> Mapping[str, Any]:
-        """The marks that a backup of this store would not have, as JSON values: recorded after each pass (rule S13).
-
-        Raises:
-            StoreError: it cannot be found out now.
-        """
+        """The marks that a backup of this store would not have, as JSON values: recorded after each pass (rule S13)."""
 
     @abstractmethod
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
@@ -394,9 +378,6 @@ class Reads(ABC):
 
         Returns:
             The rest of a sentence, for people; None: this may be the store itself as it went on from there.
-
-        Raises:
-            StoreError: it cannot be found out now.
         """
 
     @abstractmethod

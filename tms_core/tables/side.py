@@ -87,7 +87,6 @@ class SideTable(ABC):
 
         Args:
             key, expected, value: the row, what it must hold (None: it is not there), and what it holds then.
-            puts: other rows to write.
             deletes: keys of others to delete.
 
         Returns:
@@ -168,10 +167,6 @@ class LevelDBSide(SideTable):
 
     Args:
         folder: not the store's, which holds CDAP's three folders and nothing else.
-
-    Raises:
-        StoreBusy: another process has it open.
-        StoreError: it is damaged or cannot be written.
     """
 
     private = True
@@ -265,7 +260,6 @@ class Expiry(NamedTuple):
     """When a message with a ttl of its own is due.
 
     Attributes:
-        topic, generation, publish_ms, sequence: which message.
         expires_ms: the first moment at which it is gone.
     """
 
@@ -282,11 +276,7 @@ class Expiry(NamedTuple):
 
 
 class Expiries:
-    """Messages that live shorter than their topic says (rule L6); threads may share it.
-
-    Args:
-        table: where they are written down.
-    """
+    """Messages that live shorter than their topic says (rule L6); threads may share it."""
 
     def __init__(self, table: SideTable) -> None:
         self._table = table

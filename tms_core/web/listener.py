@@ -54,10 +54,8 @@ class Listener(ThreadedServer):
     """Serves an application until it is stopped.
 
     Args:
-        app: what is served.
         host, port: as of :class:`~tms_core.web.thread.ThreadedServer`.
         tls: certificate and key; None: plain HTTP.
-        options: its figures.
         ending: called before it stops, so that what waits for something ends.
     """
 

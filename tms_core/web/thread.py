@@ -38,9 +38,7 @@ class ServerThread:
     """uvicorn's server in a thread, on a socket that listens already.
 
     Args:
-        config: what is served and how.
         listening: the socket; it is closed with the server.
-        name: the thread's.
         give_up_seconds: after how long stopping no longer waits for the thread, which then does not keep the process
             from ending either; None: it waits for as long as the configuration lets answers take.
     """
@@ -78,7 +76,6 @@ class ThreadedServer:
     """Serves what a configuration of uvicorn's names, until it is stopped.
 
     Args:
-        config: what is served and how; its host and port do not count.
         host: the address to listen on; a name is resolved, and its first address taken.
         port: the port; 0: a free one, which :attr:`port` tells once it is started.
         setting: under which settings host and port stand, for errors: ``server``.
@@ -118,7 +115,6 @@ class ThreadedServer:
         """Whether, of all that was received, so many requests only are not answered yet. For these to ask.
 
         Args:
-            requests: how many.
             waiting: how many others are not to count, because they only wait.
         """
         return self._server is not None and self._server.unanswered - waiting == requests
@@ -247,11 +243,6 @@ class _TlsDoor:
 
     A protocol is told of its connection behind that only, so it cannot bound those that say nothing before: of these
     the one that takes longest gives its place to the next.
-
-    Args:
-        listening: where they come.
-        context: certificate and key.
-        make: makes a protocol.
     """
 
     def __init__(self, listening: socket.socket, context: ssl.SSLContext, make: Callable[[], asyncio.Protocol]) -> None:

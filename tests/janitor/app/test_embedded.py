@@ -24,6 +24,7 @@ from tms_core.server.companions import Host
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
@@ -53,7 +54,7 @@ class Server:
         stack.enter_context(self.store)
         clock = SystemClock()
         self.manager = stack.enter_context(TransactionManager(MemoryStorage(), clock))
-        self.service = stack.enter_context(MessagingService(self.store, clock))
+        self.service = stack.enter_context(MessagingService(self.store, clock, side=MemorySide()))
         self.registry = CollectorRegistry()
         self.host = Host(self.config, {}, {}, self.store, created, self.service, self.manager, self.registry, clock)
         self._stack = stack

@@ -31,6 +31,7 @@ from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
@@ -123,7 +124,12 @@ def make_house(stack: ExitStack) -> Callable[[Store], House]:
         stack.enter_context(store)
         manager = stack.enter_context(TransactionManager(MemoryStorage(), clock))
         service = stack.enter_context(
-            MessagingService(store, clock, ServiceOptions(max_lifetime_seconds=3600, grace_seconds=3600))
+            MessagingService(
+                store,
+                clock,
+                ServiceOptions(max_lifetime_seconds=3600, grace_seconds=3600),
+                side=MemorySide(),
+            )
         )
         service.create_topic(ORDERS, {"ttl": str(365 * 86_400)})
         rig = janitor(store, clock=clock, snapshots=manager, hold_seconds=0)

@@ -73,11 +73,7 @@ def _length(_: str, topic: TopicId) -> int:
 
 
 class Rules:
-    """The rules in force.
-
-    Args:
-        rules: in any order.
-    """
+    """The rules in force."""
 
     def __init__(self, rules: Sequence[AuthRule]) -> None:
         self._rules = tuple(rules)
@@ -123,22 +119,12 @@ class Authenticator(Protocol):
         ...
 
     def identify(self, token: bytes) -> Identity:
-        """Whose token it is, right now.
-
-        Raises:
-            Unauthorized: it is not good.
-        """
+        """Whose token it is, right now."""
         ...
 
 
 class Gate:
-    """Lets requests pass, or not.
-
-    Args:
-        authenticator: knows tokens.
-        rules: know who may do what.
-        clock: by which tokens expire.
-    """
+    """Lets requests pass, or not."""
 
     def __init__(self, authenticator: Authenticator, rules: Rules, clock: Clock) -> None:
         self._authenticator = authenticator
@@ -147,11 +133,7 @@ class Gate:
         self._known: dict[bytes, Identity] = {}
 
     def principal(self, headers: Headers) -> str:
-        """Who sent a request with these headers.
-
-        Raises:
-            Unauthorized: that is not proven.
-        """
+        """Who sent a request with these headers."""
         token = _bearer(headers)
         if self._authenticator.refresh():
             self._known.clear()
@@ -198,10 +180,8 @@ class WatchedFile(Generic[T]):
 
     Args:
         setting: that names it, for errors.
-        path: where it is.
         parse: makes sense of its contents; or raises ``ConfigurationError``, which begins with the first argument, the
             file's name and setting, and must not quote them.
-        clock: by which it is looked at again.
         private: whether it is warned of when others may read it.
 
     Raises:

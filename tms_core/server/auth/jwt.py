@@ -51,11 +51,6 @@ class Jwt:
 
     Args:
         settings: the keys ``server.auth.*`` for kind jwt.
-        path: of the key file.
-        clock: by which tokens expire, and the file is looked at again.
-
-    Raises:
-        ConfigurationError: the key file cannot be used.
     """
 
     def __init__(self, settings: AuthSettings, path: Path, clock: Clock) -> None:

@@ -44,7 +44,6 @@ class Tokens:
 
     Args:
         path: lines of ``PRINCIPAL: sha256$HEX``, of which a principal may have several; ``#`` begins a comment.
-        clock: by which the file is looked at again.
 
     Raises:
         ConfigurationError: the file cannot be used, or has no token in it.
@@ -66,11 +65,7 @@ class Tokens:
         return changed
 
     def identify(self, token: bytes) -> Identity:
-        """Whose token it is.
-
-        Raises:
-            Unauthorized: unknown or expired.
-        """
+        """Whose token it is."""
         digest = sha256(token).digest()
         found = [entry.principal for entry in self._file.value if hmac.compare_digest(entry.digest, digest)]
         if not found:
@@ -88,11 +83,7 @@ def new_token(random: Callable[[int], bytes] = secrets.token_bytes) -> str:
 
 
 def token_line(principal: str, token: str) -> str:
-    """What stands for a token in the file.
-
-    Raises:
-        ConfigurationError: that is no name of a principal.
-    """
+    """What stands for a token in the file."""
     if not is_principal(principal):
         raise ConfigurationError(
             f"{principal!r} cannot be the name of a principal.", "Write one without spaces; * means everybody."

@@ -59,7 +59,6 @@ class Leadership:
 
     Args:
         lease: this server's side of the lease, without wall clocks.
-        clock: whose running time counts.
         fencing_delay_seconds: how long it waits between getting the lease and leading, unless it was given back.
     """
 
@@ -100,11 +99,7 @@ class Leadership:
         return self._lease.fence or (seen.fence if seen else 0)
 
     def term(self) -> Term:
-        """The term that runs.
-
-        Raises:
-            Unavailable: this server does not lead.
-        """
+        """The term that runs."""
         term = self._term
         if term is None or not self.leads:
             raise not_leading()
@@ -115,11 +110,7 @@ class Leadership:
         return self._term is term and self._runs
 
     def tenure(self) -> Callable[[], bool]:
-        """Whether this server has had the lease since now, without another having had it; asked before a term begins.
-
-        Raises:
-            Unavailable: it does not have it.
-        """
+        """Whether this server has had the lease since now, and no other one; asked before a term begins."""
         fence = self._lease.fence
         if not fence or self._lease.left_ms <= 0:
             raise not_leading()
@@ -127,11 +118,7 @@ class Leadership:
 
     @contextmanager
     def writing(self) -> Iterator[Term]:
-        """Something is written in the term that runs; until it is done, the lead is not handed back.
-
-        Raises:
-            Unavailable: this server does not lead.
-        """
+        """Something is written in the term that runs; until it is done, the lead is not handed back."""
         with self._lock:
             term = self.term()
             self._writes += 1
@@ -201,9 +188,6 @@ class Leadership:
     def win(self, look: Callable[[], object]) -> None:
         """Lead, or find out that another server does: for a server to which no other can pass anything on.
 
-        Args:
-            look: has :meth:`step` called.
-
         Raises:
             LeaseHeld: another server is alive and leads.
         """
@@ -224,11 +208,7 @@ class Leadership:
             self._clock.sleep(LOOK_SECONDS)
 
     def resign(self) -> None:
-        """Give the lease back if nothing is under way any more; else it expires by itself.
-
-        Raises:
-            StoreError: the store failed; it expires.
-        """
+        """Give the lease back if nothing is under way any more; else it expires by itself."""
         self.hand_back()
         self._give_back()
         self._end()
@@ -280,7 +260,6 @@ class Watch:
     """Has it looked who leads, again and again, in a thread of its own.
 
     Args:
-        look: looks.
         resign: gives back what this server leads.
     """
 

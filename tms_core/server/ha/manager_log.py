@@ -53,7 +53,6 @@ class LogRoot:
 
     Attributes:
         name: of the snapshot's rows, in hexadecimal.
-        parts: how many they are.
         first: the number of the first cell of the log behind it.
         taken_ms: the snapshot's time.
         address: ``HOST:PORT`` where its manager's service is reached.
@@ -69,11 +68,7 @@ class LogRoot:
 
     @classmethod
     def parse(cls, value: bytes) -> LogRoot:
-        """Read the row.
-
-        Raises:
-            FormatError: it cannot be read.
-        """
+        """Read the row."""
         try:
             root = cls(**json.loads(value))
             bytes.fromhex(root.name)
@@ -121,8 +116,6 @@ class SideStorage:
 
         Raises:
             StorageElsewhere: this server does not lead, or did not do so until the end.
-            StoreError: the table cannot be read or written.
-            FormatError: what is in it is damaged.
         """
         try:
             self._still = self._lease()
@@ -151,12 +144,7 @@ class SideStorage:
         return self._log
 
     def save(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot in the place of the one before, and delete what was before it.
-
-        Raises:
-            StorageElsewhere: another server has taken over.
-            StoreError: it could not be written.
-        """
+        """Keep a snapshot in the place of the one before, and delete what was before it."""
         taken_ms = snapshot.visibility.timestamp_ms
         begun_ms, first = self._begun
         if begun_ms != taken_ms:
@@ -247,9 +235,7 @@ class SideLog(GroupLog):
     """The chain of cells while it is written.
 
     Args:
-        side: where.
         first: the number of its first cell.
-        still: whether this server has had the lead since it took over.
 
     Attributes:
         next: the number of the next one.
@@ -284,12 +270,7 @@ class SideLog(GroupLog):
 
 
 def root_of(side: SideTable) -> LogRoot | None:
-    """What there is of a log in a side table; None: there never was one.
-
-    Raises:
-        StoreError: the table cannot be read.
-        FormatError: what is in it is damaged.
-    """
+    """What there is of a log in a side table; None: there never was one."""
     value = side.get(_ROOT)
     return None if value is None else LogRoot.parse(value)
 

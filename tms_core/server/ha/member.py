@@ -39,8 +39,6 @@ class HaMember:
         store: the tables; stays the caller's.
         side: where gaps are written down; stays the caller's.
         leases: the side table again, over connections of its own; stays the caller's.
-        wanted: the settings.
-        clock: the clocks of this machine.
 
     Attributes:
         slots: know who leads what.

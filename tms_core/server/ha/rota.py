@@ -49,11 +49,7 @@ T = TypeVar("T")
 
 
 class Slots:
-    """Who leads each slot, as one server sees it.
-
-    Args:
-        leaderships: one for each slot.
-    """
+    """Who leads each slot, as one server sees it."""
 
     def __init__(self, leaderships: Sequence[Leadership]) -> None:
         self.leaderships = tuple(leaderships)
@@ -87,18 +83,12 @@ def slot_of(prefix: bytes, slots: int) -> int:
 
     Args:
         prefix: the start of its keys, ``namespace:topic:``.
-        slots: how many there are.
     """
     return crc32(prefix[:-1]) % slots
 
 
 class SideCell:
-    """A row of a side table as the cell of a lease.
-
-    Args:
-        side: the table.
-        row: the row's key.
-    """
+    """A row of a side table as the cell of a lease."""
 
     def __init__(self, side: SideTable, row: bytes) -> None:
         self._side = side
@@ -117,9 +107,7 @@ class Rota:
     Args:
         side: where the leases are; stays the caller's.
         holder: who this server is, for people; different for every process.
-        wanted: the settings.
         ordinal: which of the servers this is, from 0; without meaning where there is one slot.
-        clock: whose running time counts.
 
     Attributes:
         slots: who leads each slot.
@@ -158,11 +146,7 @@ class Rota:
             self._complain(error)
 
     def resign(self) -> None:
-        """Give back what this server leads.
-
-        Raises:
-            StoreError: the store failed; what was not given back expires.
-        """
+        """Give back what this server leads."""
         failure: StoreError | None = None
         for leadership in self.slots.leaderships:
             try:
@@ -228,11 +212,7 @@ class Rota:
 
 
 class Agreement:
-    """On how many slots there are.
-
-    Args:
-        side, holder, wanted, clock: as of :class:`Rota`.
-    """
+    """On how many slots there are."""
 
     def __init__(self, side: SideTable, holder: str, wanted: LeaderSettings, clock: Clock) -> None:
         self._side = side
@@ -247,11 +227,7 @@ class Agreement:
         return (slots, changes) == (self._wanted.slots, False)
 
     def reached(self) -> bool:
-        """Whether all servers have this number of slots from now on; False: ask again in a moment.
-
-        Raises:
-            StoreError: the store failed.
-        """
+        """Whether all servers have this number of slots from now on; False: ask again in a moment."""
         value = self._cell.lease()
         slots, changes = _said(value)
         if (slots, changes) == (self._wanted.slots, False):

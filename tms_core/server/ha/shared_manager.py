@@ -48,11 +48,8 @@ class SharedManager:
     Args:
         side: where the log is; stays the caller's.
         leadership: of slot 0.
-        clock: the clocks of this machine.
         clock_allowance_seconds: see :class:`TransactionManager`.
         token_file: of the token that the services demand; None: they demand none.
-        former: reads what there was before servers shared the manager.
-        begun: called when the manager has taken over.
 
     Attributes:
         manager: answers while this server leads, and knows nothing else.
@@ -189,7 +186,6 @@ class OtherService:
         """Pass a call on; returns the answer.
 
         Raises:
-            ServiceUnavailable: nothing was done.
             OSError, EOFError, FormatError: it is not known whether it was done.
         """
         with self._lines.one() as line:

@@ -50,8 +50,6 @@ class CdapWatch:
     Args:
         pool: connections to Thrift 1 servers.
         admin: connections to Thrift 2 servers; None: observers are not checked.
-        namespace: the HBase namespace.
-        clock: our own clock.
     """
 
     def __init__(self, pool: HBasePool, admin: HBasePool | None, namespace: str, clock: Clock) -> None:
@@ -98,12 +96,7 @@ class CdapWatch:
 
 
 def observers(table: str, attributes: Mapping[str, str]) -> Iterator[str]:
-    """The observers of CDAP's or Tephra's that a table carries, each as a sentence with the next step.
-
-    Args:
-        table: its full name.
-        attributes: its attributes.
-    """
+    """The observers of CDAP's or Tephra's that a table carries, each as a sentence with the next step."""
     for name, value in sorted(attributes.items()):
         java_class = value.partition("|")[2].partition("|")[0].strip()
         if _ENTRY.fullmatch(name) and _THEIRS.match(java_class):
@@ -118,11 +111,7 @@ def last_pruned_ms(state: HBaseRows, since_ms: int) -> int | None:
     """When Tephra's pruning last wrote to its state table; None: not since a moment, or there is no such table.
 
     Args:
-        state: the table.
         since_ms: what was written before does not count.
-
-    Raises:
-        StoreError: it could not be read.
     """
     last_ms = 0
     with suppress(StoreNotFound):

@@ -52,13 +52,7 @@ class Calls(Counter[str]):
 
 
 class HBaseTable(KeyTable):
-    """The part that message table and payload table share.
-
-    Args:
-        salts: the rows.
-        calls: where operations are counted.
-        buckets: how many salts there are, for writing.
-    """
+    """The part that message table and payload table share."""
 
     weighs_compaction = True
     #: A page is three journeys to a server, some 1 ms where it is near, and keys come at 100,000 a second.

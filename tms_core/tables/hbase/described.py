@@ -32,7 +32,6 @@ class TableSettings:
     """A table as it is.
 
     Attributes:
-        name: its full name.
         starts: where its regions begin.
         buckets: how many salts its rows have; None: they have none, or it is not known.
         settings: attributes of the table and settings of its family, by their names in the HBase shell; what is not
@@ -67,13 +66,6 @@ def described(
     Args:
         pool: connections to Thrift 1 servers.
         admin: connections to Thrift 2 servers; None: there are none, and some settings stay unknown.
-        namespace: the HBase namespace.
-        table: which one, the message or the payload table.
-        clock: our own clock.
-
-    Raises:
-        StoreNotFound: there is no such table.
-        StoreError: HBase could not be asked.
     """
     name = table_name(namespace, table)
     starts = sorted(region["start_key"] for region in pool.run(lambda connection: connection.table(name).regions()))

@@ -57,8 +57,6 @@ class HBasePool:
         addresses: ``HOST:PORT`` of each server; they serve the same HBase.
         connections: how many may be open at once.
         timeout_seconds: the attribute.
-        service: the interface that is spoken there.
-        clock: whose running time counts, and who waits.
 
     Attributes:
         calls: how many Thrift calls were made, by name.
@@ -89,11 +87,7 @@ class HBasePool:
         self._closed = False
 
     def call(self, name: str, *args: Any) -> Any:
-        """One call that may be repeated.
-
-        Raises:
-            StoreError: as :meth:`ThriftConnection.call`.
-        """
+        """One call that may be repeated."""
         return self.run(lambda connection: connection.call(name, *args))
 
     def run(self, work: Callable[[ThriftConnection], T]) -> T:
@@ -101,9 +95,6 @@ class HBasePool:
 
         Args:
             work: what to do; it may be done twice.
-
-        Raises:
-            StoreError: as :meth:`ThriftConnection.call`.
         """
         for pause_seconds in PAUSES_SECONDS:
             try:

@@ -45,8 +45,6 @@ class Regions:
 
     Args:
         pool: connections to Thrift 1 servers.
-        name: the table's full name.
-        clock: whose running time counts, and who waits.
     """
 
     def __init__(self, pool: HBasePool, name: bytes, clock: Clock) -> None:
@@ -84,13 +82,6 @@ class Regions:
         """Ask for the compaction of regions that have rows of some ranges, and of which at least half is deleted.
 
         Those for which there was no time count on.
-
-        Args:
-            ranges: where to search.
-            count_rows: counts the rows that are left.
-
-        Raises:
-            StoreError: as any call.
         """
         self._settle()
         if max(self._in_files.values(), default=0) < WORTHWHILE_ROWS:

@@ -93,8 +93,6 @@ class HBaseRows:
 
     Args:
         pool: connections to Thrift 1 servers.
-        name: the table's full name.
-        clock: our own clock.
 
     Attributes:
         ahead_ms: how far the newest cell met when deleting was ahead of our clock, in milliseconds.
@@ -117,9 +115,6 @@ class HBaseRows:
 
         Args:
             work: what to do; it may be done twice.
-
-        Raises:
-            StoreError: as :meth:`HBasePool.run`.
         """
         return self.pool.run(lambda connection: work(connection.table(self.name)))
 
@@ -151,11 +146,7 @@ class HBaseRows:
         """Delete rows.
 
         Args:
-            rows: their keys.
             newest_ms: the highest timestamp of their cells; None: not known.
-
-        Raises:
-            StoreError: a row is still there, whatever was done.
         """
         if not rows:
             return
@@ -205,7 +196,6 @@ class HBaseRows:
         If the connection breaks during changes, their cells tell whether they were made.
 
         Args:
-            column: of the cells.
             changes: row, old value (not empty) and new value.
 
         Returns:
@@ -239,11 +229,7 @@ class HBaseRows:
         return done
 
     def compact(self, ranges: Sequence[KeyRange]) -> None:
-        """Ask for the compaction of regions where it is worth it; it goes on in the background.
-
-        Args:
-            ranges: where rows were deleted.
-        """
+        """Ask for the compaction of regions where it is worth it; it goes on in the background."""
         self.regions.compact(ranges, self._count)
 
     def _count(self, there: KeyRange, limit: int) -> int:

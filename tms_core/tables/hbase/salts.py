@@ -82,11 +82,7 @@ class Seen(NamedTuple):
 
 
 class Salts(ABC):
-    """Some or all rows of a table, by keys without salt.
-
-    Args:
-        rows: the table.
-    """
+    """Some or all rows of a table, by keys without salt."""
 
     def __init__(self, rows: HBaseRows) -> None:
         self.rows = rows
@@ -130,8 +126,6 @@ class OneSalt(Salts):
     """The rows under one salt.
 
     Args:
-        rows: the table.
-        byte: their salt.
         buckets: how many salts rows should have, to count those that have another; None: not known.
     """
 
@@ -166,9 +160,7 @@ class AllSalts(Salts):
     """All rows of a table, merged.
 
     Args:
-        rows: the table.
         buckets: how many salts rows should have, which saves seeking for those; None: not known.
-        threads: reads under several salts at once.
     """
 
     def __init__(self, rows: HBaseRows, buckets: int | None, threads: Executor) -> None:
@@ -265,8 +257,6 @@ class Buckets:
 
     Args:
         number: what is configured; None: nothing can be put.
-        tables: the salted tables.
-        namespace: the HBase namespace.
         admin: connections to Thrift 2 servers; None: what the tables say themselves is not read.
     """
 

@@ -56,9 +56,7 @@ class TableSpec:
 
     Attributes:
         namespace: the HBase namespace.
-        name: its name there.
         compression: of its files: NONE, SNAPPY, GZ, LZ4, ZSTD.
-        attributes: table attributes.
         buckets: one region for each; None: one region, and rows without salt.
     """
 
@@ -143,11 +141,7 @@ def table_specs(namespace: str, buckets: int, compression: str) -> list[TableSpe
 
 
 def janitor_table_spec(namespace: str) -> TableSpec:
-    """The janitor's own table: some megabytes, which the janitor compresses itself.
-
-    Args:
-        namespace: the HBase namespace.
-    """
+    """The janitor's own table: some megabytes, which the janitor compresses itself."""
     return TableSpec(namespace, JANITOR_TABLE, "NONE")
 
 
@@ -163,7 +157,6 @@ def create_tables(admin: HBasePool, specs: list[TableSpec]) -> list[str]:
 
     Args:
         admin: connections to a Thrift 2 server.
-        specs: see :func:`table_specs`.
 
     Returns:
         The full names of the tables that were made.
@@ -188,11 +181,8 @@ def buckets_of(admin: HBasePool, namespace: str, table: TableName) -> int | None
 
     Args:
         admin: connections to a Thrift 2 server.
-        namespace: the HBase namespace.
-        table: message or payload.
 
     Raises:
-        StoreNotFound: there is no such table.
         StoreError: it could not be asked, or says something else than a number.
     """
     spec = TableSpec(namespace, _NAMES[table], "NONE")
@@ -206,12 +196,6 @@ def attributes_of(admin: HBasePool, namespace: str, table: TableName) -> dict[st
 
     Args:
         admin: connections to a Thrift 2 server.
-        namespace: the HBase namespace.
-        table: which one.
-
-    Raises:
-        StoreNotFound: there is no such table.
-        StoreError: it could not be asked.
     """
     return texts(admin.call("getTableDescriptor", thrift_table_name(namespace, table)).attributes)
 

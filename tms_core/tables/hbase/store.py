@@ -52,21 +52,14 @@ class HBaseStore(Store):
 
     Args:
         thrift: ``HOST:PORT`` of each Thrift 1 server; one that fails is stood in for by the others.
-        namespace: the HBase namespace.
         connections: how many connections may be open at once.
         timeout_seconds: the longest one call may take.
         buckets: how many salts there are, which only writing needs; None: nothing can be put.
         thrift2: ``HOST:PORT`` of Thrift 2 servers, which tell what else the tables say of themselves; none: that stays
             unknown.
-        clock: our own clock.
 
     Attributes:
         pool: the connections; its ``calls`` counts Thrift calls.
-
-    Raises:
-        StoreNotFound: there is no such table.
-        StoreUnavailable: no Thrift server answers, or HBase does not.
-        StoreError: HBase refuses.
     """
 
     def __init__(
@@ -231,7 +224,6 @@ class TableStates:
 
     Args:
         pool: connections to Thrift 1 servers.
-        names: the tables' full names.
     """
 
     def __init__(self, pool: HBasePool, names: Mapping[TableName, bytes]) -> None:
@@ -239,11 +231,7 @@ class TableStates:
         self._names = names
 
     def remembered(self) -> dict[str, Any]:
-        """The milliseconds at which each table was last made, enabled or disabled; without those where it is not said.
-
-        Raises:
-            StoreError: as any call.
-        """
+        """The milliseconds at which each table was last made, enabled or disabled, where that is said."""
         names = list(self._names.values())
         found = dict(
             self._pool.run(lambda connection: connection.table(_META).rows(names, [_STATE], include_timestamp=True))
@@ -251,11 +239,7 @@ class TableStates:
         return {table: found[name][_STATE][1] for table, name in self._names.items() if _STATE in found.get(name, {})}
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """How it shows that a table may be another one than the one remembered; None: nothing shows that.
-
-        Raises:
-            StoreError: as any call.
-        """
+        """How it shows that a table may be another one than the one remembered; None: nothing shows that."""
         if not known:
             return None
         present = self.remembered()

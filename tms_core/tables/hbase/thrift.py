@@ -103,10 +103,6 @@ class ThriftConnection:
         broken: something went wrong; it is closed and must not be used again.
         made: how many calls were made, by name.
         happybase: asks by these calls too; Thrift 1 only.
-
-    Raises:
-        ConnectionLost: no server listens there.
-        ThriftTimeout: no answer came in time.
     """
 
     def __init__(self, address: str, service: Service, timeout_seconds: float) -> None:
@@ -131,15 +127,10 @@ class ThriftConnection:
         """Ask the server.
 
         Args:
-            name: a call of the service.
             args: what it takes, in order.
 
         Raises:
             ConnectionLost: the connection broke, or what came was not the answer.
-            ThriftTimeout: there was no answer in time.
-            StoreUnavailable: HBase cannot do it now; it may be done or not.
-            StoreNotFound: there is no such table.
-            StoreError: HBase refuses.
         """
         return self.calls(name, [args])[0]
 
@@ -149,7 +140,6 @@ class ThriftConnection:
         The server answers one after the other. If any of them fails, it is not known which of the others were done.
 
         Args:
-            name: a call of the service.
             questions: what each takes, in order.
 
         Returns:

@@ -52,7 +52,6 @@ def clone(path: Path | str, into: Path | str) -> ClonedStore:
 
     Raises:
         StoreBusy: a process has the store open, perhaps this one.
-        StoreNotFound, StoreLayoutError: as for the store itself.
         StoreError: a folder is damaged, or the clone cannot be written.
     """
     return ClonedStore(Path(path), Path(into))
@@ -66,12 +65,7 @@ def still(path: Path | str, into: Path | str) -> Iterator[Path]:
     a folder is copied again when something in it has moved meanwhile.
 
     Args:
-        path: the store.
         into: the folder the copy lives in until the block ends; made when missing. Not inside the store.
-
-    Raises:
-        StoreNotFound, StoreLayoutError: as for the store itself.
-        StoreError: the copy cannot be written.
     """
     sources, into = find_tables(Path(path)), Path(into)
     _refuse_inside(Path(path), into)
@@ -91,10 +85,6 @@ def copied(folder: Path, into: Path | str) -> Iterator[Path]:
     Args:
         folder: closed, or open in no process that writes.
         into: the folder the copy lives in until the block ends; made when missing.
-
-    Raises:
-        StoreBusy: a process has the folder open.
-        StoreError: it is damaged, or the copy cannot be written.
     """
     with ExitStack() as stack:
         scratch = _new_folder(Path(into), stack)
@@ -168,11 +158,7 @@ class ClonedStore(Reads):
 
 
 class _Files:
-    """Copies folders of a store.
-
-    Attributes:
-        linked, copied_bytes: as those of a clone.
-    """
+    """Copies folders of a store."""
 
     def __init__(self) -> None:
         self.linked = True
@@ -255,11 +241,7 @@ def _remove(folder: Path) -> None:
 
 
 def _own(folder: Path, stack: ExitStack) -> None:
-    """Lock a clone's folder for as long as the stack lives.
-
-    Raises:
-        BlockingIOError: another process owns it.
-    """
+    """Lock a clone's folder for as long as the stack lives."""
     handle = os.open(folder, os.O_RDONLY)
     stack.callback(os.close, handle)
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -72,12 +72,10 @@ class Database:
     afterwards. What must stay as it is, is cloned first (:mod:`tms_core.tables.leveldb.clone`).
 
     Args:
-        folder: one LevelDB folder.
         create: make the database when the folder holds none.
 
     Raises:
         StoreBusy: it is open already, here or elsewhere.
-        StoreError: LevelDB cannot open it.
     """
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:

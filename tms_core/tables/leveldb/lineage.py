@@ -44,7 +44,6 @@ class FolderTrace(NamedTuple):
     """One folder at one moment.
 
     Attributes:
-        inode: of the folder.
         birth_ns: when the folder was made; None where the file system does not say.
         generation: how often its inode was given out, or a random number for that; None where that is not said.
         sequence: the highest sequence number of a write in it.
@@ -71,8 +70,6 @@ class StoreTrace:
     once, it is held against the files as they were before this opening; from then on, against those of the moment.
 
     Args:
-        path: the store.
-        opened: its folders, as they were before they were opened.
         frozen: whether ``opened`` is all there will ever be: of a clone.
     """
 
@@ -85,25 +82,14 @@ class StoreTrace:
         self._known: dict[Path, tuple[object, FolderTrace]] = {}
 
     def remembered(self) -> dict[str, Any]:
-        """What to remember of the store as it is now, as JSON values by table. All of it is durable on return.
-
-        Raises:
-            StoreError: a file cannot be read or synced.
-        """
+        """What to remember of the store as it is now, as JSON values by table. All of it is durable on return."""
         with self._lock:
             found = self._present()
             self._recognised = True
         return {table: _as_json(trace) for table, trace in found.items()}
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """How it shows that this is not the store as it went on from there; None: nothing shows that.
-
-        Args:
-            known: what was remembered.
-
-        Raises:
-            StoreError: a file cannot be read.
-        """
+        """How it shows that this is not the store as it went on from there; None: nothing shows that."""
         with self._lock:
             found = self._present() if self._recognised else self._opened
             for table in [table for table in FOLDERS if table in known]:
@@ -134,11 +120,7 @@ class StoreTrace:
 
 
 def trace_folder(folder: Path) -> FolderTrace:
-    """A folder as its files tell; LevelDB may have it open.
-
-    Raises:
-        StoreError: the MANIFEST cannot be read.
-    """
+    """A folder as its files tell; LevelDB may have it open."""
     with translated(folder):
         # In this order: a log that has become a table since is told of by the MANIFEST, and a table that LevelDB has
         # counted there exists by then, in force or not yet.

@@ -79,7 +79,6 @@ class LevelDBStore(Store):
         StoreNotFound: there is no metadata table, so nothing can be known about any topic.
         StoreLayoutError: the store is in a layout of CDAP 6.
         StoreBusy: another process has the store open, or this one has.
-        StoreError: a folder is damaged or cannot be written.
     """
 
     def __init__(self, path: Path | str, *, create: bool = False) -> None:
@@ -135,11 +134,7 @@ class LevelDBStore(Store):
 
 
 def release(path: Path | str) -> None:
-    """Make a store readable for CDAP again, without a sweep: after a crash, or after another LevelDB program.
-
-    Raises:
-        StoreNotFound, StoreLayoutError, StoreBusy, StoreError: as :class:`LevelDBStore`.
-    """
+    """Make a store readable for CDAP again, without a sweep: after a crash, or after another LevelDB program."""
     LevelDBStore(path).close()
 
 

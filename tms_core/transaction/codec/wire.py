@@ -77,8 +77,6 @@ class RpcMessage(NamedTuple):
     """A call, or the answer to one.
 
     Attributes:
-        kind: which of them.
-        name: of the method.
         number: the caller's; the answer repeats it.
         fields: the arguments, or the result: field 0 what is returned, any other the exception that was raised.
     """
@@ -141,11 +139,7 @@ def strings(number: int, values: Collection[str] | Collection[bytes], kind: Kind
 
 
 def read_message(data: bytes) -> RpcMessage:
-    """The message that fills a frame.
-
-    Raises:
-        FormatError: the bytes are none.
-    """
+    """The message that fills a frame."""
     reader = _FieldReader(data)
     first: int = reader.number(_INT)
     if first < 0:
@@ -158,11 +152,7 @@ def read_message(data: bytes) -> RpcMessage:
 
 
 def read_struct(data: bytes) -> Fields:
-    """The fields of a bare struct; bytes behind it are ignored, as Thrift does.
-
-    Raises:
-        FormatError: the bytes are no struct.
-    """
+    """The fields of a bare struct; bytes behind it are ignored, as Thrift does."""
     return _FieldReader(data).fields()
 
 

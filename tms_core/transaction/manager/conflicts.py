@@ -29,11 +29,7 @@ class _Changes:
 
 
 class CommittedChanges:
-    """The change keys of what was committed lately, by the pointer it was committed at.
-
-    Args:
-        changes: of a snapshot.
-    """
+    """The change keys of what was committed lately, by the pointer it was committed at."""
 
     def __init__(self, changes: Mapping[int, Collection[bytes]] | None = None) -> None:
         self._by_pointer = {pointer: _Changes(set(keys), "") for pointer, keys in sorted((changes or {}).items())}
@@ -48,11 +44,7 @@ class CommittedChanges:
             self._by_pointer = dict(sorted(self._by_pointer.items()))
 
     def check(self, transaction_id: int, keys: Collection[bytes]) -> None:
-        """Check whether another transaction has changed the same since the transaction began.
-
-        Raises:
-            Conflict: another one has.
-        """
+        """Check whether another transaction has changed the same since the transaction began."""
         for commit_pointer in reversed(self._by_pointer):
             if commit_pointer <= transaction_id:
                 return
@@ -85,11 +77,7 @@ class ChangeLimits:
     size_bytes: int = field(default=BYTES_LIMIT)
 
     def check(self, transaction_id: int, keys: Collection[bytes]) -> None:
-        """Check whether that is too much.
-
-        Raises:
-            ChangesTooLarge: it is.
-        """
+        """Check whether that is too much."""
         if len(keys) > self.count:
             raise ChangesTooLarge(
                 f"Change set for transaction {transaction_id} has {len(keys)} entries and exceeds the limit of "

@@ -26,6 +26,8 @@ from tms_core.transaction.manager.state import ManagerState
 from tms_core.transaction.manager.storage import Log, Storage, StorageElsewhere
 from tms_core.transaction.model import TX_PER_MS, Snapshot, VisibilityState
 
+#: How long a long transaction may take, in milliseconds (``data.tx.long.timeout``).
+LONG_TIMEOUT_MS = 86_400_000
 _EMPTY = Snapshot(VisibilityState(0, 0, 0))
 
 logger = get_logger(__name__)
@@ -44,24 +46,18 @@ class DurableState:
     Args:
         storage: where it is kept; closed with this.
         clock: by which snapshots and first ids are named, and timeouts go on after a restart.
-        long_timeout_ms: how long a long transaction may take.
-
-    Raises:
-        StoreError: the storage cannot be read or written.
-        FormatError: a log in it is damaged.
     """
 
-    def __init__(self, storage: Storage, clock: HonestClock, long_timeout_ms: int) -> None:
+    def __init__(self, storage: Storage, clock: HonestClock) -> None:
         self._storage = storage
         self._clock = clock
-        self._long_timeout_ms = long_timeout_ms
         self._lock = RLock()
         self._saving = RLock()
         self._position = 0
         self._closed = False
         #: Whether the log has failed, and whether memory is ahead of the disk since then.
         self._failed = self._ahead = False
-        self._state, self._newest_ms = ManagerState(_EMPTY, long_timeout_ms), 0
+        self._state, self._newest_ms = ManagerState(_EMPTY, LONG_TIMEOUT_MS), 0
         self._log: Log = _NotBegun()
         try:
             self._state, self._newest_ms = self._recovered()
@@ -75,15 +71,11 @@ class DurableState:
 
     @property
     def running(self) -> bool:
-        """Whether it was neither closed, nor has its log failed since it began anew."""
+        """Whether it answers; not after its log has failed, until it has begun anew."""
         return not (self._closed or self._failed)
 
     def begin(self) -> None:
-        """Go on if the log still takes what is decided, else begin anew from what is in the storage.
-
-        Raises:
-            StoreError: it cannot begin yet.
-        """
+        """Go on if the log still takes what is decided, else begin anew from what is in the storage."""
         with suppress(LogFailed):
             self._sync(self._log, 0)
         if self._begin_anew():
@@ -97,7 +89,6 @@ class DurableState:
             waits: whether that holds, asked before the block; where not, only a refusal waits for the disk.
 
         Raises:
-            ManagerStopped: it has stopped.
             LogFailed: what was decided could not be written; it counts only if it is on the disk all the same.
             StoreError: the log has failed before, and it cannot begin anew yet.
         """
@@ -133,7 +124,14 @@ class DurableState:
         return self._state.write_pointer
 
     def note_published(self, pointer: int, topic: str, publish_ms: int) -> None:
-        """Note where a transaction in progress has published first; takes no lock and writes nothing to the log."""
+        """Note that a transaction in progress has published a message, which readers wait at until it has ended.
+
+        Takes no lock and writes nothing to the log.
+
+        Args:
+            pointer: the transaction's, or that of one of its checkpoints.
+            publish_ms: the message's time; that of the first in each topic counts.
+        """
         state = self._state
         if pointer in state.in_progress:
             state.published.setdefault(pointer, {}).setdefault(topic, publish_ms)
@@ -151,7 +149,6 @@ class DurableState:
         """Keep a snapshot, and begin a new log.
 
         Raises:
-            ManagerStopped: it has stopped.
             LogFailed: what was decided before could not be written.
             StoreError: the snapshot could not be written; the next one may be.
         """
@@ -165,13 +162,16 @@ class DurableState:
             self._storage.save(snapshot)
 
     def reset(self) -> None:
-        """Forget everything but the pointers issued so far, after a snapshot of what was there."""
+        """Forget everything, the invalid list too, after a snapshot of it: what failed before becomes readable.
+
+        Ids keep growing.
+        """
         self.take_snapshot()
         with self._saving, self._lock:
             self._require_running()
             now_ms = self._clock.right_ms()
             pointer = self._state.next_pointer(now_ms)
-            self._state = ManagerState(Snapshot(VisibilityState(now_ms, pointer, pointer)), self._long_timeout_ms)
+            self._state = ManagerState(Snapshot(VisibilityState(now_ms, pointer, pointer)), LONG_TIMEOUT_MS)
             try:
                 self.take_snapshot()
             except StoreError:
@@ -193,7 +193,7 @@ class DurableState:
 
     def _recovered(self) -> tuple[ManagerState, int]:
         found = self._storage.recover()
-        state = ManagerState(found.snapshot or _EMPTY, self._long_timeout_ms)
+        state = ManagerState(found.snapshot or _EMPTY, LONG_TIMEOUT_MS)
         for edit in found.edits:
             state.apply(edit)
         if not state.write_pointer:

@@ -52,11 +52,7 @@ class GroupLog(ABC):
             return self._appended
 
     def sync(self, position: int) -> None:
-        """Return when the first ``position`` edits are safe.
-
-        Raises:
-            LogFailed: they are not, and will not be.
-        """
+        """Return when the first ``position`` edits are safe."""
         if self._is_to_write(position):
             try:
                 self._write()
@@ -101,10 +97,6 @@ class GroupLog(ABC):
 
         Args:
             first: the number of the first of them, from 0.
-            edits: encoded.
-
-        Raises:
-            OSError, StoreError: they may be there or not.
         """
 
     @abstractmethod

@@ -21,21 +21,14 @@ from tms_core.rowkey import LONG_MAX
 from tms_core.transaction.codec.edits import Edit, EditState
 from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.manager.conflicts import ChangeLimits
-from tms_core.transaction.manager.durable import DurableState, ManagerStopped
+from tms_core.transaction.manager.durable import LONG_TIMEOUT_MS, DurableState, ManagerStopped
 from tms_core.transaction.manager.state import ManagerState
 from tms_core.transaction.manager.storage import Storage
 from tms_core.transaction.model import TX_PER_MS, InProgressType, Transaction, TransactionType, VisibilityState
 from tms_core.transaction.source.source import Loaded, SourceUnreachable
 
-__all__ = [
-    "MAX_TIMEOUT_SECONDS",
-    "UNKNOWN_CLIENT",
-    "BadArgument",
-    "ChangeLimits",
-    "ManagerStopped",
-    "TransactionManager",
-]
-
+#: How long a short transaction may take that does not say, in seconds (``data.tx.timeout``).
+_TIMEOUT_SECONDS = 30
 #: The longest a short transaction may ask for, in seconds (``data.tx.max.timeout``).
 MAX_TIMEOUT_SECONDS = 2**31 - 1
 #: How much is kept of what a client calls itself, in characters.
@@ -52,7 +45,7 @@ class BadArgument(TransactionError):
     """What a transaction cannot have: a timeout below 1 (Java's ``IllegalArgumentException``)."""
 
 
-class TransactionManager:
+class TransactionManager(DurableState):
     """Tephra's ``TransactionManager`` on a storage; threads may share it.
 
     Its owner calls :meth:`expire` and :meth:`take_snapshot` from time to time (``TransactionService`` does).
@@ -65,14 +58,7 @@ class TransactionManager:
         clock: whose wall time ids go by, and whose running time timeouts go by.
         clock_allowance_seconds: how far wall time may get ahead of running time at once; what is more is a jump, which
             ids do not follow (rule S7).
-        default_timeout_seconds: of a short transaction that names none (``data.tx.timeout``).
         max_timeout_seconds: the longest that one may name (``data.tx.max.timeout``).
-        long_timeout_seconds: of a long transaction (``data.tx.long.timeout``).
-        limits: how much a transaction may change.
-
-    Raises:
-        StoreError: the storage cannot be read or written.
-        FormatError: a log in it is damaged.
     """
 
     def __init__(
@@ -80,18 +66,13 @@ class TransactionManager:
         storage: Storage,
         clock: Clock,
         *,
-        default_timeout_seconds: int = 30,
         max_timeout_seconds: int = MAX_TIMEOUT_SECONDS,
-        long_timeout_seconds: int = 86_400,
         limits: ChangeLimits | None = None,
         clock_allowance_seconds: int = 300,
     ) -> None:
-        self._clock = HonestClock(clock, clock_allowance_seconds * 1000)
-        self._default_timeout_seconds = default_timeout_seconds
+        super().__init__(storage, HonestClock(clock, clock_allowance_seconds * 1000))
         self._max_timeout_seconds = max_timeout_seconds
-        self._long_timeout_ms = long_timeout_seconds * 1000
         self._limits = limits or ChangeLimits()
-        self._durable = DurableState(storage, self._clock, self._long_timeout_ms)
         self._writes: Counter[int] = Counter()
 
     def __enter__(self) -> Self:
@@ -99,33 +80,6 @@ class TransactionManager:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def running(self) -> bool:
-        """Whether it answers; not after its log has failed, until it has begun anew."""
-        return self._durable.running
-
-    def begin(self) -> None:
-        """Answer from what is in the storage, where that may have been another manager's since.
-
-        Raises:
-            StoreError: it cannot begin yet.
-        """
-        self._durable.begin()
-
-    def close(self) -> None:
-        """Take a last snapshot and let the storage go; closing twice is no error."""
-        self._durable.close()
-
-    @property
-    def last_pointer(self) -> int:
-        """The highest write pointer that was ever given out."""
-        return self._durable.last_pointer
-
-    @property
-    def listed_ids(self) -> int:
-        """How many ids, invalid and in progress, a transaction that began now would carry."""
-        return self._durable.listed_ids
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
@@ -139,7 +93,7 @@ class TransactionManager:
         Raises:
             BadArgument: the timeout is not above 0, or above the highest that is allowed.
         """
-        seconds = self._default_timeout_seconds if timeout_seconds is None else timeout_seconds
+        seconds = _TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
         if seconds <= 0:
             raise BadArgument(f"timeout must be positive but is {seconds} seconds")
         if seconds > self._max_timeout_seconds:
@@ -148,25 +102,20 @@ class TransactionManager:
 
     def start_long(self, client: str = UNKNOWN_CLIENT) -> Transaction:
         """Begin a long transaction; aborted, it becomes invalid, because all it has written is not known."""
-        return self._start(TransactionType.LONG, self._long_timeout_ms, client)
+        return self._start(TransactionType.LONG, LONG_TIMEOUT_MS, client)
 
     def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
         """Say what a transaction has changed, and check whether another transaction has changed it too.
 
         Does not wait for the disk: the commit does, and its record follows this one's in the log. Only where it asks
         again it waits, for what it said before may be on the disk by itself.
-
-        Raises:
-            NotInProgress: it has ended, or never began.
-            ChangesTooLarge: it has changed too much.
-            Conflict: it has to be rolled back.
         """
         keys = frozenset(changes)
-        with self._durable.deciding(lambda state: transaction_id in state.committing) as state:
+        with self.deciding(lambda state: transaction_id in state.committing) as state:
             _require(state, transaction_id)
             self._limits.check(transaction_id, keys)
             state.committed.check(transaction_id, keys)
-            self._durable.record(Edit(transaction_id, EditState.COMMITTING, changes=keys))
+            self.record(Edit(transaction_id, EditState.COMMITTING, changes=keys))
 
     def commit(self, transaction_id: int) -> None:
         """Make what a transaction wrote visible to those that begin from now on.
@@ -174,11 +123,10 @@ class TransactionManager:
         Without :meth:`can_commit` before, no conflict is looked for.
 
         Raises:
-            NotInProgress: it has ended, or never began.
             Conflict: another transaction has committed the same since it asked, or the manager was restarted since
                 it began and does not know whether it asked; it has to ask (again), or be rolled back.
         """
-        with self._durable.deciding() as state:
+        with self.deciding() as state:
             _require(state, transaction_id)
             keys = state.committing.get(transaction_id)
             if keys is not None:
@@ -187,7 +135,7 @@ class TransactionManager:
                 text = f"The transaction manager was restarted since transaction {transaction_id} began, and does not "
                 text += "know what it has changed: ask again whether it can commit, or roll it back."
                 raise Conflict(text, transaction_id, _FORGOTTEN, "")
-            self._durable.record(
+            self.record(
                 Edit(
                     transaction_id,
                     EditState.COMMITTED,
@@ -202,18 +150,15 @@ class TransactionManager:
 
         So does one for which something is just being written (:meth:`begin_write`), since that cannot have been taken
         back. Without effect on one that has ended otherwise, or never began.
-
-        Args:
-            transaction: with the checkpoints that were taken back too.
         """
         pointer = transaction.transaction_id
-        with self._durable.deciding() as state:
+        with self.deciding() as state:
             entry = state.in_progress.get(pointer)
             if entry is not None and not self._writes.keys().isdisjoint((pointer, *entry.checkpoints)):
-                self._durable.record(Edit(pointer, EditState.INVALID))
+                self.record(Edit(pointer, EditState.INVALID))
             elif entry is not None or pointer in state.invalid:
                 checkpoints = tuple(transaction.checkpoint_write_pointers)
-                self._durable.record(Edit(pointer, EditState.ABORTED, type=transaction.type, checkpoints=checkpoints))
+                self.record(Edit(pointer, EditState.ABORTED, type=transaction.type, checkpoints=checkpoints))
 
     def invalidate(self, transaction_id: int) -> bool:
         """Hide for good what a transaction wrote, because it was not taken back.
@@ -221,10 +166,10 @@ class TransactionManager:
         Returns:
             Whether it was in progress until now; False for one that was committed, or never began.
         """
-        with self._durable.deciding() as state:
+        with self.deciding() as state:
             found = transaction_id in state.in_progress or transaction_id in state.committing
             if found:
-                self._durable.record(Edit(transaction_id, EditState.INVALID))
+                self.record(Edit(transaction_id, EditState.INVALID))
             return found
 
     def checkpoint(self, transaction: Transaction) -> Transaction:
@@ -232,22 +177,19 @@ class TransactionManager:
 
         Returns:
             The transaction with the new pointer; what it reads stays as it was.
-
-        Raises:
-            NotInProgress: it has ended, or never began.
         """
         parent = transaction.transaction_id
-        with self._durable.deciding() as state:
+        with self.deciding() as state:
             _require(state, parent, "Transaction {} is not in progress")
             pointer = state.next_pointer(self._clock.right_ms())
-            self._durable.record(Edit(pointer, EditState.CHECKPOINT, parent_write_pointer=parent))
+            self.record(Edit(pointer, EditState.CHECKPOINT, parent_write_pointer=parent))
             state.deadlines[pointer] = state.deadlines[parent]
             checkpoints = state.in_progress[parent].checkpoints
             return replace(transaction, write_pointer=pointer, checkpoint_write_pointers=checkpoints)
 
     def status(self, transaction_id: int) -> Literal["in progress", "invalid", "ended"]:
         """What has become of a transaction; one that was committed or aborted, or never began, has ended."""
-        with self._durable.deciding() as state:
+        with self.deciding() as state:
             if transaction_id in state.in_progress:
                 return "in progress"
             return "invalid" if transaction_id in state.invalid else "ended"
@@ -258,7 +200,7 @@ class TransactionManager:
         Returns:
             Whether it is; then :meth:`end_write` is to follow.
         """
-        with self._durable.looking() as state:
+        with self.looking() as state:
             found = pointer in state.in_progress
             if found:
                 self._writes[pointer] += 1
@@ -266,19 +208,19 @@ class TransactionManager:
 
     def end_write(self, pointer: int) -> None:
         """What was noted is written, or never will be."""
-        with self._durable.looking():
+        with self.looking():
             left = self._writes.pop(pointer) - 1
             if left:
                 self._writes[pointer] = left
 
     def is_in_progress(self, pointer: int) -> bool:
         """Whether a pointer is in progress, a transaction's or a checkpoint's; takes no disk."""
-        with self._durable.looking() as state:
+        with self.looking() as state:
             return pointer in state.in_progress
 
     def transaction_of(self, pointer: int) -> int:
         """The transaction of a checkpoint that is in progress; of any other pointer itself. Takes no disk."""
-        with self._durable.looking() as state:
+        with self.looking() as state:
             entries = state.in_progress.values()
             return next((entry.write_pointer for entry in entries if pointer in entry.checkpoints), pointer)
 
@@ -290,10 +232,10 @@ class TransactionManager:
         Returns:
             Whether any of them was on it.
         """
-        with self._durable.deciding() as state:
+        with self.deciding() as state:
             found = frozenset(pointer for pointer in transaction_ids if pointer in state.invalid)
             if found:
-                self._durable.record(Edit(0, EditState.TRUNCATE_INVALID_TX, truncated=found))
+                self.record(Edit(0, EditState.TRUNCATE_INVALID_TX, truncated=found))
             return bool(found)
 
     def truncate_invalid_before(self, time_ms: int) -> bool:
@@ -306,50 +248,38 @@ class TransactionManager:
             TruncateTimeError: a transaction that began before it is still in progress.
         """
         time_ms = min(time_ms, LONG_MAX // TX_PER_MS)
-        with self._durable.deciding() as state:
+        with self.deciding() as state:
             older = [pointer for pointer in state.in_progress if pointer < time_ms * TX_PER_MS]
             if older:
                 raise TruncateTimeError(f"{len(older)} transactions that began before {time_ms} ms are in progress.")
             found = bool(state.invalid) and state.invalid.ids[0] < time_ms * TX_PER_MS
             if found:
-                self._durable.record(Edit(0, EditState.TRUNCATE_INVALID_TX, truncated_before_ms=time_ms))
+                self.record(Edit(0, EditState.TRUNCATE_INVALID_TX, truncated_before_ms=time_ms))
             return found
 
     def invalid_size(self) -> int:
         """How many transactions are on the invalid list."""
-        with self._durable.deciding() as state:
+        with self.deciding() as state:
             return len(state.invalid)
-
-    def reset(self) -> None:
-        """Forget everything, the invalid list too: what failed before becomes readable. Ids keep growing."""
-        self._durable.reset()
 
     # --- what there is -----------------------------------------------------------------------------------------------
 
     def visibility(self) -> VisibilityState:
         """The state that decides what readers see now; the value does not change afterwards."""
-        with self._durable.deciding() as state:
+        with self.deciding() as state:
             return state.visibility(self._clock.right_ms())
 
     def latest(self) -> Loaded:
-        """The same for those who expect a snapshot source.
-
-        Raises:
-            NoSnapshot: the manager has stopped.
-        """
+        """The same for those who expect a snapshot source."""
         try:
             return Loaded(self.visibility(), "the transaction manager")
         except (TransactionError, StoreError) as error:
             raise SourceUnreachable(error.message, error.hint) from error
 
     def encoded_snapshot(self) -> bytes:
-        """All of the state, in the bytes of a snapshot file.
-
-        Raises:
-            CannotSnapshot: the manager has stopped.
-        """
+        """All of the state, in the bytes of a snapshot file."""
         try:
-            with self._durable.deciding() as state:
+            with self.deciding() as state:
                 snapshot = state.snapshot(self._clock.right_ms())
         except (ManagerStopped, StoreError) as error:
             raise CannotSnapshot(error.message, error.hint) from error
@@ -359,17 +289,8 @@ class TransactionManager:
 
     def clients(self) -> dict[int, str]:
         """The clients of the transactions in progress, by id; not of those begun before the last restart."""
-        with self._durable.deciding() as state:
+        with self.deciding() as state:
             return dict(state.clients)
-
-    def note_published(self, pointer: int, topic: str, publish_ms: int) -> None:
-        """Note that a transaction in progress has published a message, which readers wait at until it has ended.
-
-        Args:
-            pointer: the transaction's, or that of one of its checkpoints.
-            publish_ms: the message's time; that of the first in each topic counts.
-        """
-        self._durable.note_published(pointer, topic, publish_ms)
 
     def published(self) -> dict[int, dict[str, int]]:
         """Where transactions in progress have published: by id the topics, with the first message's time.
@@ -377,7 +298,7 @@ class TransactionManager:
         Of those that were begun before the last restart, what :meth:`note_published` was told since.
         """
         found: dict[int, dict[str, int]] = {}
-        with self._durable.deciding() as state:
+        with self.deciding() as state:
             owners = {child: entry.write_pointer for entry in state.in_progress.values() for child in entry.checkpoints}
             for pointer, topics in list(state.published.items()):
                 if pointer not in state.in_progress:
@@ -395,30 +316,22 @@ class TransactionManager:
         Returns:
             How many pointers, checkpoints included.
         """
-        with self._durable.deciding() as state:
+        with self.deciding() as state:
             late = state.expired(self._clock.running_ms())
             for pointer in late:
                 # A checkpoint goes with its transaction; one that has none any more goes by itself.
                 if state.in_progress[pointer].type is not InProgressType.CHECKPOINT or state.is_orphan(pointer):
-                    self._durable.append(Edit(pointer, EditState.INVALID))
+                    self.append(Edit(pointer, EditState.INVALID))
                     client = printable(state.clients.get(pointer, UNKNOWN_CLIENT))
                     logger.info("transaction %d timed out (client: %s)", pointer, client)
             state.time_out(late)
             return len(late)
 
-    def take_snapshot(self) -> None:
-        """Keep a snapshot, and begin a new log.
-
-        Raises:
-            StoreError: it could not be written; the manager goes on with its log, and the next one may succeed.
-        """
-        self._durable.take_snapshot()
-
     def _start(self, kind: TransactionType, timeout_ms: int, client: str) -> Transaction:
-        with self._durable.deciding() as state:
+        with self.deciding() as state:
             now_ms = self._clock.right_ms()
             transaction = state.transaction(state.next_pointer(now_ms), kind)
-            self._durable.record(
+            self.record(
                 Edit(
                     transaction.transaction_id,
                     EditState.IN_PROGRESS,

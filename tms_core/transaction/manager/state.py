@@ -39,7 +39,6 @@ class ManagerState:
     """Everything a manager holds in memory; for one thread at a time.
 
     Args:
-        snapshot: what to begin with.
         long_timeout_ms: how long a long transaction may take, for those of old files that do not say.
 
     Attributes:
@@ -113,11 +112,7 @@ class ManagerState:
     # --- what happened -----------------------------------------------------------------------------------------------
 
     def apply(self, edit: Edit) -> None:
-        """Apply an edit.
-
-        Raises:
-            FormatError: no manager writes such an edit.
-        """
+        """Apply an edit."""
         match edit.state:
             case EditState.IN_PROGRESS:
                 self._begin(edit)

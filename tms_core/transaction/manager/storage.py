@@ -89,11 +89,7 @@ class Storage(Protocol):
     """Where snapshots and logs go."""
 
     def recover(self) -> Recovered:
-        """The newest snapshot and the edits after it.
-
-        Raises:
-            StorageElsewhere: another manager has it now.
-        """
+        """The newest snapshot and the edits after it."""
         ...
 
     def log(self, timestamp_ms: int) -> Log:
@@ -115,10 +111,6 @@ class DirectoryStorage:
     Args:
         path: the directory (``transactions.directory``); made if it is not there.
         retain: how many snapshots are kept.
-
-    Raises:
-        DirectoryBusy: another manager has it.
-        DirectoryFailed: it cannot be made or read.
     """
 
     def __init__(self, path: Path, *, retain: int = RETAINED) -> None:
@@ -157,11 +149,7 @@ class DirectoryStorage:
         return LogFile(self._path / f"txlog.{timestamp_ms}")
 
     def save(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot under its time, and delete what is older than the last ``retain``.
-
-        Raises:
-            DirectoryFailed: it could not be written.
-        """
+        """Keep a snapshot under its time, and delete what is older than the last ``retain``."""
         timestamp_ms = snapshot.visibility.timestamp_ms
         unfinished = self._path / f"{_UNFINISHED}{timestamp_ms}"
         try:

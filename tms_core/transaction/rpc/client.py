@@ -111,7 +111,6 @@ class TransactionClient:
         """Commit.
 
         Args:
-            transaction_id: which.
             write_pointer: its present one, which Tephra's service wants to know; by default the id.
         """
         pointer = transaction_id if write_pointer is None else write_pointer
@@ -214,7 +213,6 @@ class TransactionClient:
         """Call a method; returns its result.
 
         Args:
-            kind: what that has to be.
             again: it may be done twice, so it is when a connection breaks.
         """
         try:

@@ -81,11 +81,7 @@ C = TypeVar("C", bound=RpcConnection)
 
 
 class IdleConnections(Generic[C]):
-    """Connections that are used again; threads may share them.
-
-    Args:
-        opens: makes another one.
-    """
+    """Connections that are used again; threads may share them."""
 
     def __init__(self, opens: Callable[[], C]) -> None:
         self._opens = opens
@@ -136,7 +132,6 @@ class SocketConnection:
         token_file: a file with the token that the service demands; None: it demands none.
 
     Raises:
-        OSError: nothing listens there.
         ServiceUnavailable: the token cannot be read, or is not good there.
     """
 
@@ -169,7 +164,6 @@ class SocketConnection:
 
         Raises:
             ServiceUnavailable: the service could not do it, and nothing was done.
-            OutcomeUnknown: it failed at it.
             OSError, EOFError, FormatError: the connection is of no use any more.
         """
         self._number = (self._number + 1) & 0x7FFFFFFF
@@ -222,12 +216,7 @@ def result_of(name: str, number: int, frame: bytes) -> Fields:
     """The result that an answer holds.
 
     Args:
-        name, number: of the call.
         frame: the answer, without its length.
-
-    Raises:
-        ServiceUnavailable, OutcomeUnknown: the service failed.
-        FormatError: it is no answer, or that to another call.
     """
     answer = wire.read_message(frame)
     if (answer.name, answer.number) != (name, number):

@@ -55,8 +55,6 @@ class Rejected:
     """A snapshot that could not be used.
 
     Attributes:
-        name: its file name.
-        reason: what was wrong with it.
         detail: the same in a sentence.
     """
 
@@ -69,7 +67,6 @@ class ImplausibleSnapshot(SnapshotError):
     """A snapshot has ids that no transaction manager gives out, so nothing in it can be relied on (rule S13).
 
     Args:
-        name: where it came from.
         wrong: what no manager can have written, in a few words.
     """
 
@@ -113,7 +110,6 @@ class SnapshotSource(Protocol):
         """The newest snapshot that can be used.
 
         Raises:
-            NoSnapshot: there is none.
             SnapshotError: there is one, and it cannot be used.
         """
         ...
@@ -141,29 +137,16 @@ class Folder(Protocol):
     """Where snapshot files lie; its ``str`` is what people know it by."""
 
     def names(self) -> tuple[list[str], int]:
-        """The names of its files, and how many other names there are; one empty name where it is a file itself.
-
-        Raises:
-            NoSnapshot: it cannot be listed; says why.
-        """
+        """The names of its files, and how many other names there are; one empty name where it is a file itself."""
         ...
 
     def open(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """A file to be read.
-
-        Raises:
-            FileNotFoundError: it is gone by now.
-            OSError: it cannot be read.
-        """
+        """A file to be read."""
         ...
 
 
 class LocalFolder:
-    """A folder of this machine, or one file.
-
-    Args:
-        path: of either.
-    """
+    """A folder of this machine, or one file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -187,12 +170,7 @@ class LocalFolder:
 
 
 class DirectorySource:
-    """The folder in which a transaction manager leaves its snapshots, or one snapshot file by itself.
-
-    Args:
-        folder: of this machine or elsewhere, or a file of any name.
-        clock: our own.
-    """
+    """The folder in which a transaction manager leaves its snapshots, or one snapshot file by itself."""
 
     def __init__(self, folder: Path | Folder, clock: Clock | None = None) -> None:
         self._folder = LocalFolder(folder) if isinstance(folder, Path) else folder
@@ -204,9 +182,6 @@ class DirectorySource:
 
         Args:
             place: a path or a ``webhdfs://`` URL.
-
-        Raises:
-            ConfigurationError: it is another URL.
         """
         if "://" not in place:
             return cls(Path(place))

@@ -39,9 +39,6 @@ class WebHdfsFolder:
     Args:
         url: ``webhdfs://[USER@]HOST:PORT[,HOST:PORT…]/PATH``; ``swebhdfs`` for HTTPS. Several addresses are those of
             NameNodes of which one is active. USER is whom HDFS takes the reader for (``user.name``).
-
-    Raises:
-        ConfigurationError: the URL is none of these.
     """
 
     def __init__(self, url: str) -> None:
@@ -82,7 +79,6 @@ class WebHdfsFolder:
         """A file's content, fetched whole.
 
         Raises:
-            FileNotFoundError: it is gone by now.
             OSError: it cannot be read, or came only in part.
         """
         with SpooledTemporaryFile(_MEMORY_BYTES) as whole:
@@ -100,7 +96,6 @@ class WebHdfsFolder:
         """The answer of the active NameNode, or of the DataNode it names.
 
         Raises:
-            FileNotFoundError: there is no such path.
             OSError: no server answers, or the answer is a refusal.
         """
         parameters = {"op": operation} | ({"user.name": self._user} if self._user else {})
@@ -129,7 +124,6 @@ def _refusal(answer: httpx2.Response) -> str | None:
 
     Raises:
         FileNotFoundError: the active NameNode says that there is nothing.
-        OSError: it says why not.
     """
     if answer.status_code == httpx2.codes.OK:
         return None
