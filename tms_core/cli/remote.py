@@ -84,7 +84,11 @@ class Remote(Answering):
         )
 
     def urls(self) -> list[str]:
-        """The servers that are meant: those that were named, or that of the settings."""
+        """The servers that are meant: those that were named, or that of the settings.
+
+        Raises:
+            ConfigurationError: a setting is wrong.
+        """
         if self.server:
             return self.server.split(",")
         wanted = self._settings.server
@@ -92,13 +96,21 @@ class Remote(Answering):
         return [f"{'https' if wanted.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{wanted.port}"]
 
     def transactions(self) -> TransactionClient:
-        """The transaction service of the settings."""
+        """The transaction service of the settings.
+
+        Raises:
+            ConfigurationError: a setting is wrong.
+        """
         from tms_core.transaction.rpc.client import TransactionClient  # noqa: PLC0415
 
         return TransactionClient.configured(self._settings.transactions)
 
     def tls(self) -> ssl.SSLContext | None:
-        """By what a server's certificate is checked; None for what the machine trusts."""
+        """By what a server's certificate is checked; None for what the machine trusts.
+
+        Raises:
+            ConfigurationError: the file cannot be read.
+        """
         if self.ca_file is None:
             return None
         import ssl  # noqa: PLC0415

@@ -30,12 +30,22 @@ def pack(group: ConsumerGroup, claim: GroupClaim) -> tuple[bytes, bytes]:
 
 
 def claims_of(side: SideTable, group: ConsumerGroup) -> list[tuple[bytes, GroupClaim]]:
-    """The claims and marks of a group, each with its key, in the order of their keys."""
+    """The claims and marks of a group, each with its key, in the order of their keys.
+
+    Raises:
+        FormatError: a row is damaged.
+        StoreError: the table could not be read.
+    """
     return [(key, _claim(key, value)) for key, value in _rows(side, group.prefix)]
 
 
 def all_claims(side: SideTable, start: bytes = TRANSACTIONAL) -> Iterator[tuple[bytes, ConsumerGroup, GroupClaim]]:
-    """The claims and marks of all groups, each with its key; of generations that are gone, too."""
+    """The claims and marks of all groups, each with its key; of generations that are gone, too.
+
+    Raises:
+        FormatError: a row is damaged.
+        StoreError: the table could not be read.
+    """
     for key, value in _rows(side, TRANSACTIONAL, start):
         group = _group(key)
         if group is not None:
@@ -54,6 +64,10 @@ def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_gone: Calla
 
     Returns:
         How many claims were void.
+
+    Raises:
+        FormatError: a row is damaged.
+        StoreError: the table could not be read or written.
     """
     freed, gone = 0, []
     for key, group, claim in all_claims(side):
@@ -90,6 +104,9 @@ def first_unread(side: SideTable, prefix: bytes) -> int:
 
     Args:
         prefix: the start of a topic's and generation's row keys.
+
+    Raises:
+        StoreError, FormatError: they could not be read.
     """
     ids = [_claim(key, value).last for key, value in _rows(side, TRANSACTIONAL + prefix + CLAIM)]
     ids.append(highest_id(side, prefix))

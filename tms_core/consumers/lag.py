@@ -86,6 +86,9 @@ def count(
 
     Returns:
         In the order of their names.
+
+    Raises:
+        StoreError: the tables could not be read.
     """
     store, expiries, floor = tables
     due = gone = cutoff = Cutoff.at(now_ms, topic.ttl_seconds)

@@ -153,6 +153,9 @@ class Floor:
 
         Args:
             due: where the ttl puts it; the answer is never above it.
+
+        Raises:
+            StoreError: the tables could not be read.
         """
         lowest = self.lowest(due)
         # Who has read all that is due holds nothing, and costs nothing.
@@ -193,6 +196,9 @@ def unread_from(store: Reads, topic: TopicMetadata, position: Position, cutoff: 
 
     Where a position lies inside the stored payloads of a transaction, that is the row that stands for them, as long as
     there are more of them.
+
+    Raises:
+        StoreError: the tables could not be read.
     """
     message = position.id
     key = MessageKey(topic.topic, topic.generation, message.publish_ms, message.sequence).pack()

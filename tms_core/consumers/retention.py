@@ -30,6 +30,9 @@ def processed(side: SideTable, topic: TopicMetadata, reader: Transaction) -> int
     Args:
         reader: what is known of transactions; from before the claims are read, since one that is taken back goes before
             its transaction ends.
+
+    Raises:
+        StoreError, FormatError: they could not be read.
     """
     found = []
     for position in Positions(side).of(topic):
@@ -49,7 +52,11 @@ def announced_in(side: SideTable, prefix: bytes) -> int:
 
 
 def announce(side: SideTable, topic: TopicMetadata, upto: int) -> None:
-    """Say that what lies before a position may go; what was said before stands. Durable on return."""
+    """Say that what lies before a position may go; what was said before stands. Durable on return.
+
+    Raises:
+        StoreError: it could not be written.
+    """
     key = _key(topic)
     while True:
         present = side.get(key)

@@ -96,12 +96,22 @@ class ConsumerRegistry:
                 former = after
 
     def get(self, topic: TopicId, name: str) -> Position:
-        """How far a consumer has read, what its group has done behind that included."""
+        """How far a consumer has read, what its group has done behind that included.
+
+        Raises:
+            ConsumerNotFound: there is none of that name.
+            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`put`.
+        """
         metadata = self._topics.get(topic)
         return self._moved_on(metadata, self.found(metadata, name))
 
     def delete(self, topic: TopicId, name: str, *, force: bool = False) -> None:
-        """Forget a consumer and its claims; nothing is held for it any more."""
+        """Forget a consumer and its claims; nothing is held for it any more.
+
+        Raises:
+            ConsumerConflict: claims are open.
+            ConsumerNotFound, BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`get`.
+        """
         metadata = self._topics.get(topic)
         with self.lock(ConsumerGroup.of(metadata, name)), self._lock:
             self.found(metadata, name)
@@ -113,6 +123,9 @@ class ConsumerRegistry:
         """The claims of a consumer whose transactions are in progress, in the order of their messages.
 
         Where transactions are managed elsewhere: all that are not yet known to be done.
+
+        Raises:
+            ConsumerNotFound, BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`get`.
         """
         metadata = self._topics.get(topic)
         self.found(metadata, name)
@@ -140,6 +153,9 @@ class ConsumerRegistry:
         """How far each of a topic's consumers is behind, by their names, and the moment it is said of.
 
         No more than :data:`COUNTED_ROWS` are counted; those who are furthest come first.
+
+        Raises:
+            TopicNotFound, MetadataError, StoreError: as :meth:`put`.
         """
         metadata, now_ms = self._topics.get(topic), self._shelf.clock.now_ms()
         positions = [self._moved_on(metadata, position) for position in self._positions.of(metadata)]
@@ -148,7 +164,11 @@ class ConsumerRegistry:
         return lag.finish(counting), now_ms
 
     def found(self, topic: TopicMetadata, name: str) -> Position:
-        """The position of a consumer of a topic as it is now."""
+        """The position of a consumer of a topic as it is now.
+
+        Raises:
+            ConsumerNotFound, BadRequest, StoreError: as :meth:`get`.
+        """
         check_name(name)
         found = self._positions.get(topic, name)
         if found is None:
@@ -195,6 +215,10 @@ class ConsumerRegistry:
 
 
 def check_name(name: str) -> None:
-    """Check that a consumer can have this name."""
+    """Check that a consumer can have this name.
+
+    Raises:
+        BadRequest: it is none.
+    """
     if not NAME.fullmatch(name):
         raise BadRequest(f"{name!r} cannot be a consumer.", "Use at most 255 letters, digits, '_' and '-'.")

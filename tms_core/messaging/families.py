@@ -114,14 +114,23 @@ class Families:
                 self._update_partitions(topic, asked.partitions, asked.others)
 
     def delete(self, topic: TopicId) -> None:
-        """Delete a topic, and its parts before it."""
+        """Delete a topic, and its parts before it.
+
+        Raises:
+            BadRequest: it is part of another topic.
+            TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.delete`.
+        """
         with self._lock:
             row = self._topics.get(topic)
             self._require_whole(row)
             self._delete(row)
 
     def shown(self, topic: TopicId) -> dict[str, str]:
-        """All properties of a topic; a change of its partitions that was cut off is finished before."""
+        """All properties of a topic; a change of its partitions that was cut off is finished before.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`TopicRegistry.get`.
+        """
         row = self._topics.get(topic)
         if _is_changing(row):
             # Another server leads, and will do it.
@@ -130,7 +139,11 @@ class Families:
         return dict(row.properties)
 
     def before(self, part: TopicMetadata) -> list[TopicMetadata]:
-        """The partitions that a group in order reads to their ends before this one."""
+        """The partitions that a group in order reads to their ends before this one.
+
+        Raises:
+            MetadataError, StoreError: as :meth:`update`.
+        """
         found = []
         with suppress(TopicNotFound):
             whole = self._topics.get(TopicId(part.topic.namespace, part.properties[PART_OF]))

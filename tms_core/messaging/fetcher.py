@@ -138,6 +138,9 @@ class Fetch:
         """The messages, in pages of about ``PAGE_BYTES``; one read of the store at most between two of them.
 
         A page is empty where a read has found too little, so that the caller can see to other things meanwhile.
+
+        Raises:
+            StoreError: the store could not be read; what came is right.
         """
         page = _NONE
         size = reads = 0

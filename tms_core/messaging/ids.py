@@ -79,13 +79,21 @@ class Ids:
         return max(self._free, position(now_ms))
 
     def skip(self, free: int) -> None:
-        """Positions before ``free`` are taken."""
+        """Positions before ``free`` are taken.
+
+        Raises:
+            Unavailable: there are no such ids.
+        """
         _check(free)
         with self._lock:
             self._free = max(self._free, free)
 
     def take(self, first: int, stop: int) -> None:
-        """Take the positions from ``first`` to before ``stop``; no reader passes them until :meth:`release`."""
+        """Take the positions from ``first`` to before ``stop``; no reader passes them until :meth:`release`.
+
+        Raises:
+            Unavailable: there are no such ids.
+        """
         _check(stop)
         with self._lock:
             # What was skipped meanwhile stays so.
@@ -125,6 +133,9 @@ def first_free(read: ReadKeys, prefix: bytes, now_ms: int) -> int:
     Args:
         prefix: what stands before the position.
         now_ms: where the last key is likely to be.
+
+    Raises:
+        StoreError: the table could not be read.
     """
     stop = min(position(max(0, now_ms)), POSITIONS)
     start = stop

@@ -128,7 +128,11 @@ class Lines:
         self._lock = Lock()
 
     def messages(self, topic: TopicMetadata) -> Line:
-        """The line of a topic's messages."""
+        """The line of a topic's messages.
+
+        Raises:
+            StoreError: it could not be opened.
+        """
         prefix = generation_prefix(topic.topic.prefix, topic.generation)
         place = self._places.get(prefix)
         if place is None:
@@ -146,6 +150,9 @@ class Lines:
         """The ids of a topic's stored payloads, behind those that the transaction has.
 
         Only the writer of the topic's payloads asks.
+
+        Raises:
+            StoreError: they could not be looked up.
         """
         with self._lock:
             stored = self._stored_of(topic)
@@ -177,6 +184,9 @@ class Lines:
 
         The store is asked once, by a transaction that began before this process did. Most have stored nothing, which
         takes one read; else all messages since its begin are searched for one that refers to it.
+
+        Raises:
+            StoreError: it could not be looked up.
         """
         with self._lock:
             hidden = self._stored_of(topic).hidden.get(pointer)

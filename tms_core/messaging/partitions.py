@@ -147,7 +147,11 @@ def wanted(properties: Mapping[str, str]) -> PartitionsAsked:
 
 
 def layout_of(topic: TopicId, properties: Mapping[str, str]) -> Layout | None:
-    """Where the messages of a topic with these properties are; None: in the topic itself."""
+    """Where the messages of a topic with these properties are; None: in the topic itself.
+
+    Raises:
+        MetadataError: what the server has noted cannot be read.
+    """
     said = properties.get(FAMILIES)
     if said is None:
         return None

@@ -124,7 +124,11 @@ class Registration(NamedTuple):
 
     @classmethod
     def parse(cls, value: bytes) -> Registration:
-        """Read a value."""
+        """Read a value.
+
+        Raises:
+            FormatError: it is none.
+        """
         try:
             *numbers, number, settled = _REGISTRATION.unpack(value[: _REGISTRATION.size])
             outcome, label = _OUTCOMES[number], value[_REGISTRATION.size :].decode()
@@ -164,7 +168,11 @@ class Begun(NamedTuple):
 
     @classmethod
     def parse(cls, key: bytes, value: bytes) -> Begun:
-        """Read a row."""
+        """Read a row.
+
+        Raises:
+            FormatError: it is none.
+        """
         try:
             (pointer,) = _POINTER.unpack(key[-_POINTER.size :])
             generation, void = _BEGUN_VALUE.unpack(value[: _BEGUN_VALUE.size])
@@ -200,7 +208,11 @@ class LastRequest(NamedTuple):
 
     @classmethod
     def parse(cls, value: bytes) -> LastRequest:
-        """Read a value."""
+        """Read a value.
+
+        Raises:
+            FormatError: it is none.
+        """
         size, until = _REQUEST_VALUE.size, value[_REQUEST_VALUE.size :]
         if len(value) < size or len(until) not in (0, MESSAGE_TAIL_BYTES):
             raise FormatError(f"a producer's last request has {len(value)} bytes, not {size}")
@@ -269,7 +281,12 @@ def is_of_producer(key: bytes) -> bool:
 
 
 def begun_by(side: SideTable, producer: ProducerName) -> list[tuple[bytes, Begun]]:
-    """The transactions of a producer that are written down, each with its key, the oldest first."""
+    """The transactions of a producer that are written down, each with its key, the oldest first.
+
+    Raises:
+        FormatError: a row is damaged.
+        StoreError: the table could not be read.
+    """
     return [(key, Begun.parse(key, value)) for key, value in _rows(side, producer.begun)]
 
 
@@ -318,6 +335,10 @@ def tidy(
 
     Returns:
         How many transactions were marked, and how many producers were forgotten.
+
+    Raises:
+        FormatError: a row is damaged.
+        StoreError: the table could not be read or written.
     """
     producers = dict(_rows(side, _PRODUCER))
     marked, begun, active = _tidy_begun(side, is_invalid, is_undecided, idle_before_ms)

@@ -96,12 +96,21 @@ class Producers:
         return [(one.name, known, self._open(one)) for one, known in producers_of(self._side, metadata)]
 
     def get(self, home: TopicId, name: str) -> tuple[Registration, list[Begun]]:
-        """A producer, and the transactions it has open."""
+        """A producer, and the transactions it has open.
+
+        Raises:
+            ProducerNotFound: there is none of that name.
+            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`register`.
+        """
         producer = self._requests.named(home, name)
         return self._known(producer)[1], self._open(producer)
 
     def delete(self, home: TopicId, name: str) -> None:
-        """Forget a producer; what it has open is invalidated first, and its instance is refused from now on."""
+        """Forget a producer; what it has open is invalidated first, and its instance is refused from now on.
+
+        Raises:
+            ProducerNotFound, BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`get`.
+        """
         producer = self._requests.named(home, name)
         with self._requests.in_flight.only(producer.key):
             raw, known = self._known(producer)

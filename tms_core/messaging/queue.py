@@ -104,7 +104,11 @@ class Queue(ABC, Generic[R]):
         return self._busy
 
     def submit(self, request: WriteRequest[R]) -> Answer[R]:
-        """Queue a request; its answer comes when a batch has it."""
+        """Queue a request; its answer comes when a batch has it.
+
+        Raises:
+            Unavailable: the service is closed.
+        """
         self._context.work.accept(request.weight)
         with self._lock:
             self._queue.append(request)

@@ -28,6 +28,9 @@ class RememberedRows:
 
         Args:
             again: read it, remembered or not.
+
+        Raises:
+            StoreError: it could not be read.
         """
         known = _NOT_READ if again else self._rows.get(key, _NOT_READ)
         if known is not _NOT_READ:

@@ -284,6 +284,9 @@ class Requests:
 
         Returns:
             What stands at its key then.
+
+        Raises:
+            StoreError: the store failed; nothing else may be written.
         """
         announced, last = ahead.announced, ahead.last
         raw = self._rows.get(ahead.key)
@@ -309,7 +312,12 @@ class Requests:
         return value is not None and Begun.parse(key, value).void
 
     def require_newest(self, sent: Sent) -> None:
-        """Return if the instance counts that sends a request."""
+        """Return if the instance counts that sends a request.
+
+        Raises:
+            ProducerFenced: it does not.
+            TmsError: what it names is not there, or the store failed.
+        """
         producer = self.named(sent.home, sent.name)
         self._require_newest(producer, producer.key, sent.generation)
 

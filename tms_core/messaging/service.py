@@ -149,19 +149,35 @@ class MessagingService:
         self._families.update(topic, properties)
 
     def topic(self, topic: TopicId) -> dict[str, str]:
-        """All properties of a topic, its generation among them."""
+        """All properties of a topic, its generation among them.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
+        """
         return self._families.shown(topic)
 
     def count_ages(self, topic: TopicId, older_than_seconds: int) -> Ages:
-        """How many messages live, and how many are older than so many seconds; at most 100,000 are counted."""
+        """How many messages live, and how many are older than so many seconds; at most 100,000 are counted.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
+        """
         return count_ages(self._store.message, self._topics.get(topic), older_than_seconds, self._clock.now_ms())
 
     def topics(self, namespace: str) -> list[str]:
-        """The names of a namespace's topics, in key order."""
+        """The names of a namespace's topics, in key order.
+
+        Raises:
+            StoreError: the store failed.
+        """
         return [topic.topic for topic in self._topics.all(namespace)]
 
     def delete_topic(self, topic: TopicId) -> None:
-        """Delete a topic; its messages are gone at once, their rows when the janitor comes."""
+        """Delete a topic; its messages are gone at once, their rows when the janitor comes.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`update_topic`.
+        """
         self._families.delete(topic)
 
     def is_newborn(self, topic: TopicMetadata) -> bool:
@@ -286,11 +302,18 @@ class MessagingService:
         Returns:
             Pages, none of them empty. Each is read when it is asked for, with nothing held open in between; they end
             with what was durable when this was called. Reading one raises ``StoreError`` when the store fails.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, StoreError: before the first page.
         """
         return filter(None, self.begin_fetch(topic, request).pages())
 
     def begin_fetch(self, topic: TopicId, request: FetchRequest) -> Fetch:
-        """Like :meth:`fetch`, for callers that want to know how far it has read, or to wait for more."""
+        """Like :meth:`fetch`, for callers that want to know how far it has read, or to wait for more.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`fetch`.
+        """
         return Fetch(self._shelf, self._topics.read(topic), request)
 
     # -- the service itself -------------------------------------------------------------------------------------------

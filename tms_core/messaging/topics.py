@@ -93,7 +93,12 @@ class TopicRegistry:
         return found
 
     def read(self, topic: TopicId) -> TopicMetadata:
-        """A living topic that has messages of its own."""
+        """A living topic that has messages of its own.
+
+        Raises:
+            PartitionsChanged: they are in its partitions.
+            BadRequest, TopicNotFound, MetadataError: as :meth:`get`.
+        """
         found = self.get(topic)
         layout = layout_of(topic, found.properties) if FAMILIES in found.properties else None
         if layout is not None and not layout.has_own:
@@ -142,7 +147,11 @@ class TopicRegistry:
         raise _contended(topic)
 
     def delete(self, topic: TopicId) -> None:
-        """Negate the generation; all other properties stay, and so does the row."""
+        """Negate the generation; all other properties stay, and so does the row.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, Unavailable: as :meth:`update`.
+        """
         for _ in range(_ATTEMPTS):
             row = self._living(topic)
             if row.topic and self._write(topic, row, row.topic.properties, -row.topic.generation):
@@ -150,7 +159,11 @@ class TopicRegistry:
         raise _contended(topic)
 
     def check(self, properties: Mapping[str, str]) -> None:
-        """Check that a topic can have these properties."""
+        """Check that a topic can have these properties.
+
+        Raises:
+            BadRequest: it cannot.
+        """
         self._completed(properties)
 
     def all(self, namespace: str) -> list[TopicId]:
@@ -220,7 +233,11 @@ class TopicRegistry:
 
 
 def count_ages(table: MessageReads, topic: TopicMetadata, older_than_seconds: int, now_ms: int) -> Ages:
-    """Count by keys alone how many messages a shorter ttl would hide."""
+    """Count by keys alone how many messages a shorter ttl would hide.
+
+    Raises:
+        StoreError: the table could not be read.
+    """
     generation = generation_prefix(topic.topic.prefix, topic.generation)
     resume: bytes | None = _from(topic, Cutoff.at(now_ms, topic.ttl_seconds))
     newer, messages, older = _from(topic, Cutoff.at(now_ms, older_than_seconds)), 0, 0
@@ -250,7 +267,11 @@ def _prefix(topic: TopicId) -> bytes:
 
 
 def check_length(topic: TopicId) -> None:
-    """Check that a topic can be made with this name."""
+    """Check that a topic can be made with this name.
+
+    Raises:
+        BadRequest: a part of it is too long.
+    """
     for kind, name in (("namespace", topic.namespace), ("topic", topic.topic)):
         if len(name) > NAME_BYTES:
             raise BadRequest(

@@ -77,7 +77,12 @@ class Answer(Generic[R]):
         call()
 
     def result(self, timeout_seconds: float | None = None) -> R:
-        """The result, as soon as it is there."""
+        """The result, as soon as it is there.
+
+        Raises:
+            TimeoutError: it is not, after that time.
+            BaseException: whatever went wrong instead.
+        """
         if not self._done:
             settled = Event()
             self.when_done(settled.set)
@@ -148,7 +153,11 @@ class Work:
         return self._bytes
 
     def accept(self, size: int) -> None:
-        """One more request, of so many bytes."""
+        """One more request, of so many bytes.
+
+        Raises:
+            Unavailable: it is closed.
+        """
         with self._lock:
             if self._closed:
                 raise Unavailable("This server is stopping.", "Try again when it is back.")

@@ -298,7 +298,11 @@ class PayloadWriter(Queue[None]):
 
 
 def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer: int) -> None:
-    """Negate a pointer in the rows between two positions, both included; rows with another one stay as they are."""
+    """Negate a pointer in the rows between two positions, both included; rows with another one stay as they are.
+
+    Raises:
+        StoreError: the store failed; some may be negated.
+    """
     start: bytes | None = prefix + tail(first)
     stop = prefix + tail(last) + b"\0"
     while start is not None:
@@ -310,7 +314,11 @@ def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer
 
 
 def earlier_generations(table: MessageTable, topic: TopicMetadata) -> Iterator[bytes]:
-    """Key prefixes of the generations before the topic's own that still have rows; one read of the table for each."""
+    """Key prefixes of the generations before the topic's own that still have rows; one read of the table for each.
+
+    Raises:
+        StoreError: the store failed.
+    """
     prefix = topic.topic.prefix
     start, stop = (generation_prefix(prefix, generation) for generation in (1, topic.generation))
     while start < stop and (key := table.first(start, stop)) is not None:

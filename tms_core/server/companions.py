@@ -85,7 +85,11 @@ def installed() -> Iterable[EntryPoint]:
 
 
 def load(entry: EntryPoint) -> Start:
-    """What an entry point names."""
+    """What an entry point names.
+
+    Raises:
+        ConfigurationError: it cannot be imported.
+    """
     try:
         found: Start = entry.load()
     except (ImportError, AttributeError) as error:
@@ -138,7 +142,11 @@ class Standby:
 
 
 def started(name: str, start: Callable[[], Companion]) -> Companion:
-    """A companion that runs, or does so as soon as no other server's does."""
+    """A companion that runs, or does so as soon as no other server's does.
+
+    Raises:
+        TmsError: it cannot run, and waiting does not help.
+    """
     try:
         return start()
     except LeaseHeld as error:

@@ -265,6 +265,9 @@ def find_undecided(store: Reads, manager: TransactionManager, allowance_ms: int)
     Args:
         store: is only read.
         allowance_ms: how far the clocks of several machines differ.
+
+    Raises:
+        StoreError: the store could not be read.
     """
     began, left = manager.visibility().open_pointers, MOST_ROWS
     if not began:
@@ -290,6 +293,9 @@ def may_have_undecided(store: Reads) -> bool:
 
     Returns:
         False: there is none with a write pointer. True also where there are more rows than are searched.
+
+    Raises:
+        StoreError: the store could not be read.
     """
     start: bytes | None = b""
     left = MOST_ROWS

@@ -87,6 +87,9 @@ class Memory:
         Args:
             size: by how much; all there is, where that is more.
             brief: whether it is small and soon over, so that it need not wait for what may last.
+
+        Raises:
+            Unavailable: there was none for too long.
         """
         size = min(size, int(self.limit_bytes * _LASTING) - share.size)
         if self._used_bytes + size <= self.limit_bytes if brief else not self._waiting and self._fits(size):
@@ -187,7 +190,11 @@ class Share:
         self.waits_for_client = False
 
     async def take(self, size: int, *, brief: bool = False) -> None:
-        """Take so much more, as soon as there is room; see :meth:`Memory.take`."""
+        """Take so much more, as soon as there is room; see :meth:`Memory.take`.
+
+        Raises:
+            Unavailable: there was none for too long.
+        """
         await self._memory.take(self, size, brief=brief)
 
     def shrink(self, size: int) -> None:

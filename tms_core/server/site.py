@@ -252,14 +252,22 @@ def json_name(content_type: bytes) -> bytes:
 
 
 def topic_of(scope: Scope) -> TopicId:
-    """The topic a request is about."""
+    """The topic a request is about.
+
+    Raises:
+        BadRequest: its name is none.
+    """
     names = scope["path_params"]
     return named_topic(names["namespace"], names["topic"])
 
 
 @remembered(4096)
 def named_topic(namespace: str, topic: str) -> TopicId:
-    """A topic by its two names."""
+    """A topic by its two names.
+
+    Raises:
+        BadRequest: one of them is no name.
+    """
     try:
         return TopicId.parse(f"{namespace}:{topic}")
     except ValueError as error:

@@ -57,6 +57,9 @@ def every(
 
     Args:
         limit: how many items a page has.
+
+    Raises:
+        StoreError: a page could not be read.
     """
     resume: bytes | None = start
     while resume is not None:
@@ -345,7 +348,11 @@ class Reads(ABC):
         return (self,)
 
     def region(self, row: bytes) -> str:
-        """Where a row of the message table, as it is stored, is kept now, for people; empty: there is one place."""
+        """Where a row of the message table, as it is stored, is kept now, for people; empty: there is one place.
+
+        Raises:
+            StoreError: the store could not be asked.
+        """
         return ""
 
     def apart(self) -> Self:
@@ -367,7 +374,11 @@ class Reads(ABC):
 
     @abstractmethod
     def lineage(self) -> Mapping[str, Any]:
-        """The marks that a backup of this store would not have, as JSON values: recorded after each pass (rule S13)."""
+        """The marks that a backup of this store would not have, as JSON values: recorded after each pass (rule S13).
+
+        Raises:
+            StoreError: it cannot be found out now.
+        """
 
     @abstractmethod
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
@@ -378,6 +389,9 @@ class Reads(ABC):
 
         Returns:
             The rest of a sentence, for people; None: this may be the store itself as it went on from there.
+
+        Raises:
+            StoreError: it cannot be found out now.
         """
 
     @abstractmethod

@@ -167,6 +167,10 @@ class LevelDBSide(SideTable):
 
     Args:
         folder: not the store's, which holds CDAP's three folders and nothing else.
+
+    Raises:
+        StoreBusy: another process has it open.
+        StoreError: it is damaged or cannot be written.
     """
 
     private = True

@@ -119,7 +119,11 @@ class Authenticator(Protocol):
         ...
 
     def identify(self, token: bytes) -> Identity:
-        """Whose token it is, right now."""
+        """Whose token it is, right now.
+
+        Raises:
+            Unauthorized: it is not good.
+        """
         ...
 
 
@@ -133,7 +137,11 @@ class Gate:
         self._known: dict[bytes, Identity] = {}
 
     def principal(self, headers: Headers) -> str:
-        """Who sent a request with these headers."""
+        """Who sent a request with these headers.
+
+        Raises:
+            Unauthorized: that is not proven.
+        """
         token = _bearer(headers)
         if self._authenticator.refresh():
             self._known.clear()

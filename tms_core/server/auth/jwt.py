@@ -51,6 +51,9 @@ class Jwt:
 
     Args:
         settings: the keys ``server.auth.*`` for kind jwt.
+
+    Raises:
+        ConfigurationError: the key file cannot be used.
     """
 
     def __init__(self, settings: AuthSettings, path: Path, clock: Clock) -> None:

@@ -65,7 +65,11 @@ class Tokens:
         return changed
 
     def identify(self, token: bytes) -> Identity:
-        """Whose token it is."""
+        """Whose token it is.
+
+        Raises:
+            Unauthorized: unknown or expired.
+        """
         digest = sha256(token).digest()
         found = [entry.principal for entry in self._file.value if hmac.compare_digest(entry.digest, digest)]
         if not found:
@@ -83,7 +87,11 @@ def new_token(random: Callable[[int], bytes] = secrets.token_bytes) -> str:
 
 
 def token_line(principal: str, token: str) -> str:
-    """What stands for a token in the file."""
+    """What stands for a token in the file.
+
+    Raises:
+        ConfigurationError: that is no name of a principal.
+    """
     if not is_principal(principal):
         raise ConfigurationError(
             f"{principal!r} cannot be the name of a principal.", "Write one without spaces; * means everybody."

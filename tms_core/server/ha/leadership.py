@@ -99,7 +99,11 @@ class Leadership:
         return self._lease.fence or (seen.fence if seen else 0)
 
     def term(self) -> Term:
-        """The term that runs."""
+        """The term that runs.
+
+        Raises:
+            Unavailable: this server does not lead.
+        """
         term = self._term
         if term is None or not self.leads:
             raise not_leading()
@@ -110,7 +114,11 @@ class Leadership:
         return self._term is term and self._runs
 
     def tenure(self) -> Callable[[], bool]:
-        """Whether this server has had the lease since now, and no other one; asked before a term begins."""
+        """Whether this server has had the lease since now, and no other one; asked before a term begins.
+
+        Raises:
+            Unavailable: it does not have it.
+        """
         fence = self._lease.fence
         if not fence or self._lease.left_ms <= 0:
             raise not_leading()
@@ -118,7 +126,11 @@ class Leadership:
 
     @contextmanager
     def writing(self) -> Iterator[Term]:
-        """Something is written in the term that runs; until it is done, the lead is not handed back."""
+        """Something is written in the term that runs; until it is done, the lead is not handed back.
+
+        Raises:
+            Unavailable: this server does not lead.
+        """
         with self._lock:
             term = self.term()
             self._writes += 1
@@ -208,7 +220,11 @@ class Leadership:
             self._clock.sleep(LOOK_SECONDS)
 
     def resign(self) -> None:
-        """Give the lease back if nothing is under way any more; else it expires by itself."""
+        """Give the lease back if nothing is under way any more; else it expires by itself.
+
+        Raises:
+            StoreError: the store failed; it expires.
+        """
         self.hand_back()
         self._give_back()
         self._end()

@@ -68,7 +68,11 @@ class LogRoot:
 
     @classmethod
     def parse(cls, value: bytes) -> LogRoot:
-        """Read the row."""
+        """Read the row.
+
+        Raises:
+            FormatError: it cannot be read.
+        """
         try:
             root = cls(**json.loads(value))
             bytes.fromhex(root.name)
@@ -144,7 +148,12 @@ class SideStorage:
         return self._log
 
     def save(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot in the place of the one before, and delete what was before it."""
+        """Keep a snapshot in the place of the one before, and delete what was before it.
+
+        Raises:
+            StorageElsewhere: another server has taken over.
+            StoreError: it could not be written.
+        """
         taken_ms = snapshot.visibility.timestamp_ms
         begun_ms, first = self._begun
         if begun_ms != taken_ms:
@@ -270,7 +279,12 @@ class SideLog(GroupLog):
 
 
 def root_of(side: SideTable) -> LogRoot | None:
-    """What there is of a log in a side table; None: there never was one."""
+    """What there is of a log in a side table; None: there never was one.
+
+    Raises:
+        StoreError: the table cannot be read.
+        FormatError: what is in it is damaged.
+    """
     value = side.get(_ROOT)
     return None if value is None else LogRoot.parse(value)
 

@@ -146,7 +146,11 @@ class Rota:
             self._complain(error)
 
     def resign(self) -> None:
-        """Give back what this server leads."""
+        """Give back what this server leads.
+
+        Raises:
+            StoreError: the store failed; what was not given back expires.
+        """
         failure: StoreError | None = None
         for leadership in self.slots.leaderships:
             try:
@@ -227,7 +231,11 @@ class Agreement:
         return (slots, changes) == (self._wanted.slots, False)
 
     def reached(self) -> bool:
-        """Whether all servers have this number of slots from now on; False: ask again in a moment."""
+        """Whether all servers have this number of slots from now on; False: ask again in a moment.
+
+        Raises:
+            StoreError: the store failed.
+        """
         value = self._cell.lease()
         slots, changes = _said(value)
         if (slots, changes) == (self._wanted.slots, False):

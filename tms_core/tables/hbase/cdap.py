@@ -112,6 +112,9 @@ def last_pruned_ms(state: HBaseRows, since_ms: int) -> int | None:
 
     Args:
         since_ms: what was written before does not count.
+
+    Raises:
+        StoreError: it could not be read.
     """
     last_ms = 0
     with suppress(StoreNotFound):

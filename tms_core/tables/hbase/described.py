@@ -66,6 +66,10 @@ def described(
     Args:
         pool: connections to Thrift 1 servers.
         admin: connections to Thrift 2 servers; None: there are none, and some settings stay unknown.
+
+    Raises:
+        StoreNotFound: there is no such table.
+        StoreError: HBase could not be asked.
     """
     name = table_name(namespace, table)
     starts = sorted(region["start_key"] for region in pool.run(lambda connection: connection.table(name).regions()))

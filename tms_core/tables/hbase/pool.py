@@ -87,7 +87,11 @@ class HBasePool:
         self._closed = False
 
     def call(self, name: str, *args: Any) -> Any:
-        """One call that may be repeated."""
+        """One call that may be repeated.
+
+        Raises:
+            StoreError: as :meth:`ThriftConnection.call`.
+        """
         return self.run(lambda connection: connection.call(name, *args))
 
     def run(self, work: Callable[[ThriftConnection], T]) -> T:
@@ -95,6 +99,9 @@ class HBasePool:
 
         Args:
             work: what to do; it may be done twice.
+
+        Raises:
+            StoreError: as :meth:`ThriftConnection.call`.
         """
         for pause_seconds in PAUSES_SECONDS:
             try:

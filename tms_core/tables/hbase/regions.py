@@ -82,6 +82,9 @@ class Regions:
         """Ask for the compaction of regions that have rows of some ranges, and of which at least half is deleted.
 
         Those for which there was no time count on.
+
+        Raises:
+            StoreError: as any call.
         """
         self._settle()
         if max(self._in_files.values(), default=0) < WORTHWHILE_ROWS:

@@ -115,6 +115,9 @@ class HBaseRows:
 
         Args:
             work: what to do; it may be done twice.
+
+        Raises:
+            StoreError: as :meth:`HBasePool.run`.
         """
         return self.pool.run(lambda connection: work(connection.table(self.name)))
 
@@ -147,6 +150,9 @@ class HBaseRows:
 
         Args:
             newest_ms: the highest timestamp of their cells; None: not known.
+
+        Raises:
+            StoreError: a row is still there, whatever was done.
         """
         if not rows:
             return

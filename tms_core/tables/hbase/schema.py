@@ -196,6 +196,10 @@ def attributes_of(admin: HBasePool, namespace: str, table: TableName) -> dict[st
 
     Args:
         admin: connections to a Thrift 2 server.
+
+    Raises:
+        StoreNotFound: there is no such table.
+        StoreError: it could not be asked.
     """
     return texts(admin.call("getTableDescriptor", thrift_table_name(namespace, table)).attributes)
 

@@ -22,6 +22,10 @@ class HBaseSide(SideTable):
     Args:
         pool: connections to Thrift 1 servers; closed with this.
         create: make it if it is not there; else it is taken for one without rows until it has been made.
+
+    Raises:
+        StoreUnavailable: no Thrift server answers, or HBase does not.
+        StoreError: the table could not be made.
     """
 
     def __init__(self, pool: HBasePool, namespace: str, clock: Clock | None = None, *, create: bool = True) -> None:

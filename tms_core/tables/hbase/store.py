@@ -60,6 +60,11 @@ class HBaseStore(Store):
 
     Attributes:
         pool: the connections; its ``calls`` counts Thrift calls.
+
+    Raises:
+        StoreNotFound: there is no such table.
+        StoreUnavailable: no Thrift server answers, or HBase does not.
+        StoreError: HBase refuses.
     """
 
     def __init__(
@@ -231,7 +236,11 @@ class TableStates:
         self._names = names
 
     def remembered(self) -> dict[str, Any]:
-        """The milliseconds at which each table was last made, enabled or disabled, where that is said."""
+        """The milliseconds at which each table was last made, enabled or disabled, where that is said.
+
+        Raises:
+            StoreError: as any call.
+        """
         names = list(self._names.values())
         found = dict(
             self._pool.run(lambda connection: connection.table(_META).rows(names, [_STATE], include_timestamp=True))
@@ -239,7 +248,11 @@ class TableStates:
         return {table: found[name][_STATE][1] for table, name in self._names.items() if _STATE in found.get(name, {})}
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """How it shows that a table may be another one than the one remembered; None: nothing shows that."""
+        """How it shows that a table may be another one than the one remembered; None: nothing shows that.
+
+        Raises:
+            StoreError: as any call.
+        """
         if not known:
             return None
         present = self.remembered()

@@ -103,6 +103,10 @@ class ThriftConnection:
         broken: something went wrong; it is closed and must not be used again.
         made: how many calls were made, by name.
         happybase: asks by these calls too; Thrift 1 only.
+
+    Raises:
+        ConnectionLost: no server listens there.
+        ThriftTimeout: no answer came in time.
     """
 
     def __init__(self, address: str, service: Service, timeout_seconds: float) -> None:

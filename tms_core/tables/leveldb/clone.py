@@ -66,6 +66,10 @@ def still(path: Path | str, into: Path | str) -> Iterator[Path]:
 
     Args:
         into: the folder the copy lives in until the block ends; made when missing. Not inside the store.
+
+    Raises:
+        StoreNotFound, StoreLayoutError: as for the store itself.
+        StoreError: the copy cannot be written.
     """
     sources, into = find_tables(Path(path)), Path(into)
     _refuse_inside(Path(path), into)
@@ -85,6 +89,10 @@ def copied(folder: Path, into: Path | str) -> Iterator[Path]:
     Args:
         folder: closed, or open in no process that writes.
         into: the folder the copy lives in until the block ends; made when missing.
+
+    Raises:
+        StoreBusy: a process has the folder open.
+        StoreError: it is damaged, or the copy cannot be written.
     """
     with ExitStack() as stack:
         scratch = _new_folder(Path(into), stack)

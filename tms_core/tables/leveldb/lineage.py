@@ -82,14 +82,22 @@ class StoreTrace:
         self._known: dict[Path, tuple[object, FolderTrace]] = {}
 
     def remembered(self) -> dict[str, Any]:
-        """What to remember of the store as it is now, as JSON values by table. All of it is durable on return."""
+        """What to remember of the store as it is now, as JSON values by table. All of it is durable on return.
+
+        Raises:
+            StoreError: a file cannot be read or synced.
+        """
         with self._lock:
             found = self._present()
             self._recognised = True
         return {table: _as_json(trace) for table, trace in found.items()}
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """How it shows that this is not the store as it went on from there; None: nothing shows that."""
+        """How it shows that this is not the store as it went on from there; None: nothing shows that.
+
+        Raises:
+            StoreError: a file cannot be read.
+        """
         with self._lock:
             found = self._present() if self._recognised else self._opened
             for table in [table for table in FOLDERS if table in known]:
@@ -120,7 +128,11 @@ class StoreTrace:
 
 
 def trace_folder(folder: Path) -> FolderTrace:
-    """A folder as its files tell; LevelDB may have it open."""
+    """A folder as its files tell; LevelDB may have it open.
+
+    Raises:
+        StoreError: the MANIFEST cannot be read.
+    """
     with translated(folder):
         # In this order: a log that has become a table since is told of by the MANIFEST, and a table that LevelDB has
         # counted there exists by then, in force or not yet.

@@ -134,7 +134,11 @@ class LevelDBStore(Store):
 
 
 def release(path: Path | str) -> None:
-    """Make a store readable for CDAP again, without a sweep: after a crash, or after another LevelDB program."""
+    """Make a store readable for CDAP again, without a sweep: after a crash, or after another LevelDB program.
+
+    Raises:
+        StoreNotFound, StoreLayoutError, StoreBusy, StoreError: as :class:`LevelDBStore`.
+    """
     LevelDBStore(path).close()
 
 

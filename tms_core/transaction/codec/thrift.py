@@ -45,12 +45,19 @@ def decode_transaction(data: bytes) -> Transaction:
 
     Lists that are missing are empty, a missing level is SNAPSHOT, and any type but SHORT is LONG. Lists come out
     ascending whatever order they had, because visibility searches them by halving.
+
+    Raises:
+        FormatError: the bytes are no transaction.
     """
     return transaction_of(read_struct(data))
 
 
 def transaction_of(fields: Fields) -> Transaction:
-    """A transaction from its fields."""
+    """A transaction from its fields.
+
+    Raises:
+        FormatError: they are not those of a transaction.
+    """
     level = integer(fields, 9, 1)
     if level not in _LEVELS:
         raise FormatError(f"a transaction with visibility level {level}, which does not exist")

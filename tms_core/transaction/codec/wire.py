@@ -139,7 +139,11 @@ def strings(number: int, values: Collection[str] | Collection[bytes], kind: Kind
 
 
 def read_message(data: bytes) -> RpcMessage:
-    """The message that fills a frame."""
+    """The message that fills a frame.
+
+    Raises:
+        FormatError: the bytes are none.
+    """
     reader = _FieldReader(data)
     first: int = reader.number(_INT)
     if first < 0:
@@ -152,7 +156,11 @@ def read_message(data: bytes) -> RpcMessage:
 
 
 def read_struct(data: bytes) -> Fields:
-    """The fields of a bare struct; bytes behind it are ignored, as Thrift does."""
+    """The fields of a bare struct; bytes behind it are ignored, as Thrift does.
+
+    Raises:
+        FormatError: the bytes are no struct.
+    """
     return _FieldReader(data).fields()
 
 

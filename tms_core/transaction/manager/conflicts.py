@@ -44,7 +44,11 @@ class CommittedChanges:
             self._by_pointer = dict(sorted(self._by_pointer.items()))
 
     def check(self, transaction_id: int, keys: Collection[bytes]) -> None:
-        """Check whether another transaction has changed the same since the transaction began."""
+        """Check whether another transaction has changed the same since the transaction began.
+
+        Raises:
+            Conflict: another one has.
+        """
         for commit_pointer in reversed(self._by_pointer):
             if commit_pointer <= transaction_id:
                 return
@@ -77,7 +81,11 @@ class ChangeLimits:
     size_bytes: int = field(default=BYTES_LIMIT)
 
     def check(self, transaction_id: int, keys: Collection[bytes]) -> None:
-        """Check whether that is too much."""
+        """Check whether that is too much.
+
+        Raises:
+            ChangesTooLarge: it is.
+        """
         if len(keys) > self.count:
             raise ChangesTooLarge(
                 f"Change set for transaction {transaction_id} has {len(keys)} entries and exceeds the limit of "

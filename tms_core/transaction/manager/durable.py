@@ -46,6 +46,10 @@ class DurableState:
     Args:
         storage: where it is kept; closed with this.
         clock: by which snapshots and first ids are named, and timeouts go on after a restart.
+
+    Raises:
+        StoreError: the storage cannot be read or written.
+        FormatError: a log in it is damaged.
     """
 
     def __init__(self, storage: Storage, clock: HonestClock) -> None:
@@ -75,7 +79,11 @@ class DurableState:
         return not (self._closed or self._failed)
 
     def begin(self) -> None:
-        """Go on if the log still takes what is decided, else begin anew from what is in the storage."""
+        """Go on if the log still takes what is decided, else begin anew from what is in the storage.
+
+        Raises:
+            StoreError: it cannot begin yet.
+        """
         with suppress(LogFailed):
             self._sync(self._log, 0)
         if self._begin_anew():

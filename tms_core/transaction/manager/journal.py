@@ -52,7 +52,11 @@ class GroupLog(ABC):
             return self._appended
 
     def sync(self, position: int) -> None:
-        """Return when the first ``position`` edits are safe."""
+        """Return when the first ``position`` edits are safe.
+
+        Raises:
+            LogFailed: they are not, and will not be.
+        """
         if self._is_to_write(position):
             try:
                 self._write()

@@ -59,6 +59,10 @@ class TransactionManager(DurableState):
         clock_allowance_seconds: how far wall time may get ahead of running time at once; what is more is a jump, which
             ids do not follow (rule S7).
         max_timeout_seconds: the longest that one may name (``data.tx.max.timeout``).
+
+    Raises:
+        StoreError: the storage cannot be read or written.
+        FormatError: a log in it is damaged.
     """
 
     def __init__(
@@ -109,6 +113,11 @@ class TransactionManager(DurableState):
 
         Does not wait for the disk: the commit does, and its record follows this one's in the log. Only where it asks
         again it waits, for what it said before may be on the disk by itself.
+
+        Raises:
+            NotInProgress: it has ended, or never began.
+            ChangesTooLarge: it has changed too much.
+            Conflict: it has to be rolled back.
         """
         keys = frozenset(changes)
         with self.deciding(lambda state: transaction_id in state.committing) as state:
@@ -177,6 +186,9 @@ class TransactionManager(DurableState):
 
         Returns:
             The transaction with the new pointer; what it reads stays as it was.
+
+        Raises:
+            NotInProgress: it has ended, or never began.
         """
         parent = transaction.transaction_id
         with self.deciding() as state:
@@ -270,14 +282,22 @@ class TransactionManager(DurableState):
             return state.visibility(self._clock.right_ms())
 
     def latest(self) -> Loaded:
-        """The same for those who expect a snapshot source."""
+        """The same for those who expect a snapshot source.
+
+        Raises:
+            NoSnapshot: the manager has stopped.
+        """
         try:
             return Loaded(self.visibility(), "the transaction manager")
         except (TransactionError, StoreError) as error:
             raise SourceUnreachable(error.message, error.hint) from error
 
     def encoded_snapshot(self) -> bytes:
-        """All of the state, in the bytes of a snapshot file."""
+        """All of the state, in the bytes of a snapshot file.
+
+        Raises:
+            CannotSnapshot: the manager has stopped.
+        """
         try:
             with self.deciding() as state:
                 snapshot = state.snapshot(self._clock.right_ms())

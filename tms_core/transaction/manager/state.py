@@ -112,7 +112,11 @@ class ManagerState:
     # --- what happened -----------------------------------------------------------------------------------------------
 
     def apply(self, edit: Edit) -> None:
-        """Apply an edit."""
+        """Apply an edit.
+
+        Raises:
+            FormatError: no manager writes such an edit.
+        """
         match edit.state:
             case EditState.IN_PROGRESS:
                 self._begin(edit)

@@ -89,7 +89,11 @@ class Storage(Protocol):
     """Where snapshots and logs go."""
 
     def recover(self) -> Recovered:
-        """The newest snapshot and the edits after it."""
+        """The newest snapshot and the edits after it.
+
+        Raises:
+            StorageElsewhere: another manager has it now.
+        """
         ...
 
     def log(self, timestamp_ms: int) -> Log:
@@ -111,6 +115,10 @@ class DirectoryStorage:
     Args:
         path: the directory (``transactions.directory``); made if it is not there.
         retain: how many snapshots are kept.
+
+    Raises:
+        DirectoryBusy: another manager has it.
+        DirectoryFailed: it cannot be made or read.
     """
 
     def __init__(self, path: Path, *, retain: int = RETAINED) -> None:
@@ -149,7 +157,11 @@ class DirectoryStorage:
         return LogFile(self._path / f"txlog.{timestamp_ms}")
 
     def save(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot under its time, and delete what is older than the last ``retain``."""
+        """Keep a snapshot under its time, and delete what is older than the last ``retain``.
+
+        Raises:
+            DirectoryFailed: it could not be written.
+        """
         timestamp_ms = snapshot.visibility.timestamp_ms
         unfinished = self._path / f"{_UNFINISHED}{timestamp_ms}"
         try:

@@ -217,6 +217,10 @@ def result_of(name: str, number: int, frame: bytes) -> Fields:
 
     Args:
         frame: the answer, without its length.
+
+    Raises:
+        ServiceUnavailable, OutcomeUnknown: the service failed.
+        FormatError: it is no answer, or that to another call.
     """
     answer = wire.read_message(frame)
     if (answer.name, answer.number) != (name, number):

@@ -137,11 +137,20 @@ class Folder(Protocol):
     """Where snapshot files lie; its ``str`` is what people know it by."""
 
     def names(self) -> tuple[list[str], int]:
-        """The names of its files, and how many other names there are; one empty name where it is a file itself."""
+        """The names of its files, and how many other names there are; one empty name where it is a file itself.
+
+        Raises:
+            NoSnapshot: it cannot be listed; says why.
+        """
         ...
 
     def open(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """A file to be read."""
+        """A file to be read.
+
+        Raises:
+            FileNotFoundError: it is gone by now.
+            OSError: it cannot be read.
+        """
         ...
 
 
@@ -182,6 +191,9 @@ class DirectorySource:
 
         Args:
             place: a path or a ``webhdfs://`` URL.
+
+        Raises:
+            ConfigurationError: it is another URL.
         """
         if "://" not in place:
             return cls(Path(place))

@@ -39,6 +39,9 @@ class WebHdfsFolder:
     Args:
         url: ``webhdfs://[USER@]HOST:PORT[,HOST:PORT…]/PATH``; ``swebhdfs`` for HTTPS. Several addresses are those of
             NameNodes of which one is active. USER is whom HDFS takes the reader for (``user.name``).
+
+    Raises:
+        ConfigurationError: the URL is none of these.
     """
 
     def __init__(self, url: str) -> None:
