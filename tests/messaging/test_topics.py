@@ -251,6 +251,21 @@ def test_given_more_than_64_kb_of_properties_when_created_or_updated_then_it_is_
     assert set(desk.service.topics("default")) == {"orders", "other"}
 
 
+def test_given_names_that_would_be_the_same_once_written_when_created_or_updated_then_it_is_a_bad_request(
+    desk: Desk,
+) -> None:
+    # Half a surrogate pair is written as a question mark, as Java does it.
+    desk.service.update_topic(named("orders"), {"\ud800": "1"})
+    for names in (("\ud800", "\udfff"), ("?", "\udfff")):
+        properties = dict.fromkeys(names, "1")
+        with pytest.raises(BadRequest, match="the same name"):
+            desk.service.create_topic(named("other"), properties)
+        with pytest.raises(BadRequest, match="the same name"):
+            desk.service.update_topic(named("orders"), properties)
+    assert desk.service.topic(named("orders")) == {"?": "1", "generation": "1", "ttl": WEEK}
+    assert desk.service.topics("default") == ["orders"]
+
+
 def test_given_what_cdap_wrote_longer_when_used_then_it_is_read_changed_and_deleted(desk: Desk) -> None:
     topic = TopicId("default", "t" * 1000)
     row = b'{"generation":"1","more":"%s","ttl":"60"}' % (b"x" * 100_000)

@@ -216,6 +216,8 @@ class TopicRegistry:
             raise BadRequest(f"retention: {wanted[RETENTION]!r} is none of its values.", "Write consumed or ttl.")
         if wanted.get(HOLD, TRANSACTION) != TRANSACTION:
             raise BadRequest(f"hold: {wanted[HOLD]!r} is none of its values.", "Write transaction, or leave it out.")
+        if len({name.encode("utf-8", "replace") for name in wanted}) < len(wanted):
+            raise BadRequest("Two properties have the same name once halves of surrogate pairs are written as '?'.")
         size = len(encode_properties(wanted))
         if size > PROPERTIES_BYTES:
             raise BadRequest(
