@@ -42,9 +42,10 @@ from typing import Any
 HERE = Path(__file__).parent
 TARGET = HERE / "target"
 
-#: In a test (pytest says so by this variable) a JVM ends before a second compiler or a parallel collector has paid for
-#: itself; benchmarks measure Java as it is run.
-SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC") if "PYTEST_VERSION" in os.environ else ()
+#: In a test (pytest says so by this variable) a JVM ends before a second compiler, a parallel collector or a proof that
+#: thousands of classes are well formed has paid for itself; benchmarks measure Java as it is run.
+_LITTLE = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+SHORT_LIVED = _LITTLE.split() if "PYTEST_VERSION" in os.environ else []
 #: Java 17 locks its own insides; CDAP's libraries of 2018 reach into these. The serial collector starts fastest.
 JVM_FLAGS = [
     *SHORT_LIVED,
