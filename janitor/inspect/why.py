@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from janitor.inspect.answer import Found, LedgerReach, Missing, Trace, Why
 from janitor.inspect.fate import judge
+from janitor.inspect.rows import pointer_state
 from janitor.law.policy import Delete, Row, Rule, decide
 from janitor.law.ranges import topic_stop
 from janitor.law.references import find_referenced, search_range, timeless_range
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep.context import RunContext, matches
-from janitor.sweep.transactions import pointer_state
 from tms_core.rowkey import GENERATION_BYTES, Cutoff, MessageId, MessageKey, PayloadKey, java_abs, stop_key
 from tms_core.tables.base import MessageValue, Reads
 from tms_core.topic import TopicId

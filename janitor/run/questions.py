@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from janitor.archive import index as archived
+from janitor.archive import restore as archive
 from janitor.archive.restore import Request, Restored
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
@@ -21,12 +23,12 @@ from janitor.inspect.rows import Audit, Inspected, Table, messages, metadata, pa
 from janitor.inspect.why import why
 from janitor.law.policy import Hold
 from janitor.report import Report
-from janitor.run import decisions, feedback, passes
+from janitor.run import feedback, passes
 from janitor.run import plan_file as plan
 from janitor.run.deps import Deps
 from janitor.run.prepare import claim_in_force, obstacles, prepare, run_context
 from janitor.state.base import Claim
-from janitor.sweep.transactions import TxState
+from janitor.sweep.transactions import TransactionView, TxState
 from janitor.sweep.whatif import WhatIf, supposed
 from tms_core.errors import NoSnapshot
 from tms_core.rowkey import MessageId
@@ -149,8 +151,15 @@ class Questions:
         return {**snapshot_figures(tx.snapshot, tx.name, limit), "problem": tx.message or None}
 
     def restorable(self, folder: Path, request: Request) -> Restored:
-        """What :meth:`~janitor.run.decisions.OperatorDecisions.restore` would do; raises as it does."""
-        return decisions.restore(self.deps, folder, replace(request, dry_run=True))
+        """What :meth:`~janitor.run.engine.Engine.restore` would do; raises as it does."""
+        return self._restore(folder, replace(request, dry_run=True))
+
+    def _restore(self, folder: Path, request: Request) -> Restored:
+        deps = self.deps
+        files, now_ms = archived.find_topic(folder, request.source), deps.clock.now_ms()
+        transactions = TransactionView(prepare(deps).tx.usable, now_ms, deps.terms.lifetime.undecided_ms)
+        told = partial(passes.heartbeat, deps)
+        return archive.restore(deps.store, deps.state, transactions, files, request, now_ms, told)
 
     def _with_region(self, limit: Limit) -> Limit:
         return limit if limit.start is None else replace(limit, region=self.deps.store.region(limit.start))
