@@ -144,9 +144,6 @@ class ParquetArchive:
 
         Returns:
             How many files were removed.
-
-        Raises:
-            ArchiveError: something cannot be removed.
         """
         return archive_folder.give_up(self.folder, keep_days, now_ms)
 
@@ -179,7 +176,6 @@ class RunArchive:
 
         Raises:
             ArchiveError: the batch is not in the archive, and nothing of it can be seen there.
-            StoreError: the rows could not be read.
         """
         deleted_ms = self._clock.now_ms()
         same = {

@@ -57,9 +57,6 @@ class UnrecognisedRows:
 
         Args:
             metadata: as it is now.
-
-        Raises:
-            StoreError: it could not be read.
         """
         unknown = outcome.unknown - self._named
         if unknown:

@@ -194,9 +194,6 @@ class Engine(Questions):
 
         Returns:
             The ids of those runs.
-
-        Raises:
-            StateError: the state could not be read or written.
         """
         with self.deps.turn:
             return record.recover(self.deps)
@@ -218,11 +215,7 @@ class Engine(Questions):
             turn.release()
 
     def regain_lease(self) -> bool:
-        """Take the lease again after it was lost; returns whether this process holds it.
-
-        Raises:
-            StateError: the state could not be read or written.
-        """
+        """Take the lease again after it was lost; returns whether this process holds it."""
         lease = self.deps.lease
         with self.deps.turn:
             if lease is None or lease.held:
@@ -235,21 +228,12 @@ class Engine(Questions):
             return True
 
     def remember_topics(self) -> None:
-        """Read the metadata table, so that a topic is shown before the next sweep has come to it.
-
-        Raises:
-            StoreError: the store could not be read, or the state not written.
-        """
+        """Read the metadata table, so that a topic is shown before the next sweep has come to it."""
         parsed = (parse_or_none(key, value) for key, value in self.deps.store.metadata.rows())
         save_topics(self.deps.state, [topic for topic in parsed if topic is not None], self.deps.clock.now_ms())
 
     def keep_house(self) -> None:
-        """Forget what was remembered and archived for long enough, unless a guard doubts what time it is.
-
-        Raises:
-            StateError: the state could not be written.
-            ArchiveError: something archived could not be removed.
-        """
+        """Forget what was remembered and archived for long enough, unless a guard doubts what time it is."""
         ready = prepare(self.deps)
         if ready.stopped:
             return

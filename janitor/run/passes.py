@@ -152,7 +152,6 @@ def plan(deps: Deps, current: Pass) -> Report:
     """Make the pass of a plan, which changes nothing.
 
     Raises:
-        StoreError: the store could not be read.
         Halted: the process is ending.
     """
     load_topics(deps, current)

@@ -106,9 +106,6 @@ class Census:
         """Count what is due, until nothing is unfinished, or until halted; to be called now and then.
 
         A topic that cannot be read keeps the count it had, with its time, and is tried again when it is due again.
-
-        Raises:
-            StoreError: the metadata could not be read, or counts could not be read or saved.
         """
         if not self._halted():
             self._turns.step()
@@ -209,11 +206,7 @@ class _Tally:
         return TopicCount(self.messages, self.size_bytes, self.oldest_ms, self.newest_ms, now_ms)
 
     def read(self, store: Reads) -> int:
-        """One page more, of the message table first; returns how many rows it had.
-
-        Raises:
-            StoreError: it could not be read.
-        """
+        """One page more, of the message table first; returns how many rows it had."""
         before = self.size_bytes
         if self.messages_from is not None:
             rows, resume = self._read_messages(store, self.messages_from)

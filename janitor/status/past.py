@@ -95,7 +95,6 @@ class RunHistory:
 
         Raises:
             KeyError: there is no range of this name.
-            StateError: the state cannot be read.
         """
         length_ms, step_ms = RANGES[name]
         first_ms = (now_ms - length_ms) // step_ms * step_ms + step_ms
@@ -153,19 +152,12 @@ def runs_between(state: State, limit: int, from_ms: int | None = None, to_ms: in
 
     Args:
         from_ms, to_ms: None for no bound.
-
-    Raises:
-        StateError: the state cannot be read.
     """
     return [summary(run) for run in state.runs(limit, to_ms) if from_ms is None or run.started_ms >= from_ms]
 
 
 def run_detail(state: State, run_id: str) -> dict[str, Any] | None:
-    """One run with its report; None when it is unknown or was forgotten.
-
-    Raises:
-        StateError: the state cannot be read.
-    """
+    """One run with its report; None when it is unknown or was forgotten."""
     found = state.run(run_id)
     return None if found is None else _run(found)
 
@@ -179,9 +171,6 @@ def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any]
 
     Args:
         status: as it was taken last.
-
-    Raises:
-        StateError: the state cannot be read.
     """
     name = str(topic)
     figures = next((one for one in status.topics if one.name == name), None)
