@@ -16,10 +16,10 @@ from janitor.boundary import coverage as rounds
 from janitor.law import frontier
 from janitor.law.policy import Hold
 from janitor.report import Report
-from janitor.run import conclude, guards, passes, record
+from janitor.run import conclude, guards, record
 from janitor.run.plan_file import PlanFile
 from janitor.run.prepare import IN_PROGRESS, Prepared, prepare, run_context
-from janitor.run.questions import Questions
+from janitor.run.questions import Questions, begin_plan, make_plan
 from janitor.run.sweep_run import SweepRun
 from janitor.state import decided
 from janitor.state.records import LINEAGE, RESTORED
@@ -92,10 +92,10 @@ class Engine(Questions):
             ready = prepare(self.deps)
             known = self.deps.state.note(record.REHEARSED)
             thorough = known is None or not 0 <= ready.now.wall_ms - known < THOROUGH_EVERY_MS
-            current = passes.begin_plan(self.deps, ready, patterns, thorough=thorough)
+            current = begin_plan(self.deps, ready, patterns, thorough=thorough)
             record.begin(self.deps, current)
             try:
-                report = passes.plan(self.deps, current)
+                report = make_plan(self.deps, current)
             except Exception as error:
                 result = "halted" if isinstance(error, Interrupted) else "failed"
                 record.close(self.deps, current, result, {"error": str(error)})

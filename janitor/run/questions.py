@@ -26,11 +26,13 @@ from janitor.report import Report
 from janitor.run import feedback, passes
 from janitor.run import plan_file as plan
 from janitor.run.deps import Deps
-from janitor.run.prepare import claim_in_force, obstacles, prepare, run_context
+from janitor.run.prepare import Prepared, claim_in_force, obstacles, prepare, run_context
 from janitor.state.base import Claim
+from janitor.sweep.act import Preview
+from janitor.sweep.sweep import sweep_store
 from janitor.sweep.transactions import TransactionView, TxState
 from janitor.sweep.whatif import WhatIf, supposed
-from tms_core.errors import NoSnapshot
+from tms_core.errors import Halted, NoSnapshot
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
@@ -65,8 +67,8 @@ class Questions:
         """
         changes = WhatIf.parse(what_if)
         deps = replace(self.deps, store=supposed(self.deps.store, changes)) if changes else self.deps
-        current = passes.begin_plan(deps, prepare(deps, at_ms), patterns, thorough=True)
-        report = passes.plan(deps, current)
+        current = begin_plan(deps, prepare(deps, at_ms), patterns, thorough=True)
+        report = make_plan(deps, current)
         store_id, only_to_look = current.ready.record.mark, at_ms is not None or bool(changes)
         if report.entries and not only_to_look:
             # A frequent run searches less, and would leave some of it for a day.
@@ -82,7 +84,7 @@ class Questions:
         if table == "metadata":
             return metadata(store, patterns)
         read = messages if table == "message" else payloads
-        return read(store, self.transactions().usable, patterns, limit, partial(passes.heartbeat, self.deps))
+        return read(store, self.transactions().usable, patterns, limit, partial(heartbeat, self.deps))
 
     def why(self, topic: TopicId, message_id: MessageId) -> Why:
         """Which rule will take a message, when, and what holds it; or which run has taken it."""
@@ -112,7 +114,7 @@ class Questions:
         A pointer counts as invalid that is in the invalid list now, or was when it was last seen: an operator may
         have taken it off the list because of the claim.
         """
-        found = feedback.audit(self.deps, prepare(self.deps), partial(passes.heartbeat, self.deps))
+        found = feedback.audit(self.deps, prepare(self.deps), partial(heartbeat, self.deps))
         if found.refuted:
             rounds.refute(self.deps.state, found.refutation, self.deps.clock.now_ms())
         known = rounds.refutation(self.deps.state)
@@ -142,8 +144,52 @@ class Questions:
         deps = self.deps
         files, now_ms = archived.find_topic(folder, request.source), deps.clock.now_ms()
         transactions = TransactionView(prepare(deps).tx.usable, now_ms, deps.terms.lifetime.undecided_ms)
-        told = partial(passes.heartbeat, deps)
+        told = partial(heartbeat, deps)
         return archive.restore(deps.store, deps.state, transactions, files, request, now_ms, told)
 
     def _with_region(self, limit: Limit) -> Limit:
         return limit if limit.start is None else replace(limit, region=self.deps.store.region(limit.start))
+
+
+def begin_plan(deps: Deps, ready: Prepared, patterns: tuple[str, ...], *, thorough: bool) -> passes.Pass:
+    """A plan's pass that has read nothing yet."""
+    label = Hold.FIRST_CONTACT if ready.first_contact else None
+    current = passes.begin(
+        deps, "plan", ready, run_context(deps, ready, thorough=thorough, patterns=patterns, label=label)
+    )
+    claim = claim_in_force(deps, ready)
+    current.boundary = claim.bound if claim else None
+    return current
+
+
+def make_plan(deps: Deps, current: passes.Pass) -> Report:
+    """Make the pass of a plan, which changes nothing.
+
+    Raises:
+        Halted: the process is ending.
+    """
+    passes.load_topics(deps, current)
+    current.add(sweep_store(passes.scope(deps, current), Preview(partial(stop_if_halted, deps), deps.observer)))
+    if current.halted is not None:
+        raise current.halted
+    return passes.report(deps, current)
+
+
+def stop_if_halted(deps: Deps) -> None:
+    """Called between pages.
+
+    Raises:
+        Halted: the process is ending.
+    """
+    if deps.halted():
+        raise Halted("the janitor is stopping.", "Try again when it is back.")
+
+
+def heartbeat(deps: Deps, rows: int) -> None:
+    """Tell the observer that a read outside a pass has come so many rows further.
+
+    Raises:
+        Halted: the process is ending.
+    """
+    deps.observer("read", None, rows)
+    stop_if_halted(deps)

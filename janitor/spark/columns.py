@@ -222,9 +222,7 @@ class Policy:
         view = self.transactions
         if view.snapshot is None:
             return (pointers // TX_PER_MS) + view.undecided_ms > view.now_ms
-        held = {entry.write_pointer for entry in view.snapshot.in_progress}
-        held.update(pointer for entry in view.snapshot.in_progress for pointer in entry.checkpoints)
-        open_pointers = np.array(sorted(held), dtype=np.int64)
+        open_pointers = np.array(sorted(view.snapshot.open_pointers), dtype=np.int64)
         return (pointers > view.snapshot.write_pointer) | _among(open_pointers, pointers)
 
 

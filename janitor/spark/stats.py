@@ -256,9 +256,7 @@ def _undecided(transactions: TransactionView) -> Column:
     pointer, snapshot = F.col("write_pointer"), transactions.snapshot
     if snapshot is None:
         return F.lit(False)
-    held = {entry.write_pointer for entry in snapshot.in_progress}
-    held.update(pointer for entry in snapshot.in_progress for pointer in entry.checkpoints)
-    return (pointer > snapshot.write_pointer) | pointer.isin(sorted(held))
+    return (pointer > snapshot.write_pointer) | pointer.isin(sorted(snapshot.open_pointers))
 
 
 def _of_row(row: Mapping[str, Any]) -> GenerationStats:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from janitor.boundary import coverage as rounds
 from janitor.law.policy import Hold, Rule
 from janitor.run import guards
 from janitor.state.base import OpenIdRecord, RunRecord, State, TopicCount
-from janitor.state.records import Note, row_of
+from janitor.state.records import Note
 from janitor.state.topic_history import Change, changes, sketches
 from janitor.stats.consumer_lag import LATE_NOTE as LATE
 from janitor.stats.consumer_lag import NOTE as CONSUMERS
@@ -354,9 +354,8 @@ def _topics(
     for namespace, topic, generation, ttl_seconds in state.note(Note.TOPICS) or ():
         name, items = TopicId(namespace, topic), late.get((namespace, topic), [])
         count = counts.get(name)
-        counted = row_of(count) if count else (None,) * len(fields(TopicCount))
-        about: list[Any] = [namespace, topic, generation, ttl_seconds, *counted]
-        found.append(
-            TopicFigures(*about, sum(item["rows"] for item in items), _oldest(items), sizes.get(str(name), ()))
-        )
+        counted: dict[str, Any] = {slot: getattr(count, slot) for slot in TopicCount.__slots__} if count else {}
+        late_rows = {"overdue_rows": sum(item["rows"] for item in items), "oldest_overdue_ms": _oldest(items)}
+        more = {**counted, **late_rows, "sizes": sizes.get(str(name), ())}
+        found.append(TopicFigures(namespace, topic, generation, ttl_seconds, **more))
     return found
