@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Exporter:
-    """What the HTTP server shows (``janitor.http.StatusViews``), from the state alone.
+    """What the HTTP server shows (``janitor.http.app.StatusViews``), from the state alone.
 
     Args:
         place: where the state is, or will be.

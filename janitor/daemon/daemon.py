@@ -97,7 +97,7 @@ class DaemonPlan:
 
 
 class Daemon:
-    """The jobs and their life cycle; also what the HTTP server shows (``janitor.http.StatusViews``).
+    """The jobs and their life cycle; also what the HTTP server shows (``janitor.http.app.StatusViews``).
 
     Args:
         engine: sweeps; its clock, state and lease are the daemon's too.

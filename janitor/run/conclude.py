@@ -40,8 +40,6 @@ def begin_run(current: Pass, state: State, clocks: ClockAnchor, *, moves_frontie
     conclude_apply(current, state, clocks)
     if moves_frontiers:
         state.save_frontiers(_seen_jumps(current.context, state.frontiers()))
-    if current.ready.tx.usable is not None:
-        state.save_open_ids(current.ready.ids.open_ids())
 
 
 def _seen_jumps(context: RunContext, present: Mapping[TopicId, FrontierRecord]) -> dict[TopicId, FrontierRecord]:

@@ -66,13 +66,7 @@ def proven(listed: array[int], closed: array[int], bound: int) -> array[int]:
     return array("q", (pointer for pointer in within if is_among(closed, pointer)))
 
 
-def hand_over(
-    current: Pass,
-    deps: Deps,
-    told: Feedback,
-    permit: Callable[[], None],
-    heartbeat: Heartbeat,
-) -> None:
+def hand_over(current: Pass, deps: Deps, told: Feedback, permit: Callable[[], None], heartbeat: Heartbeat) -> None:
     """Hand over what a run leaves proven; what is to be said of it is added to the run.
 
     Args:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
 from janitor.law.policy import Hold, Rule
+from janitor.report import GuardNote
 from janitor.run import guards
 from janitor.state.base import OpenIdRecord, RunRecord, State, TopicCount
 from janitor.state.records import Note
@@ -26,7 +27,6 @@ from janitor.status.status import (
     BlockedReaders,
     BoundaryFigures,
     ConsumerFigures,
-    GuardFigures,
     HeldTopic,
     OpenTransaction,
     Overdue,
@@ -129,7 +129,7 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
         held=_held(state, site, overdue, counts),
         overdue=_overdue(overdue),
         kept=state.note(Note.KEPT) or {},
-        guards=[GuardFigures(**note) for note in report.get("guards", ())],
+        guards=[GuardNote(**note) for note in report.get("guards", ())],
         snapshot=_snapshot(state),
         boundary=_boundary(state, site.terms, clocks.wall_ms),
         skew_seconds={} if ahead_ms is None else {"running_time": ahead_ms / 1000},

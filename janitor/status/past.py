@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from threading import Lock
 from typing import Any, NamedTuple
 
-from janitor.state.base import RunRecord, State
+from janitor.state.base import State
 from janitor.state.topic_history import changes, sizes
 from janitor.status.collect import summary
 from janitor.status.status import RunSummary, Status
@@ -64,12 +64,8 @@ class Step:
 
     def add(self, other: Step) -> None:
         """Add what another stretch has."""
-        self.runs += other.runs
-        self.bad += other.bad
-        self.expired += other.expired
-        self.old_generation += other.old_generation
-        self.processed += other.processed
-        self.invalid_transaction += other.invalid_transaction
+        for name in Step.__slots__[1:]:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class RunHistory:
@@ -158,11 +154,9 @@ def runs_between(state: State, limit: int, from_ms: int | None = None, to_ms: in
 
 def run_detail(state: State, run_id: str) -> dict[str, Any] | None:
     """One run with its report; None when it is unknown or was forgotten."""
-    found = state.run(run_id)
-    return None if found is None else _run(found)
-
-
-def _run(run: RunRecord) -> dict[str, Any]:
+    run = state.run(run_id)
+    if run is None:
+        return None
     return {**asdict(summary(run)), "report": json.loads(run.report) if run.report else None}
 
 
