@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 #: The options that say where Spark is, and how many tasks there are to be.
 on_spark = together(
     click.option(
-        "--master",
-        metavar="URL",
-        help="Where Spark is: local[*] (the default), spark://…, k8s://…, sc://… (Connect).",
+        "--master", metavar="URL", help="Where Spark is: local[*] (the default), spark://…, k8s://…, sc://… (Connect)."
     ),
     click.option("--partitions", type=click.IntRange(min=1), help="About how many tasks; default: by size."),
 )
@@ -47,11 +45,7 @@ def command() -> None:
 )
 @common_options
 def stats(
-    master: str | None,
-    partitions: int | None,
-    patterns: tuple[str, ...],
-    out: str | None,
-    remember: bool,
+    master: str | None, partitions: int | None, patterns: tuple[str, ...], out: str | None, remember: bool
 ) -> None:
     """Count what lies in a store, and what the law would take of it.
 

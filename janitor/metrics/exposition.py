@@ -103,9 +103,7 @@ def _counters(counters: Mapping[CounterKey, float]) -> Iterator[Metric]:
     """Every counter of the catalogue; what else is in the state was written by a newer version and is left out."""
     for definition in COUNTERS:
         yield definition.family({"": _counted(definition, "", counters)})
-    yield PHASE_DURATION.family(
-        {suffix: _counted(PHASE_DURATION, suffix, counters) for suffix in ("_count", "_sum")},
-    )
+    yield PHASE_DURATION.family({suffix: _counted(PHASE_DURATION, suffix, counters) for suffix in ("_count", "_sum")})
 
 
 def _counted(definition: Definition, suffix: str, counters: Mapping[CounterKey, float]) -> dict[Labels, float]:

@@ -40,10 +40,7 @@ ACTIONS = ("keep", "delete", "invert", "candidate")
 RULES = (*map(str, Rule), *map(str, Reason))
 
 _CODE = {name: code for code, name in enumerate(RULES)}
-_TAIL = {
-    "message": GENERATION_BYTES + MESSAGE_TAIL_BYTES,
-    "payload": GENERATION_BYTES + PAYLOAD_TAIL_BYTES,
-}
+_TAIL = {"message": GENERATION_BYTES + MESSAGE_TAIL_BYTES, "payload": GENERATION_BYTES + PAYLOAD_TAIL_BYTES}
 #: Later than anything.
 NEVER_MS = LONG_MAX
 

@@ -65,15 +65,7 @@ class CountScheduler(Generic[T]):
         refresh_seconds: how old a count may become before it is made again.
     """
 
-    def __init__(
-        self,
-        counts: Counts[T],
-        clock: Clock,
-        pacer: Pacer,
-        *,
-        turn_rows: int,
-        refresh_seconds: int,
-    ) -> None:
+    def __init__(self, counts: Counts[T], clock: Clock, pacer: Pacer, *, turn_rows: int, refresh_seconds: int) -> None:
         self._counts = counts
         self._clock = clock
         self._pacer = pacer

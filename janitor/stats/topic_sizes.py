@@ -31,13 +31,7 @@ from janitor.stats.scheduler import CountScheduler, Life
 from janitor.sweep.permission import Pacer, never
 from tms_core.clock import Clock
 from tms_core.errors import Halted, MetadataError, StoreError
-from tms_core.rowkey import (
-    GENERATION_BYTES,
-    MESSAGE_TAIL_BYTES,
-    NEGATIVE,
-    PAYLOAD_TAIL_BYTES,
-    generation_prefix,
-)
+from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, NEGATIVE, PAYLOAD_TAIL_BYTES, generation_prefix
 from tms_core.tables.base import Reads
 from tms_core.topic import TopicId, TopicMetadata
 
@@ -91,11 +85,7 @@ class Census:
         #: The budget, which others may share; ends a wait with ``Halted``.
         self.pacer = Pacer(rows_per_second, clock, self._stop_if_halted)
         self._turns = CountScheduler(
-            self,
-            clock,
-            self.pacer,
-            turn_rows=rows_per_second * TURN_SECONDS,
-            refresh_seconds=refresh_seconds,
+            self, clock, self.pacer, turn_rows=rows_per_second * TURN_SECONDS, refresh_seconds=refresh_seconds
         )
         self._found: dict[TopicId, TopicCount | None] = {}
         self._swept: set[TopicId] = set()
