@@ -1,39 +1,29 @@
-"""One janitor of one store: its runs, an operator's decisions, and the questions, over the same things.
+"""One janitor of one store: its runs, and beside them what else is done there, over the same things.
 
-A run deletes and inverts, carries out a plan file, or only plans and remembers it. An operator decides that a store is
-adopted, that held rows may go, that archived rows come back. The commands, the daemon and the tests all come through
-here.
+A run deletes and inverts, carries out a plan file, or only plans and remembers it. The commands, the daemon and the
+tests all come through here.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-from janitor.archive.restore import Request, Restored
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
-from janitor.law import frontier
-from janitor.law.policy import Hold
 from janitor.report import Report
 from janitor.run import conclude, guards, record
+from janitor.run.decisions import Decisions
 from janitor.run.plan_file import PlanFile
-from janitor.run.prepare import IN_PROGRESS, Prepared, prepare, run_context
-from janitor.run.questions import Questions, begin_plan, make_plan
+from janitor.run.prepare import Prepared, prepare, run_context
+from janitor.run.questions import begin_plan, make_plan
 from janitor.run.sweep_run import SweepRun
-from janitor.state import decided
-from janitor.state.records import LINEAGE, RESTORED
-from janitor.state.topic_history import save_topics
-from janitor.sweep.context import parse_or_none
-from janitor.sweep.ledger import KEPT_ENTRIES
-from tms_core.errors import GuardTripped, Interrupted, LeaseHeld, NotAdopted
-from tms_core.topic import TopicId
+from tms_core.errors import Interrupted
 
 #: A pass that looks at everything, whatever the pointers say, is due this long after the last one.
 THOROUGH_EVERY_MS = 24 * 3600 * 1000
 
 
-class Engine(Questions):
+class Engine(Decisions):
     """Answers for one store, cleans it, and keeps what is needed for that between runs.
 
     Args:
@@ -47,7 +37,7 @@ class Engine(Questions):
         errors and the others are done; a run that is halted or loses its lease keeps what it did, and says so.
 
         Args:
-            adopt: accept a store met for the first time (:meth:`adopt`).
+            adopt: accept a store met for the first time (:meth:`~janitor.run.decisions.Decisions.adopt`).
                 Without effect where the state knows an adopted store, be it this one or not, and also when a guard
                 stops the run: only an operator's own adopting and approving settles that.
             patterns: shell patterns of the topics to do; such a pass claims nothing.
@@ -103,177 +93,12 @@ class Engine(Questions):
             record.close(self.deps, current, "partial" if report.errors else "done", report.to_history(), report)
             return report
 
-    # -- what an operator decides ------------------------------------------------------------------------------------
-
-    def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
-        """Accept this store, this transaction system and this clock as they are now.
-
-        Args:
-            once_for: do it once for this text; the state remembers it in the transaction that adopts.
-            store_id: adopt no other store (``store_id`` of a plan).
-
-        Returns:
-            The topics whose rows may go from now on as they come due.
-
-        Raises:
-            NotAdopted: this is another store; nothing was changed.
-        """
-        with self.deps.turn:
-            ready = prepare(self.deps)
-            if store_id is not None and store_id != ready.record.mark:
-                raise NotAdopted(
-                    f"The store that is meant is {store_id}, and this one is {ready.record.mark}: it was not adopted.",
-                    "See that the settings name the store that is meant, then: janitor plan",
-                )
-            return self._adopt(ready, once_for)
-
-    def approve(
-        self, patterns: tuple[str, ...] = (), *, clock: bool = False, once_for: str | None = None
-    ) -> list[TopicId]:
-        """Let held frontiers go with the next run, accept the machine's clock, or both.
-
-        Args:
-            patterns: shell patterns of the topics whose held rows may go; none lets no topic go.
-            clock: accept this machine's clock as it is now.
-            once_for: do it once for this text; the state remembers it in the same transaction.
-
-        Raises:
-            NotAdopted: there is nothing to approve before the store is adopted.
-            GuardTripped: topics are named while the clock is in doubt and not accepted with them; what is due by it is
-                not known.
-        """
-        state, ready = self.deps.state, prepare(self.deps)
-        if not ready.adopted:
-            raise NotAdopted("This store is not adopted yet.", "Look at janitor plan, then: janitor adopt")
-        for note in ready.notes:
-            if not clock and note.tripped and note.guard == "clock":
-                raise GuardTripped(f"Nothing was approved: {note.message}.")
-        context = run_context(self.deps, ready, thorough=False, patterns=patterns)
-        context.load_topics()
-        held = {
-            work.topic.topic: frontier.approve(work.record, work.topic)
-            for work in context.topics.values()
-            if patterns and work.frontier.hold is Hold.FRONTIER and context.in_scope(work.topic.topic.prefix)
-        }
-        with state.transaction():
-            state.save_frontiers(held)
-            if clock:
-                state.save_anchor(ready.now)
-            if once_for is not None:
-                decided.note_done(state, decided.approval(patterns, clock=clock), once_for)
-        return sorted(held)
-
-    def restore(self, folder: Path, request: Request) -> Restored:
-        """Bring archived rows back (:func:`janitor.archive.restore.restore`).
-
-        Args:
-            folder: the archive's.
-
-        Raises:
-            Refused, ArchiveError, StoreError: as that says; what was written until then stays.
-        """
-        with self.deps.turn:
-            try:
-                return self._restore(folder, request)
-            finally:
-                self.deps.restored(request.target or request.source)
-
-    def at_work(self) -> bool:
-        """Whether a run, or a decision that excludes one, is under way in another thread."""
-        if not self.deps.turn.acquire(blocking=False):
-            return True
-        self.deps.turn.release()
-        return False
-
-    # -- between runs --------------------------------------------------------------------------------------------
-
-    def recover(self) -> list[str]:
-        """Close what a janitor left open that has died; called once this one holds the store and the lease.
-
-        Its runs are closed as lost, and what it had announced goes into the ledger, with no number of rows.
-
-        Returns:
-            The ids of those runs.
-        """
-        with self.deps.turn:
-            return record.recover(self.deps)
-
-    def renew_lease(self) -> None:
-        """Hold the lease for another while between runs; a run renews it by itself.
-
-        Raises:
-            LeaseLost: another process has taken it.
-        """
-        lease, turn = self.deps.lease, self.deps.turn
-        # Never beside a run: that takes the state's lock before the lease's, and this the other way round.
-        if lease is None or not turn.acquire(blocking=False):
-            return
-        try:
-            if lease.held:
-                lease.renew_if_due()
-        finally:
-            turn.release()
-
-    def regain_lease(self) -> bool:
-        """Take the lease again after it was lost; returns whether this process holds it."""
-        lease = self.deps.lease
-        with self.deps.turn:
-            if lease is None or lease.held:
-                return True
-            try:
-                lease.acquire()
-            except LeaseHeld:
-                return False
-            record.recover(self.deps)
-            return True
-
-    def remember_topics(self) -> None:
-        """Read the metadata table, so that a topic is shown before the next sweep has come to it."""
-        parsed = (parse_or_none(key, value) for key, value in self.deps.store.metadata.rows())
-        save_topics(self.deps.state, [topic for topic in parsed if topic is not None], self.deps.clock.now_ms())
-
-    def keep_house(self) -> None:
-        """Forget what was remembered and archived for long enough, unless a guard doubts what time it is."""
-        ready = prepare(self.deps)
-        if ready.stopped:
-            return
-        self.deps.state.prune_ledger(ready.now.wall_ms - self.deps.history_ms, KEPT_ENTRIES)
-        if self.deps.archive is not None:
-            self.deps.archive.expire(self.deps.archive_days, ready.now.wall_ms)
-
     def _adopted(self, ready: Prepared, *, wanted: bool) -> Prepared:
         """What was prepared, anew where a store that is not known was adopted."""
         if not wanted or not ready.unknown:
             return ready
-        self._adopt(ready)
+        conclude.adopt(self.deps, ready)
         return prepare(self.deps)
-
-    def _adopt(self, ready: Prepared, once_for: str | None = None) -> list[TopicId]:
-        """Adopt a store as it was prepared; arguments and result as of :meth:`adopt`."""
-        state, lineage = self.deps.state, self.deps.store.lineage()
-        context = run_context(self.deps, ready, thorough=False, label=Hold.FIRST_CONTACT)
-        context.load_topics()
-        topics = {work.topic.topic: work.record for work in context.topics.values()}
-        record = ready.record
-        if ready.adopted and ready.first_contact:
-            # Another transaction system: what is known of open ids and claims is about the former one's.
-            record = replace(record, mark=guards.successor_mark(record.mark, "transactions"))
-        record = conclude.seen(replace(record, adopted_ms=ready.now.wall_ms), ready.tx)
-        with state.transaction():
-            state.save_store(record)
-            state.save_frontiers(topics)
-            state.save_anchor(ready.now)
-            # Adopting may follow a backup that was put back, with what was covered already.
-            rounds.end(state)
-            state.replace_evidence([])
-            state.save_claim(None)
-            # Ids that are invalid by now are known only when a run has ended.
-            state.save_note(IN_PROGRESS, None)
-            state.save_note(LINEAGE, dict(lineage))
-            state.save_note(RESTORED, None)
-            if once_for is not None:
-                decided.note_done(state, "adopt", once_for)
-        return sorted(topics)
 
     def _thorough_is_due(self, ready: Prepared) -> bool:
         """Whether this run looks at everything: daily, after a plan, and when the last such run could prove nothing."""
