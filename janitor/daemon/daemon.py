@@ -174,7 +174,7 @@ class Daemon:
     # -- what an operator decides (``janitor.control.api.Decider``) --------------------------------------------------
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
-        """As :meth:`janitor.run.decisions.Decisions.adopt`; what was counted before may be forgotten by it."""
+        """As :meth:`janitor.run.decisions.OperatorDecisions.adopt`; what was counted before may be forgotten by it."""
         adopted = self.engine.adopt(once_for=once_for, store_id=store_id)
         for job in self._plan.jobs:
             self._schedule.run_now(job.name)
@@ -183,7 +183,7 @@ class Daemon:
     def approve(
         self, patterns: tuple[str, ...] = (), *, clock: bool = False, once_for: str | None = None
     ) -> list[TopicId]:
-        """As :meth:`janitor.run.decisions.Decisions.approve`."""
+        """As :meth:`janitor.run.decisions.OperatorDecisions.approve`."""
         return self.engine.approve(patterns, clock=clock, once_for=once_for)
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
@@ -192,7 +192,7 @@ class Daemon:
             return self.engine.apply(wanted, adopt=adopt)
 
     def restore(self, folder: Path, request: Request) -> Restored:
-        """As :meth:`janitor.run.decisions.Decisions.restore`, and seen like any other run."""
+        """As :meth:`janitor.run.decisions.OperatorDecisions.restore`, and seen like any other run."""
         with self._watched.run():
             return self.engine.restore(folder, request)
 

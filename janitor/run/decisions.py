@@ -22,7 +22,7 @@ from tms_core.errors import GuardTripped, LeaseHeld, NotAdopted
 from tms_core.topic import TopicId
 
 
-class Decisions(Questions):
+class OperatorDecisions(Questions):
     """Carries out what an operator decides, and what is due between runs."""
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:

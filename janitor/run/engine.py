@@ -12,7 +12,7 @@ from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
 from janitor.report import Report
 from janitor.run import conclude, guards, record
-from janitor.run.decisions import Decisions
+from janitor.run.decisions import OperatorDecisions
 from janitor.run.plan_file import PlanFile
 from janitor.run.prepare import Prepared, prepare, run_context
 from janitor.run.questions import begin_plan, make_plan
@@ -23,7 +23,7 @@ from tms_core.errors import Interrupted
 THOROUGH_EVERY_MS = 24 * 3600 * 1000
 
 
-class Engine(Decisions):
+class Engine(OperatorDecisions):
     """Answers for one store, cleans it, and keeps what is needed for that between runs.
 
     Args:
@@ -37,7 +37,7 @@ class Engine(Decisions):
         errors and the others are done; a run that is halted or loses its lease keeps what it did, and says so.
 
         Args:
-            adopt: accept a store met for the first time (:meth:`~janitor.run.decisions.Decisions.adopt`).
+            adopt: accept a store met for the first time (:meth:`~janitor.run.decisions.OperatorDecisions.adopt`).
                 Without effect where the state knows an adopted store, be it this one or not, and also when a guard
                 stops the run: only an operator's own adopting and approving settles that.
             patterns: shell patterns of the topics to do; such a pass claims nothing.

@@ -137,7 +137,7 @@ class Questions:
         return {**snapshot_figures(tx.snapshot, tx.name, limit), "problem": tx.message or None}
 
     def restorable(self, folder: Path, request: Request) -> Restored:
-        """What :meth:`~janitor.run.decisions.Decisions.restore` would do; raises as it does."""
+        """What :meth:`~janitor.run.decisions.OperatorDecisions.restore` would do; raises as it does."""
         return self._restore(folder, replace(request, dry_run=True))
 
     def _restore(self, folder: Path, request: Request) -> Restored:
