@@ -207,7 +207,7 @@ def _save_sight(ready: Prepared, state: State, clocks: ClockAnchor) -> None:
 
 
 def adopt(deps: Deps, ready: Prepared, once_for: str | None = None) -> list[TopicId]:
-    """Adopt a store as it was prepared; arguments and result as of :meth:`janitor.run.decisions.OperatorDecisions.adopt`."""
+    """Adopt a store as it was prepared; as of :meth:`janitor.run.decisions.OperatorDecisions.adopt`."""
     state, lineage = deps.state, deps.store.lineage()
     context = run_context(deps, ready, thorough=False, label=Hold.FIRST_CONTACT)
     context.load_topics()
