@@ -30,7 +30,7 @@ import click
 from examples import worker
 from examples.demo import ROOT, SAMPLE, unpack
 from janitor.app.embedded import Embedded
-from janitor.app.signals import ending
+from janitor.app.session import ending
 from janitor.cli.main import execute
 from janitor.status.status import RunSummary, Status
 from tms_core.client import Client

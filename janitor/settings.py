@@ -20,23 +20,8 @@ from pydantic import AfterValidator, Field, model_validator
 from janitor.law.references import Lifetime
 from tms_core.settings import models as core
 from tms_core.settings.fields import Section, setting, wrong
-from tms_core.settings.layers import Flags, LoadedSettings, SettingEntry, load_as
+from tms_core.settings.layers import Flags, LoadedSettings, load_as
 from tms_core.settings.models import Count, CountOrZero, Host, Port, Switch, TopicPattern
-
-__all__ = [
-    "ArchiveSettings",
-    "BoundarySettings",
-    "HttpSettings",
-    "JanitorSettings",
-    "LeaseSettings",
-    "LoadedSettings",
-    "MetricsSettings",
-    "SettingEntry",
-    "Settings",
-    "config_digest",
-    "load",
-]
-
 
 #: A crontab's fields: as CronSim's errors call them, as we do, and what numbers they take.
 _CRON_FIELDS = (

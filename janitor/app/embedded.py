@@ -77,7 +77,7 @@ def start(host: Host) -> Embedded:
     """
     with ExitStack() as stack:
         session = EmbeddedSession(host, stack)
-        daemon, _, url = stack.enter_context(opened(session))
+        daemon, url = stack.enter_context(opened(session))
         if host.created:
             daemon.adopt()
         wanted = session.settings.janitor

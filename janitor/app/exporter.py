@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Exporter:
-    """What the HTTP server shows (``janitor.http.StatusViews``), from the state alone.
+    """What the HTTP server shows (``janitor.http.app.StatusViews``), from the state alone.
 
     Args:
         place: where the state is, or will be.
@@ -87,11 +87,7 @@ class Exporter:
         return self._status
 
     def past(self) -> AbstractContextManager[State | None]:
-        """The state, open while the block runs; None as long as there is none.
-
-        Raises:
-            StoreError: it cannot be opened.
-        """
+        """The state, open while the block runs; None as long as there is none."""
         return self._place.state() if self._place.has_state() else nullcontext()
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:

@@ -64,14 +64,7 @@ class HBasePlace:
         return True
 
     def state(self) -> AbstractContextManager[State]:
-        wanted = self._settings
-        return HBaseState(
-            wanted.thrift,
-            namespace=wanted.namespace,
-            thrift2=wanted.thrift2 or (),
-            timeout_seconds=wanted.timeout_seconds,
-            clock=self._clock,
-        )
+        return HBaseState.configured(self._settings, self._clock)
 
     @contextmanager
     def side(self, *, read_only: bool) -> Iterator[SideTable | None]:

@@ -25,13 +25,7 @@ from tms_core.transaction.source.source import SnapshotSource
 class SessionOnSpark(Session):
     """A session whose engines make their passes on Spark."""
 
-    def __init__(
-        self,
-        common: Common,
-        clock: Clock,
-        spark: SparkSession,
-        partitions: int | None,
-    ) -> None:
+    def __init__(self, common: Common, clock: Clock, spark: SparkSession, partitions: int | None) -> None:
         super().__init__(common, clock)
         self._spark = spark
         self._partitions = partitions

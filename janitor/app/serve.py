@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from threading import Event
@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from starlette.types import ASGIApp
 
-from janitor.app.session import Session
-from janitor.app.signals import ending
+from janitor.app.session import Session, ending
 from janitor.control.api import Behind, Observers, greeting
 from janitor.control.server import ControlServer
 from janitor.daemon.daemon import Daemon, DaemonPlan, Job
@@ -44,9 +43,6 @@ COUNT_SECONDS = 60
 #: How often the transaction manager is asked for late transactions, in seconds.
 LATE_SECONDS = 10
 
-#: Something that lives as long as the daemon, beside it; given the store, the daemon and the status page's address.
-Companion = Callable[[Store, Daemon, str], AbstractContextManager[object]]
-
 #: What is answered until the janitor begins.
 WAITING = "the janitor waits for its store or for the lease of another janitor; its log says which"
 
@@ -54,32 +50,19 @@ logger = logging.getLogger(__name__)
 
 
 class Opened(NamedTuple):
-    """A daemon that may begin, and what it works with.
-
-    Attributes:
-        url: the status page's address.
-    """
+    """A daemon that may begin, and its status page's address."""
 
     daemon: Daemon
-    store: Store
     url: str
 
 
-def serve(
-    current: Session,
-    *,
-    adopt: bool = False,
-    patterns: tuple[str, ...] = (),
-    standby: bool = False,
-    companion: Companion | None = None,
-) -> int:
+def serve(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] = (), standby: bool = False) -> int:
     """Run the daemon until a signal ends it; returns an exit code.
 
     Args:
         adopt: accept a store met for the first time.
         patterns: topics to sweep; none for all.
         standby: wait while another janitor has the lease of a store that several can have open.
-        companion: started when all is up, ended before anything is closed.
 
     A store that does not answer, as HBase before it is up, is waited for. Of a store that several can have open, probes
     are answered meanwhile: the process is alive, and not ready.
@@ -95,7 +78,7 @@ def serve(
             waiting.enter_context(_http(current, make_waiting_app(WAITING)))
         try:
             with ending(stop.set):
-                daemon, store, url = _begun(
+                daemon, _ = _begun(
                     lambda: stack.enter_context(
                         opened(current, adopt=adopt, patterns=patterns, stop=stop, standby=standby, waiting=waiting)
                     ),
@@ -107,7 +90,6 @@ def serve(
             logger.info("the janitor has stopped before it began")
             return 0
         stack.enter_context(ending(daemon.halt, hangup=daemon.sweep_now))
-        stack.enter_context(companion(store, daemon, url) if companion else nullcontext())
         daemon.run()
     logger.info("the janitor has stopped; the store is closed")
     return 0
@@ -176,7 +158,7 @@ def opened(
         daemon = _assemble(current, held, stack, stop, standby, adopt, patterns, watched, observers, feedback)
         if waiting is not None:
             waiting.close()
-        yield Opened(daemon, store, _open_servers(current, daemon, observers, held, stack))
+        yield Opened(daemon, _open_servers(current, daemon, observers, held, stack))
 
 
 def _assemble(

@@ -8,7 +8,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry
 from janitor.app.lease import held
 from janitor.app.options import Common
 from janitor.app.progress import progress
-from janitor.app.signals import ending
 from janitor.app.stores import LevelDBPlace, Place
 from janitor.archive.writer import ParquetArchive
 from janitor.control.api import AnyEngine
@@ -26,21 +25,27 @@ from janitor.control.client import Caller, RemoteEngine
 from janitor.report import Observer, ignore_progress
 from janitor.run.deps import Deps, Feedback, Truncator
 from janitor.run.engine import Engine
-from janitor.settings import LoadedSettings, Settings, config_digest, load
+from janitor.settings import Settings, config_digest, load
 from janitor.state.base import State
 from janitor.stats.consumer_lag import LateSource
 from janitor.status.collect import Deployment
 from janitor.sweep.context import Terms
 from janitor.sweep.sweep import Threads
+from tms_core.cli import entry
 from tms_core.clock import Clock
 from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import ConfigurationError, StateBusy, StateError, StoreBusy, StoreError
+from tms_core.settings.layers import LoadedSettings
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.read_only import read_only
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.transaction.rpc.client import TransactionClient, source_of
 from tms_core.transaction.source.source import SnapshotSource
+
+#: Handles signals while a block runs (:func:`tms_core.cli.entry.ending`). The first SIGTERM or SIGINT asks to stop
+#: between two batches, the second ends the process at once. Nothing is lost by that either: the next janitor goes on.
+ending = partial(entry.ending, said=b"stopping after this batch; a second Ctrl-C or SIGTERM stops at once\n")
 
 logger = logging.getLogger(__name__)
 

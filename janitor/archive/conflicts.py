@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from typing import NamedTuple
 
-from janitor.archive.writer import pick
+from janitor.archive.writer import pick_rows
 from janitor.law.policy import Transactions
 from tms_core.errors import Refused
 from tms_core.rowkey import PayloadKey, generation_prefix, java_abs, pointer_prefix, stop_key
-from tms_core.tables.base import MessageValue, Reads
+from tms_core.tables.base import Reads
 from tms_core.topic import TopicMetadata
 
 #: Rows read from the target at a time.
@@ -92,11 +92,7 @@ class Conflicts:
         self._origins.setdefault(java_abs(pointer), set()).add(generation)
 
     def read_target(self) -> None:
-        """Find what the target has of the transactions that are expected.
-
-        Raises:
-            StoreError: it cannot be read.
-        """
+        """Find what the target has of the transactions that are expected."""
         foreign = {pointer for pointer, origins in self._origins.items() if origins != {self._home}}
         if not foreign:
             return
@@ -115,9 +111,6 @@ class Conflicts:
             generation: that they were archived from.
             rows: by ascending key.
             mixed: whether rows of several generations come back.
-
-        Raises:
-            StoreError: the target cannot be read.
         """
         said = {row.key: _digest(row.pointer if table == "message" else None, row.payload) for row in rows}
         meant = [row.key for row in rows if row.meant]
@@ -182,10 +175,10 @@ class Conflicts:
     def _found(self, table: str, keys: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
         """What the target has under these keys."""
         if table == "message":
-            for page in pick(self._store.message.rows, _key, _size, keys):
+            for page in pick_rows(self._store.message.rows, keys):
                 yield from ((key, _digest(value.pointer, value.payload)) for key, value in page)
         else:
-            for stored in pick(self._store.payload.rows, _key, lambda row: len(row[1]), keys):
+            for stored in pick_rows(self._store.payload.rows, keys):
                 yield from ((key, _digest(None, value)) for key, value in stored)
 
     def _stored_pointers(self, wanted: Iterable[int]) -> set[int]:
@@ -216,7 +209,7 @@ class Conflicts:
             hits = {cell.key: java_abs(cell.pointer) for cell in page.items if cell.refers}
             keys = [key for key, pointer in hits.items() if pointer in wanted]
             # Not every store can tell whether a cell's row refers without reading it.
-            for found in pick(self._store.message.rows, _key, _size, keys):
+            for found in pick_rows(self._store.message.rows, keys):
                 yield from ((key, hits[key]) for key, value in found if value.payload is None)
             self._heartbeat(len(page.items))
             start = page.resume
@@ -224,14 +217,6 @@ class Conflicts:
 
 def _named(pointers: list[int]) -> str:
     return ", ".join(map(str, pointers[:_NAMED])) + (", …" if len(pointers) > _NAMED else "")
-
-
-def _key(row: tuple[bytes, object]) -> bytes:
-    return row[0]
-
-
-def _size(row: tuple[bytes, MessageValue]) -> int:
-    return len(row[1].payload or b"")
 
 
 def _digest(pointer: int | None, payload: bytes | None) -> bytes:

@@ -141,7 +141,6 @@ def run_of(folder: Path, topic: TopicId, publish_ms: int, sequence: int) -> str 
         sequence: the message's number within its millisecond.
 
     Raises:
-        ArchiveError: a folder cannot be read.
         ConfigurationError: pyarrow is not installed.
     """
     files, _ = _find(archive_folder.days(folder, topic), lambda found: found == topic)

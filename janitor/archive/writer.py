@@ -31,6 +31,7 @@ from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
 
 T = TypeVar("T")
+V = TypeVar("V", MessageValue, bytes)
 
 #: Rows of the first page that is read of a batch, and the most of any.
 FIRST_PAGE_ROWS, PAGE_ROWS = 32, 1000
@@ -144,9 +145,6 @@ class ParquetArchive:
 
         Returns:
             How many files were removed.
-
-        Raises:
-            ArchiveError: something cannot be removed.
         """
         return archive_folder.give_up(self.folder, keep_days, now_ms)
 
@@ -179,7 +177,6 @@ class RunArchive:
 
         Raises:
             ArchiveError: the batch is not in the archive, and nothing of it can be seen there.
-            StoreError: the rows could not be read.
         """
         deleted_ms = self._clock.now_ms()
         same = {
@@ -208,10 +205,10 @@ class RunArchive:
     ) -> Iterator[list[dict[str, Any]]]:
         """What differs from row to row, by column; a page at a time."""
         if isinstance(table, MessageReads):
-            for page in pick(table.rows, _key, lambda row: len(row[1].payload or b""), keys):
+            for page in pick_rows(table.rows, keys):
                 yield [_message(key, value, self._snapshot, rule) for key, value in page]
         else:
-            for stored in pick(table.rows, _key, lambda row: len(row[1]), keys):
+            for stored in pick_rows(table.rows, keys):
                 yield [_payload(key, value, self._snapshot, rule) for key, value in stored]
 
     def _next_path(self, day: Path) -> Path:
@@ -250,6 +247,17 @@ def pick(
         at = end
         average_bytes = sum(map(size_of, page.items)) // max(1, len(page.items))
         limit = max(1, min(2 * len(found), PAGE_ROWS, GROUP_BYTES // max(1, average_bytes)))
+
+
+def pick_rows(
+    read: Callable[[bytes, bytes | None, int], Page[tuple[bytes, V]]], keys: Sequence[bytes]
+) -> Iterator[list[tuple[bytes, V]]]:
+    """Read what a table has under these keys, as :func:`pick` does, with the values."""
+    return pick(read, lambda row: row[0], _payload_bytes, keys)
+
+
+def _payload_bytes(row: tuple[bytes, MessageValue | bytes]) -> int:
+    return len(row[1] if isinstance(row[1], bytes) else row[1].payload or b"")
 
 
 def _groups(
@@ -299,10 +307,6 @@ def _payload(key: bytes, value: bytes, snapshot: VisibilityState | None, rule: R
         "payload": value,
         "verdict": str(commit_state(pointer, snapshot, rule)),
     }
-
-
-def _key(row: tuple[bytes, object]) -> bytes:
-    return row[0]
 
 
 def _number(data: bytes) -> int:

@@ -12,7 +12,7 @@ from janitor.archive import index as archived
 from janitor.archive.index import Listing, Selection
 from janitor.archive.restore import Request, Restored
 from janitor.cli import render
-from janitor.cli.options import PARTLY, Command, common_options, session, topic_patterns
+from janitor.cli.options import PARTLY, common_options, session, together, topic_patterns
 from janitor.cli.state import complete_topics
 from tms_core.cli.outcome import DONE
 from tms_core.cli.typed import Moment, TimeType, TopicType
@@ -21,18 +21,12 @@ from tms_core.topic import TopicId
 if TYPE_CHECKING:
     from janitor.app.session import Session
 
-_SELECTING = (
+#: The options that say which rows are meant.
+selecting = together(
     click.option("--run", "run_id", metavar="ID", help="Only what this run deleted."),
     click.option("--since", type=TimeType(), help="Only rows of this time or later (their own, not that of deletion)."),
     click.option("--until", type=TimeType(), help="Only rows of before this time."),
 )
-
-
-def selecting(command: Command) -> Command:
-    """Add the options that say which rows are meant."""
-    for option in reversed(_SELECTING):
-        command = option(command)
-    return command
 
 
 @click.group("archive")

@@ -168,9 +168,7 @@ def _cdap(current: Session) -> Finding:
     """Whether CDAP still does by itself, in HBase, what this janitor does."""
     with current.place.readable() as store:
         found = [*store.obstacles(), *current.place.unseen]
-    if found:
-        return Finding("cdap", "warn", "; ".join(found))
-    return Finding("cdap", "ok", "neither its observers nor its pruning are at work on these tables")
+    return _of("cdap", found, "", "neither its observers nor its pruning are at work on these tables")
 
 
 def _tables(current: Session) -> Finding:
@@ -182,9 +180,9 @@ def _tables(current: Session) -> Finding:
         for table in current.place.table_settings()
         for name, value in table.hindering.items()
     ]
-    if found:
-        return Finding("tables", "warn", f"{'; '.join(found)}: docs/hbase.md, Cheap sweeps, says what to type")
-    return Finding("tables", "ok", "no setting of theirs hinders a sweep")
+    return _of(
+        "tables", found, ": docs/hbase.md, Cheap sweeps, says what to type", "no setting of theirs hinders a sweep"
+    )
 
 
 def _regions(current: Session) -> Finding:
@@ -194,9 +192,11 @@ def _regions(current: Session) -> Finding:
         for table in current.place.table_settings()
         if table.missing_starts
     ]
-    if found:
-        return Finding("regions", "warn", f"{'; '.join(found)}: docs/hbase.md, Cheap sweeps, says how to split")
-    return Finding("regions", "ok", "each bucket has one")
+    return _of("regions", found, ": docs/hbase.md, Cheap sweeps, says how to split", "each bucket has one")
+
+
+def _of(check: str, found: list[str], advice: str, fine: str) -> Finding:
+    return Finding(check, "warn", "; ".join(found) + advice) if found else Finding(check, "ok", fine)
 
 
 def _remembered(current: Session) -> tuple[StoreRecord | None, RunRecord | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from janitor.cli.options import common_options, session
 from janitor.cli.state import beginning, explain_beginning, open_state
 from janitor.law.policy import Rule
 from janitor.state.base import RunRecord
-from janitor.status.collect import summary
+from janitor.status.collect import report_of, summary
 from tms_core.cli.typed import Moment, SinceType
 from tms_core.logs.printable import complete, duration
 
@@ -108,15 +107,10 @@ def _note(run: RunRecord, state: str) -> str:
         sign = render.moment(_last_sign_ms(run))
         return f"last sign of life {sign}" + ("; the next run closes it" if state == LOST else "")
     short = summary(run)
-    stopped = [note["message"] for note in _report(run).get("guards", ()) if note["tripped"]]
+    stopped = [note["message"] for note in report_of(run).get("guards", ()) if note["tripped"]]
     errors = [*stopped, *short.errors] if not short.error else [short.error]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return "".join(errors[:1]) + more
-
-
-def _report(run: RunRecord) -> dict[str, Any]:
-    found = json.loads(run.report) if run.report else {}
-    return found if isinstance(found, dict) else {}
 
 
 def _show_run(current: Session, run_id: str) -> None:
@@ -124,7 +118,7 @@ def _show_run(current: Session, run_id: str) -> None:
         run = state.run(run_id) if state else None
     if run is None:
         raise click.UsageError(f"no run {run_id} is remembered; see: janitor history {current.arguments()}")
-    report = _report(run)
+    report = report_of(run)
     if current.as_json:
         render.print_json({**_run_json(current, run), "report": report or None})
         return

@@ -34,10 +34,7 @@ def message(limit: int, patterns: tuple[str, ...]) -> None:
     Example:
       janitor inspect message --topic default:orders --limit 5 --config janitor.yaml
     """
-    current = session()
-    with current.reading() as engine:
-        found = engine.inspect("message", patterns, limit)
-    _show(found, "message", current.as_json)
+    _show("message", patterns, limit)
 
 
 @command.command("payload")
@@ -53,10 +50,7 @@ def payload(limit: int, patterns: tuple[str, ...]) -> None:
     Example:
       janitor inspect payload --topic default:orders --config janitor.yaml
     """
-    current = session()
-    with current.reading() as engine:
-        found = engine.inspect("payload", patterns, limit)
-    _show(found, "payload", current.as_json)
+    _show("payload", patterns, limit)
 
 
 @command.command("meta")
@@ -71,10 +65,7 @@ def meta(patterns: tuple[str, ...]) -> None:
     Example:
       janitor inspect meta --config janitor.yaml
     """
-    current = session()
-    with current.reading() as engine:
-        found = engine.inspect("metadata", patterns, 0)
-    _show(found, "metadata", current.as_json)
+    _show("metadata", patterns, 0)
 
 
 @command.command("snapshot")
@@ -115,8 +106,11 @@ def _show_snapshot(figures: dict[str, Any]) -> None:
         render.print_table(grid)
 
 
-def _show(found: inspect.Inspected, table: str, as_json: bool) -> None:
-    if as_json:
+def _show(table: inspect.Table, patterns: tuple[str, ...], limit: int) -> None:
+    current = session()
+    with current.reading() as engine:
+        found = engine.inspect(table, patterns, limit)
+    if current.as_json:
         render.print_json(
             {
                 "table": table,

@@ -22,6 +22,17 @@ Command = Callable[..., Any]
 REFUSED, PARTLY = 3, 5
 
 
+def together(*given: Command) -> Callable[[Command], Command]:
+    """Several options as one."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(given):
+            command = option(command)
+        return command
+
+    return add
+
+
 class PatternType(click.ParamType[str]):
     """A shell pattern on ``namespace:topic``."""
 
@@ -33,7 +44,7 @@ class PatternType(click.ParamType[str]):
         return str(value)
 
 
-_COMMON = (
+_COMMON = together(
     click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).", metavar="FILE"),
     click.option("--leveldb", metavar="DIR", help="A LevelDB store, its state in DIR.janitor, transactions in DIR.tx."),
     click.option("--hbase", metavar="HOST:PORT[,...]", help="HBase Thrift servers."),
@@ -59,9 +70,7 @@ def common_options(command: Command) -> Command:
                 setattr(common, name, value)
         return command(*args, **given)
 
-    for option in reversed(_COMMON):
-        taken = option(taken)
-    return taken
+    return _COMMON(taken)
 
 
 topic_patterns = click.option(

@@ -78,9 +78,6 @@ def _is_held(current: Session) -> bool:
         return state is not None and is_renewed(LeaseRecord.parse(state.lease()), current.clock.now_ms())
 
 
-if TYPE_CHECKING:
-    from janitor.app.session import Session
-
 #: Findings that leave part of the work to the next run.
 _LEFT = frozenset({"halted", "quarantine"})
 

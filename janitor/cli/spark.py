@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from janitor.cli import render
-from janitor.cli.options import Command, common_options, session, topic_patterns
+from janitor.cli.options import common_options, session, together, topic_patterns
 from janitor.cli.outcome import finish, show
 from janitor.cli.run import after_run
 from janitor.law.policy import Rule
@@ -22,21 +22,13 @@ if TYPE_CHECKING:
     from janitor.app.session import Session
     from janitor.spark.stats import GenerationStats
 
-_ON_SPARK = (
+#: The options that say where Spark is, and how many tasks there are to be.
+on_spark = together(
     click.option(
-        "--master",
-        metavar="URL",
-        help="Where Spark is: local[*] (the default), spark://…, k8s://…, sc://… (Connect).",
+        "--master", metavar="URL", help="Where Spark is: local[*] (the default), spark://…, k8s://…, sc://… (Connect)."
     ),
     click.option("--partitions", type=click.IntRange(min=1), help="About how many tasks; default: by size."),
 )
-
-
-def on_spark(command: Command) -> Command:
-    """Add the options that say where Spark is, and how many tasks there are to be."""
-    for option in reversed(_ON_SPARK):
-        command = option(command)
-    return command
 
 
 @click.group("spark")
@@ -53,11 +45,7 @@ def command() -> None:
 )
 @common_options
 def stats(
-    master: str | None,
-    partitions: int | None,
-    patterns: tuple[str, ...],
-    out: str | None,
-    remember: bool,
+    master: str | None, partitions: int | None, patterns: tuple[str, ...], out: str | None, remember: bool
 ) -> None:
     """Count what lies in a store, and what the law would take of it.
 
@@ -139,12 +127,12 @@ def sweep(
     from janitor.app.on_spark import SessionOnSpark  # noqa: PLC0415
 
     with on.session(master) as spark:
-        on_spark = SessionOnSpark(current.common, current.clock, spark, partitions)
+        tasks = SessionOnSpark(current.common, current.clock, spark, partitions)
         if dry_run:
-            show(current, on_spark.preview(patterns))
+            show(current, tasks.preview(patterns))
             return 0
         try:
-            with on_spark.feedback() as feedback, on_spark.writing(feedback, waits=True) as engine:
+            with tasks.feedback() as feedback, tasks.writing(feedback, waits=True) as engine:
                 report = engine.run_once(adopt=adopt, patterns=patterns)
                 after_run(engine)
         except (StoreBusy, StateBusy) as error:

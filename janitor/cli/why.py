@@ -145,10 +145,7 @@ _KEPT = {
     Reason.FOREIGN: "its key is not one that TMS writes (rule L0)",
     Reason.LIVE: "no rule takes it",
 }
-_WAITING = {
-    Reason.UNDECIDED: "its transaction may still commit",
-    Reason.REFERENCED: "a message refers to it",
-}
+_WAITING = {Reason.UNDECIDED: "its transaction may still commit", Reason.REFERENCED: "a message refers to it"}
 
 
 def _hold(answer: Why, fate: Fate, arguments: str) -> str:

@@ -10,13 +10,12 @@ A stop is asked for by an event that every run checks between two batches, so it
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Event, Lock
-from typing import Protocol
 
 from janitor.archive.restore import Request, Restored
 from janitor.daemon.schedule import Schedule
@@ -58,16 +57,8 @@ ESSENTIAL = frozenset({"sweep", "tick"})
 logger = logging.getLogger(__name__)
 
 
-class Chore(Protocol):
-    """Work beside the sweeps, such as the background count."""
-
-    def __call__(self) -> object:
-        """Do the work once.
-
-        Raises:
-            TmsError: it could not be done.
-        """
-        ...
+#: Work beside the sweeps, such as the background count; raises ``TmsError`` where it could not be done.
+Chore = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +97,7 @@ class DaemonPlan:
 
 
 class Daemon:
-    """The jobs and their life cycle; also what the HTTP server shows (``janitor.http.StatusViews``).
+    """The jobs and their life cycle; also what the HTTP server shows (``janitor.http.app.StatusViews``).
 
     Args:
         engine: sweeps; its clock, state and lease are the daemon's too.

@@ -13,7 +13,7 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.base import BaseScheduler
 
-from janitor.daemon.trigger import SLACK, Plan, Trigger, plan, wall_time
+from janitor.daemon.trigger import SLACK, Calendar, Interval, Trigger, wall_time
 from tms_core.clock import Clock
 
 #: More than there are jobs, so that none waits for a thread; they are made when they are needed.
@@ -47,8 +47,7 @@ class Schedule:
             timezone=UTC, executors={"default": self._pool}, logger=_errors_only()
         )
         self._scheduler.add_listener(self._ended, EVENT_JOB_EXECUTED | EVENT_JOB_ERROR)
-        self._triggers: dict[str, Trigger] = {}
-        self._plans: dict[str, Plan] = {}
+        self._triggers: dict[str, Interval | Calendar] = {}
         # Its put() may interrupt its own get(), so a signal handler may call it; a threading.Event may deadlock there.
         self._wishes: SimpleQueue[str] = SimpleQueue()
         self._lock = Lock()
@@ -60,17 +59,16 @@ class Schedule:
         """Add a job that runs a function.
 
         A run that comes due while the last one still goes on is left out. Runs that were missed, because the machine
-        slept or the schedule was paused, are made up for by one.
+        slept, are made up for by one.
 
         Args:
             at_once: run it for the first time when the schedule starts, and not only when the trigger says so.
         """
-        planned = plan(trigger, self._clock)
+        self._triggers[name] = planned = trigger(self._clock)
         first = {}
         if at_once:
             self._hurried.add(name)
             first["next_run_time"] = wall_time(self._clock)
-        self._triggers[name], self._plans[name] = trigger, planned
         self._scheduler.add_job(
             self._perform,
             planned,
@@ -82,10 +80,6 @@ class Schedule:
             max_instances=1,
             **first,
         )
-
-    def describe(self, name: str) -> str:
-        """When a job runs, in words: ``every 60 s``, ``cron */5 * * * *``."""
-        return str(self._triggers[name])
 
     def next_run_ms(self, name: str) -> int | None:
         """When a job runs next, by the wall clock; None when the schedule has not started, or has ended."""
@@ -126,16 +120,8 @@ class Schedule:
             return
         for name in wishes:
             self._grant(name)
-        for name, planned in self._plans.items():
+        for name, planned in self._triggers.items():
             self._put_right(name, planned)
-
-    def pause(self) -> None:
-        """Start no more jobs; those that run go on."""
-        self._scheduler.pause()
-
-    def resume(self) -> None:
-        """Go on after :meth:`pause`; what came due meanwhile runs once."""
-        self._scheduler.resume()
 
     def shutdown(self, *, wait: bool) -> None:
         """End the schedule; a second call does nothing.
@@ -181,7 +167,7 @@ class Schedule:
             self._hurried.add(name)
         self._scheduler.modify_job(name, next_run_time=wall_time(self._clock))
 
-    def _put_right(self, name: str, planned: Plan) -> None:
+    def _put_right(self, name: str, planned: Interval | Calendar) -> None:
         job, now = self._scheduler.get_job(name), wall_time(self._clock)
         if job is None or job.next_run_time is None or name in self._hurried:
             return

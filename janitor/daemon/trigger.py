@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from functools import partial
 
 from apscheduler.triggers.base import BaseTrigger
 from cronsim import CronSim
@@ -18,59 +18,12 @@ SLACK = timedelta(seconds=1)
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-@dataclass(frozen=True, slots=True)
-class Every:
-    """Runs at an interval, in seconds of running time."""
-
-    seconds: float
-
-    def __str__(self) -> str:
-        return f"every {self.seconds:g} s"
-
-
-@dataclass(frozen=True, slots=True)
-class Cron:
-    """Runs by a crontab line, in UTC."""
-
-    text: str
-
-    def after(self, moment: datetime) -> datetime:
-        """The first minute it fires that is later than a moment, in UTC."""
-        return next(CronSim(self.text, moment))
-
-    def __str__(self) -> str:
-        return f"cron {self.text}"
-
-
-Trigger = Every | Cron
-
-
-def every(seconds: float) -> Trigger:
-    """Run every so many seconds, whatever the wall clock does."""
-    return Every(seconds)
-
-
-def cron(text: str) -> Trigger:
-    """Run by a crontab line (:func:`janitor.settings.crontab`).
-
-    Raises:
-        ValueError: it is none.
-    """
-    return Cron(crontab(text))
-
-
-class Plan(Protocol):
-    """A trigger that can also say where the run that it planned ought to be, by the clock as it stands now."""
-
-    def due(self, planned: datetime, now: datetime) -> datetime: ...
-
-
-class IntervalTrigger(BaseTrigger):
+class Interval(BaseTrigger):
     """An interval, kept by running time; the wall time it answers with is only where that lies at present."""
 
-    def __init__(self, trigger: Every, clock: Clock) -> None:
-        self._words = str(trigger)
-        self._interval_ms = round(trigger.seconds * 1000)
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        self._seconds = seconds
+        self._interval_ms = round(seconds * 1000)
         self._clock = clock
         self._due_ms: int | None = None
 
@@ -87,38 +40,57 @@ class IntervalTrigger(BaseTrigger):
         return max(now, wall_time(self._clock)) + (self._due_ms - running_ms) * _MILLISECOND
 
     def due(self, planned: datetime, now: datetime) -> datetime:
+        """Where the run that was planned ought to be, by the clock as it stands now."""
         if self._due_ms is None:
             return planned
         return now + (self._due_ms - self._clock.running_ms()) * _MILLISECOND
 
     def __str__(self) -> str:
-        return self._words
+        return f"every {self._seconds:g} s"
 
 
 class Calendar(BaseTrigger):
-    """A crontab line. A clock that was set back a little does not bring the last run again."""
+    """A crontab line, in UTC. A clock that was set back a little does not bring the last run again."""
 
-    def __init__(self, trigger: Cron) -> None:
-        self._cron = trigger
+    def __init__(self, text: str) -> None:
+        self._text = text
         self._last: datetime | None = None
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime | None:
         """The first run in the future: those between the last one and now are past, however many they are."""
         self._last = previous_fire_time
-        return self._cron.after(now if previous_fire_time is None else max(previous_fire_time, now))
+        return self.after(now if previous_fire_time is None else max(previous_fire_time, now))
 
     def due(self, planned: datetime, now: datetime) -> datetime:
-        """Never later than planned: a run whose time has come while the machine slept is made up for."""
-        found = self._cron.after(now)
-        return min(planned, self._cron.after(found) if found == self._last else found)
+        """As of :class:`Interval`, never later: a run whose time has come while the machine slept is made up for."""
+        found = self.after(now)
+        return min(planned, self.after(found) if found == self._last else found)
+
+    def after(self, moment: datetime) -> datetime:
+        """The first minute it fires that is later than a moment, in UTC."""
+        return next(CronSim(self._text, moment))
 
     def __str__(self) -> str:
-        return str(self._cron)
+        return f"cron {self._text}"
 
 
-def plan(trigger: Trigger, clock: Clock) -> IntervalTrigger | Calendar:
-    """The trigger object that APScheduler asks when a job runs next."""
-    return IntervalTrigger(trigger, clock) if isinstance(trigger, Every) else Calendar(trigger)
+#: Makes what APScheduler asks when a job runs next.
+Trigger = Callable[[Clock], Interval | Calendar]
+
+
+def every(seconds: float) -> Trigger:
+    """Run every so many seconds of running time, whatever the wall clock does."""
+    return partial(Interval, seconds)
+
+
+def cron(text: str) -> Trigger:
+    """Run by a crontab line (:func:`janitor.settings.crontab`).
+
+    Raises:
+        ValueError: it is none.
+    """
+    line = crontab(text)
+    return lambda _: Calendar(line)
 
 
 def wall_time(clock: Clock) -> datetime:

@@ -61,11 +61,7 @@ class StatusViews(Protocol):
         ...
 
     def past(self) -> AbstractContextManager[State | None]:
-        """The state, open while the block runs; None as long as there is none.
-
-        Raises:
-            StoreError: it cannot be opened.
-        """
+        """The state, open while the block runs; None as long as there is none."""
         ...
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:

@@ -13,7 +13,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from janitor.law.ranges import topic_stop
 from janitor.sweep.context import matches
-from janitor.sweep.transactions import pointer_state
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey, topic_prefix
 from tms_core.tables.base import UNREADABLE, KeyReads, MessageReads, MessageValue, Page, Reads
@@ -100,9 +99,6 @@ def audit(
         tables: the message table, or its parts.
         bound: the boundary claimed.
         is_invalid: whether a pointer is, or was when it was last seen, in the invalid list.
-
-    Raises:
-        StoreError: the table could not be read.
     """
     found = Audit(bound)
     for table in tables:
@@ -214,6 +210,19 @@ def snapshot_figures(state: VisibilityState, name: str, limit: int) -> dict[str,
             for entry in state.in_progress[:limit]
         ],
     }
+
+
+def pointer_state(pointer: int | None, snapshot: VisibilityState | None) -> str:
+    """What is known of the transaction behind a row's pointer, in the words of ``janitor inspect`` and ``why``."""
+    if pointer is None:
+        return ""
+    if pointer < 0:
+        return "rolled_back"
+    if snapshot is None:
+        return "positive"
+    if snapshot.is_invalid(pointer):
+        return "invalid"
+    return "undecided" if snapshot.is_undecided(pointer) else "committed"
 
 
 def _ranges(table: KeyReads, patterns: tuple[str, ...]) -> Iterator[tuple[bytes, bytes | None]]:

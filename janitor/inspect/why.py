@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from janitor.inspect.answer import Found, LedgerReach, Missing, Trace, Why
 from janitor.inspect.fate import judge
+from janitor.inspect.rows import pointer_state
 from janitor.law.policy import Delete, Row, Rule, decide
 from janitor.law.ranges import topic_stop
 from janitor.law.references import find_referenced, search_range, timeless_range
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep.context import RunContext, matches
-from janitor.sweep.transactions import pointer_state
 from tms_core.rowkey import GENERATION_BYTES, Cutoff, MessageId, MessageKey, PayloadKey, java_abs, stop_key
 from tms_core.tables.base import MessageValue, Reads
 from tms_core.topic import TopicId
@@ -48,9 +48,6 @@ def why(
         context: as a thorough plan judges, its topics loaded.
         now_ms: the moment of the question.
         history_days: how long the state keeps its ledger.
-
-    Raises:
-        StoreError, StateError: the store or the state could not be read.
     """
     strikes = state.strikes().get(topic)
     ask = _Question(store, state, context, topic, message_id, strikes.probe_ms if strikes else None)
@@ -72,11 +69,7 @@ def why(
 
 
 def remembered(state: State, now_ms: int, history_days: int) -> LedgerReach:
-    """How far back the state's ledger can be relied on.
-
-    Raises:
-        StateError: the state could not be read.
-    """
+    """How far back the state's ledger can be relied on."""
     created_ms = state.created_ms()
     if created_ms is None:
         return LedgerReach(None, None, history_days)

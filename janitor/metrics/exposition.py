@@ -53,8 +53,9 @@ class Metrics(Collector):
 
     def update(self, status: Status) -> None:
         """Prepare the metrics of a status; until it is done, scrapes get those of the one before."""
-        self._shown = series.shown(status.topics, self._shown, self._per_topic, self._top)
-        self._consumers = series.shown_consumers(status.consumers, self._consumers, self._per_topic, self._top)
+        self._shown = series.shown(series.sizes_of(status.topics), self._shown, self._per_topic, self._top)
+        lags = series.lags_of(status.consumers)
+        self._consumers = series.shown(lags, self._consumers, self._per_topic, self._top)
         self._families = (
             *_counters(status.counters),
             *_gauges(status),
@@ -102,9 +103,7 @@ def _counters(counters: Mapping[CounterKey, float]) -> Iterator[Metric]:
     """Every counter of the catalogue; what else is in the state was written by a newer version and is left out."""
     for definition in COUNTERS:
         yield definition.family({"": _counted(definition, "", counters)})
-    yield PHASE_DURATION.family(
-        {suffix: _counted(PHASE_DURATION, suffix, counters) for suffix in ("_count", "_sum")},
-    )
+    yield PHASE_DURATION.family({suffix: _counted(PHASE_DURATION, suffix, counters) for suffix in ("_count", "_sum")})
 
 
 def _counted(definition: Definition, suffix: str, counters: Mapping[CounterKey, float]) -> dict[Labels, float]:

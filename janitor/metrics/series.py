@@ -54,22 +54,25 @@ _SERIES: tuple[tuple[Definition, Callable[[TopicFigures], float | None]], ...] =
 )
 
 
-def shown(
-    topics: Iterable[TopicFigures], before: Collection[TopicName], per_topic: PerTopic, top: int
-) -> frozenset[TopicName]:
-    """The topics that get series of their own.
+def shown(sizes: Mapping[N, int | None], before: Collection[N], per_topic: PerTopic, top: int) -> frozenset[N]:
+    """What gets series of its own.
 
     Args:
+        sizes: by name; None where it is not known yet.
         before: those that had them so far.
         top: how many, where it is ``top``.
     """
-    sizes = {TopicName(topic.tms_namespace, topic.topic): topic.size_bytes for topic in topics}
-    sizes.pop(OTHER, None)
+    own = {name: size for name, size in sizes.items() if set(name) != set(OTHER)}
     if per_topic == "none":
         return frozenset()
     if per_topic == "all":
-        return frozenset(sizes)
-    return largest({name: size for name, size in sizes.items() if size is not None}, before, top)
+        return frozenset(own)
+    return largest({name: size for name, size in own.items() if size is not None}, before, top)
+
+
+def sizes_of(topics: Iterable[TopicFigures]) -> dict[TopicName, int | None]:
+    """How large topics are."""
+    return {TopicName(topic.tms_namespace, topic.topic): topic.size_bytes for topic in topics}
 
 
 def largest(sizes: Mapping[N, int], before: Collection[N], top: int) -> frozenset[N]:
@@ -137,20 +140,9 @@ class ConsumerName(NamedTuple):
 OTHER_CONSUMERS = ConsumerName("_other", "_other", "_other")
 
 
-def shown_consumers(
-    consumers: Iterable[ConsumerFigures], before: Collection[ConsumerName], per_topic: PerTopic, top: int
-) -> frozenset[ConsumerName]:
-    """The consumers that get series of their own.
-
-    Args:
-        before: those that had them so far.
-        top: how many, where ``per_topic`` is ``top``.
-    """
-    # One message more than there are, or nothing would keep those who have read all where they are.
-    lags = {_name(found): found.lag_messages + 1 for found in consumers if _name(found) != OTHER_CONSUMERS}
-    if per_topic == "none":
-        return frozenset()
-    return frozenset(lags) if per_topic == "all" else largest(lags, before, top)
+def lags_of(consumers: Iterable[ConsumerFigures]) -> dict[ConsumerName, int | None]:
+    """How far consumers are behind; one message more, or nothing would keep those who have read all where they are."""
+    return {_name(found): found.lag_messages + 1 for found in consumers}
 
 
 def consumer_families(consumers: Sequence[ConsumerFigures], named: Collection[ConsumerName]) -> list[Metric]:

@@ -1,4 +1,4 @@
-"""What a pass leaves behind in the state once the store's own writes are durable.
+"""What a pass, or an adoption, leaves behind in the state once the store's own writes are durable.
 
 A run that covered everything moves frontiers, and if it was a thorough one it closes open ids and may make a claim
 (rule S4). A run that did not, because it was scoped, a topic failed, or no snapshot could be used, moves only what it
@@ -19,9 +19,12 @@ from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Record, Round
 from janitor.law.policy import Hold
 from janitor.run import guards
+from janitor.run.deps import Deps
 from janitor.run.passes import Pass
-from janitor.run.prepare import Prepared, remember_snapshot
+from janitor.run.prepare import IN_PROGRESS, Prepared, remember_snapshot, run_context
+from janitor.state import decided
 from janitor.state.base import Claim, ClockAnchor, Evidence, FrontierRecord, State, StoreRecord, Strikes
+from janitor.state.records import LINEAGE, RESTORED
 from janitor.sweep import transactions as txstate
 from janitor.sweep.context import RunContext, Terms, TopicWork
 from janitor.sweep.transactions import TxState
@@ -40,8 +43,6 @@ def begin_run(current: Pass, state: State, clocks: ClockAnchor, *, moves_frontie
     conclude_apply(current, state, clocks)
     if moves_frontiers:
         state.save_frontiers(_seen_jumps(current.context, state.frontiers()))
-    if current.ready.tx.usable is not None:
-        state.save_open_ids(current.ready.ids.open_ids())
 
 
 def _seen_jumps(context: RunContext, present: Mapping[TopicId, FrontierRecord]) -> dict[TopicId, FrontierRecord]:
@@ -203,6 +204,34 @@ def _save_sight(ready: Prepared, state: State, clocks: ClockAnchor) -> None:
     state.save_anchor(guards.next_anchor(state.anchor(), clocks))
     state.save_store(seen(ready.record, ready.tx))
     remember_snapshot(state, ready)
+
+
+def adopt(deps: Deps, ready: Prepared, once_for: str | None = None) -> list[TopicId]:
+    """Adopt a store as it was prepared; as of :meth:`janitor.run.decisions.OperatorDecisions.adopt`."""
+    state, lineage = deps.state, deps.store.lineage()
+    context = run_context(deps, ready, thorough=False, label=Hold.FIRST_CONTACT)
+    context.load_topics()
+    topics = {work.topic.topic: work.record for work in context.topics.values()}
+    record = ready.record
+    if ready.adopted and ready.first_contact:
+        # Another transaction system: what is known of open ids and claims is about the former one's.
+        record = replace(record, mark=guards.successor_mark(record.mark, "transactions"))
+    record = seen(replace(record, adopted_ms=ready.now.wall_ms), ready.tx)
+    with state.transaction():
+        state.save_store(record)
+        state.save_frontiers(topics)
+        state.save_anchor(ready.now)
+        # Adopting may follow a backup that was put back, with what was covered already.
+        rounds.end(state)
+        state.replace_evidence([])
+        state.save_claim(None)
+        # Ids that are invalid by now are known only when a run has ended.
+        state.save_note(IN_PROGRESS, None)
+        state.save_note(LINEAGE, dict(lineage))
+        state.save_note(RESTORED, None)
+        if once_for is not None:
+            decided.note_done(state, "adopt", once_for)
+    return sorted(topics)
 
 
 def seen(record: StoreRecord, tx: TxState) -> StoreRecord:

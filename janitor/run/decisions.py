@@ -1,36 +1,29 @@
-"""What an operator decides: that a store is adopted, that held rows may go, that archived rows come back."""
+"""What is done in a store beside its runs: what an operator decides, and what keeps things in order between two runs.
+
+An operator decides that a store is adopted, that held rows may go, that archived rows come back.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-from janitor.archive import index as archived
-from janitor.archive import restore as archive
 from janitor.archive.restore import Request, Restored
-from janitor.boundary import coverage as rounds
 from janitor.law import frontier
 from janitor.law.policy import Hold
-from janitor.run import conclude, guards, passes
-from janitor.run.deps import Deps
-from janitor.run.prepare import IN_PROGRESS, Prepared, prepare, run_context
+from janitor.run import record
+from janitor.run.conclude import adopt
+from janitor.run.prepare import prepare, run_context
+from janitor.run.questions import Questions
 from janitor.state import decided
-from janitor.state.records import LINEAGE, RESTORED
-from janitor.sweep.transactions import TransactionView
-from tms_core.errors import GuardTripped, NotAdopted
+from janitor.state.topic_history import save_topics
+from janitor.sweep.context import parse_or_none
+from janitor.sweep.ledger import KEPT_ENTRIES
+from tms_core.errors import GuardTripped, LeaseHeld, NotAdopted
 from tms_core.topic import TopicId
 
 
-class OperatorDecisions:
-    """Carries out what an operator decides.
-
-    Args:
-        deps: the store must be one that can be written.
-    """
-
-    def __init__(self, deps: Deps) -> None:
-        self.deps = deps
+class OperatorDecisions(Questions):
+    """Carries out what an operator decides, and what is due between runs."""
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
         """Accept this store, this transaction system and this clock as they are now.
@@ -101,42 +94,69 @@ class OperatorDecisions:
         """
         with self.deps.turn:
             try:
-                return restore(self.deps, folder, request)
+                return self._restore(folder, request)
             finally:
                 self.deps.restored(request.target or request.source)
 
+    def at_work(self) -> bool:
+        """Whether a run, or a decision that excludes one, is under way in another thread."""
+        if not self.deps.turn.acquire(blocking=False):
+            return True
+        self.deps.turn.release()
+        return False
 
-def adopt(deps: Deps, ready: Prepared, once_for: str | None = None) -> list[TopicId]:
-    """Adopt a store as it was prepared; arguments and result as of :meth:`OperatorDecisions.adopt`."""
-    state, lineage = deps.state, deps.store.lineage()
-    context = run_context(deps, ready, thorough=False, label=Hold.FIRST_CONTACT)
-    context.load_topics()
-    topics = {work.topic.topic: work.record for work in context.topics.values()}
-    record = ready.record
-    if ready.adopted and ready.first_contact:
-        # Another transaction system: what is known of open ids and claims is about the former one's.
-        record = replace(record, mark=guards.successor_mark(record.mark, "transactions"))
-    record = conclude.seen(replace(record, adopted_ms=ready.now.wall_ms), ready.tx)
-    with state.transaction():
-        state.save_store(record)
-        state.save_frontiers(topics)
-        state.save_anchor(ready.now)
-        # Adopting may follow a backup that was put back, with what was covered already.
-        rounds.end(state)
-        state.replace_evidence([])
-        state.save_claim(None)
-        # Ids that are invalid by now are known only when a run has ended.
-        state.save_note(IN_PROGRESS, None)
-        state.save_note(LINEAGE, dict(lineage))
-        state.save_note(RESTORED, None)
-        if once_for is not None:
-            decided.note_done(state, "adopt", once_for)
-    return sorted(topics)
+    # -- between runs --------------------------------------------------------------------------------------------
 
+    def recover(self) -> list[str]:
+        """Close what a janitor left open that has died; called once this one holds the store and the lease.
 
-def restore(deps: Deps, folder: Path, request: Request) -> Restored:
-    """Bring archived rows back, or say what would be; arguments as of :meth:`OperatorDecisions.restore`."""
-    files, now_ms = archived.find_topic(folder, request.source), deps.clock.now_ms()
-    transactions = TransactionView(prepare(deps).tx.usable, now_ms, deps.terms.lifetime.undecided_ms)
-    told = partial(passes.heartbeat, deps)
-    return archive.restore(deps.store, deps.state, transactions, files, request, now_ms, told)
+        Its runs are closed as lost, and what it had announced goes into the ledger, with no number of rows.
+
+        Returns:
+            The ids of those runs.
+        """
+        with self.deps.turn:
+            return record.recover(self.deps)
+
+    def renew_lease(self) -> None:
+        """Hold the lease for another while between runs; a run renews it by itself.
+
+        Raises:
+            LeaseLost: another process has taken it.
+        """
+        lease, turn = self.deps.lease, self.deps.turn
+        # Never beside a run: that takes the state's lock before the lease's, and this the other way round.
+        if lease is None or not turn.acquire(blocking=False):
+            return
+        try:
+            if lease.held:
+                lease.renew_if_due()
+        finally:
+            turn.release()
+
+    def regain_lease(self) -> bool:
+        """Take the lease again after it was lost; returns whether this process holds it."""
+        lease = self.deps.lease
+        with self.deps.turn:
+            if lease is None or lease.held:
+                return True
+            try:
+                lease.acquire()
+            except LeaseHeld:
+                return False
+            record.recover(self.deps)
+            return True
+
+    def remember_topics(self) -> None:
+        """Read the metadata table, so that a topic is shown before the next sweep has come to it."""
+        parsed = (parse_or_none(key, value) for key, value in self.deps.store.metadata.rows())
+        save_topics(self.deps.state, [topic for topic in parsed if topic is not None], self.deps.clock.now_ms())
+
+    def keep_house(self) -> None:
+        """Forget what was remembered and archived for long enough, unless a guard doubts what time it is."""
+        ready = prepare(self.deps)
+        if ready.stopped:
+            return
+        self.deps.state.prune_ledger(ready.now.wall_ms - self.deps.history_ms, KEPT_ENTRIES)
+        if self.deps.archive is not None:
+            self.deps.archive.expire(self.deps.archive_days, ready.now.wall_ms)

@@ -13,19 +13,19 @@ from threading import RLock
 from typing import NamedTuple, Protocol
 
 from janitor.archive.writer import ParquetArchive
-from janitor.report import Observer, ignore_progress
-from janitor.run.log import UnrecognisedRows
+from janitor.report import ForeignKey, Observer, ignore_progress
 from janitor.state.base import State
 from janitor.sweep.context import Terms, none_is_new
+from janitor.sweep.outcome import Outcome
 from janitor.sweep.permission import never
 from janitor.sweep.sweep import Division, Threads
 from tms_core.clock import Clock
 from tms_core.consumers.positions import Floor
-from tms_core.tables.base import Reads, Store
+from tms_core.tables.base import MetadataReads, Reads, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.read_only import read_only_error
 from tms_core.tables.side import Expiries, SideTable
-from tms_core.topic import TopicId, TopicMetadata
+from tms_core.topic import TopicId, TopicMetadata, readable_topics
 from tms_core.transaction.source.source import SnapshotSource
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,31 @@ class GuardedObserver:
         except Exception:
             logger.exception("showing progress failed; the run goes on without it")
             self._observer = ignore_progress
+
+
+class UnrecognisedRows:
+    """Logs unrecognised rows (rules L0 and L1), each once in the life of a process."""
+
+    def __init__(self) -> None:
+        self._named: set[ForeignKey | TopicId] = set()
+
+    def name(self, outcome: Outcome, metadata: MetadataReads) -> None:
+        """Log what a pass met and what was not logged before; not a topic that was made after the pass began.
+
+        Args:
+            metadata: as it is now.
+        """
+        unknown = outcome.unknown - self._named
+        if unknown:
+            # One call, however many there are: a run shows between its calls that it lives (rule S10).
+            prefixes = {topic.prefix for topic in unknown}
+            unknown -= {found.topic for found in readable_topics(row for row in metadata.rows() if row[0] in prefixes)}
+        for found in outcome.foreign:
+            if found not in self._named:
+                logger.warning("left alone: a row of the %s table with an unrecognised key: %s", *found)
+        for topic in sorted(unknown):
+            logger.warning("left alone: rows of topic %s, which has no metadata that can be read", topic)
+        self._named.update(outcome.foreign, unknown)
 
 
 class Truncator(SnapshotSource, Protocol):

@@ -1,4 +1,4 @@
-"""One janitor of one store: its runs, and beside them the questions and an operator's decisions, over the same things.
+"""One janitor of one store: its runs, and beside them what else is done there, over the same things.
 
 A run deletes and inverts, carries out a plan file, or only plans and remembers it. The commands, the daemon and the
 tests all come through here.
@@ -11,22 +11,19 @@ from dataclasses import replace
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
 from janitor.report import Report
-from janitor.run import decisions, guards, passes, record
+from janitor.run import conclude, guards, record
 from janitor.run.decisions import OperatorDecisions
 from janitor.run.plan_file import PlanFile
 from janitor.run.prepare import Prepared, prepare, run_context
-from janitor.run.questions import Questions
+from janitor.run.questions import begin_plan, make_plan
 from janitor.run.sweep_run import SweepRun
-from janitor.state.topic_history import save_topics
-from janitor.sweep.context import parse_or_none
-from janitor.sweep.ledger import KEPT_ENTRIES
-from tms_core.errors import Interrupted, LeaseHeld
+from tms_core.errors import Interrupted
 
 #: A pass that looks at everything, whatever the pointers say, is due this long after the last one.
 THOROUGH_EVERY_MS = 24 * 3600 * 1000
 
 
-class Engine(Questions, OperatorDecisions):
+class Engine(OperatorDecisions):
     """Answers for one store, cleans it, and keeps what is needed for that between runs.
 
     Args:
@@ -85,10 +82,10 @@ class Engine(Questions, OperatorDecisions):
             ready = prepare(self.deps)
             known = self.deps.state.note(record.REHEARSED)
             thorough = known is None or not 0 <= ready.now.wall_ms - known < THOROUGH_EVERY_MS
-            current = passes.begin_plan(self.deps, ready, patterns, thorough=thorough)
+            current = begin_plan(self.deps, ready, patterns, thorough=thorough)
             record.begin(self.deps, current)
             try:
-                report = passes.plan(self.deps, current)
+                report = make_plan(self.deps, current)
             except Exception as error:
                 result = "halted" if isinstance(error, Interrupted) else "failed"
                 record.close(self.deps, current, result, {"error": str(error)})
@@ -96,90 +93,11 @@ class Engine(Questions, OperatorDecisions):
             record.close(self.deps, current, "partial" if report.errors else "done", report.to_history(), report)
             return report
 
-    def at_work(self) -> bool:
-        """Whether a run, or a decision that excludes one, is under way in another thread."""
-        if not self.deps.turn.acquire(blocking=False):
-            return True
-        self.deps.turn.release()
-        return False
-
-    # -- between runs --------------------------------------------------------------------------------------------
-
-    def recover(self) -> list[str]:
-        """Close what a janitor left open that has died; called once this one holds the store and the lease.
-
-        Its runs are closed as lost, and what it had announced goes into the ledger, with no number of rows.
-
-        Returns:
-            The ids of those runs.
-
-        Raises:
-            StateError: the state could not be read or written.
-        """
-        with self.deps.turn:
-            return record.recover(self.deps)
-
-    def renew_lease(self) -> None:
-        """Hold the lease for another while between runs; a run renews it by itself.
-
-        Raises:
-            LeaseLost: another process has taken it.
-        """
-        lease, turn = self.deps.lease, self.deps.turn
-        # Never beside a run: that takes the state's lock before the lease's, and this the other way round.
-        if lease is None or not turn.acquire(blocking=False):
-            return
-        try:
-            if lease.held:
-                lease.renew_if_due()
-        finally:
-            turn.release()
-
-    def regain_lease(self) -> bool:
-        """Take the lease again after it was lost; returns whether this process holds it.
-
-        Raises:
-            StateError: the state could not be read or written.
-        """
-        lease = self.deps.lease
-        with self.deps.turn:
-            if lease is None or lease.held:
-                return True
-            try:
-                lease.acquire()
-            except LeaseHeld:
-                return False
-            record.recover(self.deps)
-            return True
-
-    def remember_topics(self) -> None:
-        """Read the metadata table, so that a topic is shown before the next sweep has come to it.
-
-        Raises:
-            StoreError: the store could not be read, or the state not written.
-        """
-        parsed = (parse_or_none(key, value) for key, value in self.deps.store.metadata.rows())
-        save_topics(self.deps.state, [topic for topic in parsed if topic is not None], self.deps.clock.now_ms())
-
-    def keep_house(self) -> None:
-        """Forget what was remembered and archived for long enough, unless a guard doubts what time it is.
-
-        Raises:
-            StateError: the state could not be written.
-            ArchiveError: something archived could not be removed.
-        """
-        ready = prepare(self.deps)
-        if ready.stopped:
-            return
-        self.deps.state.prune_ledger(ready.now.wall_ms - self.deps.history_ms, KEPT_ENTRIES)
-        if self.deps.archive is not None:
-            self.deps.archive.expire(self.deps.archive_days, ready.now.wall_ms)
-
     def _adopted(self, ready: Prepared, *, wanted: bool) -> Prepared:
         """What was prepared, anew where a store that is not known was adopted."""
         if not wanted or not ready.unknown:
             return ready
-        decisions.adopt(self.deps, ready)
+        conclude.adopt(self.deps, ready)
         return prepare(self.deps)
 
     def _thorough_is_due(self, ready: Prepared) -> bool:

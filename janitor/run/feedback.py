@@ -66,13 +66,7 @@ def proven(listed: array[int], closed: array[int], bound: int) -> array[int]:
     return array("q", (pointer for pointer in within if is_among(closed, pointer)))
 
 
-def hand_over(
-    current: Pass,
-    deps: Deps,
-    told: Feedback,
-    permit: Callable[[], None],
-    heartbeat: Heartbeat,
-) -> None:
+def hand_over(current: Pass, deps: Deps, told: Feedback, permit: Callable[[], None], heartbeat: Heartbeat) -> None:
     """Hand over what a run leaves proven; what is to be said of it is added to the run.
 
     Args:
@@ -139,11 +133,7 @@ def _hand_over(
 
 
 def audit(deps: Deps, ready: Prepared, heartbeat: Heartbeat) -> Audit:
-    """Read every transactional row, and hold it against the claim.
-
-    Raises:
-        StoreError, StateError: the store or the state could not be read.
-    """
+    """Read every transactional row, and hold it against the claim."""
     usable, claim = ready.tx.usable, claim_in_force(deps, ready)
     known = deps.state.known_ids(ready.now.wall_ms, deps.terms.lifetime.window_end_ms(0))
     return read_all(

@@ -2,7 +2,6 @@
 
 A daemon runs every minute, and a warning that is repeated every minute is soon not read any more. So a run that did
 nothing is a debugging line, and what a guard says is said when it begins; the status page shows it while it lasts.
-Unrecognised rows are named once: foreign rows (rule L0) and topics without metadata (L1).
 """
 
 from __future__ import annotations
@@ -10,11 +9,8 @@ from __future__ import annotations
 import logging
 
 from janitor.law.policy import Rule
-from janitor.report import ForeignKey, GuardNote, Report
-from janitor.sweep.outcome import Outcome
+from janitor.report import GuardNote, Report
 from tms_core.logs.printable import complete
-from tms_core.tables.base import MetadataReads
-from tms_core.topic import TopicId, readable_topics
 
 logger = logging.getLogger(__name__)
 
@@ -62,34 +58,6 @@ class RunLog:
                 message = complete(note.message, self._arguments)
                 logger.log(_level(note), "%s: %s", note.guard, message, extra={"fields": {"run": report.id}})
         self._notes = {(note.guard, note.tripped) for note in report.guards}
-
-
-class UnrecognisedRows:
-    """Logs unrecognised rows, and remembers for the life of a process which were named already."""
-
-    def __init__(self) -> None:
-        self._named: set[ForeignKey | TopicId] = set()
-
-    def name(self, outcome: Outcome, metadata: MetadataReads) -> None:
-        """Log what a pass met and what was not logged before; not a topic that was made after the pass began.
-
-        Args:
-            metadata: as it is now.
-
-        Raises:
-            StoreError: it could not be read.
-        """
-        unknown = outcome.unknown - self._named
-        if unknown:
-            # One call, however many there are: a run shows between its calls that it lives (rule S10).
-            prefixes = {topic.prefix for topic in unknown}
-            unknown -= {found.topic for found in readable_topics(row for row in metadata.rows() if row[0] in prefixes)}
-        for found in outcome.foreign:
-            if found not in self._named:
-                logger.warning("left alone: a row of the %s table with an unrecognised key: %s", *found)
-        for topic in sorted(unknown):
-            logger.warning("left alone: rows of topic %s, which has no metadata that can be read", topic)
-        self._named.update(outcome.foreign, unknown)
 
 
 def _level(note: GuardNote) -> int:

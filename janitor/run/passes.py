@@ -1,4 +1,4 @@
-"""One pass: how a plan or a run begins with it, and the report of what has come of it."""
+"""One pass: how it begins, and the report of what has come of it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from functools import partial
 
 from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Round
-from janitor.law.policy import Hold, Rule
+from janitor.law.policy import Rule
 from janitor.report import EXPECTED, NOT_COUNTED, GuardNote, MessagesLeft, Mode, Report, StoreBytes, counts_as_done
 from janitor.run.deps import Deps
-from janitor.run.prepare import Prepared, claim_in_force, run_context
+from janitor.run.prepare import Prepared
 from janitor.state.base import State, TopicCount
-from janitor.sweep.act import Preview
 from janitor.sweep.context import RunContext, TopicWork
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.sweep import Scope, sweep_store
+from janitor.sweep.sweep import Scope
 from tms_core.errors import Halted, Interrupted
 from tms_core.tables.base import UNREADABLE, Reads
 from tms_core.topic import TopicId
@@ -118,15 +117,6 @@ def begin(deps: Deps, mode: Mode, ready: Prepared, context: RunContext) -> Pass:
     )
 
 
-def begin_plan(deps: Deps, ready: Prepared, patterns: tuple[str, ...], *, thorough: bool) -> Pass:
-    """A plan's pass that has read nothing yet."""
-    label = Hold.FIRST_CONTACT if ready.first_contact else None
-    current = begin(deps, "plan", ready, run_context(deps, ready, thorough=thorough, patterns=patterns, label=label))
-    claim = claim_in_force(deps, ready)
-    current.boundary = claim.bound if claim else None
-    return current
-
-
 def load_topics(deps: Deps, current: Pass) -> None:
     """Read the topics, and tell the observer about how many of their messages are due, as far as they were counted."""
     context, current.counts = current.context, deps.state.counts()
@@ -146,20 +136,6 @@ def _expected_rows(count: TopicCount, work: TopicWork) -> int:
     if cutoff.ms > count.newest_ms:
         return count.messages
     return round(count.messages * (cutoff.ms - count.oldest_ms) / (count.newest_ms - count.oldest_ms))
-
-
-def plan(deps: Deps, current: Pass) -> Report:
-    """Make the pass of a plan, which changes nothing.
-
-    Raises:
-        StoreError: the store could not be read.
-        Halted: the process is ending.
-    """
-    load_topics(deps, current)
-    current.add(sweep_store(scope(deps, current), Preview(partial(stop_if_halted, deps), deps.observer)))
-    if current.halted is not None:
-        raise current.halted
-    return report(deps, current)
 
 
 def scope(deps: Deps, current: Pass, begin_round: Callable[[Sequence[Reads]], Round] | None = None) -> Scope:
@@ -187,26 +163,6 @@ def phase(deps: Deps, current: Pass, name: str) -> Iterator[None]:
     started = deps.clock.running_ms()
     yield
     current.outcome.phase_seconds[name] = (deps.clock.running_ms() - started) / 1000
-
-
-def stop_if_halted(deps: Deps) -> None:
-    """Called between pages.
-
-    Raises:
-        Halted: the process is ending.
-    """
-    if deps.halted():
-        raise Halted("the janitor is stopping.", "Try again when it is back.")
-
-
-def heartbeat(deps: Deps, rows: int) -> None:
-    """Tell the observer that a read outside a pass has come so many rows further.
-
-    Raises:
-        Halted: the process is ending.
-    """
-    deps.observer("read", None, rows)
-    stop_if_halted(deps)
 
 
 # -- the report ------------------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from janitor.archive import index as archived
+from janitor.archive import restore as archive
 from janitor.archive.restore import Request, Restored
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
@@ -21,14 +23,16 @@ from janitor.inspect.rows import Audit, Inspected, Table, messages, metadata, pa
 from janitor.inspect.why import why
 from janitor.law.policy import Hold
 from janitor.report import Report
-from janitor.run import decisions, feedback, passes
+from janitor.run import feedback, passes
 from janitor.run import plan_file as plan
 from janitor.run.deps import Deps
-from janitor.run.prepare import claim_in_force, obstacles, prepare, run_context
+from janitor.run.prepare import Prepared, claim_in_force, obstacles, prepare, run_context
 from janitor.state.base import Claim
-from janitor.sweep.transactions import TxState
+from janitor.sweep.act import Preview
+from janitor.sweep.sweep import sweep_store
+from janitor.sweep.transactions import TransactionView, TxState
 from janitor.sweep.whatif import WhatIf, supposed
-from tms_core.errors import NoSnapshot
+from tms_core.errors import Halted, NoSnapshot
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
@@ -59,13 +63,12 @@ class Questions:
 
         Raises:
             ConfigurationError: what_if is no policy.
-            StoreError, StateError: the store or the state could not be read.
             Halted: the process is ending.
         """
         changes = WhatIf.parse(what_if)
         deps = replace(self.deps, store=supposed(self.deps.store, changes)) if changes else self.deps
-        current = passes.begin_plan(deps, prepare(deps, at_ms), patterns, thorough=True)
-        report = passes.plan(deps, current)
+        current = begin_plan(deps, prepare(deps, at_ms), patterns, thorough=True)
+        report = make_plan(deps, current)
         store_id, only_to_look = current.ready.record.mark, at_ms is not None or bool(changes)
         if report.entries and not only_to_look:
             # A frequent run searches less, and would leave some of it for a day.
@@ -76,23 +79,15 @@ class Questions:
         return Planned(report, document)
 
     def inspect(self, table: Table, patterns: tuple[str, ...], limit: int) -> Inspected:
-        """The rows of one table, the first ones decoded, all of them counted.
-
-        Raises:
-            StoreError: the store could not be read.
-        """
+        """The rows of one table, the first ones decoded, all of them counted."""
         store = self.deps.store
         if table == "metadata":
             return metadata(store, patterns)
         read = messages if table == "message" else payloads
-        return read(store, self.transactions().usable, patterns, limit, partial(passes.heartbeat, self.deps))
+        return read(store, self.transactions().usable, patterns, limit, partial(heartbeat, self.deps))
 
     def why(self, topic: TopicId, message_id: MessageId) -> Why:
-        """Which rule will take a message, when, and what holds it; or which run has taken it.
-
-        Raises:
-            StoreError, StateError: the store or the state could not be read.
-        """
+        """Which rule will take a message, when, and what holds it; or which run has taken it."""
         ready = prepare(self.deps)
         label = Hold.FIRST_CONTACT if ready.first_contact else None
         context = run_context(self.deps, ready, thorough=True, patterns=(str(topic),), label=label)
@@ -101,11 +96,7 @@ class Questions:
         return why(store, state, context, topic, message_id, now_ms, self.deps.history_days)
 
     def boundary(self) -> tuple[Claim | None, Boundary]:
-        """The claim last made, and what would hold one back that were made now.
-
-        Raises:
-            StoreError, StateError: the store or the state could not be read.
-        """
+        """The claim last made, and what would hold one back that were made now."""
         ready, state, lifetime = prepare(self.deps), self.deps.state, self.deps.terms.lifetime
         claim = claim_in_force(self.deps, ready)
         if barred := obstacles(self.deps, ready):
@@ -122,11 +113,8 @@ class Questions:
 
         A pointer counts as invalid that is in the invalid list now, or was when it was last seen: an operator may
         have taken it off the list because of the claim.
-
-        Raises:
-            StoreError: the store could not be read, or the state not read or written.
         """
-        found = feedback.audit(self.deps, prepare(self.deps), partial(passes.heartbeat, self.deps))
+        found = feedback.audit(self.deps, prepare(self.deps), partial(heartbeat, self.deps))
         if found.refuted:
             rounds.refute(self.deps.state, found.refutation, self.deps.clock.now_ms())
         known = rounds.refutation(self.deps.state)
@@ -150,7 +138,58 @@ class Questions:
 
     def restorable(self, folder: Path, request: Request) -> Restored:
         """What :meth:`~janitor.run.decisions.OperatorDecisions.restore` would do; raises as it does."""
-        return decisions.restore(self.deps, folder, replace(request, dry_run=True))
+        return self._restore(folder, replace(request, dry_run=True))
+
+    def _restore(self, folder: Path, request: Request) -> Restored:
+        deps = self.deps
+        files, now_ms = archived.find_topic(folder, request.source), deps.clock.now_ms()
+        transactions = TransactionView(prepare(deps).tx.usable, now_ms, deps.terms.lifetime.undecided_ms)
+        told = partial(heartbeat, deps)
+        return archive.restore(deps.store, deps.state, transactions, files, request, now_ms, told)
 
     def _with_region(self, limit: Limit) -> Limit:
         return limit if limit.start is None else replace(limit, region=self.deps.store.region(limit.start))
+
+
+def begin_plan(deps: Deps, ready: Prepared, patterns: tuple[str, ...], *, thorough: bool) -> passes.Pass:
+    """A plan's pass that has read nothing yet."""
+    label = Hold.FIRST_CONTACT if ready.first_contact else None
+    current = passes.begin(
+        deps, "plan", ready, run_context(deps, ready, thorough=thorough, patterns=patterns, label=label)
+    )
+    claim = claim_in_force(deps, ready)
+    current.boundary = claim.bound if claim else None
+    return current
+
+
+def make_plan(deps: Deps, current: passes.Pass) -> Report:
+    """Make the pass of a plan, which changes nothing.
+
+    Raises:
+        Halted: the process is ending.
+    """
+    passes.load_topics(deps, current)
+    current.add(sweep_store(passes.scope(deps, current), Preview(partial(stop_if_halted, deps), deps.observer)))
+    if current.halted is not None:
+        raise current.halted
+    return passes.report(deps, current)
+
+
+def stop_if_halted(deps: Deps) -> None:
+    """Called between pages.
+
+    Raises:
+        Halted: the process is ending.
+    """
+    if deps.halted():
+        raise Halted("the janitor is stopping.", "Try again when it is back.")
+
+
+def heartbeat(deps: Deps, rows: int) -> None:
+    """Tell the observer that a read outside a pass has come so many rows further.
+
+    Raises:
+        Halted: the process is ending.
+    """
+    deps.observer("read", None, rows)
+    stop_if_halted(deps)

@@ -77,11 +77,7 @@ class Access:
 
     @contextmanager
     def salted(self) -> Iterator[Sequence[tuple[int | None, Reads]]]:
-        """The parts rows lie in, each by its salt, with nothing that could write; one without a salt on LevelDB.
-
-        Raises:
-            StoreError: as :meth:`reading`.
-        """
+        """The parts rows lie in, each by its salt, with nothing that could write; one without a salt on LevelDB."""
         if self.is_leveldb:
             with self.reading() as store:
                 yield [(None, store)]
@@ -93,11 +89,7 @@ class Access:
 
     @contextmanager
     def part(self, salt: int | None) -> Iterator[Reads]:
-        """The rows under one salt, or those of a store without salts, with nothing that could write.
-
-        Raises:
-            StoreError: as :meth:`reading`.
-        """
+        """The rows under one salt, or those of a store without salts, with nothing that could write."""
         if salt is None:
             with self.reading() as store:
                 yield store
@@ -113,7 +105,6 @@ class Access:
 
         Raises:
             StoreBusy: another process has the LevelDB store open.
-            StoreError: it cannot be read.
         """
         with ExitStack() as stack:
             side: SideTable

@@ -40,10 +40,7 @@ ACTIONS = ("keep", "delete", "invert", "candidate")
 RULES = (*map(str, Rule), *map(str, Reason))
 
 _CODE = {name: code for code, name in enumerate(RULES)}
-_TAIL = {
-    "message": GENERATION_BYTES + MESSAGE_TAIL_BYTES,
-    "payload": GENERATION_BYTES + PAYLOAD_TAIL_BYTES,
-}
+_TAIL = {"message": GENERATION_BYTES + MESSAGE_TAIL_BYTES, "payload": GENERATION_BYTES + PAYLOAD_TAIL_BYTES}
 #: Later than anything.
 NEVER_MS = LONG_MAX
 
@@ -222,9 +219,7 @@ class Policy:
         view = self.transactions
         if view.snapshot is None:
             return (pointers // TX_PER_MS) + view.undecided_ms > view.now_ms
-        held = {entry.write_pointer for entry in view.snapshot.in_progress}
-        held.update(pointer for entry in view.snapshot.in_progress for pointer in entry.checkpoints)
-        open_pointers = np.array(sorted(held), dtype=np.int64)
+        open_pointers = np.array(sorted(view.snapshot.open_pointers), dtype=np.int64)
         return (pointers > view.snapshot.write_pointer) | _among(open_pointers, pointers)
 
 

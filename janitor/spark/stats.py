@@ -111,9 +111,6 @@ def count(
         options: of the source: which store, which topics, which policy.
         now_ms: the moment rows are judged by.
         transactions: what is known of them, for what blocks readers.
-
-    Raises:
-        StoreError: the store could not be read.
     """
     with translated():
         messages, payloads = (_rows(spark, options, now_ms, table) for table in ("message", "payload"))
@@ -130,9 +127,6 @@ def save(
     Args:
         living: the topics that were counted and exist, and their generations.
         whole: whether the whole store was counted, so that there is something to be said of it.
-
-    Raises:
-        StateError: the state could not be written.
     """
     counted = {one.topic: one for one in found if living.get(one.topic) == one.generation}
     with state.transaction():
@@ -186,11 +180,7 @@ def write(spark: SparkSession, found: list[GenerationStats], folder: str, day: s
 
 
 def living(store: Reads) -> dict[TopicId, int]:
-    """The topics that exist, and their generations.
-
-    Raises:
-        StoreError: the metadata could not be read.
-    """
+    """The topics that exist, and their generations."""
     found = (parse_or_none(key, value) for key, value in store.metadata.rows())
     return {topic.topic: topic.generation for topic in found if topic is not None and not topic.deleted}
 
@@ -266,9 +256,7 @@ def _undecided(transactions: TransactionView) -> Column:
     pointer, snapshot = F.col("write_pointer"), transactions.snapshot
     if snapshot is None:
         return F.lit(False)
-    held = {entry.write_pointer for entry in snapshot.in_progress}
-    held.update(pointer for entry in snapshot.in_progress for pointer in entry.checkpoints)
-    return (pointer > snapshot.write_pointer) | pointer.isin(sorted(held))
+    return (pointer > snapshot.write_pointer) | pointer.isin(sorted(snapshot.open_pointers))
 
 
 def _of_row(row: Mapping[str, Any]) -> GenerationStats:

@@ -65,15 +65,7 @@ class CountScheduler(Generic[T]):
         refresh_seconds: how old a count may become before it is made again.
     """
 
-    def __init__(
-        self,
-        counts: Counts[T],
-        clock: Clock,
-        pacer: Pacer,
-        *,
-        turn_rows: int,
-        refresh_seconds: int,
-    ) -> None:
+    def __init__(self, counts: Counts[T], clock: Clock, pacer: Pacer, *, turn_rows: int, refresh_seconds: int) -> None:
         self._counts = counts
         self._clock = clock
         self._pacer = pacer
@@ -91,9 +83,6 @@ class CountScheduler(Generic[T]):
         """Count what is due, until nothing is unfinished, or until halted; to be called now and then.
 
         A topic that cannot be read is tried again when it is due again.
-
-        Raises:
-            StoreError: the topics could not be read, or counts could not be saved.
         """
         try:
             self._look()

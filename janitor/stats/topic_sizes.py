@@ -31,13 +31,7 @@ from janitor.stats.scheduler import CountScheduler, Life
 from janitor.sweep.permission import Pacer, never
 from tms_core.clock import Clock
 from tms_core.errors import Halted, MetadataError, StoreError
-from tms_core.rowkey import (
-    GENERATION_BYTES,
-    MESSAGE_TAIL_BYTES,
-    NEGATIVE,
-    PAYLOAD_TAIL_BYTES,
-    generation_prefix,
-)
+from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, NEGATIVE, PAYLOAD_TAIL_BYTES, generation_prefix
 from tms_core.tables.base import Reads
 from tms_core.topic import TopicId, TopicMetadata
 
@@ -91,11 +85,7 @@ class Census:
         #: The budget, which others may share; ends a wait with ``Halted``.
         self.pacer = Pacer(rows_per_second, clock, self._stop_if_halted)
         self._turns = CountScheduler(
-            self,
-            clock,
-            self.pacer,
-            turn_rows=rows_per_second * TURN_SECONDS,
-            refresh_seconds=refresh_seconds,
+            self, clock, self.pacer, turn_rows=rows_per_second * TURN_SECONDS, refresh_seconds=refresh_seconds
         )
         self._found: dict[TopicId, TopicCount | None] = {}
         self._swept: set[TopicId] = set()
@@ -106,9 +96,6 @@ class Census:
         """Count what is due, until nothing is unfinished, or until halted; to be called now and then.
 
         A topic that cannot be read keeps the count it had, with its time, and is tried again when it is due again.
-
-        Raises:
-            StoreError: the metadata could not be read, or counts could not be read or saved.
         """
         if not self._halted():
             self._turns.step()
@@ -209,11 +196,7 @@ class _Tally:
         return TopicCount(self.messages, self.size_bytes, self.oldest_ms, self.newest_ms, now_ms)
 
     def read(self, store: Reads) -> int:
-        """One page more, of the message table first; returns how many rows it had.
-
-        Raises:
-            StoreError: it could not be read.
-        """
+        """One page more, of the message table first; returns how many rows it had."""
         before = self.size_bytes
         if self.messages_from is not None:
             rows, resume = self._read_messages(store, self.messages_from)

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
 from janitor.law.policy import Hold, Rule
+from janitor.report import GuardNote
 from janitor.run import guards
 from janitor.state.base import OpenIdRecord, RunRecord, State, TopicCount
 from janitor.state.records import Note
@@ -26,7 +27,6 @@ from janitor.status.status import (
     BlockedReaders,
     BoundaryFigures,
     ConsumerFigures,
-    GuardFigures,
     HeldTopic,
     OpenTransaction,
     Overdue,
@@ -95,9 +95,6 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
 
     Args:
         live: what the daemon adds; None where none runs.
-
-    Raises:
-        StateError: the state cannot be read.
     """
     from importlib import metadata  # noqa: PLC0415 it takes longer to import than all else here
 
@@ -105,7 +102,7 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
     record = state.store()
     runs = state.runs(RECENT_RUNS)
     last = next((run for run in runs if run.finished_ms is not None), None)
-    report = _report(last)
+    report = report_of(last)
     overdue = state.note(Note.OVERDUE) or []
     ahead_ms = guards.ahead_ms(state.anchor(), clocks)
     lease, counts = LeaseRecord.parse(state.lease()), state.counts()
@@ -132,7 +129,7 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
         held=_held(state, site, overdue, counts),
         overdue=_overdue(overdue),
         kept=state.note(Note.KEPT) or {},
-        guards=[GuardFigures(**note) for note in report.get("guards", ())],
+        guards=[GuardNote(**note) for note in report.get("guards", ())],
         snapshot=_snapshot(state),
         boundary=_boundary(state, site.terms, clocks.wall_ms),
         skew_seconds={} if ahead_ms is None else {"running_time": ahead_ms / 1000},
@@ -156,7 +153,7 @@ def _process(state: State, runs: Sequence[RunRecord], now_ms: int) -> Literal["b
 
 def summary(run: RunRecord) -> RunSummary:
     """One run in a line."""
-    report = _report(run)
+    report = report_of(run)
     totals = report.get("totals", {})
     return RunSummary(
         id=run.id,
@@ -178,7 +175,8 @@ def summary(run: RunRecord) -> RunSummary:
     )
 
 
-def _report(run: RunRecord | None) -> dict[str, Any]:
+def report_of(run: RunRecord | None) -> dict[str, Any]:
+    """A run's report as it is remembered; empty where there is none."""
     found = json.loads(run.report) if run is not None and run.report else {}
     return found if isinstance(found, dict) else {}
 
@@ -275,16 +273,14 @@ def _held_topic(
         str(Hold.PAUSED): f"janitor resume '{pattern}'",
         str(Hold.FIRST_CONTACT): "janitor adopt",
     }
-    command = complete(commands.get(reason, ""), arguments)
-    oldest = [item["oldest_ms"] for item in items if item["oldest_ms"] is not None]
     return HeldTopic(
         topic=name,
         reason=reason,
         rows=sum(item["rows"] for item in items),
         size_bytes=_held_bytes(items, count),
-        oldest_ms=min(oldest, default=None),
+        oldest_ms=_oldest(items),
         until_ms=until_ms,
-        command=command,
+        command=complete(commands.get(reason, ""), arguments),
     )
 
 
@@ -354,35 +350,12 @@ def _topics(
     for item in overdue:
         late[item["tms_namespace"], item["topic"]].append(item)
     sizes = sketches(state)
-    return [
-        _topic(
-            row,
-            late.get((row[0], row[1]), []),
-            counts.get(TopicId(row[0], row[1])),
-            sizes.get(f"{row[0]}:{row[1]}", ()),
-        )
-        for row in state.note(Note.TOPICS) or ()
-    ]
-
-
-def _topic(
-    row: tuple[str, str, int, int],
-    late: Sequence[Mapping[str, Any]],
-    count: TopicCount | None,
-    sizes: Sequence[tuple[int, int]],
-) -> TopicFigures:
-    namespace, topic, generation, ttl_seconds = row
-    return TopicFigures(
-        tms_namespace=namespace,
-        topic=topic,
-        generation=generation,
-        ttl_seconds=ttl_seconds,
-        messages=count.messages if count else None,
-        size_bytes=count.size_bytes if count else None,
-        oldest_ms=count.oldest_ms if count else None,
-        newest_ms=count.newest_ms if count else None,
-        counted_ms=count.counted_ms if count else None,
-        overdue_rows=sum(item["rows"] for item in late),
-        oldest_overdue_ms=_oldest(late),
-        sizes=sizes,
-    )
+    found = []
+    for namespace, topic, generation, ttl_seconds in state.note(Note.TOPICS) or ():
+        name, items = TopicId(namespace, topic), late.get((namespace, topic), [])
+        count = counts.get(name)
+        counted: dict[str, Any] = {slot: getattr(count, slot) for slot in TopicCount.__slots__} if count else {}
+        late_rows = {"overdue_rows": sum(item["rows"] for item in items), "oldest_overdue_ms": _oldest(items)}
+        more = {**counted, **late_rows, "sizes": sizes.get(str(name), ())}
+        found.append(TopicFigures(namespace, topic, generation, ttl_seconds, **more))
+    return found

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from threading import Lock
 from typing import Any, NamedTuple
 
-from janitor.state.base import RunRecord, State
+from janitor.state.base import State
 from janitor.state.topic_history import changes, sizes
 from janitor.status.collect import summary
 from janitor.status.status import RunSummary, Status
@@ -64,12 +64,8 @@ class Step:
 
     def add(self, other: Step) -> None:
         """Add what another stretch has."""
-        self.runs += other.runs
-        self.bad += other.bad
-        self.expired += other.expired
-        self.old_generation += other.old_generation
-        self.processed += other.processed
-        self.invalid_transaction += other.invalid_transaction
+        for name in Step.__slots__[1:]:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class RunHistory:
@@ -95,7 +91,6 @@ class RunHistory:
 
         Raises:
             KeyError: there is no range of this name.
-            StateError: the state cannot be read.
         """
         length_ms, step_ms = RANGES[name]
         first_ms = (now_ms - length_ms) // step_ms * step_ms + step_ms
@@ -153,24 +148,15 @@ def runs_between(state: State, limit: int, from_ms: int | None = None, to_ms: in
 
     Args:
         from_ms, to_ms: None for no bound.
-
-    Raises:
-        StateError: the state cannot be read.
     """
     return [summary(run) for run in state.runs(limit, to_ms) if from_ms is None or run.started_ms >= from_ms]
 
 
 def run_detail(state: State, run_id: str) -> dict[str, Any] | None:
-    """One run with its report; None when it is unknown or was forgotten.
-
-    Raises:
-        StateError: the state cannot be read.
-    """
-    found = state.run(run_id)
-    return None if found is None else _run(found)
-
-
-def _run(run: RunRecord) -> dict[str, Any]:
+    """One run with its report; None when it is unknown or was forgotten."""
+    run = state.run(run_id)
+    if run is None:
+        return None
     return {**asdict(summary(run)), "report": json.loads(run.report) if run.report else None}
 
 
@@ -179,9 +165,6 @@ def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any]
 
     Args:
         status: as it was taken last.
-
-    Raises:
-        StateError: the state cannot be read.
     """
     name = str(topic)
     figures = next((one for one in status.topics if one.name == name), None)

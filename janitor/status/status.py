@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from janitor.report import GuardNote
 from janitor.state.base import CounterKey
 
 #: How a run ends that has not done its work.
@@ -246,15 +247,6 @@ class BoundaryFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class GuardFigures:
-    """What a guard said in the last run."""
-
-    guard: str
-    tripped: bool
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class BlockedReaders:
     """Readers in transactions that wait at the messages of a transaction in progress.
 
@@ -334,7 +326,7 @@ class Status:
     held: Sequence[HeldTopic] = ()
     overdue: Sequence[Overdue] = ()
     kept: Mapping[str, int] = field(default_factory=dict)
-    guards: Sequence[GuardFigures] = ()
+    guards: Sequence[GuardNote] = ()
     snapshot: SnapshotFigures = SnapshotFigures()
     boundary: BoundaryFigures = BoundaryFigures()
     skew_seconds: Mapping[str, float] = field(default_factory=dict)

@@ -49,22 +49,14 @@ class Unsure(Exception):
 
 
 class Act(Protocol):
-    """What is done with findings."""
+    """What is done with findings. All of it raises ``Interrupted`` when the pass is over, and has then done nothing."""
 
     def alive(self) -> None:
-        """Called before every jump.
-
-        Raises:
-            Interrupted: the pass is over.
-        """
+        """Called before every jump."""
         ...
 
     def progress(self, read: Read) -> None:
-        """Told of every page.
-
-        Raises:
-            Interrupted: the pass is over.
-        """
+        """Told of every page."""
         ...
 
     def apply(self, finding: Finding) -> Done:
@@ -75,16 +67,11 @@ class Act(Protocol):
             Withheld: nothing may be changed in this topic now; nothing was.
             Unsure: the store failed on the way.
             StoreError: the store failed; nothing was done.
-            Interrupted: the pass is over; nothing was done.
         """
         ...
 
     def pay(self, taken: Counted) -> None:
-        """Called after rows were taken; waits until they are within the rate.
-
-        Raises:
-            Interrupted: the pass is over.
-        """
+        """Called after rows were taken; waits until they are within the rate."""
         ...
 
 

@@ -167,14 +167,6 @@ def _furthest(work: TopicWork, batch: Batch) -> bytes:
     return generation_prefix(prefix, batch.generation + 1)
 
 
-def unsure_of(announced: LedgerEntry) -> tuple[LedgerKey, Taken]:
-    """What was announced and of which nothing is known but that."""
-    table: DataTable = "message" if announced.table == "message" else "payload"
-    policy = (announced.metadata_generation, announced.ttl_seconds, announced.cutoff_ms)
-    key = LedgerKey(announced.topic, announced.generation, table, Rule(announced.rule), *policy)
-    return key, Taken(announced.at_ms, announced.start, announced.stop, None, None, None)
-
-
 def untold(announced: Iterable[LedgerEntry], taken: Iterable[LedgerEntry]) -> list[LedgerEntry]:
     """The announcements of which no entry tells what became of them."""
     told = defaultdict(list)

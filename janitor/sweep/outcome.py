@@ -236,14 +236,6 @@ class Outcome:
         entries = {key: entry for key, entry in self.entries.items() if key.held is None}
         return replace(self, entries=entries, kept=Counter(), foreign=[], unknown=set())
 
-    def staying(self) -> Outcome:
-        """Without what was counted as due and not held."""
-        return replace(self, entries={key: entry for key, entry in self.entries.items() if key.held is not None})
-
-    def keeps(self, reason: Reason) -> Outcome:
-        """An outcome that has only the rows that stay for this reason."""
-        return Outcome(kept=Counter({reason: self.kept[reason]}))
-
 
 #: Fields that are merged by adding.
 _ADDED = ("kept", "errors", "scanned", "failures", "seeks_spared", "expired", "found", "unsure")

@@ -37,7 +37,7 @@ def never() -> bool:
 
 
 class Permission:
-    """What one run asks before it writes.
+    """What one run asks before it writes; ``Halted``, ``LeaseLost`` and ``StateError`` say that the run is over.
 
     Args:
         state: where pauses and the heartbeat are.
@@ -59,31 +59,17 @@ class Permission:
         self._begun = False
 
     def check(self, topic: TopicId) -> None:
-        """Called before every batch of a topic's rows.
-
-        Raises:
-            Halted, LeaseLost, StateError: the run is over.
-            Withheld: the topic was paused.
-        """
+        """Called before every batch of a topic's rows; raises ``Withheld`` where the topic was paused."""
         if any(fnmatchcase(str(topic), pause.pattern) for pause in self._pauses()):
             raise Withheld
 
     def check_all(self) -> None:
-        """Called before what concerns the whole store, and not one topic's rows.
-
-        Raises:
-            Halted, LeaseLost, StateError: the run is over.
-            Withheld: something was paused.
-        """
+        """Called before what concerns the whole store; raises ``Withheld`` where something was paused."""
         if self._pauses():
             raise Withheld
 
     def alive(self) -> None:
-        """Called before and after every page, and in every wait.
-
-        Raises:
-            Halted, LeaseLost, StateError: the run is over.
-        """
+        """Called before and after every page, and in every wait."""
         self._stop_if_halted()
         if self._lease is not None:
             self._lease.renew_if_due()

@@ -268,19 +268,6 @@ def _since_ms(record: OpenIdRecord, lifetime: Lifetime) -> int:
     return record.scanned_ms - lifetime.allowance_ms
 
 
-def pointer_state(pointer: int | None, snapshot: VisibilityState | None) -> str:
-    """What is known of the transaction behind a row's pointer, in the words of ``janitor inspect`` and ``why``."""
-    if pointer is None:
-        return ""
-    if pointer < 0:
-        return "rolled_back"
-    if snapshot is None:
-        return "positive"
-    if snapshot.is_invalid(pointer):
-        return "invalid"
-    return "undecided" if snapshot.is_undecided(pointer) else "committed"
-
-
 # -- when they ended ---------------------------------------------------------------------------------------------------
 
 

@@ -11,10 +11,11 @@ import pytest
 from docs.configuration import PAGE, page
 from janitor.app.options import Common
 from janitor.app.session import Session
-from janitor.settings import LoadedSettings, Settings, config_digest, load
+from janitor.settings import Settings, config_digest, load
 from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError
 from tms_core.settings.fields import extra, fields, kinds
+from tms_core.settings.layers import LoadedSettings
 from tms_core.transaction.rpc.client import ServiceSource
 
 CONF = Path(__file__).parents[2] / "conf"

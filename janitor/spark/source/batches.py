@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-)
+from pyspark.sql.types import BinaryType, BooleanType, IntegerType, LongType, StringType, StructField
 
 from janitor.spark.columns import ACTIONS, RULES, Columns, DataTable, Decisions, Flags
 from janitor.spark.source.options import Table

@@ -272,9 +272,6 @@ def _expiring(expiries: Expiries | None, keys: list[bytes]) -> Longs | None:
 
     Returns:
         None where no message has one.
-
-    Raises:
-        StoreError: what is beside the store could not be read.
     """
     found: dict[bytes, int] = {}
     start = keys[0] if expiries is not None and keys else None

@@ -19,8 +19,8 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
-from janitor.law.policy import Reason
-from janitor.report import Mode
+from janitor.law.policy import Reason, Rule
+from janitor.report import DataTable, Mode
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.spark.access import Access
@@ -32,7 +32,7 @@ from janitor.spark.sweep.task import Ground, perform
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep.context import RunContext
 from janitor.sweep.findings import failed
-from janitor.sweep.ledger import unsure_of
+from janitor.sweep.ledger import LedgerKey, Taken
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.scan import Part
 from janitor.sweep.sweep import REPLANS, Divided, Runner, StepJob, ignore_reached, run_step
@@ -179,7 +179,7 @@ class Tasks:
         lost = [entry for about, entry in self._announced(spec.run).items() if about not in known.keys() | answered]
         if lost:
             logger.warning("%d announcements of attempts that were lost go into the ledger without a count", len(lost))
-            results[0].outcome.unsure += map(unsure_of, lost)
+            results[0].outcome.unsure += map(_unsure_of, lost)
         return results
 
     def _announced(self, run: Run | None) -> dict[tuple[object, ...], LedgerEntry]:
@@ -195,6 +195,14 @@ class Tasks:
         # Not all tasks need be at work at once; a rate is a limit, and not a promise.
         share = None if not rate else rate / max(1, tasks)
         return Run(run_id, record.holder if record else "", record.fence if record else 0, share)
+
+
+def _unsure_of(announced: LedgerEntry) -> tuple[LedgerKey, Taken]:
+    """What was announced and of which nothing is known but that."""
+    table: DataTable = "message" if announced.table == "message" else "payload"
+    policy = (announced.metadata_generation, announced.ttl_seconds, announced.cutoff_ms)
+    key = LedgerKey(announced.topic, announced.generation, table, Rule(announced.rule), *policy)
+    return key, Taken(announced.at_ms, announced.start, announced.stop, None, None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +276,9 @@ def _done_where_found(store: Store, job: StepJob, seen: Outcome) -> Outcome:
     part = job.part
     there = Part(RangedStore(store, *ranges), part.whole, part.context, part.page_rows, part.act)
     outcome = run_step(replace(job, part=there, failed=job.failed | seen.failed.keys(), reached=ignore_reached))
-    total = seen.staying()
-    total.found = []
+    total = replace(seen, entries={key: entry for key, entry in seen.entries.items() if key.held is not None}, found=[])
     total += outcome.taking()
-    total += outcome.keeps(Reason.REFERENCED)
+    total.keep(Reason.REFERENCED, outcome.kept[Reason.REFERENCED])
     return total
 
 

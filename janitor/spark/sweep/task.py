@@ -80,16 +80,7 @@ class StoreGround:
 
     @contextmanager
     def writing(self, share: TaskShare) -> Iterator[tuple[Store, Store, State]]:
-        wanted = self.access.settings.storage.hbase
-        with (
-            self.access.hbase() as store,
-            HBaseState(
-                wanted.thrift,
-                namespace=wanted.namespace,
-                thrift2=wanted.thrift2 or (),
-                timeout_seconds=wanted.timeout_seconds,
-            ) as state,
-        ):
+        with self.access.hbase() as store, HBaseState.configured(self.access.settings.storage.hbase) as state:
             yield store.part(share.salt or 0), store, state
 
     def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:

@@ -7,12 +7,14 @@ How documents are written together there stands in :mod:`janitor.state.hbase.roo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 from janitor.state.base import State
 from janitor.state.hbase.commit import HBaseDocuments
 from janitor.state.hbase.table import TABLE, JanitorTable
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StateError
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.pool import HBasePool
 
 __all__ = ["TABLE", "HBaseState"]
@@ -59,3 +61,14 @@ class HBaseState(State):
         except StateError:
             self.close()
             raise
+
+    @classmethod
+    def configured(cls, settings: HBaseSettings, clock: Clock | None = None) -> Self:
+        """The state beside the store that settings name."""
+        return cls(
+            settings.thrift,
+            namespace=settings.namespace,
+            thrift2=settings.thrift2 or (),
+            timeout_seconds=settings.timeout_seconds,
+            clock=clock,
+        )

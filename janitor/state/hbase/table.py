@@ -62,7 +62,7 @@ class JanitorTable:
             StateError: it is not there and cannot be made, and the hint has the command that makes it; or HBase could
                 not be asked.
         """
-        with _border():
+        with self._border():
             try:
                 self._rows.get(self._prefix or b"\x00")
             except StoreNotFound:
@@ -80,26 +80,23 @@ class JanitorTable:
 
     def get(self, key: bytes) -> bytes | None:
         """One value; None without one."""
-        self._ensure_open()
-        with _border():
+        with self._border():
             value, _ = self._rows.get(self._prefix + key or b"\x00").get(COLUMN, (None, 0))
         return value
 
     def server_ms(self) -> int | None:
         """What time it is by the server that has the row ``clock``; None where a cell hides what is put there now, as
         one does from a time when a server's clock was ahead."""
-        self._ensure_open()
         row, token = self._prefix + _CLOCK, secrets.token_bytes(_TOKEN_BYTES)
-        with _border():
+        with self._border():
             self._rows.put([(row, {COLUMN: token})])
             value, timestamp_ms = self._rows.get(row).get(COLUMN, (None, 0))
         return timestamp_ms if value == token else None
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The values there are."""
-        self._ensure_open()
         found = {}
-        with _border():
+        with self._border():
             for some in batches(keys, _BATCH_ROWS):
                 for row, cells in self._rows.get_many([self._prefix + key for key in some]):
                     found[row[len(self._prefix) :]] = cells[COLUMN][0]
@@ -107,11 +104,10 @@ class JanitorTable:
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values of ``[start, stop)`` in order; with ``keys_only`` all values are empty."""
-        self._ensure_open()
         at, end = self._prefix + start, self._prefix + stop
         ended = False
         while not ended:
-            with _border():
+            with self._border():
                 rows, ended = self._rows.fetch(at, end, _PAGE_ROWS, KEYS if keys_only else ROWS)
             for row in rows:
                 yield row.row[len(self._prefix) :], row.columns[COLUMN].value
@@ -134,8 +130,7 @@ class JanitorTable:
     def delete(self, keys: Iterable[bytes]) -> None:
         """Delete rows; none of their keys may be put again."""
         for some in batches(keys, _BATCH_ROWS):
-            self._ensure_open()
-            with _border():
+            with self._border():
                 self._rows.mark([self._prefix + key for key in some], _TIMESTAMP)
 
     def swap(self, key: bytes, old: bytes, new: bytes) -> tuple[bool, bool]:
@@ -152,19 +147,25 @@ class JanitorTable:
             asked += 1
             return self._rows.check_and_put(connection, self._prefix + key, COLUMN, old, new)
 
-        self._ensure_open()
-        with _border():
+        with self._border():
             done = self._pool.run(work)
         return done, asked == 1
 
     def _put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        self._ensure_open()
-        with _border():
+        with self._border():
             self._rows.put(((self._prefix + key, {COLUMN: value}) for key, value in rows), _TIMESTAMP)
 
-    def _ensure_open(self) -> None:
+    @contextmanager
+    def _border(self) -> Iterator[None]:
+        """Translates what HBase's tables raise into the state's errors."""
         if self._closed:
             raise StateError(f"{self.name}: this state is closed.")
+        try:
+            yield
+        except StoreUnavailable as error:
+            raise StateUnavailable(error.message, error.hint) from error
+        except StoreError as error:
+            raise StateError(error.message, error.hint) from error
 
     def _create_plainly(self) -> None:
         with self._pool.connection() as connection:
@@ -185,14 +186,3 @@ class JanitorTable:
             f"There is no table {self.name}, where the janitor keeps its state, and it could not be made. {reason}",
             f"Make it in the HBase shell: {self._spec.shell_line()}",
         )
-
-
-@contextmanager
-def _border() -> Iterator[None]:
-    """Translates what HBase's tables raise into the state's errors."""
-    try:
-        yield
-    except StoreUnavailable as error:
-        raise StateUnavailable(error.message, error.hint) from error
-    except StoreError as error:
-        raise StateError(error.message, error.hint) from error

@@ -435,5 +435,5 @@ def test_given_a_topic_without_an_approval_when_approved_through_the_holder_then
 def test_given_a_daemon_when_its_page_shows_a_command_then_it_leads_to_its_store_from_any_folder(site: Site) -> None:
     site.set(SETTINGS.replace("janitor: {", "janitor: {http: {port: 0}, "))
     common = Common(Path("janitor.yaml"))
-    with opened(Session(common, site.clock)) as (_, _, url), urlopen(f"{url}api/status") as answer:  # noqa: S310
+    with opened(Session(common, site.clock)) as (_, url), urlopen(f"{url}api/status") as answer:  # noqa: S310
         assert json.load(answer)["adopt_command"] == f"janitor adopt --config {site.folder}/janitor.yaml"

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from janitor.daemon.trigger import Cron, cron
+from janitor.daemon.trigger import Calendar
 
 #: A line, a moment, and the next three times it fires.
 RECORDED = [
@@ -61,7 +61,7 @@ RECORDED = [
 ]
 
 
-def moments(line: Cron, moment: datetime, count: int) -> list[datetime]:
+def moments(line: Calendar, moment: datetime, count: int) -> list[datetime]:
     """The next times a line fires."""
     found = []
     for _ in range(count):
@@ -72,14 +72,14 @@ def moments(line: Cron, moment: datetime, count: int) -> list[datetime]:
 
 @pytest.mark.parametrize(("text", "start", "expected"), RECORDED)
 def test_given_a_recorded_line_then_it_fires_when_it_did(text: str, start: str, expected: str) -> None:
-    found = moments(Cron(text), datetime.fromisoformat(start).replace(tzinfo=UTC), 3)
+    found = moments(Calendar(text), datetime.fromisoformat(start).replace(tzinfo=UTC), 3)
     assert [moment.strftime("%Y-%m-%dT%H:%M") for moment in found] == expected.split()
 
 
 def days(text: str, count: int) -> list[str]:
     """The next days, from Wednesday the 15th of November 2023 on."""
     start = datetime(2023, 11, 14, 23, 59, tzinfo=UTC)
-    return [moment.strftime("%a %d") for moment in moments(Cron(text), start, count)]
+    return [moment.strftime("%a %d") for moment in moments(Calendar(text), start, count)]
 
 
 @pytest.mark.parametrize(
@@ -113,14 +113,13 @@ def test_given_day_and_weekday_when_one_begins_with_an_asterisk_then_both_have_t
 
 
 def test_given_a_moment_when_asked_what_comes_after_then_it_is_strictly_later_and_on_the_minute() -> None:
-    line, noon = cron("0 12 * * *"), datetime(2024, 2, 28, 12, tzinfo=UTC)
-    assert isinstance(line, Cron)
+    line, noon = Calendar("0 12 * * *"), datetime(2024, 2, 28, 12, tzinfo=UTC)
     assert line.after(noon - timedelta(microseconds=1)) == noon
     assert line.after(noon) == line.after(noon + timedelta(milliseconds=1500)) == noon + timedelta(days=1)
 
 
 def test_given_the_29th_of_february_when_it_is_far_away_then_it_is_found() -> None:
-    leap = Cron("0 0 29 2 *")
+    leap = Calendar("0 0 29 2 *")
     assert leap.after(datetime(2096, 3, 1, tzinfo=UTC)) == datetime(2104, 2, 29, tzinfo=UTC)
-    sunday = Cron("0 0 29 2 */7")
+    sunday = Calendar("0 0 29 2 */7")
     assert sunday.after(datetime(2032, 3, 1, tzinfo=UTC)) == datetime(2060, 2, 29, tzinfo=UTC)

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from janitor.http import HttpServer, StatusViews, make_app
+from janitor.http.app import StatusViews, make_app
+from janitor.http.server import HttpServer
 
 ARGUMENTS = "--config janitor.yaml"
 

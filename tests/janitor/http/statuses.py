@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
 from janitor.law.policy import Rule
+from janitor.report import GuardNote
 from janitor.state.base import CounterKey, RunRecord, State
 from janitor.state.sqlite.state import SqliteState
 from janitor.status.status import (
     BlockedReaders,
     BoundaryFigures,
-    GuardFigures,
     HeldTopic,
     OpenTransaction,
     Overdue,
@@ -114,7 +114,7 @@ def full(now_ms: int) -> Status:
         held=(HeldTopic("finance:ledger", "protected", 12_400, 48_000_000, now_ms - 40 * DAY, None, ""),),
         overdue=(Overdue("message", "expired", 640, now_ms - 9 * MINUTE - 7 * DAY),),
         kept={"referenced": 1_204, "undecided": 37, "held": 12_400, "foreign": 0},
-        guards=(GuardFigures("clock", False, "the clock is 2 s behind the machine's running time since the last run"),),
+        guards=(GuardNote("clock", False, "the clock is 2 s behind the machine's running time since the last run"),),
         snapshot=SnapshotFigures(
             now_ms - 38 * SECOND, f"snapshot.{now_ms - 38 * SECOND}", "", "", 1_731, 3, 12, _open(now_ms)
         ),
@@ -191,8 +191,8 @@ def wrong(now_ms: int) -> Status:
         ),
         kept={"unknown_topic": 9, "newer_generation": 4, "foreign": 2},
         guards=(
-            GuardFigures("clock", True, "the clock is 7200 s ahead of the machine's running time since the last run"),
-            GuardFigures("identity", False, f"pointers of another system in {HOSTILE}"),
+            GuardNote("clock", True, "the clock is 7200 s ahead of the machine's running time since the last run"),
+            GuardNote("identity", False, f"pointers of another system in {HOSTILE}"),
         ),
         snapshot=SnapshotFigures(
             now_ms - 4 * HOUR,

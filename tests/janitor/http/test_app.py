@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from janitor.status.status import GuardFigures, RunSummary, Status
+from janitor.report import GuardNote
+from janitor.status.status import RunSummary, Status
 from tests.builders import NOW_MS
 from tests.janitor.http import statuses
 from tests.janitor.http.conftest import Direct, Site
@@ -103,7 +104,7 @@ def test_the_status_is_the_picture_and_what_is_made_of_it(app: Direct, views: St
 
 
 def test_what_guards_and_runs_say_names_commands_that_are_ready_for_a_shell(app: Direct, views: StillViews) -> None:
-    note = GuardFigures("adoption", True, "not adopted yet; look at janitor plan, then: janitor adopt")
+    note = GuardNote("adoption", True, "not adopted yet; look at janitor plan, then: janitor adopt")
     views.shown = replace(views.shown, guards=(note,))
     whole = "not adopted yet; look at janitor plan --config janitor.yaml, then: janitor adopt --config janitor.yaml"
     assert [entry["message"] for entry in status(app)["guards"]] == [whole]

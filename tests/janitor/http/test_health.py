@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from janitor.report import GuardNote
 from janitor.status.health import Health, Reason, judge
 from janitor.status.status import (
-    GuardFigures,
     HeldTopic,
     Quarantined,
     Running,
@@ -47,7 +47,7 @@ def held(reason: str, topic: str = "default:orders") -> HeldTopic:
         (replace(CALM, mode="plan_only"), "It only plans: nothing is deleted."),
         (replace(CALM, leader=False, lease_holder="there"), "On standby: there does the work."),
         (replace(CALM, snapshot=SnapshotFigures(problem="not_configured")), "Nothing needs you."),
-        (replace(CALM, guards=(GuardFigures("clock", False, "behind"),)), "Nothing needs you."),
+        (replace(CALM, guards=(GuardNote("clock", False, "behind"),)), "Nothing needs you."),
         (replace(CALM, last_run=replace(LAST, result="halted")), "Nothing needs you."),
         (replace(CALM, held=(held("protected"), held("paused"), held("quarantined"))), "Nothing needs you."),
     ],
@@ -60,7 +60,7 @@ def test_given_nothing_wrong_then_all_is_well_and_one_sentence_says_what_goes_on
     ("status", "sentence", "about"),
     [
         (replace(CALM, adopted_ms=None), "This store is not adopted; until it is, nothing is deleted.", "adopt"),
-        (replace(CALM, guards=(GuardFigures("clock", True, "x"),)), "The clock guard stopped the last run.", "guards"),
+        (replace(CALM, guards=(GuardNote("clock", True, "x"),)), "The clock guard stopped the last run.", "guards"),
         (
             replace(CALM, last_run=replace(LAST, result="failed", error="disk full.")),
             "The last run failed: disk full.",
@@ -97,7 +97,7 @@ def test_given_one_thing_wrong_then_it_needs_somebody_and_says_where_to_look(
 
 
 def test_given_a_store_not_adopted_then_its_guard_and_what_it_holds_are_not_said_a_second_time() -> None:
-    guard = GuardFigures("adoption", True, "x")
+    guard = GuardNote("adoption", True, "x")
     status = replace(CALM, adopted_ms=None, guards=(guard,), held=(held("first_contact"),))
     assert len(judge(status).reasons) == 1
     assert texts(judge(replace(CALM, guards=(guard,)))) == ["The adoption guard stopped the last run."]

@@ -13,7 +13,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from janitor.http import HttpServer
+from janitor.http.server import HttpServer
 from tms_core.errors import ConfigurationError
 
 

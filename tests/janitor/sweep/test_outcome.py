@@ -54,7 +54,6 @@ def test_given_held_rows_when_counted_then_they_are_in_no_ledger() -> None:
     assert outcome.entries[about(Hold.FRONTIER)].rows == 5
     assert outcome.taken == {}
     assert outcome.taking().entries == {}
-    assert outcome.staying().entries == outcome.entries
 
 
 def test_given_rows_that_stay_when_counted_then_live_ones_are_not() -> None:
