@@ -18,7 +18,6 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from functools import lru_cache
-from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
@@ -300,11 +299,6 @@ def producers_of(side: SideTable, home: TopicMetadata) -> list[tuple[ProducerNam
     """The producers whose home a topic is, in the order of their names."""
     found = ((_producer(key), Registration.parse(value)) for key, value in _rows(side, ProducerName.of(home, "").key))
     return [(producer, one) for producer, one in found if producer is not None and one.instance != NO_INSTANCE]
-
-
-def number_of(side: SideTable, producer: ProducerName, most: int) -> int:
-    """How many producers the home of one has, forgotten ones included whose rows are there; no more are counted."""
-    return sum(1 for _ in islice(_rows(side, producer._replace(name="").key), most))
 
 
 def requests_by(side: SideTable, producer: ProducerName) -> list[bytes]:

@@ -418,6 +418,8 @@ class MessagingService:
         self._lines.forget(concerns)
         if self._groups is not None:
             self._groups.forget(concerns)
+        if self._consumers is not None:
+            self._consumers.forget()
         if self._producers is not None:
             self._producers.forget()
         return not self._writers.are_busy(concerns)
