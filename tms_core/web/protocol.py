@@ -53,11 +53,16 @@ _OWED_SECONDS = 1.0
 _IDLE_SECONDS = 5.0
 
 
-def bounded(most_connections: int) -> type[Protocol]:
-    """The protocol of a server that has at most so many connections, and no more than half of the files that the
-    process may open (``ulimit -n``): the store needs files, too."""
+def places(most_connections: int) -> int:
+    """How many connections there may be: no more than half of the files that the process may open (``ulimit -n``): the
+    store needs files, too."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = most_connections if files == resource.RLIM_INFINITY else min(most_connections, max(1, files // 2))
+    return most_connections if files == resource.RLIM_INFINITY else min(most_connections, max(1, files // 2))
+
+
+def bounded(most_connections: int) -> type[Protocol]:
+    """The protocol of a server that has at most so many connections, and no more than there are :func:`places`."""
+    most = places(most_connections)
     if most < most_connections:
         logger.warning(
             "at most %d connections are taken instead of %d: half of the files this process may open (ulimit -n)",
