@@ -139,4 +139,4 @@ def restore(deps: Deps, folder: Path, request: Request) -> Restored:
     files, now_ms = archived.find_topic(folder, request.source), deps.clock.now_ms()
     transactions = TransactionView(prepare(deps).tx.usable, now_ms, deps.terms.lifetime.undecided_ms)
     told = partial(passes.heartbeat, deps)
-    return archive.restore(deps.store, deps.state, transactions, files, request, now_ms, told)
+    return archive.restore(deps.store, deps.state, transactions, files, request, now_ms, told, deps.side)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from tms_core.errors import FormatError
-from tms_core.messaging.ids import SEQUENCE_BITS, position
+from tms_core.messaging.ids import SEQUENCE_BITS, position, tail
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, stop_key, topic_prefix
 from tms_core.tables.base import every
 from tms_core.tables.side import SideTable
@@ -315,6 +315,20 @@ def first_unannounced(side: SideTable, prefix: bytes) -> int:
     """
     found = (LastRequest.parse(value) for _, value in _rows(side, _REQUEST + prefix))
     return max((request.stop for request in found), default=0)
+
+
+def announced_ahead(side: SideTable, prefix: bytes) -> list[tuple[bytes, bytes]]:
+    """From which row key to which the requests may be that producers of a topic have announced ahead.
+
+    A row there that is none of theirs would be taken for the last of them, after the server's process has ended.
+
+    Args:
+        side: where requests are.
+        prefix: the start of the generation's row keys.
+    """
+    found = (LastRequest.parse(value) for _, value in _rows(side, _REQUEST + prefix))
+    pairs = ((one.first + one.number, one.until) for one in found if one.until)
+    return [(prefix + tail(first), prefix + tail(until)) for first, until in pairs]
 
 
 def tidy(
