@@ -105,7 +105,7 @@ class Waiting:
 
         Args:
             wake: ends it; may be called by any thread.
-            principal: whose it is; None: nobody is asked for a token, and there is no such bound.
+            principal: whose it is; None: no token is asked for, and there is no such bound.
 
         Raises:
             Unavailable: too many of the principal's wait.
