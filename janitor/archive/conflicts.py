@@ -19,8 +19,10 @@ from typing import NamedTuple
 from janitor.archive.writer import pick_rows
 from janitor.law.policy import Transactions
 from tms_core.errors import Refused
+from tms_core.messaging.producer_rows import announced_ahead
 from tms_core.rowkey import PayloadKey, generation_prefix, java_abs, pointer_prefix, stop_key
 from tms_core.tables.base import Reads
+from tms_core.tables.side import SideTable
 from tms_core.topic import TopicMetadata
 
 #: Rows read from the target at a time.
@@ -57,6 +59,7 @@ class Conflicts:
         transactions: which of them may still write.
         same_topic: whether the rows come from this topic; those of its present generation then are at home.
         heartbeat: told how many rows were read.
+        side: where producers have announced what they write; None: nothing is.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Conflicts:
         *,
         same_topic: bool,
         heartbeat: Callable[[int], None],
+        side: SideTable | None = None,
     ) -> None:
         self._store = store
         self._transactions = transactions
@@ -86,6 +90,9 @@ class Conflicts:
         #: Rows that come back, by key, where they are of several generations.
         self._arrived: dict[bytes, bytes] = {}
         self._taken: list[bytes] = []
+        #: Where the rows of producers may be, which only they may write; those of the topic itself are at home there.
+        self._announced = [] if side is None or same_topic else announced_ahead(side, self._start)
+        self._foreign: list[bytes] = []
 
     def expect(self, pointer: int, generation: int) -> None:
         """Record that a payload comes back, or a message that refers to one."""
@@ -115,6 +122,8 @@ class Conflicts:
         said = {row.key: _digest(row.pointer if table == "message" else None, row.payload) for row in rows}
         meant = [row.key for row in rows if row.meant]
         self._taken += [key for key, digest in self._found(table, meant) if digest != said[key]]
+        if table == "message":
+            self._foreign += [key for key in meant if any(start <= key < stop for start, stop in self._announced)]
         if mixed:
             self._taken += [key for key in meant if self._arrived.setdefault(key, said[key]) != said[key]]
         for row in rows:
@@ -136,6 +145,8 @@ class Conflicts:
                 f"{len(self._taken)} of its rows have the same key as an archived row but another value, the first "
                 f"one {min(self._taken).hex()}"
             )
+        if self._foreign:
+            found.append(f"{len(self._foreign)} rows would lie where a producer has announced its own")
         if mixed := sorted(pointer for pointer in self._stored & self._referred if self._mixes(pointer)):
             found.append(f"{len(mixed)} transactions have other payloads there than in the archive: {_named(mixed)}")
         if writing := sorted(self._writing()):

@@ -36,6 +36,7 @@ from tms_core.logs.printable import duration
 from tms_core.rowkey import Cutoff, MessageKey, PayloadKey, java_abs, pointer_prefix, stop_key
 from tms_core.tables.base import KeyReads, MessageValue, Reads, Store
 from tms_core.tables.read_only import read_only_error
+from tms_core.tables.side import SideTable
 from tms_core.topic import INT_MAX, TopicId, TopicMetadata
 
 #: What a proposed ttl leaves on top, so that restored rows do not go at once.
@@ -110,6 +111,7 @@ def restore(
     request: Request,
     now_ms: int,
     heartbeat: Callable[[int], None],
+    side: SideTable | None = None,
 ) -> Restored:
     """Write archived rows into a topic's current generation; durable on return.
 
@@ -123,6 +125,7 @@ def restore(
         request: what is wanted.
         now_ms: the moment by which rows count as expired.
         heartbeat: told how many rows were read.
+        side: where producers have announced what they write; None: nothing is.
 
     Raises:
         Refused: the target is unknown, deleted, or the source itself and not paused (but for a dry run); if that came
@@ -131,7 +134,7 @@ def restore(
         ArchiveError: a file cannot be read. Mostly that is seen before anything is written; what was written stays.
         StoreError: the store failed; what was written stays.
     """
-    work = _Restore(store, state, transactions, request, now_ms, heartbeat)
+    work = _Restore(store, state, transactions, request, now_ms, heartbeat, side)
     # Of a row that was archived twice the later file mostly knows more.
     newest_first = sorted(files, key=lambda file: file.summary.deleted_ms, reverse=True)
     messages, payloads = ([f for f in newest_first if f.summary.table == table] for table in ("message", "payload"))
@@ -153,6 +156,7 @@ class _Restore:
         request: Request,
         now_ms: int,
         heartbeat: Callable[[int], None],
+        side: SideTable | None,
     ) -> None:
         self._store = store
         self._state = state
@@ -165,7 +169,9 @@ class _Restore:
         self._must_be_paused = self._same_topic and not request.dry_run
         self._topic = self._target(target)
         self._cutoff = Cutoff.at(now_ms, self._topic.ttl_seconds)
-        self._conflicts = Conflicts(store, self._topic, transactions, same_topic=self._same_topic, heartbeat=heartbeat)
+        self._conflicts = Conflicts(
+            store, self._topic, transactions, same_topic=self._same_topic, heartbeat=heartbeat, side=side
+        )
         #: Transactions that were once known to be invalid, though they may have left the invalid list since.
         self._void: set[int] = set()
         #: Transactions of old generations' rows, and those of them that are known to be committed all the same.

@@ -145,7 +145,7 @@ class Questions:
         files, now_ms = archived.find_topic(folder, request.source), deps.clock.now_ms()
         transactions = TransactionView(prepare(deps).tx.usable, now_ms, deps.terms.lifetime.undecided_ms)
         told = partial(heartbeat, deps)
-        return archive.restore(deps.store, deps.state, transactions, files, request, now_ms, told)
+        return archive.restore(deps.store, deps.state, transactions, files, request, now_ms, told, self.deps.side)
 
     def _with_region(self, limit: Limit) -> Limit:
         return limit if limit.start is None else replace(limit, region=self.deps.store.region(limit.start))

@@ -216,9 +216,10 @@ class Sweep:
         self._permission.check(invalid.topic)
         if not isinstance(invalid.table, MessageTable):
             raise read_only_error()
+        at_ms = self._ledger.announce_inverting(invalid)
         changed = invalid.table.invert(invalid.cells)
         cells = [cell for cell, done in zip(invalid.cells, changed, strict=True) if done]
-        return Done(cells=cells, at_ms=self._ledger.now_ms())
+        return Done(cells=cells, at_ms=at_ms)
 
     def _refuse_if_moved(self, work: TopicWork) -> None:
         if self._metadata.get(work.topic.topic.prefix) != work.raw:

@@ -1,8 +1,8 @@
 """What a run writes down while it works: where it will delete, and what it has taken.
 
-An announcement speaks of one topic, generation, table, rule and policy, and says between which keys rows may go; it is
-durable before the first of them goes (``State.intend``), so that the ranges of a run that dies are known as well. What
-really went is counted in the run's outcome, from which the ledger is written when the run ends
+An announcement speaks of one topic, generation, table, rule and policy, and says between which keys rows may go, or be
+inverted; it is durable before the first of them is (``State.intend``), so that the ranges of a run that dies are known
+as well. What really went is counted in the run's outcome, from which the ledger is written when the run ends
 (:func:`janitor.sweep.outcome.ledger_entries`).
 
 What was taken is summed up and written down about once a second. So counters move while a run works, and what a run
@@ -16,16 +16,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from janitor.law.policy import Rule
 from janitor.report import DataTable
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep.context import TopicWork
-from janitor.sweep.findings import Batch, Counted
+from janitor.sweep.findings import Batch, Counted, Invalid
 from tms_core.clock import Clock
 from tms_core.errors import StateError
-from tms_core.rowkey import LONG_MAX, generation_prefix, position_prefix, time_prefix
+from tms_core.rowkey import LONG_MAX, generation_prefix, position_prefix, stop_key, time_prefix
 from tms_core.topic import TopicId
 
 #: How many entries are remembered at most, whatever ``history_days`` says: about 250 MB.
@@ -53,6 +53,12 @@ class LedgerKey(NamedTuple):
     @classmethod
     def of(cls, work: TopicWork, batch: Batch) -> LedgerKey:
         return cls(work.topic.topic, batch.generation, batch.table, batch.rule, *policy_of(work))
+
+    @classmethod
+    def of_invalid(cls, invalid: Invalid) -> LedgerKey:
+        """What is inverted."""
+        rule = Rule.INVALID_TRANSACTION
+        return cls(invalid.topic, invalid.generation, "message", rule, *policy_of(invalid.work))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +112,22 @@ class Ledger:
         Raises:
             StateError: it could not be written down; nothing may be deleted then.
         """
-        key, first, now_ms = LedgerKey.of(work, batch), batch.keys[0], self._clock.now_ms()
+        return self._announce(LedgerKey.of(work, batch), batch.keys[0], _furthest(work, batch))
+
+    def announce_inverting(self, invalid: Invalid) -> int:
+        """Called before pointers are negated; as :meth:`announce`."""
+        stop = stop_key(generation_prefix(invalid.topic.prefix, invalid.generation))
+        return self._announce(LedgerKey.of_invalid(invalid), invalid.cells[0].key, cast(bytes, stop))
+
+    def _announce(self, key: LedgerKey, first: bytes, stop: bytes) -> int:
+        now_ms = self._clock.now_ms()
         with self._lock:
             # Parts of a store are swept side by side, so that a batch may begin before the one that was announced.
             if first < self._announced.get(key, b"\xff"):
-                taken = Taken(now_ms, first, _furthest(work, batch), None, None, None)
+                taken = Taken(now_ms, first, stop, None, None, None)
                 self._state.intend(ledger_entry(key, taken, self._run_id, self._snapshot_timestamp_ms))
                 self._announced[key] = first
         return now_ms
-
-    def now_ms(self) -> int:
-        """What entries are dated by."""
-        return self._clock.now_ms()
 
 
 class Booking:

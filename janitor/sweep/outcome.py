@@ -28,7 +28,7 @@ from janitor.sweep.findings import (
     Untouchable,
     times_of,
 )
-from janitor.sweep.ledger import LedgerKey, Taken, ledger_entry, policy_of
+from janitor.sweep.ledger import LedgerKey, Taken, ledger_entry
 from tms_core.tables.base import KeyRange
 from tms_core.tables.side import Expiry
 from tms_core.topic import TopicId
@@ -165,8 +165,7 @@ class Outcome:
         self._entry(label).add(keys, sum(map(len, keys)), oldest_ms, newest_ms)
         self.pointers.setdefault(topic, set()).update(cell.pointer for cell in cells)
         if done.at_ms is not None:
-            key = LedgerKey(topic, generation, "message", Rule.INVALID_TRANSACTION, *policy_of(invalid.work))
-            self._book(key, done.at_ms, keys[0], keys[-1], len(keys), (oldest_ms, newest_ms))
+            self._book(LedgerKey.of_invalid(invalid), done.at_ms, keys[0], keys[-1], len(keys), (oldest_ms, newest_ms))
         return Counted("message", Rule.INVALID_TRANSACTION, len(keys), sum(map(len, keys)))
 
     def _add_kept(self, kept: Kept) -> None:

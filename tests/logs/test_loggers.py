@@ -9,11 +9,13 @@ import logging.config
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from tms_core.logs.loggers import OURS, LogFormat, configure
+from tms_core.logs import loggers
+from tms_core.logs.loggers import OURS, LogFormat, SeldomLogger, configure, get_logger
 
 CONF = Path(__file__).parents[2] / "conf" / "logging.yaml"
 
@@ -101,3 +103,21 @@ def test_given_the_example_that_ships_then_python_takes_it_and_our_loggers_are_t
     assert set(settings["loggers"]) == set(OURS)
     assert logging.getLogger("janitor.run.engine").isEnabledFor(logging.INFO)
     assert not logging.getLogger("urllib3").isEnabledFor(logging.INFO)
+
+
+def test_given_what_clients_bring_about_often_when_logged_then_each_kind_has_one_line_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(loggers, "time", SimpleNamespace(monotonic=lambda: now))
+    seldom = SeldomLogger(get_logger("janitor.x"))
+    for seconds in (0, 1, 58.5, 0.5, 59):
+        now += seconds
+        seldom.log(logging.WARNING, "%s is cut off", now)
+        seldom.log(logging.ERROR, "the disk is full")
+    lines = [(line.levelname, line.getMessage()) for line in caplog.records]
+    assert lines == [
+        (level, text)
+        for moment in (1000.0, 1060.0)
+        for level, text in (("WARNING", f"{moment} is cut off"), ("ERROR", "the disk is full"))
+    ]

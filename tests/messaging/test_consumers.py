@@ -9,7 +9,7 @@ import pytest
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
 from tests.messaging.desk import Desk, P, memory, named, reader
 from tms_core.errors import BadRequest, ConsumerNotFound, TopicNotFound
-from tms_core.messaging import consumers
+from tms_core.messaging import consumers, remembered
 from tms_core.rowkey import MessageId
 
 ORDERS = named("orders")
@@ -122,6 +122,44 @@ def test_given_a_transactions_payloads_when_some_of_them_are_read_then_the_other
     assert held.payloads(start=ids[5], inclusive=False) == [b"y"]
     put(held, ids[6])
     assert shown(held) == b""
+
+
+# --- how many there may be -------------------------------------------------------------------------------------------
+
+
+def test_given_as_many_consumers_as_a_topic_may_have_then_no_other_name_is_taken_until_one_is_deleted(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remembered, "MOST_NAMES", 3)
+    desk.create("bills")
+    for name in ("a", "b", "c"):
+        put(desk, READ_NONE, name)
+    for _ in range(2):
+        with pytest.raises(
+            BadRequest, match=r"has 3 consumers, the most there may be\..*tms consumer delete default:orders NAME"
+        ):
+            put(desk, READ_NONE, "d")
+        # One that is there is moved as ever, and another topic has its own.
+        put(desk, MessageId(NOW_MS, 0), "a")
+        desk.restart()
+    desk.service.consumers.put(named("bills"), "d", READ_NONE)
+    desk.service.consumers.delete(ORDERS, "b")
+    put(desk, READ_NONE, "d")
+    with pytest.raises(BadRequest):
+        put(desk, READ_NONE, "b")
+    assert [key[-1:] for key, _ in desk.side.rows(b"c", b"d", 10).items] == [b"d", b"a", b"c", b"d"]
+
+
+def test_given_another_server_that_has_registered_consumers_when_this_one_leads_again_then_they_are_counted(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remembered, "MOST_NAMES", 3)
+    put(desk, READ_NONE, "a")
+    desk.serve().consumers.put(ORDERS, "b", READ_NONE)
+    desk.serve().consumers.put(ORDERS, "c", READ_NONE)
+    desk.service.forget()
+    with pytest.raises(BadRequest):
+        put(desk, READ_NONE, "d")
 
 
 # --- what is said ----------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from tms_core.errors import (
     TransactionEnded,
     Unavailable,
 )
-from tms_core.messaging import producers
+from tms_core.messaging import remembered
 from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producer_rows import Former, ProducerName, Registration, TransactionOutcome, tidy
@@ -230,7 +230,7 @@ def test_given_a_producer_when_listed_shown_and_deleted_then_its_instance_is_fen
 def test_given_as_many_producers_as_a_topic_may_have_then_no_other_name_is_taken_until_one_is_forgotten(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(producers, "MOST_PRODUCERS", 3)
+    monkeypatch.setattr(remembered, "MOST_NAMES", 3)
     for name in ("a", "b", "c"):
         desk.service.producers.register(BILLS, name, uuid4())
     for _ in range(2):
@@ -244,6 +244,21 @@ def test_given_as_many_producers_as_a_topic_may_have_then_no_other_name_is_taken
     desk.service.producers.register(BILLS, "d", uuid4())
     with pytest.raises(BadRequest):
         desk.service.producers.register(BILLS, "b", uuid4())
+
+
+def test_given_more_topics_than_are_counted_then_what_is_known_of_them_does_not_grow_and_the_bound_holds(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remembered, "MOST_NAMES", 2)
+    monkeypatch.setattr(remembered, "_COUNTED", 3)
+    for life in range(8):
+        for name in ("a", "b"):
+            desk.service.producers.register(BILLS, f"{name}{life}", uuid4())
+        with pytest.raises(BadRequest, match="has 2 producers"):
+            desk.service.producers.register(BILLS, "c", uuid4())
+        assert len(desk.service.producers._names._numbers) <= 3
+        desk.service.delete_topic(BILLS)
+        desk.service.create_topic(BILLS, {})
 
 
 def test_given_what_is_no_producer_then_it_is_refused(desk: GroupDesk) -> None:

@@ -9,9 +9,11 @@ import socket
 import stat
 import sys
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from select import select
 from types import ModuleType
 
 import pytest
@@ -20,7 +22,7 @@ from prometheus_client import Gauge
 from starlette.types import Receive, Scope, Send
 
 from tests.builders import NOW_MS
-from tests.server.client import Client, TopicClient
+from tests.server.client import JSON, PATIENCE_SECONDS, Client, TopicClient
 from tests.server.process import configure, port_of
 from tms_core.cli import serve as command
 from tms_core.cli.entry import ending
@@ -287,6 +289,42 @@ def test_given_authentication_when_served_then_strangers_are_not_let_in(tmp_path
         known = {"authorization": f"Bearer {token}"}
         assert client.ask("PUT", "/v1/namespaces/default/topics/t", b"", **known).status == 200
         assert client.ask("PUT", "/v1/namespaces/other/topics/t", b"", **known).status == 403
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_given_more_polls_that_wait_than_one_principal_may_have_then_only_others_may_wait(
+    tmp_path: Path, *, known: bool
+) -> None:
+    ada, ben = new_token(), new_token()
+    (tmp_path / "tokens").write_text(f"{token_line('ada', ada)}\n{token_line('ben', ben)}\n")
+    rules = [{"principal": "*", "topics": ["*"], "can": ["admin", "publish", "consume"]}]
+    auth = {"kind": "tokens", "tokens_file": "tokens", "rules": rules} if known else {}
+    config = memory(tmp_path, auth=auth, max_connections=5)
+    path = "/v1/namespaces/default/topics/t"
+    of_ada, of_ben = ({"authorization": f"Bearer {token}", "content_type": JSON} for token in (ada, ben))
+    with serving(config, {}, {}, janitor=False) as started, ExitStack() as stack:
+        clients = [stack.enter_context(Client(port_of(started.url))) for _ in range(5)]
+        assert clients[0].ask("PUT", path, b"", **of_ada).status == 200
+        for client in clients[:3]:
+            client.send("POST", f"{path}/poll", b'{"waitSeconds": 60}', **of_ada)
+        if known:
+            # Two of five places may be taken by those of ada: any of the three is one too many.
+            [refused], _, _ = select([one.socket for one in clients[:3]], [], [], PATIENCE_SECONDS)
+            [late] = [one for one in clients[:3] if one.socket is refused]
+            answer = late.answer()
+            assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+            assert "polls of ada" in answer.text
+            # Who need not wait is answered, and so is who asks again.
+            assert late.ask("POST", f"{path}/poll", b"{}", **of_ada).json == []
+            assert late.ask("POST", f"{path}/poll", b'{"waitSeconds": 60}', **of_ada).status == 503
+            late.send("POST", f"{path}/poll", b'{"waitSeconds": 60}', **of_ben)
+        clients[3].send("POST", f"{path}/poll", b'{"waitSeconds": 60}', **of_ben)
+        assert clients[4].ask("POST", f"{path}/publish", b'{"messages": ["a"]}', **of_ben).status == 200
+        for client in clients[:4]:
+            [message] = client.answer().json
+        # There is room again.
+        behind = {"startFrom": {"id": message["id"]}, "inclusive": False, "waitSeconds": 1}
+        assert clients[0].ask("POST", f"{path}/poll", json.dumps(behind).encode(), **of_ada).json == []
 
 
 def test_given_a_key_that_is_not_there_when_served_then_the_setting_is_named_and_nothing_opened(tmp_path: Path) -> None:

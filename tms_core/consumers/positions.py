@@ -67,7 +67,7 @@ class Positions:
 
     def put(self, topic: TopicMetadata, position: Position) -> None:
         """Write a consumer's position. Durable on return."""
-        key = _prefix(topic.topic, topic.generation) + position.name.encode("ascii")
+        key = names(topic.topic, topic.generation) + position.name.encode("ascii")
         self._table.put([(key, _pack(position))])
 
     def move(
@@ -90,28 +90,28 @@ class Positions:
         Raises:
             Unavailable: another server has written it meanwhile.
         """
-        key = _prefix(topic.topic, topic.generation) + position.name.encode("ascii")
+        key = names(topic.topic, topic.generation) + position.name.encode("ascii")
         expected = None if former is None else _pack(former)
         if not self._table.exchange(key, expected, _pack(position), puts, deletes):
             raise Unavailable(f"The position of consumer {position.name} changed meanwhile.", "Try again.")
 
     def get(self, topic: TopicMetadata, name: str) -> Position | None:
         """A consumer's position; None when there is no such consumer of this generation."""
-        value = self._table.get(_prefix(topic.topic, topic.generation) + name.encode("ascii"))
+        value = self._table.get(names(topic.topic, topic.generation) + name.encode("ascii"))
         return None if value is None else _position(name, value)
 
     def delete(self, topic: TopicMetadata, name: str) -> None:
         """Forget a consumer; one that is not there is no error."""
-        self._table.delete([_prefix(topic.topic, topic.generation) + name.encode("ascii")])
+        self._table.delete([names(topic.topic, topic.generation) + name.encode("ascii")])
 
     def forget_former(self, topic: TopicMetadata) -> None:
         """Forget the consumers that earlier generations of a topic had."""
-        start, stop = _prefix(topic.topic, 0), _prefix(topic.topic, topic.generation)
+        start, stop = names(topic.topic, 0), names(topic.topic, topic.generation)
         self._table.delete([key for key, _ in self._rows(start, stop)])
 
     def of(self, topic: TopicMetadata) -> list[Position]:
         """The positions of a topic's consumers, in the order of their names."""
-        prefix = _prefix(topic.topic, topic.generation)
+        prefix = names(topic.topic, topic.generation)
         rows = self._rows(prefix, stop_key(prefix))
         return [_position(key[len(prefix) :].decode("ascii"), value) for key, value in rows]
 
@@ -234,7 +234,8 @@ def highest_id(side: SideTable, prefix: bytes) -> MessageId:
     return max((one.id for one in found if one.id.publish_ms <= one.updated_ms), default=MessageId(0, 0))
 
 
-def _prefix(topic: TopicId, generation: int) -> bytes:
+def names(topic: TopicId, generation: int) -> bytes:
+    """The start of the keys of a topic's consumers, which their names follow."""
     return _CONSUMER + generation_prefix(topic.prefix, generation)
 
 

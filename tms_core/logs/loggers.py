@@ -25,6 +25,8 @@ LogFormat = Literal["auto", "text", "json"]
 
 #: Loggers of ours; what libraries say is of interest from warnings on.
 OURS = ("janitor", "tms_core")
+#: How long one line of a kind stands for all others, in seconds.
+_SELDOM_SECONDS = 60.0
 
 
 def harmless(function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -52,6 +54,26 @@ class HarmlessLogger(logging.LoggerAdapter[logging.Logger]):
 def get_logger(name: str) -> HarmlessLogger:
     """The logger of a module that handles messages."""
     return HarmlessLogger(logging.getLogger(name))
+
+
+class SeldomLogger:
+    """Logs what clients can bring about as often as they like: of all lines with one text, one a minute.
+
+    Args:
+        logger: where to.
+    """
+
+    def __init__(self, logger: HarmlessLogger) -> None:
+        self._logger = logger
+        #: Before when, by the running clock, a text is not logged again; these are the program's own, so they are few.
+        self._again_at: dict[str, float] = {}
+
+    def log(self, level: int, text: str, *args: object) -> None:
+        """Log it, unless a line with this text, whatever its arguments, was logged within the last minute."""
+        now = time.monotonic()
+        if now >= self._again_at.get(text, 0.0):
+            self._again_at[text] = now + _SELDOM_SECONDS
+            self._logger.log(level, text, *args)
 
 
 class JsonFormatter(logging.Formatter):

@@ -13,10 +13,11 @@ from tms_core.consumers import lag, retention
 from tms_core.consumers.claim_rows import claims_of, former_claims
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim, look
 from tms_core.consumers.lag import Lag
-from tms_core.consumers.positions import NAME, Position, Positions, cutoff_at
+from tms_core.consumers.positions import NAME, Position, Positions, cutoff_at, names
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound
 from tms_core.messaging.fetcher import Shelf
 from tms_core.messaging.ids import position
+from tms_core.messaging.remembered import CountedNames
 from tms_core.messaging.topics import TopicRegistry
 from tms_core.rowkey import MessageId
 from tms_core.tables.side import SideTable
@@ -49,6 +50,7 @@ class ConsumerRegistry:
         self._shelf = shelf
         self._side = side
         self._positions = Positions(side)
+        self._names = CountedNames(side)
         self._allowance_ms = allowance_ms
         self._transactions = transactions
         self._locks = [Lock() for _ in range(_LOCKS)]
@@ -68,7 +70,7 @@ class ConsumerRegistry:
             only_new: only to register it.
 
         Raises:
-            BadRequest: that is no name, or no id of a message.
+            BadRequest: that is no name, or no id of a message; or the topic has too many consumers.
             ConsumerConflict: claims are open; or it is registered, and shall only be if it is not.
             TopicNotFound, MetadataError: there is no such topic, or its row is damaged.
             Unavailable: another server has changed it meanwhile; nothing was done.
@@ -77,23 +79,14 @@ class ConsumerRegistry:
         if message.publish_ms < 0 or message.payload_ms < 0:
             raise BadRequest(f"{message} is no message id: its times lie before 1970.", "Send one that a poll gave.")
         metadata = self._topics.read(topic)
-        # One at a time, or a position could be written with a cut-off that another one has let go meanwhile.
-        with self.lock(ConsumerGroup.of(metadata, name)), self._lock:
-            now_ms = self._shelf.clock.now_ms()
+        with self.lock(ConsumerGroup.of(metadata, name)):
             former = self._positions.get(metadata, name)
             if only_new and former is not None:
                 raise ConsumerConflict(f"Topic {topic} has a consumer {name} already.", "Use it as it is.")
-            claims = self._let_go(metadata, name, force=force)
             if former is None:
-                self._positions.forget_former(metadata)
-                self._side.delete(former_claims(self._side, metadata))
-            begin = None
-            # Looked at again behind the write: what is announced later, the janitor asks this consumer for first.
-            while begin != (begin := retention.begin(self._side, metadata, message)):
-                since = cutoff_at(metadata, now_ms, self._shelf.floor, begin.publish_ms, self._shelf.lifetime_ms)
-                after = Position(name, begin, self._heard_ms(metadata, begin, now_ms), since.ms)
-                self._positions.move(metadata, former, after, deletes=claims)
-                former = after
+                hint = f"Delete those that are not needed any more: tms consumer delete {topic} NAME"
+                self._names.make_room(names(topic, metadata.generation), topic, "consumers", hint)
+            self._put(metadata, name, message, former, force=force)
 
     def get(self, topic: TopicId, name: str) -> Position:
         """How far a consumer has read, what its group has done behind that included.
@@ -118,6 +111,10 @@ class ConsumerRegistry:
             claims = self._let_go(metadata, name, force=force)
             self._positions.delete(metadata, name)
             self._side.delete(claims)
+
+    def forget(self) -> None:
+        """Forget how many there are, because another process may have written."""
+        self._names.forget()
 
     def claims(self, topic: TopicId, name: str) -> list[GroupClaim]:
         """The claims of a consumer whose transactions are in progress, in the order of their messages.
@@ -175,6 +172,24 @@ class ConsumerRegistry:
             hint = f"Say where it begins (--since 0: with all): tms consumer set {topic.topic} {name} --since now"
             raise ConsumerNotFound(f"Topic {topic.topic} has no consumer {name}.", hint)
         return found
+
+    def _put(
+        self, metadata: TopicMetadata, name: str, message: MessageId, former: Position | None, *, force: bool
+    ) -> None:
+        # One at a time, or a position could be written with a cut-off that another one has let go meanwhile.
+        with self._lock:
+            now_ms = self._shelf.clock.now_ms()
+            claims = self._let_go(metadata, name, force=force)
+            if former is None:
+                self._positions.forget_former(metadata)
+                self._side.delete(former_claims(self._side, metadata))
+            begin = None
+            # Looked at again behind the write: what is announced later, the janitor asks this consumer for first.
+            while begin != (begin := retention.begin(self._side, metadata, message)):
+                since = cutoff_at(metadata, now_ms, self._shelf.floor, begin.publish_ms, self._shelf.lifetime_ms)
+                after = Position(name, begin, self._heard_ms(metadata, begin, now_ms), since.ms)
+                self._positions.move(metadata, former, after, deletes=claims)
+                former = after
 
     def _heard_ms(self, topic: TopicMetadata, message: MessageId, now_ms: int) -> int:
         """When a position is written; no id up to it is given out any more, as long as its message can be there.

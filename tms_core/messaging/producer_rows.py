@@ -18,12 +18,11 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from functools import lru_cache
-from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
 from tms_core.errors import FormatError
-from tms_core.messaging.ids import SEQUENCE_BITS, position
+from tms_core.messaging.ids import SEQUENCE_BITS, position, tail
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, stop_key, topic_prefix
 from tms_core.tables.base import every
 from tms_core.tables.side import SideTable
@@ -296,11 +295,6 @@ def producers_of(side: SideTable, home: TopicMetadata) -> list[tuple[ProducerNam
     return [(producer, one) for producer, one in found if producer is not None and one.instance != NO_INSTANCE]
 
 
-def number_of(side: SideTable, producer: ProducerName, most: int) -> int:
-    """How many producers the home of one has, forgotten ones included whose rows are there; no more are counted."""
-    return sum(1 for _ in islice(_rows(side, producer._replace(name="").key), most))
-
-
 def requests_by(side: SideTable, producer: ProducerName) -> list[bytes]:
     """The keys of a producer's last requests, of all topics."""
     return [key for key, _ in _rows(side, _REQUEST) if _requested(key) == (producer.home, producer.name)]
@@ -314,6 +308,20 @@ def first_unannounced(side: SideTable, prefix: bytes) -> int:
     """
     found = (LastRequest.parse(value) for _, value in _rows(side, _REQUEST + prefix))
     return max((request.stop for request in found), default=0)
+
+
+def announced_ahead(side: SideTable, prefix: bytes) -> list[tuple[bytes, bytes]]:
+    """From which row key to which the requests may be that producers of a topic have announced ahead.
+
+    A row there that is none of theirs would be taken for the last of them, after the server's process has ended.
+
+    Args:
+        side: where requests are.
+        prefix: the start of the generation's row keys.
+    """
+    found = (LastRequest.parse(value) for _, value in _rows(side, _REQUEST + prefix))
+    pairs = ((one.first + one.number, one.until) for one in found if one.until)
+    return [(prefix + tail(first), prefix + tail(until)) for first, until in pairs]
 
 
 def tidy(

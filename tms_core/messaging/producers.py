@@ -20,19 +20,19 @@ from tms_core.messaging.producer_rows import (
     begun_by,
     last_of,
     next_generation,
-    number_of,
     producers_of,
     registration,
     requests_by,
 )
+from tms_core.messaging.remembered import CountedNames
 from tms_core.messaging.requests import Requests, Sent
 from tms_core.messaging.topics import TopicRegistry
 from tms_core.tables.side import SideChange, SideTable
 from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
 
-#: How many producers a topic may have, so that to list them, or to look for idle ones, takes a second and some MB.
-MOST_PRODUCERS = 20_000
+#: What to do where a topic has too many producers.
+_USE_AGAIN = "Use a name again, as each start of one program does; names that were idle for a week are forgotten."
 
 
 class Producers:
@@ -56,8 +56,7 @@ class Producers:
         self._clock = clock
         self._transactions = transactions
         self._requests = requests
-        #: How many producers a topic has at most, by the start of their keys.
-        self._numbers: dict[bytes, int] = {}
+        self._names = CountedNames(side)
 
     def register(self, home: TopicId, name: str, instance: UUID) -> Registration:
         """Have an instance count from now on, and no older one. Durable on return; the same instance may ask again.
@@ -80,7 +79,7 @@ class Producers:
             raw = self._side.get(producer.key)
             known = None if raw is None else registration(raw)
             if known is None:
-                self._make_room(producer)
+                self._names.make_room(producer._replace(name="").key, home, "producers", _USE_AGAIN)
             if known is None or known.instance != instance:
                 now_ms = self._clock.now_ms()
                 former = None if known is None else known.former
@@ -142,23 +141,10 @@ class Producers:
 
     def forget(self) -> None:
         """Forget what was read, because another process may have written."""
-        self._numbers.clear()
+        self._names.forget()
         self._requests.forget()
 
     # -- how ----------------------------------------------------------------------------------------------------------
-
-    def _make_room(self, producer: ProducerName) -> None:
-        """Let a topic have one more producer; they are counted once, and again where there seem to be too many."""
-        names = producer._replace(name="").key
-        number = self._numbers.get(names, MOST_PRODUCERS)
-        if number >= MOST_PRODUCERS:
-            number = number_of(self._side, producer, MOST_PRODUCERS)
-        if number >= MOST_PRODUCERS:
-            raise BadRequest(
-                f"Topic {producer.home} has {MOST_PRODUCERS} producers, the most there may be.",
-                "Use a name again, as each start of one program does; names that were idle for a week are forgotten.",
-            )
-        self._numbers[names] = number + 1
 
     def _known(self, producer: ProducerName) -> tuple[bytes, Registration]:
         raw = self._side.get(producer.key)

@@ -1,16 +1,27 @@
-"""Rows of the side table as they were read last, for the server that alone writes them; threads may share it."""
+"""Rows of the side table as they were read or counted last, for the server that alone writes them.
+
+Threads may share all of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from threading import Lock
 
+from tms_core.errors import BadRequest
+from tms_core.rowkey import stop_key
+from tms_core.tables.base import every
 from tms_core.tables.side import SideChange, SideTable
+from tms_core.topic import TopicId
 
 #: How many rows are remembered, and for how long: the janitor changes those of producers that were idle for days.
 _ROWS, _KEPT_MS = 20_000, 3_600_000
 #: Stands for what is not known of a row.
 _NOT_READ = b"not read"
+#: How many producers a topic may have, and how many consumers, so that to list them, or to look for idle ones, takes a
+#: second and some MB; and of how many topics it is known how many there are.
+MOST_NAMES, _COUNTED = 20_000, 10_000
 
 
 class RememberedRows:
@@ -76,6 +87,45 @@ class RememberedRows:
             for key in keys:
                 self._rows.pop(key, None)
             return self._changes
+
+
+class CountedNames:
+    """Counts names that clients have made up, each a row: once, and again where there seem to be too many.
+
+    Args:
+        side: where they are.
+    """
+
+    def __init__(self, side: SideTable) -> None:
+        self._side = side
+        #: How many there are at most, by the start of their keys.
+        self._numbers: dict[bytes, int] = {}
+
+    def make_room(self, prefix: bytes, topic: TopicId, kind: str, hint: str) -> None:
+        """Count one more of those whose keys begin so.
+
+        Args:
+            prefix: the start of the keys.
+            topic: whose they are.
+            kind: what they are: ``producers``.
+            hint: what to do where there are too many.
+
+        Raises:
+            BadRequest: there are as many as there may be.
+            StoreError: they could not be read.
+        """
+        number = self._numbers.get(prefix, MOST_NAMES)
+        if number >= MOST_NAMES:
+            number = sum(1 for _ in islice(every(self._side.rows, prefix, stop_key(prefix)), MOST_NAMES))
+        if number >= MOST_NAMES:
+            raise BadRequest(f"Topic {topic} has {MOST_NAMES} {kind}, the most there may be.", hint)
+        if len(self._numbers) >= _COUNTED:
+            self._numbers.clear()
+        self._numbers[prefix] = number + 1
+
+    def forget(self) -> None:
+        """Forget how many there are."""
+        self._numbers.clear()
 
 
 def _changed(change: SideChange) -> Sequence[bytes]:

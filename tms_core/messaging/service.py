@@ -337,6 +337,7 @@ class MessagingService:
         """
         self._lines.forget(concerns)
         self.groups.forget(concerns)
+        self.consumers.forget()
         self.producers.forget()
         return not self._writers.are_busy(concerns)
 

@@ -9,6 +9,7 @@ raises on purpose go on to uvicorn, which answers 500 and logs them.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from tms_core.errors import (
     Unauthorized,
     Unavailable,
 )
-from tms_core.logs.loggers import get_logger, harmless
+from tms_core.logs.loggers import SeldomLogger, get_logger, harmless
 from tms_core.server.auth.gate import Gate, Need
 from tms_core.server.body import Disconnected
 from tms_core.server.forward import Forwarder
@@ -75,8 +76,6 @@ _STATUS: dict[type[TmsError], int] = {
 #: A client that went away before it was answered; never sent.
 _CLIENT_GONE = 499
 _TEXT = b"text/plain; charset=utf-8"
-#: How long after a full disk was logged it is not logged again, in seconds.
-_FULL_SECONDS = 60
 #: Goes with 401: how one proves who one is (RFC 6750).
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="tms"')
 #: Goes with 503: when to try again, in seconds.
@@ -222,7 +221,7 @@ class Door:
         self._metrics = metrics
         self._loopback = loopback
         self._access_log = access_log
-        self._say_full_at = 0.0
+        self._seldom = SeldomLogger(logger)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
@@ -244,7 +243,8 @@ class Door:
                 # The answer has begun; all that is left is to cut it short.
                 raise
             if isinstance(error, StoreFull):
-                self._say_full(error, started)
+                # Every publish meets a full disk, and the log may lie on it.
+                self._seldom.log(logging.ERROR, "publishing is refused (503): %s", error)
             await _refuse(sent, error)
         finally:
             seconds = time.perf_counter() - started
@@ -262,12 +262,6 @@ class Door:
             raise HTTPException(400, "This address answers to localhost only. Ask for http://localhost.")
         if self._loopback and is_of_foreign_page(scope):
             raise HTTPException(403, "Requests from pages of other web sites are refused.")
-
-    def _say_full(self, error: StoreFull, now: float) -> None:
-        """Log it from time to time: every publish meets a full disk, and the log may lie on it."""
-        if now >= self._say_full_at:
-            self._say_full_at = now + _FULL_SECONDS
-            logger.error("publishing is refused (503): %s", error)
 
 
 async def _refuse(send: Send, error: TmsError | HTTPException) -> None:

@@ -125,7 +125,12 @@ class _Polling:
         return [*headers, (WAITED, b"true")] if self.waited else headers
 
     async def begin(self, scope: Scope, receive: Receive) -> list[bytes]:
-        """The first pieces: all of a short answer, and some of a long one as soon as there is something to wait for."""
+        """The first pieces: all of a short answer, and as soon as there is something to wait for, some of a long one.
+
+        Raises:
+            Disconnected: the client is gone.
+            Unavailable: it is to wait, and too many of its principal's do.
+        """
         await self._room()
         made = await self._site.in_poll_thread(self._first)
         if self.ended and (self._found or not self._request.wait_seconds):
@@ -141,7 +146,7 @@ class _Polling:
                 left = until - asyncio.get_running_loop().time()
                 if self._found or not self.ended:
                     return made
-                if left <= 0 or not await self._arrival(left, gone):
+                if left <= 0 or not await self._arrival(left, gone, scope.get("principal")):
                     self.waited = left <= 0 < self._request.wait_seconds
                     return made
                 _look(scope, gone)
@@ -183,15 +188,19 @@ class _Polling:
         if size > 0:
             await self._share.take(size, brief=not self._goes_on and (known or 0) <= _STEP_BYTES)
 
-    async def _arrival(self, seconds: float, gone: asyncio.Future[object]) -> bool:
-        """Wait until messages may have come; False: it is not worth while any more."""
+    async def _arrival(self, seconds: float, gone: asyncio.Future[object], principal: str | None) -> bool:
+        """Wait until messages may have come; False: it is not worth while any more.
+
+        Raises:
+            Unavailable: too many polls of the principal wait.
+        """
         fetch, site = self._fetch, self._site
         if fetch is None or not fetch.is_at_end or site.waiting.closed:
             return False
         self._share.close()
         came = asyncio.get_running_loop().create_future()
         wake = waking(came)
-        with fetch.waking(wake), site.waiting.waiting(wake):
+        with fetch.waking(wake), site.waiting.waiting(wake, principal):
             if not fetch.has_more and not site.waiting.closed:
                 await asyncio.wait(
                     {came, gone}, timeout=min(seconds, _LOOK_SECONDS), return_when=asyncio.FIRST_COMPLETED

@@ -53,6 +53,7 @@ from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import LevelDBSide, MemorySide, SideTable, beside
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.web.listener import Listener, ListenerOptions
+from tms_core.web.protocol import places
 
 #: How many polls read the store at once. Those of a store on this machine use its processor, and each of them has the
 #: event loop wait for its turn; those of HBase mostly wait for an answer.
@@ -143,7 +144,8 @@ def serving(
                 start = partial(companions.load(entry), host)
                 started[entry.name] = companion = start() if member is None else companions.started(entry.name, start)
                 stack.callback(companion.stop)
-        waiting = Waiting()
+        # One principal may not take all places by waiting.
+        waiting = Waiting(max(1, places(settings.server.max_connections) // 2))
         forwarder = member.forwarder if member else None
         listener = _listen(settings, service, gate, registry, forwarder, waiting, manager, started, stack)
         if member is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
@@ -14,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from tms_core.errors import BadRequest
+from tms_core.errors import BadRequest, Unavailable
 from tms_core.messaging.service import MessagingService
 from tms_core.messaging.work import Answer
 from tms_core.server.auth.gate import Gate
@@ -82,13 +83,18 @@ class Sizes:
 class Waiting:
     """The polls of a server that wait.
 
+    Args:
+        most_each: how many of one principal may; None: any number.
+
     Attributes:
         closed: whether none may wait any more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_each: int | None = None) -> None:
         self.closed = False
+        self._most_each = most_each
         self._wakes: dict[Callable[[], None], None] = {}
+        self._each: Counter[str | None] = Counter()
 
     @property
     def polls(self) -> int:
@@ -96,17 +102,31 @@ class Waiting:
         return len(self._wakes)
 
     @contextmanager
-    def waiting(self, wake: Callable[[], None]) -> Iterator[None]:
+    def waiting(self, wake: Callable[[], None], principal: str | None) -> Iterator[None]:
         """A poll waits while the block runs.
 
         Args:
             wake: ends it; may be called by any thread.
+            principal: whose it is; None: no token is asked for, and there is no such bound.
+
+        Raises:
+            Unavailable: too many of the principal's wait.
         """
+        most = self._most_each
+        if principal is not None and most is not None and self._each[principal] >= most:
+            raise Unavailable(
+                f"{most} polls of {principal} wait here, half of the connections that this server takes.",
+                "Try again later, wait with fewer at a time, or raise server.max_connections.",
+            )
         self._wakes[wake] = None
+        self._each[principal] += 1
         try:
             yield
         finally:
             del self._wakes[wake]
+            self._each[principal] -= 1
+            if not self._each[principal]:
+                del self._each[principal]
 
     def close(self) -> None:
         """Have all end, and none begin; may be called by any thread."""

@@ -21,6 +21,7 @@ Traded: it overrides what uvicorn's protocol calls and keeps, so that a new vers
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import resource
 from collections.abc import Callable
@@ -31,14 +32,12 @@ import httptools
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from tms_core.logs.loggers import get_logger
+from tms_core.logs.loggers import SeldomLogger, get_logger
 
 logger = get_logger(__name__)
 
 #: What a client may send before what it sends makes sense: a head, or whatever is neither head nor body.
 _SENSELESS_BYTES = 64 << 10
-#: How long one warning of too many connections stands for all others, in seconds.
-_WARNING_SECONDS = 60
 #: Under these names a request's state has what ends its connection, and what finds out whether it still has a client.
 _ABORT, _PROBE = "abort", "probe"
 _BUSY = b"There are too many connections (server.max_connections)."
@@ -54,18 +53,23 @@ _OWED_SECONDS = 1.0
 _IDLE_SECONDS = 5.0
 
 
-def bounded(most_connections: int) -> type[Protocol]:
-    """The protocol of a server that has at most so many connections, and no more than half of the files that the
-    process may open (``ulimit -n``): the store needs files, too."""
+def places(most_connections: int) -> int:
+    """How many connections there may be: no more than half of the files that the process may open (``ulimit -n``): the
+    store needs files, too."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = most_connections if files == resource.RLIM_INFINITY else min(most_connections, max(1, files // 2))
+    return most_connections if files == resource.RLIM_INFINITY else min(most_connections, max(1, files // 2))
+
+
+def bounded(most_connections: int) -> type[Protocol]:
+    """The protocol of a server that has at most so many connections, and no more than there are :func:`places`."""
+    most = places(most_connections)
     if most < most_connections:
         logger.warning(
             "at most %d connections are taken instead of %d: half of the files this process may open (ulimit -n)",
             most,
             most_connections,
         )
-    return type("BoundedProtocol", (Protocol,), {"most": most})
+    return type("BoundedProtocol", (Protocol,), {"most": most, "seldom": SeldomLogger(logger)})
 
 
 def abort_of(scope: Scope) -> Callable[[], None]:
@@ -92,13 +96,13 @@ class Protocol(HttpToolsProtocol):
 
     Attributes:
         most: how many there may be.
-        warn_at: before when, by the event loop's clock, it is not said again that there are too many.
+        seldom: says that there are too many.
         head_seconds: how long a request's head may take from its first byte on.
         body_seconds, body_bytes: how much of a body has to come within how long, as long as there is more of it.
     """
 
     most: ClassVar[int]
-    warn_at: ClassVar[float] = 0.0
+    seldom: ClassVar[SeldomLogger]
     head_seconds: ClassVar[float] = 20.0
     body_seconds: ClassVar[float] = 10.0
     body_bytes: ClassVar[int] = 10_000
@@ -121,7 +125,8 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self.most and not self._take_a_place():
-            self._warn()
+            text = "%d connections are open, and no more are taken (server.max_connections)"
+            self.seldom.log(logging.WARNING, text, self.most)
             if len(self.connections) > self.most + _PING_CONNECTIONS:
                 self._refuse(b"503 Service Unavailable", _BUSY)
                 return
@@ -232,12 +237,6 @@ class Protocol(HttpToolsProtocol):
     def _last(self) -> RequestResponseCycle | None:
         """The last request whose head came."""
         return self.cycle  # None at first, whatever uvicorn declares
-
-    def _warn(self) -> None:
-        now, here = self.loop.time(), type(self)
-        if now >= here.warn_at:
-            here.warn_at = now + _WARNING_SECONDS
-            logger.warning("%d connections are open, and no more are taken (server.max_connections)", self.most)
 
     def _refuse(self, status: bytes, reason: bytes) -> None:
         """Say why and close, whatever else was said."""

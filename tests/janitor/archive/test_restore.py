@@ -22,9 +22,12 @@ from tests.archives import Undo, keys_of
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, pointer, topic, visibility, watch
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, Refused, StoreError
-from tms_core.rowkey import MessageKey, PayloadKey
+from tms_core.messaging.ids import position
+from tms_core.messaging.producer_rows import LastRequest, ProducerName
+from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import VisibilityState
 
@@ -676,3 +679,25 @@ def test_given_a_store_that_hides_what_is_put_when_restored_then_that_is_said_an
     store.message.put = put  # type: ignore[method-assign]
     assert counted(undo.restore(orders)) == (1, 0, 1, 0)
     assert orders.times() == [OLD_MS, OLD_MS + 1]
+
+
+def test_given_a_producer_that_has_announced_its_next_requests_then_no_foreign_row_is_restored_among_them(
+    undo: Undo, orders: Topic, found: Topic
+) -> None:
+    side, prefix = MemorySide(), generation_prefix(found.id.prefix, 5)
+    undo.sweep(orders.plain(OLD_MS), run_id="run-1")
+    files, known = archived.find_topic(undo.folder, orders.id), TransactionView(SNAPSHOT, NOW_MS, 0)
+    request = ProducerName(found.id, 5, "importer").request_key(prefix)
+
+    def restored() -> int:
+        asked = Request(orders.id, found.id)
+        return restore(undo.store, undo.state, known, files, asked, NOW_MS, lambda _: None, side).restored
+
+    for first_ms, until_ms in ((OLD_MS - 10, OLD_MS + 240), (OLD_MS - 250, OLD_MS + 1)):
+        side.put([(request, LastRequest(1, 1, position(first_ms), 1, position(until_ms)).pack())])
+        with pytest.raises(Refused, match="1 rows would lie where a producer has announced its own"):
+            restored()
+    # What is over before it, and what is announced itself, is no matter.
+    side.put([(request, LastRequest(1, 1, position(OLD_MS - 250), 1, position(OLD_MS)).pack())])
+    side.put([(request + b"2", LastRequest(1, 1, position(OLD_MS - 10), 1).pack())])
+    assert restored() == 1

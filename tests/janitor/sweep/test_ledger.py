@@ -248,10 +248,10 @@ def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_delet
     assert made[About("default:orders", 3, "message", "expired")].stop == time_prefix(prefix, 3, NOW_MS - DAY)
     assert made[About("default:orders", 3, "payload", "expired")].stop == generation_prefix(prefix, 4)
     assert made[About("default:orders", 1, "message", "old_generation")].stop == generation_prefix(prefix, 2)
+    assert made[About("default:orders", 3, "message", "invalid_transaction")].stop == generation_prefix(prefix, 4)
     for about, found in entries(rig).items():
-        if about.rule != "invalid_transaction":
-            assert made[about].start == found.start
-            assert made[about].stop >= found.stop
+        assert made[about].start == found.start
+        assert made[about].stop >= found.stop
 
 
 def test_given_a_disk_that_is_full_when_a_topic_is_to_be_announced_then_nothing_of_it_goes(rig: Rig) -> None:
@@ -296,15 +296,19 @@ def keys_of(store: Store) -> dict[str, set[bytes]]:
     }
 
 
+def pointers_of(store: Store) -> dict[bytes, int | None]:
+    return {key: pointer for key, (pointer, _) in store.message.rows(b"", None, 10_000).items}
+
+
 def test_given_a_process_that_dies_at_any_store_call_when_recovered_then_all_that_went_is_in_the_ledger() -> None:
-    recorded = 0
+    recorded = negated = 0
     for at_call in range(1, CALLS):
         store = MemoryStore()
         fill(store)
         rig = janitor(store, batch_rows=2)
         rig.snapshots.invalid = [INVALID, OTHER]
         rig.engine.adopt()
-        before = keys_of(store)
+        before, pointers = keys_of(store), pointers_of(store)
         if not die(rig, at_call):
             break
         [run] = rig.state.unfinished_runs()
@@ -316,6 +320,11 @@ def test_given_a_process_that_dies_at_any_store_call_when_recovered_then_all_tha
         for table, keys in before.items():
             for key in keys - after[table]:
                 assert [e for e in found if e.table == table and e.start <= key < e.stop and e.run_id == run.id]
+        inverted = [entry for entry in found if entry.rule == "invalid_transaction"]
+        for key, present in pointers_of(store).items():
+            if present != pointers[key]:
+                negated += 1
+                assert [e for e in inverted if e.start <= key < e.stop and e.run_id == run.id]
         assert {entry.rows for entry in found} <= {None}
         assert (rig.state.intents(), rig.state.unfinished_runs()) == ([], [])
         closed = rig.state.run(run.id)
@@ -326,6 +335,7 @@ def test_given_a_process_that_dies_at_any_store_call_when_recovered_then_all_tha
         recorded += len(found)
     assert at_call > 40
     assert recorded > 100
+    assert negated > 10
 
 
 def test_given_a_process_that_dies_just_after_its_run_was_closed_when_recovered_then_nothing_is_there_twice(

@@ -13,6 +13,7 @@ demanded, which is shown by a call of our own, the first of a connection; Tephra
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 import socket
 import struct
@@ -25,7 +26,7 @@ from itertools import chain, islice
 from typing import Protocol, TypeVar, cast
 
 from tms_core.errors import ConfigurationError, FormatError, TmsError
-from tms_core.logs.loggers import get_logger
+from tms_core.logs.loggers import SeldomLogger, get_logger
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
 from tms_core.transaction.manager.manager import TransactionManager
@@ -43,8 +44,6 @@ REQUEST_SECONDS = 60
 #: How long a connection must have been silent before a new one takes its place, in seconds: one that has not had an
 #: answer yet, and any other.
 NEW_SILENT_SECONDS, SILENT_SECONDS = 1.0, 60.0
-#: How long one warning of a kind stands for all others, in seconds.
-WARNING_SECONDS = 60.0
 #: How many bytes of answers may wait to be read, of all connections together, unless one answer alone has more.
 MAX_UNREAD_BYTES = 256 * 1024 * 1024
 #: How many requests are done at a time (``data.tx.server.threads``).
@@ -122,8 +121,7 @@ class TransactionService:
         self._awaiting: dict[asyncio.Task[None], float] = {}
         #: Those that have not had an answer yet.
         self._new: set[asyncio.Task[None]] = set()
-        #: Warnings, and before when they are not said again.
-        self._warn_at: dict[str, float] = {}
+        self._seldom = SeldomLogger(logger)
         self._large = asyncio.Semaphore(LARGE_REQUESTS)
         self._unread: dict[asyncio.StreamWriter, int] = {}
 
@@ -185,7 +183,8 @@ class TransactionService:
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= _most_connections() and not self._take_a_place():
-            self._warn("there are %d connections already, and no more are taken", len(self._connections))
+            text = "there are %d connections already, and no more are taken"
+            self._seldom.log(logging.WARNING, text, len(self._connections))
             writer.close()
             return
         connection = asyncio.create_task(self._converse(reader, writer))
@@ -204,13 +203,6 @@ class TransactionService:
                 self._connections.discard(one)
                 return True
         return False
-
-    def _warn(self, text: str, *arguments: object) -> None:
-        """Log what clients can bring about as often as they like, now and then."""
-        now = asyncio.get_running_loop().time()
-        if now >= self._warn_at.get(text, 0.0):
-            self._warn_at[text] = now + WARNING_SECONDS
-            logger.warning(text, *arguments)
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection until either side has enough."""
@@ -233,7 +225,7 @@ class TransactionService:
                 wait_seconds = None
                 self._new.discard(cast("asyncio.Task[None]", asyncio.current_task()))
         except FormatError as error:
-            self._warn("%s is cut off: %s", writer.get_extra_info("peername"), error)
+            self._seldom.log(logging.WARNING, "%s is cut off: %s", writer.get_extra_info("peername"), error)
         except TimeoutError:
             logger.info("%s is cut off: no whole request has come for long", writer.get_extra_info("peername"))
         except (OSError, EOFError) as error:
@@ -302,7 +294,8 @@ class TransactionService:
         while len(self._unread) > 1 and sum(self._unread.values()) > MAX_UNREAD_BYTES:
             slowest = next(iter(self._unread))
             del self._unread[slowest]
-            logger.warning("%s is cut off: it does not read its answer", slowest.get_extra_info("peername"))
+            peer = slowest.get_extra_info("peername")
+            self._seldom.log(logging.WARNING, "%s is cut off: it does not read its answer", peer)
             slowest.transport.abort()
         try:
             await writer.drain()
