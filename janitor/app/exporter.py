@@ -87,7 +87,11 @@ class Exporter:
         return self._status
 
     def past(self) -> AbstractContextManager[State | None]:
-        """The state, open while the block runs; None as long as there is none."""
+        """The state, open while the block runs; None as long as there is none.
+
+        Raises:
+            StoreError: it cannot be opened.
+        """
         return self._place.state() if self._place.has_state() else nullcontext()
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:

@@ -99,7 +99,11 @@ class Conflicts:
         self._origins.setdefault(java_abs(pointer), set()).add(generation)
 
     def read_target(self) -> None:
-        """Find what the target has of the transactions that are expected."""
+        """Find what the target has of the transactions that are expected.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
         foreign = {pointer for pointer, origins in self._origins.items() if origins != {self._home}}
         if not foreign:
             return
@@ -118,6 +122,9 @@ class Conflicts:
             generation: that they were archived from.
             rows: by ascending key.
             mixed: whether rows of several generations come back.
+
+        Raises:
+            StoreError: the target cannot be read.
         """
         said = {row.key: _digest(row.pointer if table == "message" else None, row.payload) for row in rows}
         meant = [row.key for row in rows if row.meant]

@@ -45,7 +45,11 @@ class DayFolder(NamedTuple):
     day: date
 
     def files(self) -> list[Path]:
-        """The files of rows, in order of name."""
+        """The files of rows, in order of name.
+
+        Raises:
+            ArchiveError: the folder cannot be read.
+        """
         try:
             return sorted(path for path in self.path.iterdir() if _FILE.fullmatch(path.name))
         except OSError as error:
@@ -93,6 +97,9 @@ def days(folder: Path, topic: TopicId | None = None) -> Iterator[DayFolder]:
     Args:
         folder: the archive's; need not exist.
         topic: of this topic only.
+
+    Raises:
+        ArchiveError: a folder cannot be read.
     """
     try:
         for path in [_topic_path(folder, topic)] if topic else list(_topic_paths(folder)):
@@ -147,6 +154,9 @@ def give_up(folder: Path, keep_days: int, now_ms: int) -> int:
 
     Returns:
         How many files of rows were removed.
+
+    Raises:
+        ArchiveError: something cannot be removed.
     """
     today = day_of(now_ms)
     removed = 0

@@ -145,6 +145,9 @@ class ParquetArchive:
 
         Returns:
             How many files were removed.
+
+        Raises:
+            ArchiveError: something cannot be removed.
         """
         return archive_folder.give_up(self.folder, keep_days, now_ms)
 

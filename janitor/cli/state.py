@@ -27,7 +27,11 @@ _DAY_MS = 86_400_000
 
 @contextmanager
 def open_state(current: Session) -> Iterator[State | None]:
-    """Open the state; None where there is none yet, and then none is made."""
+    """Open the state; None where there is none yet, and then none is made.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
     if not current.place.has_state():
         yield None
         return

@@ -61,7 +61,11 @@ class StatusViews(Protocol):
         ...
 
     def past(self) -> AbstractContextManager[State | None]:
-        """The state, open while the block runs; None as long as there is none."""
+        """The state, open while the block runs; None as long as there is none.
+
+        Raises:
+            StoreError: it cannot be opened.
+        """
         ...
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:

@@ -99,6 +99,9 @@ def audit(
         tables: the message table, or its parts.
         bound: the boundary claimed.
         is_invalid: whether a pointer is, or was when it was last seen, in the invalid list.
+
+    Raises:
+        StoreError: the table could not be read.
     """
     found = Audit(bound)
     for table in tables:

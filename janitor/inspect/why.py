@@ -48,6 +48,9 @@ def why(
         context: as a thorough plan judges, its topics loaded.
         now_ms: the moment of the question.
         history_days: how long the state keeps its ledger.
+
+    Raises:
+        StoreError, StateError: the store or the state could not be read.
     """
     strikes = state.strikes().get(topic)
     ask = _Question(store, state, context, topic, message_id, strikes.probe_ms if strikes else None)
@@ -69,7 +72,11 @@ def why(
 
 
 def remembered(state: State, now_ms: int, history_days: int) -> LedgerReach:
-    """How far back the state's ledger can be relied on."""
+    """How far back the state's ledger can be relied on.
+
+    Raises:
+        StateError: the state could not be read.
+    """
     created_ms = state.created_ms()
     if created_ms is None:
         return LedgerReach(None, None, history_days)

@@ -133,7 +133,11 @@ def _hand_over(
 
 
 def audit(deps: Deps, ready: Prepared, heartbeat: Heartbeat) -> Audit:
-    """Read every transactional row, and hold it against the claim."""
+    """Read every transactional row, and hold it against the claim.
+
+    Raises:
+        StoreError, StateError: the store or the state could not be read.
+    """
     usable, claim = ready.tx.usable, claim_in_force(deps, ready)
     known = deps.state.known_ids(ready.now.wall_ms, deps.terms.lifetime.window_end_ms(0))
     return read_all(

@@ -90,6 +90,9 @@ def check_clocks(state: State, now: ClockAnchor, allowance_ms: int) -> GuardNote
     Args:
         state: has what was remembered, and the clock of where it is kept.
         now: read just before.
+
+    Raises:
+        StateError: the state could not be read.
     """
     elsewhere = check_elsewhere(state.clock_ms(), now, allowance_ms)
     return elsewhere or check_clock(state.anchor(), now, allowance_ms)
@@ -160,6 +163,9 @@ def check_lineage(state: State, store: Reads, record: StoreRecord) -> tuple[Stor
 
     Returns:
         The record from now on, and what there is to say.
+
+    Raises:
+        StoreError, StateError: the store or the state could not be read or written.
     """
     reason = state.note(RESTORED)
     if reason is None and record.adopted_ms is not None:

@@ -76,6 +76,9 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Prepared:
 
     Args:
         at_ms: judge by another moment than the present; then the clock is not checked.
+
+    Raises:
+        StoreError, StateError: the store or the state could not be read.
     """
     state, source, clock, terms = deps.state, deps.source, deps.clock, deps.terms
     allowance_ms = terms.lifetime.allowance_ms
@@ -123,6 +126,9 @@ def run_context(
     Args:
         thorough, patterns, label, limits, lazy: as of :class:`~janitor.sweep.context.RunContext`.
         deletes: whether it is a run's, and not a plan's.
+
+    Raises:
+        StateError: the state, or the positions of consumers, could not be read.
     """
     usable, terms, state = ready.tx.usable, deps.terms, deps.state
     since_ms = processed = None
@@ -177,7 +183,11 @@ def remember_snapshot(state: State, ready: Prepared) -> None:
 
 
 def claim_in_force(deps: Deps, ready: Prepared) -> Claim | None:
-    """The claim in force: not of another store, nor by a clock set back since, nor with a lifetime raised since."""
+    """The claim in force: not of another store, nor by a clock set back since, nor with a lifetime raised since.
+
+    Raises:
+        StateError: the state could not be read.
+    """
     claim = deps.state.claim()
     if claim is None or ready.first_contact or ready.speaks_against(claim):
         return None

@@ -79,7 +79,11 @@ class Questions:
         return Planned(report, document)
 
     def inspect(self, table: Table, patterns: tuple[str, ...], limit: int) -> Inspected:
-        """The rows of one table, the first ones decoded, all of them counted."""
+        """The rows of one table, the first ones decoded, all of them counted.
+
+        Raises:
+            StoreError: the store could not be read.
+        """
         store = self.deps.store
         if table == "metadata":
             return metadata(store, patterns)
@@ -87,7 +91,11 @@ class Questions:
         return read(store, self.transactions().usable, patterns, limit, partial(heartbeat, self.deps))
 
     def why(self, topic: TopicId, message_id: MessageId) -> Why:
-        """Which rule will take a message, when, and what holds it; or which run has taken it."""
+        """Which rule will take a message, when, and what holds it; or which run has taken it.
+
+        Raises:
+            StoreError, StateError: the store or the state could not be read.
+        """
         ready = prepare(self.deps)
         label = Hold.FIRST_CONTACT if ready.first_contact else None
         context = run_context(self.deps, ready, thorough=True, patterns=(str(topic),), label=label)
@@ -96,7 +104,11 @@ class Questions:
         return why(store, state, context, topic, message_id, now_ms, self.deps.history_days)
 
     def boundary(self) -> tuple[Claim | None, Boundary]:
-        """The claim last made, and what would hold one back that were made now."""
+        """The claim last made, and what would hold one back that were made now.
+
+        Raises:
+            StoreError, StateError: the store or the state could not be read.
+        """
         ready, state, lifetime = prepare(self.deps), self.deps.state, self.deps.terms.lifetime
         claim = claim_in_force(self.deps, ready)
         if barred := obstacles(self.deps, ready):
@@ -113,6 +125,9 @@ class Questions:
 
         A pointer counts as invalid that is in the invalid list now, or was when it was last seen: an operator may
         have taken it off the list because of the claim.
+
+        Raises:
+            StoreError: the store could not be read, or the state not read or written.
         """
         found = feedback.audit(self.deps, prepare(self.deps), partial(heartbeat, self.deps))
         if found.refuted:

@@ -77,7 +77,11 @@ class Access:
 
     @contextmanager
     def salted(self) -> Iterator[Sequence[tuple[int | None, Reads]]]:
-        """The parts rows lie in, each by its salt, with nothing that could write; one without a salt on LevelDB."""
+        """The parts rows lie in, each by its salt, with nothing that could write; one without a salt on LevelDB.
+
+        Raises:
+            StoreError: as :meth:`reading`.
+        """
         if self.is_leveldb:
             with self.reading() as store:
                 yield [(None, store)]
@@ -89,7 +93,11 @@ class Access:
 
     @contextmanager
     def part(self, salt: int | None) -> Iterator[Reads]:
-        """The rows under one salt, or those of a store without salts, with nothing that could write."""
+        """The rows under one salt, or those of a store without salts, with nothing that could write.
+
+        Raises:
+            StoreError: as :meth:`reading`.
+        """
         if salt is None:
             with self.reading() as store:
                 yield store

@@ -111,6 +111,9 @@ def count(
         options: of the source: which store, which topics, which policy.
         now_ms: the moment rows are judged by.
         transactions: what is known of them, for what blocks readers.
+
+    Raises:
+        StoreError: the store could not be read.
     """
     with translated():
         messages, payloads = (_rows(spark, options, now_ms, table) for table in ("message", "payload"))
@@ -127,6 +130,9 @@ def save(
     Args:
         living: the topics that were counted and exist, and their generations.
         whole: whether the whole store was counted, so that there is something to be said of it.
+
+    Raises:
+        StateError: the state could not be written.
     """
     counted = {one.topic: one for one in found if living.get(one.topic) == one.generation}
     with state.transaction():
@@ -180,7 +186,11 @@ def write(spark: SparkSession, found: list[GenerationStats], folder: str, day: s
 
 
 def living(store: Reads) -> dict[TopicId, int]:
-    """The topics that exist, and their generations."""
+    """The topics that exist, and their generations.
+
+    Raises:
+        StoreError: the metadata could not be read.
+    """
     found = (parse_or_none(key, value) for key, value in store.metadata.rows())
     return {topic.topic: topic.generation for topic in found if topic is not None and not topic.deleted}
 

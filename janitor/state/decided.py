@@ -22,11 +22,19 @@ def approval(patterns: tuple[str, ...], *, clock: bool) -> str:
 
 
 def was_done(state: State, verb: str, text: str) -> bool:
-    """Whether this was carried out before."""
+    """Whether this was carried out before.
+
+    Raises:
+        StateError: the state could not be read.
+    """
     return text in (state.note(NOTE) or {}).get(verb, [])
 
 
 def note_done(state: State, verb: str, text: str) -> None:
-    """Remember that it was carried out; call it in the transaction that does so."""
+    """Remember that it was carried out; call it in the transaction that does so.
+
+    Raises:
+        StateError: the state could not be written.
+    """
     known = state.note(NOTE) or {}
     state.save_note(NOTE, {**known, verb: [*known.get(verb, []), text][-REMEMBERED:]})

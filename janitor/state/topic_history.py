@@ -51,7 +51,11 @@ class Size(NamedTuple):
 
 
 def save_topics(state: State, topics: Iterable[TopicMetadata], now_ms: int) -> None:
-    """Remember which topics there are, and what has changed in them; costs no write when nothing has."""
+    """Remember which topics there are, and what has changed in them; costs no write when nothing has.
+
+    Raises:
+        StateError: the state could not be read or written.
+    """
     found: list[Any] = [[t.topic.namespace, t.topic.topic, t.generation, t.ttl_seconds] for t in topics]
     former = state.note(_TOPICS_NOTE)
     if found == former:

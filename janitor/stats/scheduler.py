@@ -83,6 +83,9 @@ class CountScheduler(Generic[T]):
         """Count what is due, until nothing is unfinished, or until halted; to be called now and then.
 
         A topic that cannot be read is tried again when it is due again.
+
+        Raises:
+            StoreError: the topics could not be read, or counts could not be saved.
         """
         try:
             self._look()

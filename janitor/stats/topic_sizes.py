@@ -96,6 +96,9 @@ class Census:
         """Count what is due, until nothing is unfinished, or until halted; to be called now and then.
 
         A topic that cannot be read keeps the count it had, with its time, and is tried again when it is due again.
+
+        Raises:
+            StoreError: the metadata could not be read, or counts could not be read or saved.
         """
         if not self._halted():
             self._turns.step()

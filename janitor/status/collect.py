@@ -95,6 +95,9 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
 
     Args:
         live: what the daemon adds; None where none runs.
+
+    Raises:
+        StateError: the state cannot be read.
     """
     from importlib import metadata  # noqa: PLC0415 it takes longer to import than all else here
 

@@ -148,12 +148,19 @@ def runs_between(state: State, limit: int, from_ms: int | None = None, to_ms: in
 
     Args:
         from_ms, to_ms: None for no bound.
+
+    Raises:
+        StateError: the state cannot be read.
     """
     return [summary(run) for run in state.runs(limit, to_ms) if from_ms is None or run.started_ms >= from_ms]
 
 
 def run_detail(state: State, run_id: str) -> dict[str, Any] | None:
-    """One run with its report; None when it is unknown or was forgotten."""
+    """One run with its report; None when it is unknown or was forgotten.
+
+    Raises:
+        StateError: the state cannot be read.
+    """
     run = state.run(run_id)
     if run is None:
         return None
@@ -165,6 +172,9 @@ def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any]
 
     Args:
         status: as it was taken last.
+
+    Raises:
+        StateError: the state cannot be read.
     """
     name = str(topic)
     figures = next((one for one in status.topics if one.name == name), None)

@@ -52,11 +52,19 @@ class Act(Protocol):
     """What is done with findings. All of it raises ``Interrupted`` when the pass is over, and has then done nothing."""
 
     def alive(self) -> None:
-        """Called before every jump."""
+        """Called before every jump.
+
+        Raises:
+            Interrupted: the pass is over.
+        """
         ...
 
     def progress(self, read: Read) -> None:
-        """Told of every page."""
+        """Told of every page.
+
+        Raises:
+            Interrupted: the pass is over.
+        """
         ...
 
     def apply(self, finding: Finding) -> Done:
@@ -71,7 +79,11 @@ class Act(Protocol):
         ...
 
     def pay(self, taken: Counted) -> None:
-        """Called after rows were taken; waits until they are within the rate."""
+        """Called after rows were taken; waits until they are within the rate.
+
+        Raises:
+            Interrupted: the pass is over.
+        """
         ...
 
 

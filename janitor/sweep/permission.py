@@ -59,17 +59,31 @@ class Permission:
         self._begun = False
 
     def check(self, topic: TopicId) -> None:
-        """Called before every batch of a topic's rows; raises ``Withheld`` where the topic was paused."""
+        """Called before every batch of a topic's rows; raises ``Withheld`` where the topic was paused.
+
+        Raises:
+            Halted, LeaseLost, StateError: the run is over.
+            Withheld: the topic was paused.
+        """
         if any(fnmatchcase(str(topic), pause.pattern) for pause in self._pauses()):
             raise Withheld
 
     def check_all(self) -> None:
-        """Called before what concerns the whole store; raises ``Withheld`` where something was paused."""
+        """Called before what concerns the whole store; raises ``Withheld`` where something was paused.
+
+        Raises:
+            Halted, LeaseLost, StateError: the run is over.
+            Withheld: something was paused.
+        """
         if self._pauses():
             raise Withheld
 
     def alive(self) -> None:
-        """Called before and after every page, and in every wait."""
+        """Called before and after every page, and in every wait.
+
+        Raises:
+            Halted, LeaseLost, StateError: the run is over.
+        """
         self._stop_if_halted()
         if self._lease is not None:
             self._lease.renew_if_due()

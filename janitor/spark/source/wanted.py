@@ -135,6 +135,9 @@ class Wanted:
         """Where wanted rows lie, more narrowly than :meth:`ranges`: found by seeking from each stretch to the next.
 
         Only to weigh what is to be read; rows that no stretch has are read all the same, if they are wanted.
+
+        Raises:
+            StoreError: the table could not be read.
         """
         if not self.only_ours:
             return self.ranges()

@@ -48,12 +48,20 @@ class LooseFile:
         return ((key, b"" if keys_only else rows[key]) for key in sorted(rows))
 
     def put(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Write rows."""
+        """Write rows.
+
+        Raises:
+            StateError: they could not be written.
+        """
         with self._lock:
             self._append((key, value.decode()) for key, value in rows)
 
     def delete(self, keys: Iterable[bytes]) -> None:
-        """Delete rows, and the file with the last of them."""
+        """Delete rows, and the file with the last of them.
+
+        Raises:
+            StateError: they could not be deleted.
+        """
         with self._lock:
             rows, gone = self._rows(), set(keys)
             if rows.keys() <= gone:
