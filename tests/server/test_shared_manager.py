@@ -18,7 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.transaction.managers import BASE, NOW_MS
-from tms_core.clock import ManualClock, SystemClock
+from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, NotInProgress, StoreError, TmsError, TransactionError
 from tms_core.server import managing, serving
 from tms_core.server.ha import shared_manager
