@@ -176,7 +176,7 @@ def test_given_a_large_store_of_cdap_when_a_sweep_dies_at_random_moments_then_no
         return random.Random(20).sample(range(1, moments + 1), wanted)[share::SHARES]
 
     moments, outcomes = deaths(large, 20, chosen)
-    assert moments > 300
+    assert moments > 200
     assert [outcome for outcome in outcomes if outcome["problems"]] == []
     assert [outcome["k"] for outcome in outcomes] == chosen(moments)
 

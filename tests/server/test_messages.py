@@ -16,6 +16,7 @@ from tests.server.conftest import JSON_POLL_LIMIT, MAX_REQUEST_BYTES, Serving, s
 from tests.server.test_avro import block, decoded, long
 from tests.server.test_protocol import until
 from tms_core.clock import ManualClock, SystemClock
+from tms_core.server import poll as polling
 from tms_core.server.codec import MESSAGE_BYTES
 from tms_core.server.site import PollLimit
 from tms_core.transaction.codec.thrift import encode_transaction
@@ -405,7 +406,10 @@ def test_given_a_poll_that_waits_when_a_message_comes_that_is_not_decided_then_i
         assert waiting.answer().json == []
 
 
-def test_given_a_poll_that_waits_when_its_client_leaves_or_the_server_stops_then_it_ends() -> None:
+def test_given_a_poll_that_waits_when_its_client_leaves_or_the_server_stops_then_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(polling, "_LOOK_SECONDS", 0.05)
     with serving() as server, Client(server.port) as client, Client(server.port) as staying:
         topic = TopicClient(client, "t").create()
         for one in (client, staying):

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.transaction.managers import BASE, NOW_MS
-from tms_core.clock import ManualClock, SystemClock
+from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, NotInProgress, StoreError, TmsError, TransactionError
 from tms_core.server import managing, serving
 from tms_core.server.ha import shared_manager
@@ -492,7 +492,7 @@ def test_given_a_folder_of_a_manager_that_was_alone_when_several_begin_then_they
 def test_given_a_server_alone_when_others_begin_a_log_before_it_has_its_lease_then_it_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    side, store, clock = MemorySide(), MemoryStore(), SystemClock()
+    side, store, clock = MemorySide(), MemoryStore(), ManualClock(NOW_MS)
 
     class Waiting(HaMember):
         def begin(self, *arguments: Any) -> None:

@@ -63,7 +63,7 @@ class Jobs:
 
     def __init__(self, *_: object) -> None:
         self.chores: list[Callable[[], object]] = []
-        self._ended = threading.Event()
+        self._asked = threading.Event()
 
     def add(self, _: str, __: object, function: Callable[[], object], *, at_once: bool) -> None:
         assert at_once
@@ -76,11 +76,12 @@ class Jobs:
         """There is no thread."""
 
     def run_now(self, _: str) -> None:
-        """The daemon wakes its own loop with this, to end it."""
-        self._ended.set()
+        """The daemon wakes its own loop with this, to look whether it is to end."""
+        self._asked.set()
 
     def watch(self, wait_seconds: float) -> None:
-        self._ended.wait(wait_seconds)
+        self._asked.wait(wait_seconds)
+        self._asked.clear()
 
     def shutdown(self, *, wait: bool) -> None:
         assert wait

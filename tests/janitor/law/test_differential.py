@@ -47,7 +47,7 @@ from tests.salted import SaltedStore
 from tms_core.clock import ManualClock
 from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import MetadataError
-from tms_core.rowkey import Cutoff, MessageId, MessageKey, PayloadKey, java_abs
+from tms_core.rowkey import Cutoff, MessageId, MessageKey, PayloadKey, generation_prefix, java_abs
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
@@ -284,19 +284,23 @@ def judge(scene: Scene) -> tuple[dict[bytes, Verdict], dict[bytes, Verdict], set
     """The law, row by row: verdicts on messages and payloads, and the payloads of which both answers are right."""
     view = TransactionView(scene.snapshot, scene.now_ms, LIFETIME.undecided_ms)
     messages: dict[bytes, Verdict] = {}
-    references: dict[tuple[TopicId, int, int], list[bytes]] = {}
+    references: dict[bytes, int] = {}
     for key, value in scene.messages.items():
         parsed = MessageKey.parse(key)
         topic, frontier = scene.topic(parsed.topic) if parsed else (None, None)
         messages[key] = decide(Row("message", parsed, value.pointer), topic, frontier, view, False, None)
-        if parsed and value.payload is None and value.pointer is not None and not isinstance(messages[key], Delete):
-            references.setdefault((parsed.topic, parsed.generation, java_abs(value.pointer)), []).append(key)
+        if value.payload is None and value.pointer is not None and not isinstance(messages[key], Delete):
+            # Of a key that is too long as well: it stays, and a reader may take it for a message.
+            references[key] = java_abs(value.pointer)
     payloads: dict[bytes, Verdict] = {}
     either = set()
     for key in scene.payloads:
         row = PayloadKey.parse(key)
         topic, frontier = scene.topic(row.topic) if row else (None, None)
-        found = references.get((row.topic, row.generation, row.write_pointer), []) if row else []
+        found = []
+        if row:
+            beside = generation_prefix(row.topic.prefix, row.generation)
+            found = [ref for ref, to in references.items() if to == row.write_pointer and ref.startswith(beside)]
         if found and row and frontier:
             since_ms, processed = frontier.cutoff.ms, frontier.processed_now
             window = search_range(row.topic, row.generation, since_ms, [row], LIFETIME, processed)
@@ -402,6 +406,17 @@ def test_given_consumers_that_have_read_when_swept_then_every_row_is_as_the_law_
 ) -> None:
     with memory_store() as store:
         check(scene, store, batch_rows)
+
+
+def test_given_a_reference_under_a_key_too_long_when_swept_then_its_payload_stays() -> None:
+    topic, now_ms = NAMES[0], NOWS[4]
+    scene, pointer = Scene(now_ms), (now_ms - 1000) * 10**6
+    scene.metadata[topic.prefix] = encode_properties({"generation": "1", "ttl": "60"})
+    scene.messages[MessageKey(topic, 1, now_ms, 0).pack() + b"\x00"] = MessageValue(pointer, None)
+    scene.payloads[PayloadKey(topic, 1, pointer, now_ms - 61_000, 0).pack()] = b"y"
+    with memory_store() as store:
+        check(scene, store, 1)
+        assert len(list(every(store.payload.rows))) == 1
 
 
 @given(scenes(), st.integers(1, 7))

@@ -109,6 +109,13 @@ def test_given_references_when_looked_for_then_those_asked_for_are_found() -> No
     assert search(rows, {5, 7, 8})[0] == {5, 7}
 
 
+def test_given_a_reference_that_goes_by_a_plan_when_looked_for_then_it_does_not_count() -> None:
+    store = MemoryStore()
+    going, staying = (MessageKey(TOPIC, 2, SINCE_MS, sequence).pack() for sequence in (0, 1))
+    store.message.put([(going, reference(5)), (staying, reference(6))])
+    assert find_referenced(store.message, (WHOLE,), {5, 6}, 10, lambda: None, lambda key: key == going) == {6}
+
+
 def test_given_a_reference_that_was_rolled_back_when_looked_for_then_plain_readers_still_need_it() -> None:
     assert search({(2, SINCE_MS, 0): reference(-5)}, {5})[0] == {5}
 
