@@ -430,10 +430,7 @@ def test_given_messages_that_are_not_for_it_when_it_polls_again_then_it_does_not
         service.invalidate(invalid.transaction_id)
     last = list(client.poll(ORDERS))[-1].id
     asked, happenings = Asked(site), Happenings(nothing, lambda: client.publish(ORDERS, [b"1"]))
-    with (
-        site.client(transport=asked, pause=happenings) as reader,
-        reader.consume(ORDERS, read="committed") as messages,
-    ):
+    with site.client(transport=asked, pause=happenings) as reader, reader.consume(ORDERS, read="committed") as messages:
         assert take(messages, 1) == [b"1"]
     starts = [body[2:12] for body, _ in asked.polls]
     assert len(starts) == 3

@@ -282,12 +282,7 @@ def test_given_a_commit_that_arrives_when_all_is_over_then_it_is_refused(
 
 @pytest.mark.parametrize(("when", "expected"), [("before", []), ("after", ALL)])
 def test_given_a_service_that_dies_at_the_commit_for_good_when_it_is_back_then_all_is_there_or_nothing(
-    site: InProcess,
-    faults: Faults,
-    transacts: Transact,
-    when: When,
-    expected: list[bytes],
-    clock: ManualClock,
+    site: InProcess, faults: Faults, transacts: Transact, when: When, expected: list[bytes], clock: ManualClock
 ) -> None:
     changes = Changes()
     faults.at("commit", when)
@@ -353,12 +348,7 @@ def test_given_never_an_answer_to_the_abort_when_it_fails_then_nothing_is_visibl
     "step", ["start", "poll", "PUT billing", "publish", "commit", "rollback", "abort", "invalidate"]
 )
 def test_given_never_an_answer_at_a_step_when_it_is_done_again_then_what_was_read_counts_once(
-    site: InProcess,
-    faults: Faults,
-    clock: ManualClock,
-    bills: Transact,
-    step: str,
-    when: When,
+    site: InProcess, faults: Faults, clock: ManualClock, bills: Transact, step: str, when: When
 ) -> None:
     with site.client() as client:
         client.publish(ORDERS, [b"1"])
@@ -388,10 +378,7 @@ def with_conflict(site: InProcess, faults: Faults, transacts: Transact) -> None:
 
 
 def test_given_a_refused_publish_when_it_fails_then_what_was_published_is_taken_back_and_it_is_aborted(
-    site: InProcess,
-    faults: Faults,
-    transacts: Transact,
-    settled: Callable[[], list[bytes]],
+    site: InProcess, faults: Faults, transacts: Transact, settled: Callable[[], list[bytes]]
 ) -> None:
     changes = Changes()
     with pytest.raises(TopicNotFound):

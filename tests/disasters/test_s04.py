@@ -339,9 +339,7 @@ def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_a_pass_makes
     assert (report.tripped, report.boundary, rig.state.claim()) == (False, None, None)
 
 
-def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_asked_then_it_is_not_in_force(
-    store: Store,
-) -> None:
+def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_asked_then_it_is_not_in_force(store: Store) -> None:
     rig, _ = prepared(store)
     rig.snapshots.write_pointer = pointer(NOW_MS)
     rig.engine.run_once()

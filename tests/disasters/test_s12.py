@@ -38,11 +38,7 @@ class Pair:
         self.cell = SqliteState.in_memory()
         first = janitor(store, batch_rows=2, state=self.cell if shared else None)
         second = janitor(
-            store,
-            batch_rows=2,
-            state=first.state if shared else None,
-            clock=first.clock,
-            snapshots=first.snapshots,
+            store, batch_rows=2, state=first.state if shared else None, clock=first.clock, snapshots=first.snapshots
         )
         first.engine.run_once(adopt=True)
         if not shared:

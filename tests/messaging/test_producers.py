@@ -302,9 +302,7 @@ def test_given_another_request_under_the_same_number_then_it_is_refused(desk: Gr
         one.publish(b"b", b"c", again=True)
 
 
-def test_given_a_repetition_after_the_messages_may_have_expired_then_what_is_not_known_is_said(
-    desk: GroupDesk,
-) -> None:
+def test_given_a_repetition_after_the_messages_may_have_expired_then_what_is_not_known_is_said(desk: GroupDesk) -> None:
     desk.service.create_topic(named("short"), {"ttl": "60"})
     one = Instance(desk)
     one.publish(b"a", topic=named("short"))

@@ -10,14 +10,7 @@ import pytest
 
 from tests.builders import HOUR, MINUTE, NOW_MS, Call, pointer, watch
 from tests.messaging.desk import PATIENCE_SECONDS, Desk, P, named, reader
-from tms_core.errors import (
-    BadRequest,
-    ClockJumped,
-    StoreError,
-    TopicNotFound,
-    TransactionExpired,
-    Unavailable,
-)
+from tms_core.errors import BadRequest, ClockJumped, StoreError, TopicNotFound, TransactionExpired, Unavailable
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.work import Answer
 from tms_core.rowkey import LONG_MAX, MessageId, MessageKey, PayloadKey

@@ -72,9 +72,7 @@ def takes_over(node: Node) -> None:
 # --- beginning -------------------------------------------------------------------------------------------------------
 
 
-def test_given_nobody_when_it_looks_then_it_leads_at_once_and_nothing_is_under_way(
-    node: Callable[[str], Node],
-) -> None:
+def test_given_nobody_when_it_looks_then_it_leads_at_once_and_nothing_is_under_way(node: Callable[[str], Node]) -> None:
     first = node("a")
     assert (first.leadership.leads, first.leadership.fence) == (False, 0)
     with pytest.raises(Unavailable, match="does not lead"):

@@ -517,10 +517,7 @@ def test_given_a_server_alone_when_others_begin_a_log_before_it_has_its_lease_th
         "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0",
         "TMS_SERVER__PORT": "0",
     }
-    with (
-        pytest.raises(ConfigurationError, match="log in HBase"),
-        serving.serving(None, environ, {}, janitor=False),
-    ):
+    with pytest.raises(ConfigurationError, match="log in HBase"), serving.serving(None, environ, {}, janitor=False):
         pass
 
 

@@ -37,11 +37,7 @@ TOPIC = TOPICS[1]
 
 def wanted(slots: int = SLOTS, servers: int = 2) -> LeaderSettings:
     return LeaderSettings(
-        advertise="http://here:1",
-        slots=slots,
-        servers=servers,
-        seconds=SECONDS,
-        fencing_delay_seconds=DELAY_SECONDS,
+        advertise="http://here:1", slots=slots, servers=servers, seconds=SECONDS, fencing_delay_seconds=DELAY_SECONDS
     )
 
 
@@ -170,9 +166,7 @@ def test_given_two_servers_when_they_look_then_each_leads_its_own_slots_and_answ
                 refused()
 
 
-def test_given_a_slot_that_is_free_when_another_server_looks_then_it_waits_as_long_as_a_lease_lasts(
-    site: Site,
-) -> None:
+def test_given_a_slot_that_is_free_when_another_server_looks_then_it_waits_as_long_as_a_lease_lasts(site: Site) -> None:
     one = site.server(0)
     site.look(one, seconds=SECONDS + 1)
     assert one.led == [0, 2]
@@ -298,9 +292,7 @@ def test_given_a_ttl_that_another_server_has_changed_then_the_leader_shows_nothi
 # --- producers -------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_producer_when_it_publishes_then_only_to_topics_of_its_home_s_slot(
-    pair: tuple[Server, Server],
-) -> None:
+def test_given_a_producer_when_it_publishes_then_only_to_topics_of_its_home_s_slot(pair: tuple[Server, Server]) -> None:
     one, other = pair
     known = one.service.producers.register(TOPICS[0], "importer", UUID(int=7))
     sent = Sent(TOPICS[0], "importer", known.generation, 1)

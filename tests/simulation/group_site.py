@@ -420,10 +420,7 @@ WEIGHTS: dict[str, float] = {
 
 
 def play(
-    seed: int,
-    steps: int = 60,
-    make: Callable[[Random], GroupSite] = GroupSite,
-    weights: Mapping[str, float] = WEIGHTS,
+    seed: int, steps: int = 60, make: Callable[[Random], GroupSite] = GroupSite, weights: Mapping[str, float] = WEIGHTS
 ) -> Counter[str]:
     """Play the history of a seed on a site of that kind; returns what was reached.
 

@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from tests.builders import every
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.tables.base import MessageValue
-from tms_core.tables.leveldb.log import (
-    BLOCK_BYTES,
-    NEW_TABLE,
-    pack_edit,
-    parse_edit,
-    read_records,
-    write_records,
-)
+from tms_core.tables.leveldb.log import BLOCK_BYTES, NEW_TABLE, pack_edit, parse_edit, read_records, write_records
 from tms_core.tables.leveldb.manifest import cure, current_manifest, prepare, rename_tables
 from tms_core.tables.leveldb.store import LevelDBStore
 

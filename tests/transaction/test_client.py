@@ -19,12 +19,7 @@ from tms_core.transaction.manager.manager import BadArgument, TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.model import Transaction, TransactionType
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import (
-    MAX_ANSWER_BYTES,
-    MethodUnknown,
-    OutcomeUnknown,
-    ServiceUnavailable,
-)
+from tms_core.transaction.rpc.line import MAX_ANSWER_BYTES, MethodUnknown, OutcomeUnknown, ServiceUnavailable
 from tms_core.transaction.rpc.service import TransactionService
 
 #: Longer than anything takes that ends at all.

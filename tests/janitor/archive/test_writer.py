@@ -335,15 +335,7 @@ def test_given_rows_side_by_side_or_scattered_when_picked_then_it_costs_few_call
 # --- names -----------------------------------------------------------------------------------------------------------
 
 LONG = "x" * 300
-HOSTILE = [
-    "007:0",
-    "_:-",
-    "default:Orders",
-    "default:orders",
-    "default:--x",
-    "null:NaN",
-    f"{'y' * 200}:{'x' * 200}",
-]
+HOSTILE = ["007:0", "_:-", "default:Orders", "default:orders", "default:--x", "null:NaN", f"{'y' * 200}:{'x' * 200}"]
 
 
 def test_given_names_that_mean_something_to_others_when_saved_then_readers_get_them_as_they_are(undo: Undo) -> None:

@@ -7,15 +7,7 @@ from dataclasses import replace
 import pytest
 
 from janitor.status.health import Health, Reason, judge
-from janitor.status.status import (
-    GuardFigures,
-    HeldTopic,
-    Quarantined,
-    Running,
-    RunSummary,
-    SnapshotFigures,
-    Status,
-)
+from janitor.status.status import GuardFigures, HeldTopic, Quarantined, Running, RunSummary, SnapshotFigures, Status
 from tests.builders import NOW_MS
 from tests.janitor.http import statuses
 

@@ -51,10 +51,7 @@ def store() -> MemoryStore:
 
 def world_of(store: MemoryStore, label: Hold | None = None, terms: Terms = TERMS) -> RunContext:
     """Orders may go as far as the law, returns is held ten minutes behind it."""
-    records = {
-        ORDERS: FrontierRecord(3, DUE_MS, NOW, NOW_MS),
-        RETURNS: FrontierRecord(1, HELD_AT_MS, NOW, NOW_MS),
-    }
+    records = {ORDERS: FrontierRecord(3, DUE_MS, NOW, NOW_MS), RETURNS: FrontierRecord(1, HELD_AT_MS, NOW, NOW_MS)}
     context = RunContext(
         NOW,
         NOW.wall_ms,
@@ -287,8 +284,7 @@ def test_given_a_document_when_its_checksum_is_taken_then_order_and_the_checksum
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"effective_now_ms": NOW_MS + 1}, {"what_if": True}, {"topics": []}, {"extra": 1}, {"sha256": "0" * 64}],
+    "change", [{"effective_now_ms": NOW_MS + 1}, {"what_if": True}, {"topics": []}, {"extra": 1}, {"sha256": "0" * 64}]
 )
 def test_given_a_plan_file_when_anything_in_it_was_changed_then_it_is_refused(
     store: MemoryStore, tmp_path: Path, change: dict[str, Any]

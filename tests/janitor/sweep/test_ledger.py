@@ -232,9 +232,7 @@ def test_given_a_sweep_when_it_deletes_then_all_of_it_was_announced_before_with_
     assert rig.state.intents() == [], "the ledger has it now"
 
 
-def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_deletes_may_and_no_further(
-    rig: Rig,
-) -> None:
+def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_deletes_may_and_no_further(rig: Rig) -> None:
     made: dict[About, LedgerEntry] = {}
 
     def note(call: Call) -> None:
