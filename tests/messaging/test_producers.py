@@ -14,6 +14,7 @@ import pytest
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
 from tests.messaging.desk import named
 from tests.messaging.group_desk import ORDERS, READ_NONE, GroupDesk, opened
+from tests.support import raising
 from tms_core.consumers.retention import announce
 from tms_core.errors import (
     BadRequest,
@@ -586,13 +587,9 @@ def deadly(desk: GroupDesk, dies: Dies) -> None:
     side: Any = desk.side
     puts = {table: table.put for table in (store.message, store.payload)}
     exchange = side.exchange_each
-
-    def each(changes: list[SideChange]) -> list[bool]:
-        return [dies.write(partial(exchange, [change]))[0] for change in changes]
-
     for table, put in puts.items():
         table.put = lambda rows, put=put: dies.write(lambda: put(rows))
-    side.exchange_each = each
+    side.exchange_each = lambda changes: [dies.write(partial(exchange, [change]))[0] for change in changes]
 
 
 def story(desk: GroupDesk, call: Callable[[Callable[[], Any]], Any]) -> None:
@@ -687,12 +684,8 @@ def test_given_a_large_request_when_it_is_announced_in_vain_then_nothing_is_writ
 ) -> None:
     one, payloads = Instance(desk), [b"%d" % number for number in range(250)]
     tx = desk.begin() if inside else None
-
-    def fails(_: object) -> list[bool]:
-        raise StoreError("The disk is full.")
-
     with monkeypatch.context() as patched:
-        patched.setattr(desk.side, "exchange_each", fails)
+        patched.setattr(desk.side, "exchange_each", raising(StoreError("The disk is full.")))
         with pytest.raises(StoreError):
             one.publish(*payloads, tx=tx)
     assert desk.store.message.keys(b"", None, 1000).items == []

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.builders import MINUTE, NOW_MS, SECOND
+from tests.support import raising
 from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StoreError, StoreUnavailable, Unavailable
@@ -186,11 +187,7 @@ def test_given_a_store_that_fails_when_it_looks_then_it_leads_as_long_as_its_lea
 ) -> None:
     first = node("a")
     first.step()
-
-    def fail(*_: object) -> bool:
-        raise StoreError("HBase is away.")
-
-    monkeypatch.setattr(cell, "swap_lease", fail)
+    monkeypatch.setattr(cell, "swap_lease", raising(StoreError("HBase is away.")))
     led = []
     for _ in range(SECONDS + 2):
         led.append(first.step())
@@ -320,12 +317,8 @@ def test_given_a_lease_that_could_not_be_given_back_when_it_is_still_held_then_i
 ) -> None:
     first = node("a")
     first.step()
-
-    def fail() -> None:
-        raise StoreError("it does not answer.")
-
     first.leadership.hand_back()
-    cell.before_swap = fail
+    cell.before_swap = raising(StoreError("it does not answer."))
     assert not first.step()
     assert cell.record.holder == "a"
     assert not first.step()
@@ -376,11 +369,7 @@ def test_given_a_store_that_does_not_say_who_leads_when_a_write_is_confirmed_the
 ) -> None:
     first = node("a")
     first.step()
-
-    def fail() -> bytes:
-        raise StoreError("HBase is away.")
-
-    monkeypatch.setattr(cell, "lease", fail)
+    monkeypatch.setattr(cell, "lease", raising(StoreError("HBase is away.")))
     with pytest.raises(StoreError, match="HBase is away"):
         first.leadership.confirm(first.leadership.term())
     monkeypatch.undo()
@@ -444,11 +433,7 @@ def test_given_a_store_that_fails_when_a_watch_stops_then_it_says_that_others_ha
     first = node("a")
     first.step()
     watch = Watch(first.step, first.leadership.resign)
-
-    def fail(*_: object) -> bool:
-        raise StoreError("HBase is away.")
-
-    monkeypatch.setattr(cell, "swap_lease", fail)
+    monkeypatch.setattr(cell, "swap_lease", raising(StoreError("HBase is away.")))
     with caplog.at_level(logging.WARNING):
         watch.stop()
     assert "could not be given back" in caplog.text

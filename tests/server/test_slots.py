@@ -12,6 +12,7 @@ import pytest
 
 from tests.builders import NOW_MS, SECOND
 from tests.server.test_fenced import Watched
+from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest, ProducerFenced, StoreError, StoreUnavailable, Unavailable
 from tms_core.messaging.model import FetchRequest
@@ -178,11 +179,7 @@ def test_given_leases_that_cannot_be_read_at_once_when_looked_then_what_is_held_
     site: Site, pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other = pair
-
-    def fail(*_: object) -> None:
-        raise StoreError("HBase is away.")
-
-    monkeypatch.setattr(site.leases, "rows", fail)
+    monkeypatch.setattr(site.leases, "rows", raising(StoreError("HBase is away.")))
     with caplog.at_level(logging.WARNING):
         site.look(one, other, seconds=2 * SECONDS)
     assert (one.led, other.led) == ([0, 2], [1, 3])

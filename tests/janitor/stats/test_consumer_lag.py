@@ -10,8 +10,9 @@ import pytest
 from janitor.stats import consumer_lag as lag
 from janitor.stats.consumer_lag import NOTE, LagCount
 from janitor.sweep.permission import Pacer
-from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, pointer, unknown_topic, watch, watch_state
+from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, fail_at, pointer, unknown_topic, watch, watch_state
 from tests.janitor.stats.conftest import Place
+from tests.support import raising
 from tms_core.consumers.claim_rows import pack
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim
 from tms_core.consumers.lag import PAGE_ROWS, LagTables
@@ -302,12 +303,14 @@ def test_given_a_topic_that_cannot_be_read_when_counted_then_it_is_said_once_and
     count = counter(place)
     count.step()
     broken = [True]
-
-    def fail(call: Call) -> None:
-        if broken[0] and call.name == "message.keys" and call.arguments[0].startswith(b"default:b:"):
-            raise StoreError("a block is corrupt.")
-
-    watch(place.store, before=fail)
+    watch(
+        place.store,
+        before=fail_at(
+            "message.keys",
+            StoreError("a block is corrupt."),
+            lambda call: broken[0] and call.arguments[0].startswith(b"default:b:"),
+        ),
+    )
     for _ in range(2):
         for name in "abc":
             place.topic(name, ttl_seconds=3600).plain(place.clock.now_ms() + 1)
@@ -327,10 +330,6 @@ def test_given_positions_that_cannot_be_read_when_counted_then_that_is_an_error(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = counter(place)
-
-    def fail(*_: object) -> None:
-        raise StoreError("the disk is gone.")
-
-    monkeypatch.setattr(place.side, "rows", fail)
+    monkeypatch.setattr(place.side, "rows", raising(StoreError("the disk is gone.")))
     with pytest.raises(StoreError, match="the disk is gone"):
         count.step()

@@ -10,7 +10,7 @@ from janitor.state.base import TopicCount
 from janitor.state.topic_history import sizes
 from janitor.stats.scheduler import SAVE_EVERY_MS
 from janitor.stats.topic_sizes import PAGE_BYTES, Census
-from tests.builders import DAY, NOW_MS, SECOND, Call, unknown_topic, watch, watch_state
+from tests.builders import DAY, NOW_MS, SECOND, Call, fail_at, unknown_topic, watch, watch_state
 from tests.janitor.state.entries import entry
 from tests.janitor.stats.conftest import Place
 from tms_core.clock import ManualClock
@@ -155,12 +155,14 @@ def test_given_a_topic_that_cannot_be_read_when_counted_then_it_is_said_once_and
         place.topic(name).plain(NOW_MS)
     place.state.save_counts({TopicId.parse("default:b"): old})
     broken = [True]
-
-    def fail(call: Call) -> None:
-        if broken[0] and call.name == "message.rows" and call.arguments[0].startswith(b"default:b:"):
-            raise StoreError("a block is corrupt.")
-
-    watch(place.store, before=fail)
+    watch(
+        place.store,
+        before=fail_at(
+            "message.rows",
+            StoreError("a block is corrupt."),
+            lambda call: broken[0] and call.arguments[0].startswith(b"default:b:"),
+        ),
+    )
     count = census(place)
     for _ in range(3):
         count.step()
@@ -176,11 +178,7 @@ def test_given_a_topic_that_cannot_be_read_when_counted_then_it_is_said_once_and
 
 
 def test_given_metadata_that_cannot_be_read_when_counted_then_that_is_an_error(place: Place) -> None:
-    def fail(call: Call) -> None:
-        if call.name == "metadata.rows":
-            raise StoreError("the disk is gone.")
-
-    watch(place.store, before=fail)
+    watch(place.store, before=fail_at("metadata.rows", StoreError("the disk is gone.")))
     with pytest.raises(StoreError, match="the disk is gone"):
         census(place).step()
 
@@ -373,12 +371,7 @@ def test_given_many_topics_when_counted_then_counts_are_saved_together_and_at_th
 def test_given_counts_that_cannot_be_saved_when_counted_then_they_are_saved_later(place: Place) -> None:
     place.topic("a").plain(NOW_MS)
     full = [True]
-
-    def fail(call: Call) -> None:
-        if call.name == "state.save_counts" and full[0]:
-            raise StoreError("the disk is full.")
-
-    watch_state(place.state, before=fail)
+    watch_state(place.state, before=fail_at("state.save_counts", StoreError("the disk is full."), lambda _: full[0]))
     count = census(place)
     with pytest.raises(StoreError, match="full"):
         count.step()

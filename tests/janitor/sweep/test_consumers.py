@@ -15,6 +15,7 @@ from janitor.state.base import EVERYTHING
 from janitor.sweep.consumers import ConsumerHolds
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, pointer, topic, watch
 from tests.salted import SaltedStore
+from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.consumers.positions import Floor, Position, Positions
 from tms_core.errors import StoreError
@@ -294,11 +295,7 @@ def test_given_positions_that_cannot_be_read_when_swept_then_nothing_goes(
 ) -> None:
     orders.plain(DUE_MS - 1)
     rig = rig_of(store, positions)
-
-    def fail(*_: object) -> None:
-        raise StoreError("the disk is gone.")
-
-    monkeypatch.setattr(positions, "all", fail)
+    monkeypatch.setattr(positions, "all", raising(StoreError("the disk is gone.")))
     with pytest.raises(StoreError, match="the disk is gone"):
         rig.engine.run_once(adopt=True)
     assert orders.times() == [DUE_MS - 1]

@@ -25,6 +25,7 @@ from tests.builders import (
     Call,
     Rig,
     Topic,
+    fail_at,
     janitor,
     pointer,
     topic,
@@ -253,12 +254,13 @@ def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_delet
 
 
 def test_given_a_disk_that_is_full_when_a_topic_is_to_be_announced_then_nothing_of_it_goes(rig: Rig) -> None:
-    def fail(call: Call) -> None:
-        if call.name == "state.intend" and call.arguments[0].table == "message":
-            raise StateError("No space left on device.")
-
     spy = Spy(rig.store)
-    watch_state(rig.state, before=fail)
+    watch_state(
+        rig.state,
+        before=fail_at(
+            "state.intend", StateError("No space left on device."), lambda call: call.arguments[0].table == "message"
+        ),
+    )
     with pytest.raises(StateError, match="No space left"):
         rig.engine.run_once()
     assert spy.taken == {}
@@ -329,11 +331,7 @@ def test_given_a_process_that_dies_at_any_store_call_when_recovered_then_all_tha
 def test_given_a_process_that_dies_just_after_its_run_was_closed_when_recovered_then_nothing_is_there_twice(
     rig: Rig,
 ) -> None:
-    def crash(call: Call) -> None:
-        if call.name == "state.clear_intents":
-            raise Crash
-
-    watch_state(rig.state, before=crash)
+    watch_state(rig.state, before=fail_at("state.clear_intents", Crash))
     with pytest.raises(Crash):
         rig.engine.run_once()
     found = entries(rig)
@@ -355,12 +353,7 @@ class SameState:
 
 def test_given_a_run_that_fails_as_a_whole_when_it_ends_then_what_it_took_is_in_the_ledger(rig: Rig) -> None:
     spy = Spy(rig.store)
-
-    def fail(call: Call) -> None:
-        if call.name == "message.sync":
-            raise StoreError("Input/output error.")
-
-    watch(rig.store, before=fail)
+    watch(rig.store, before=fail_at("message.sync", StoreError("Input/output error.")))
     with pytest.raises(StoreError):
         rig.engine.run_once()
     assert {about: entry.rows for about, entry in entries(rig).items()} == {
