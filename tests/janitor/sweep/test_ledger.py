@@ -76,6 +76,15 @@ def fill(store: Store) -> Topic:
     return orders
 
 
+def filled(store: Store) -> Rig:
+    """An adopted store with rows of every fate, none of which has gone yet."""
+    fill(store)
+    rig = janitor(store, batch_rows=2)
+    rig.snapshots.invalid = [INVALID, OTHER]
+    rig.engine.adopt()
+    return rig
+
+
 @pytest.fixture
 def store() -> MemoryStore:
     return MemoryStore()
@@ -83,12 +92,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def rig(store: MemoryStore) -> Rig:
-    """An adopted store with rows of every fate, none of which has gone yet."""
-    fill(store)
-    rig = janitor(store, batch_rows=2)
-    rig.snapshots.invalid = [INVALID, OTHER]
-    rig.engine.adopt()
-    return rig
+    return filled(store)
 
 
 class Spy:
@@ -299,17 +303,13 @@ def keys_of(store: Store) -> dict[str, set[bytes]]:
 def test_given_a_process_that_dies_at_any_store_call_when_recovered_then_all_that_went_is_in_the_ledger() -> None:
     recorded = 0
     for at_call in range(1, CALLS):
-        store = MemoryStore()
-        fill(store)
-        rig = janitor(store, batch_rows=2)
-        rig.snapshots.invalid = [INVALID, OTHER]
-        rig.engine.adopt()
-        before = keys_of(store)
+        rig = filled(MemoryStore())
+        before = keys_of(rig.store)
         if not die(rig, at_call):
             break
         [run] = rig.state.unfinished_runs()
         assert (run.result, rig.state.ledger(10)) == ("", [])
-        after = keys_of(store)
+        after = keys_of(rig.store)
         next_one = rig.restart().engine
         assert next_one.recover() == [run.id]
         found = rig.state.ledger(1000)
@@ -381,12 +381,8 @@ def fail_once(rig: Rig, at_call: int) -> bool:
 
 def test_given_a_state_that_fails_once_at_any_call_when_swept_again_then_all_that_went_is_counted_once() -> None:
     for at_call in range(1, CALLS):
-        store = MemoryStore()
-        fill(store)
-        rig = janitor(store, batch_rows=2)
-        rig.snapshots.invalid = [INVALID, OTHER]
-        rig.engine.adopt()
-        spy = Spy(store)
+        rig = filled(MemoryStore())
+        spy = Spy(rig.store)
         if not fail_once(rig, at_call):
             break
         rig.clock.advance(MINUTE)
