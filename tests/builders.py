@@ -330,6 +330,18 @@ def watch_state(state: State, before: Watcher | None = None, after: Watcher | No
     _watch(_Named(state), {name: name for name in STATE_CALLS}, before, after)
 
 
+def fail_at(
+    name: str, error: BaseException | type[BaseException], when: Callable[[Call], object] = lambda _: True
+) -> Watcher:
+    """Has a store's or a state's operation fail, at the calls chosen by ``when``."""
+
+    def fail(call: Call) -> None:
+        if call.name == name and when(call):
+            raise error
+
+    return fail
+
+
 class _Named:
     def __init__(self, state: State) -> None:
         self.state = state

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import pytest
 
@@ -50,6 +51,15 @@ def size(name: str, default: int) -> int:
     ``TMS_TEST_SEEDS=10000 make test PYTEST_ARGS=tests/simulation`` is the long run of the simulation.
     """
     return int(os.environ.get(name, default))
+
+
+def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
+    """A function that fails so, whatever it is given."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return fail
 
 
 def free_port() -> int:

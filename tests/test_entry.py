@@ -152,9 +152,7 @@ def commands(group: click.Group, *before: str) -> list[str]:
 
 
 @pytest.mark.parametrize("words", commands(janitor_main.cli))
-def test_given_a_question_about_one_command_of_janitor_then_nothing_is_imported_that_takes_time(
-    words: str,
-) -> None:
+def test_given_a_question_about_one_command_of_janitor_then_nothing_is_imported_that_takes_time(words: str) -> None:
     assert _imported_by("janitor.cli.main", *words.split(), "--help") <= {"plyvel", "rich"}
 
 

@@ -44,9 +44,7 @@ INTS = st.integers(INT_MIN, INT_MAX)
 LONGS = st.integers(LONG_MIN, LONG_MAX)
 SEQUENCES = st.integers(0, 65535)
 TOPICS = st.builds(
-    TopicId,
-    st.from_regex(r"[a-zA-Z0-9_]{1,8}", fullmatch=True),
-    st.from_regex(r"[a-zA-Z0-9_-]{1,8}", fullmatch=True),
+    TopicId, st.from_regex(r"[a-zA-Z0-9_]{1,8}", fullmatch=True), st.from_regex(r"[a-zA-Z0-9_-]{1,8}", fullmatch=True)
 )
 
 

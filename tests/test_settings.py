@@ -13,13 +13,7 @@ from pydantic import ValidationError
 from tms_core.errors import ConfigurationError
 from tms_core.settings.fields import fields
 from tms_core.settings.layers import LoadedSettings
-from tms_core.settings.models import (
-    Settings,
-    StorageSettings,
-    TransactionSettings,
-    expanded,
-    load,
-)
+from tms_core.settings.models import Settings, StorageSettings, TransactionSettings, expanded, load
 
 
 def loaded(
@@ -50,10 +44,7 @@ def test_given_nothing_when_loaded_then_it_is_the_built_in_standalone_configurat
     assert {entry.origin for entry in found.entries()} == {"default"}
 
 
-@given(
-    in_file=st.none() | st.integers(1, 9),
-    in_environment=st.none() | st.integers(1, 9),
-)
+@given(in_file=st.none() | st.integers(1, 9), in_environment=st.none() | st.integers(1, 9))
 def test_given_a_setting_in_some_layers_when_loaded_then_the_upper_one_wins_and_is_named(
     tmp_path_factory: pytest.TempPathFactory, in_file: int | None, in_environment: int | None
 ) -> None:
@@ -109,10 +100,7 @@ def test_given_a_store_by_flag_when_loaded_then_its_transactions_are_beside_it_u
     in_environment = loaded(tmp_path, "", {"TMS_TRANSACTIONS__DIRECTORY": "ours"}, leveldb="store")
     assert in_environment.settings.transactions.directory == f"{tmp_path}/ours"
     by_flag = loaded(tmp_path, "", leveldb="store", snapshots="theirs")
-    assert (by_flag.settings.transactions.directory, by_flag.origin(path)) == (
-        f"{tmp_path}/theirs",
-        "flag --snapshots",
-    )
+    assert (by_flag.settings.transactions.directory, by_flag.origin(path)) == (f"{tmp_path}/theirs", "flag --snapshots")
     assert loaded(tmp_path, "").settings.transactions.directory == f"{tmp_path}/data/tx"
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.hbase.conftest import hbase, hbase_tables
 from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tests.support import raising
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.rowkey import MessageKey, generation_prefix
 from tms_core.tables.base import Page
@@ -111,12 +112,8 @@ def test_given_a_write_that_failed_when_read_again_then_the_table_says_what_is_t
 ) -> None:
     with LevelDBSide(tmp_path) as side:
         side.put([(b"k", b"old")])
-
-        def failing(*_: object) -> None:
-            raise StoreError("the disk is full")
-
         with monkeypatch.context() as patched:
-            patched.setattr(WritableDatabase, "change", failing)
+            patched.setattr(WritableDatabase, "change", raising(StoreError("the disk is full")))
             with pytest.raises(StoreError):
                 side.exchange(b"k", b"old", b"new")
         assert side.get(b"k") == b"old"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.builders import NOW_MS, topic
+from tests.support import raising
 from tms_core.cli.main import execute, main
 from tms_core.cli.remote import Remote
 from tms_core.settings import models
@@ -107,10 +108,7 @@ def test_the_help_of_release_shows_how_it_is_typed(capsys: pytest.CaptureFixture
 def test_given_ctrl_c_when_releasing_then_130_and_no_traceback(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(_: Path) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("tms_core.cli.admin.release", interrupted)
+    monkeypatch.setattr("tms_core.cli.admin.release", raising(KeyboardInterrupt))
     assert execute(["admin", "release", str(folder)]) == 130
     assert "interrupted" in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -28,8 +28,6 @@ from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.server.companions import Host
 from tms_core.server.serving import Started, serving
 from tms_core.topic import TopicId
-
-Type = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -61,21 +59,31 @@ def here(server: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", str(server.transactions))
 
 
-@pytest.fixture
-def typed(
-    request: pytest.FixtureRequest, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
-) -> Type:
-    """Type ``tms`` and what follows; exit code, output, errors."""
-    request.getfixturevalue("here")
+class Type:
+    """Types ``tms`` and what follows; exit code, output, errors.
 
-    def run(*words: object, given: bytes = b"") -> tuple[int, str, str]:
-        with io.TextIOWrapper(io.BytesIO(given)) as typed_in:
-            monkeypatch.setattr(sys, "stdin", typed_in)
+    Attributes:
+        client: of the server that is asked.
+        topic: one of the test's own.
+    """
+
+    def __init__(self, client: Client, topic: str, capture: pytest.CaptureFixture[bytes]) -> None:
+        self.client, self.topic, self._capture = client, topic, capture
+
+    def __call__(self, *words: object, given: bytes = b"") -> tuple[int, str, str]:
+        with io.TextIOWrapper(io.BytesIO(given)) as typed_in, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "stdin", typed_in)
             code = execute([str(word) for word in words])
-        out, err = capfdbinary.readouterr()
+        out, err = self._capture.readouterr()
         return code, out.decode(errors="surrogateescape"), err.decode()
 
-    return run
+
+@pytest.fixture
+def typed(
+    request: pytest.FixtureRequest, client: Client, topic: str, capfdbinary: pytest.CaptureFixture[bytes]
+) -> Type:
+    request.getfixturevalue("here")
+    return Type(client, topic, capfdbinary)
 
 
 def payloads(client: Client, topic: str) -> list[bytes]:
@@ -103,27 +111,23 @@ def test_given_a_new_name_when_a_topic_is_made_then_it_is_shown_listed_changed_a
     assert typed("topic", "list", "shop", "--format", "json")[:2] == (0, "[]\n")
 
 
-def test_given_partitions_when_messages_are_published_with_a_key_then_they_are_in_one_of_them(
-    typed: Type, client: Client
-) -> None:
+def test_given_partitions_when_messages_are_published_with_a_key_then_they_are_in_one_of_them(typed: Type) -> None:
     assert "partitions = 2" in typed("topic", "create", "keyed:visits", "--partitions", "2")[1]
     typed("publish", "keyed:visits", "--key", "user-7", "-m", "1", "-m", "2")
     at = zlib.crc32(b"user-7") % 2
-    assert payloads(client, f"keyed:visits-{at}") == [b"1", b"2"]
+    assert payloads(typed.client, f"keyed:visits-{at}") == [b"1", b"2"]
     assert "1:2:" in typed("topic", "update", "keyed:visits", "--partitions", "3")[1]
     typed("publish", "keyed:visits", "--transaction", "--key", "user-7", "-m", "3")
-    assert payloads(client, f"keyed:visits-f2-{zlib.crc32(b'user-7') % 3}") == [b"3"]
+    assert payloads(typed.client, f"keyed:visits-f2-{zlib.crc32(b'user-7') % 3}") == [b"3"]
     typed("topic", "delete", "keyed:visits", "--yes")
-    assert client.topics("keyed") == []
+    assert typed.client.topics("keyed") == []
 
 
-def test_given_an_answer_of_no_when_asked_whether_to_delete_then_the_topic_stays(
-    typed: Type, topic: str, client: Client
-) -> None:
-    code, _, err = typed("topic", "delete", topic, given=b"n\n")
+def test_given_an_answer_of_no_when_asked_whether_to_delete_then_the_topic_stays(typed: Type) -> None:
+    code, _, err = typed("topic", "delete", typed.topic, given=b"n\n")
     assert code != 0
     assert "all its messages" in err
-    assert client.topic(topic).generation == 1
+    assert typed.client.topic(typed.topic).generation == 1
 
 
 @pytest.mark.parametrize(
@@ -170,23 +174,19 @@ def test_given_no_server_then_it_says_so_and_how_to_start_one(typed: Type) -> No
 # --- publish ---------------------------------------------------------------------------------------------------------
 
 
-def test_given_lines_when_published_then_each_is_a_message_whatever_its_bytes(
-    typed: Type, topic: str, client: Client, tmp_path: Path
-) -> None:
+def test_given_lines_when_published_then_each_is_a_message_whatever_its_bytes(typed: Type, tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"one\n\n\xff\x00three\r\nlast")
-    assert typed("publish", topic, file)[:2] == (0, f"4 published to {topic}\n")
-    assert payloads(client, topic) == [b"one", b"", b"\xff\x00three\r", b"last"]
+    assert typed("publish", typed.topic, file)[:2] == (0, f"4 published to {typed.topic}\n")
+    assert payloads(typed.client, typed.topic) == [b"one", b"", b"\xff\x00three\r", b"last"]
 
 
-def test_given_a_large_file_when_published_then_every_line_arrives_once_in_order(
-    typed: Type, topic: str, client: Client, tmp_path: Path
-) -> None:
+def test_given_a_large_file_when_published_then_every_line_arrives_once_in_order(typed: Type, tmp_path: Path) -> None:
     lines = [f"{number} {'x' * (number % 700)}".encode() for number in range(9_000)]
     file = tmp_path / "lines"
     file.write_bytes(b"\n".join(lines) + b"\n")
-    assert typed("publish", topic, file, "--format", "json")[:2] == (0, '{\n "published": 9000\n}\n')
-    assert payloads(client, topic) == lines
+    assert typed("publish", typed.topic, file, "--format", "json")[:2] == (0, '{\n "published": 9000\n}\n')
+    assert payloads(typed.client, typed.topic) == lines
 
 
 @pytest.mark.usefixtures("here")
@@ -213,29 +213,27 @@ def test_given_a_line_in_a_pipe_that_stays_open_when_published_then_it_does_not_
     assert seen == [[], [b"first"], [b"first", b"half"]]
 
 
-def test_given_binary_input_when_published_then_it_is_one_message(typed: Type, topic: str, client: Client) -> None:
-    assert typed("publish", topic, "--binary", given=b"\x00\n\xff\n")[0] == 0
-    assert payloads(client, topic) == [b"\x00\n\xff\n"]
+def test_given_binary_input_when_published_then_it_is_one_message(typed: Type) -> None:
+    assert typed("publish", typed.topic, "--binary", given=b"\x00\n\xff\n")[0] == 0
+    assert payloads(typed.client, typed.topic) == [b"\x00\n\xff\n"]
 
 
-def test_given_messages_on_the_command_line_when_published_then_nothing_is_read(
-    typed: Type, topic: str, client: Client
-) -> None:
-    assert typed("publish", topic, "-m", "hällo", "-m", "world", given=b"not this\n")[0] == 0
-    assert payloads(client, topic) == ["hällo".encode(), b"world"]
+def test_given_messages_on_the_command_line_when_published_then_nothing_is_read(typed: Type) -> None:
+    assert typed("publish", typed.topic, "-m", "hällo", "-m", "world", given=b"not this\n")[0] == 0
+    assert payloads(typed.client, typed.topic) == ["hällo".encode(), b"world"]
 
 
 def test_given_a_transaction_that_fails_half_way_when_published_then_committed_readers_see_nothing(
-    typed: Type, topic: str, tmp_path: Path
+    typed: Type, tmp_path: Path
 ) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"one\ntwo\n" + b"x" * (9 << 20))
-    code, _, err = typed("publish", topic, file, "--transaction")
+    code, _, err = typed("publish", typed.topic, file, "--transaction")
     assert code == 2
     assert "--binary" in err
-    assert typed("poll", topic, "--committed")[:2] == (0, "")
-    assert typed("publish", topic, "--transaction", given=b"three\n")[0] == 0
-    assert typed("poll", topic, "--committed", "--raw")[:2] == (0, "three\n")
+    assert typed("poll", typed.topic, "--committed")[:2] == (0, "")
+    assert typed("publish", typed.topic, "--transaction", given=b"three\n")[0] == 0
+    assert typed("poll", typed.topic, "--committed", "--raw")[:2] == (0, "three\n")
 
 
 @pytest.mark.parametrize("words", [(), ("--transaction",)], ids=["plain", "transaction"])
@@ -305,39 +303,33 @@ def test_given_a_shorter_ttl_then_it_is_said_at_once_what_it_hides_and_how_to_ke
         assert f"{keep} --server {started.url}" in err.splitlines()[-2 if hold_seconds != 0 else -1]
 
 
-def test_given_a_file_without_lines_when_it_fails_half_way_then_it_says_how_many_had_gone(
-    typed: Type, topic: str, client: Client
-) -> None:
-    code, _, err = typed("publish", topic, given=(b"x" * 99 + b"\n") * 20_000 + b"x" * (9 << 20))
+def test_given_a_file_without_lines_when_it_fails_half_way_then_it_says_how_many_had_gone(typed: Type) -> None:
+    code, _, err = typed("publish", typed.topic, given=(b"x" * 99 + b"\n") * 20_000 + b"x" * (9 << 20))
     assert code == 2
     assert "line 20001" in err
-    assert len(payloads(client, topic)) == 20_000
+    assert len(payloads(typed.client, typed.topic)) == 20_000
 
 
 # --- poll ------------------------------------------------------------------------------------------------------------
 
 
-def test_given_messages_when_polled_then_each_is_a_line_with_its_time_and_id(typed: Type, topic: str) -> None:
-    typed("publish", topic, given="one\nzwölf\n".encode())
-    code, out, _ = typed("poll", topic)
+def test_given_messages_when_polled_then_each_is_a_line_with_its_time_and_id(typed: Type) -> None:
+    typed("publish", typed.topic, given="one\nzwölf\n".encode())
+    code, out, _ = typed("poll", typed.topic)
     assert code == 0
     assert re.fullmatch(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC  [0-9a-f]{40}  (one|zwölf)\n){2}", out)
 
 
-def test_given_bytes_that_a_terminal_obeys_when_polled_then_they_are_shown_not_sent(
-    typed: Type, topic: str, client: Client
-) -> None:
-    client.publish(topic, [b"\x1b[2Jgone\n\xff"])
-    assert typed("poll", topic)[1].endswith("  \\x1b[2Jgone\\n\\xff\n")
-    assert typed("poll", topic, "--raw")[1] == "\x1b[2Jgone\n\udcff\n"
+def test_given_bytes_that_a_terminal_obeys_when_polled_then_they_are_shown_not_sent(typed: Type) -> None:
+    typed.client.publish(typed.topic, [b"\x1b[2Jgone\n\xff"])
+    assert typed("poll", typed.topic)[1].endswith("  \\x1b[2Jgone\\n\\xff\n")
+    assert typed("poll", typed.topic, "--raw")[1] == "\x1b[2Jgone\n\udcff\n"
 
 
-def test_given_json_when_polled_then_each_line_is_an_object_and_bytes_that_are_no_text_are_base64(
-    typed: Type, topic: str, client: Client
-) -> None:
-    client.publish(topic, ["höher".encode(), b"\xff\xfe"])
-    code, out, _ = typed("poll", topic, "--format", "json")
-    messages = list(client.poll(topic))
+def test_given_json_when_polled_then_each_line_is_an_object_and_bytes_that_are_no_text_are_base64(typed: Type) -> None:
+    typed.client.publish(typed.topic, ["höher".encode(), b"\xff\xfe"])
+    code, out, _ = typed("poll", typed.topic, "--format", "json")
+    messages = list(typed.client.poll(typed.topic))
     assert code == 0
     assert [json.loads(line) for line in out.splitlines()] == [
         {"id": str(messages[0].id), "time_ms": messages[0].id.publish_ms, "payload": "höher"},
@@ -345,12 +337,12 @@ def test_given_json_when_polled_then_each_line_is_an_object_and_bytes_that_are_n
     ]
 
 
-def test_given_a_place_to_begin_when_polled_then_it_begins_there(typed: Type, topic: str, client: Client) -> None:
-    client.publish(topic, [b"one", b"two", b"three"])
-    ids = [str(message.id) for message in client.poll(topic)]
+def test_given_a_place_to_begin_when_polled_then_it_begins_there(typed: Type) -> None:
+    typed.client.publish(typed.topic, [b"one", b"two", b"three"])
+    ids = [str(message.id) for message in typed.client.poll(typed.topic)]
 
     def read(*words: str) -> list[str]:
-        code, out, _ = typed("poll", topic, "--raw", *words)
+        code, out, _ = typed("poll", typed.topic, "--raw", *words)
         assert code == 0
         return out.split()
 
@@ -361,7 +353,7 @@ def test_given_a_place_to_begin_when_polled_then_it_begins_there(typed: Type, to
     assert read("--since", "now+1h") == []
     assert read("--since", "2023-11-14T22:13:20Z", "-n", "1") == ["one"]
     assert read("--after", "1h") == ["one", "two", "three"]
-    assert typed("poll", topic, "--after", "then")[0] == 2
+    assert typed("poll", typed.topic, "--after", "then")[0] == 2
 
 
 @pytest.mark.parametrize("words", [(), ("-f", "-n", "1")], ids=["once", "follow"])
@@ -380,38 +372,32 @@ def test_given_a_time_to_begin_behind_when_polled_then_the_messages_of_that_mill
         assert typed("poll", "default:orders", "--raw", "--after", NOW_MS, *words)[1] == "two\n"
 
 
-def test_given_a_consumer_when_polled_behind_it_then_its_position_stays(
-    typed: Type, topic: str, client: Client
-) -> None:
-    client.publish(topic, [b"one", b"two"])
-    first, _ = client.poll(topic)
-    client.set_position(topic, "billing", first.id)
+def test_given_a_consumer_when_polled_behind_it_then_its_position_stays(typed: Type) -> None:
+    typed.client.publish(typed.topic, [b"one", b"two"])
+    first, _ = typed.client.poll(typed.topic)
+    typed.client.set_position(typed.topic, "billing", first.id)
     for _ in range(2):
-        assert typed("poll", topic, "--raw", "--consumer", "billing")[:2] == (0, "two\n")
-    assert client.position(topic, "billing") == first.id
+        assert typed("poll", typed.topic, "--raw", "--consumer", "billing")[:2] == (0, "two\n")
+    assert typed.client.position(typed.topic, "billing") == first.id
 
 
-def test_given_a_consumer_when_polled_with_commit_then_it_goes_on_behind_what_was_printed(
-    typed: Type, topic: str, client: Client
-) -> None:
-    client.publish(topic, [b"a", b"b", b"c"])
-    client.set_position(topic, "billing", MessageId(0, 0))
-    assert typed("poll", topic, "--consumer", "billing", "--commit", "-n", "2", "--raw") == (0, "a\nb\n", "")
-    assert typed("poll", topic, "--consumer", "billing", "--commit", "--raw") == (0, "c\n", "")
-    at_the_end = client.position(topic, "billing")
-    assert typed("poll", topic, "--consumer", "billing", "--commit", "--raw") == (0, "", "")
-    assert client.position(topic, "billing") == at_the_end
-    refused = typed("poll", topic, "--commit")
+def test_given_a_consumer_when_polled_with_commit_then_it_goes_on_behind_what_was_printed(typed: Type) -> None:
+    typed.client.publish(typed.topic, [b"a", b"b", b"c"])
+    typed.client.set_position(typed.topic, "billing", MessageId(0, 0))
+    assert typed("poll", typed.topic, "--consumer", "billing", "--commit", "-n", "2", "--raw") == (0, "a\nb\n", "")
+    assert typed("poll", typed.topic, "--consumer", "billing", "--commit", "--raw") == (0, "c\n", "")
+    at_the_end = typed.client.position(typed.topic, "billing")
+    assert typed("poll", typed.topic, "--consumer", "billing", "--commit", "--raw") == (0, "", "")
+    assert typed.client.position(typed.topic, "billing") == at_the_end
+    refused = typed("poll", typed.topic, "--commit")
     assert (refused[0], "--consumer" in refused[2]) == (2, True)
 
 
-def test_given_messages_when_topics_are_counted_then_each_says_how_many(
-    typed: Type, topic: str, client: Client
-) -> None:
-    client.publish(topic, [b"a", b"b", b"c"])
-    assert typed("topic", "show", topic, "--count")[1].endswith("  3 messages\n")
-    assert {"topic": topic, "messages": 3} in json.loads(typed("topic", "list", "--count", "--format", "json")[1])
-    assert [topic, "3"] in [line.split() for line in typed("topic", "list", "--count")[1].splitlines()]
+def test_given_messages_when_topics_are_counted_then_each_says_how_many(typed: Type) -> None:
+    typed.client.publish(typed.topic, [b"a", b"b", b"c"])
+    assert typed("topic", "show", typed.topic, "--count")[1].endswith("  3 messages\n")
+    assert {"topic": typed.topic, "messages": 3} in json.loads(typed("topic", "list", "--count", "--format", "json")[1])
+    assert [typed.topic, "3"] in [line.split() for line in typed("topic", "list", "--count")[1].splitlines()]
 
 
 @pytest.mark.usefixtures("here")
@@ -451,26 +437,24 @@ def test_given_follow_when_messages_are_published_then_they_are_printed_as_they_
 # --- producers -------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_producer_when_listed_shown_fenced_and_deleted_then_its_instance_is_refused(
-    typed: Type, topic: str, client: Client
-) -> None:
-    assert typed("producer", "list", topic)[1] == f"no topic of {topic} has a producer\n"
-    assert typed("producer", "fence", topic, "importer")[0] == 1
-    with client.producer(topic, "importer") as producer:
+def test_given_a_producer_when_listed_shown_fenced_and_deleted_then_its_instance_is_refused(typed: Type) -> None:
+    assert typed("producer", "list", typed.topic)[1] == f"no topic of {typed.topic} has a producer\n"
+    assert typed("producer", "fence", typed.topic, "importer")[0] == 1
+    with typed.client.producer(typed.topic, "importer") as producer:
         with producer.transaction("file 17") as tx:
-            tx.publish(topic, [b"a"])
+            tx.publish(typed.topic, [b"a"])
         done = tx.transaction.transaction_id
         left = producer.transaction("file 18").__enter__()
-        left.publish(topic, [b"b" * 5_000_000])
+        left.publish(typed.topic, [b"b" * 5_000_000])
         pointer, generation = str(left.transaction.transaction_id), producer.generation
-        code, out, _ = typed("producer", "list", topic)
-        assert (code, out.splitlines()[1].split()[:3]) == (0, [topic, "importer", str(generation)])
-        [shown] = json.loads(typed("producer", "list", topic, "--format", "json")[1])
-        assert shown == json.loads(typed("producer", "show", topic, "importer", "--format", "json")[1])
+        code, out, _ = typed("producer", "list", typed.topic)
+        assert (code, out.splitlines()[1].split()[:3]) == (0, [typed.topic, "importer", str(generation)])
+        [shown] = json.loads(typed("producer", "list", typed.topic, "--format", "json")[1])
+        assert shown == json.loads(typed("producer", "show", typed.topic, "importer", "--format", "json")[1])
         assert (shown["former"], shown["open"]) == (None, {pointer: "file 18"})
-        assert pointer in typed("producer", "show", topic, "importer")[1]
+        assert pointer in typed("producer", "show", typed.topic, "importer")[1]
 
-        code, out, _ = typed("producer", "fence", topic, "importer")
+        code, out, _ = typed("producer", "fence", typed.topic, "importer")
         assert code == 0
         assert out == (
             f"instances of importer before generation {generation + 1} are refused; "
@@ -478,77 +462,74 @@ def test_given_a_producer_when_listed_shown_fenced_and_deleted_then_its_instance
         )
         with pytest.raises(ProducerFenced):
             producer.publish([b"late"])
-    assert "(file 17) committed" in typed("producer", "show", topic, "importer")[1]
-    assert typed("producer", "delete", topic, "importer")[:2] == (0, f"importer is no producer of {topic} any more\n")
-    assert typed("producer", "show", topic, "importer")[0] == 1
-    with client.transaction() as tx:
-        assert [message.payload for message in tx.poll(topic)] == [b"a"]
+    assert "(file 17) committed" in typed("producer", "show", typed.topic, "importer")[1]
+    assert typed("producer", "delete", typed.topic, "importer")[:2] == (
+        0,
+        f"importer is no producer of {typed.topic} any more\n",
+    )
+    assert typed("producer", "show", typed.topic, "importer")[0] == 1
+    with typed.client.transaction() as tx:
+        assert [message.payload for message in tx.poll(typed.topic)] == [b"a"]
 
 
 # --- consumers -------------------------------------------------------------------------------------------------------
 
 
 def test_given_consumers_when_listed_then_each_stands_there_with_what_it_has_not_read_and_none_has_moved(
-    typed: Type, topic: str, client: Client
+    typed: Type,
 ) -> None:
-    client.publish(topic, [b"one", b"two", b"three"])
-    first, _, last = client.poll(topic)
-    client.set_position(topic, "billing", first.id)
-    client.set_position(topic, "audit", last.id)
+    typed.client.publish(typed.topic, [b"one", b"two", b"three"])
+    first, _, last = typed.client.poll(typed.topic)
+    typed.client.set_position(typed.topic, "billing", first.id)
+    typed.client.set_position(typed.topic, "audit", last.id)
     for _ in range(2):
-        code, out, _ = typed("consumer", "list", topic)
+        code, out, _ = typed("consumer", "list", typed.topic)
         assert code == 0
         head, audit, billing = out.splitlines()
         assert head.split()[:3] == ["topic", "consumer", "lag"]
-        assert audit.split()[:3] == [topic, "audit", "0"]
-        assert billing.split()[:3] == [topic, "billing", "2"]
+        assert audit.split()[:3] == [typed.topic, "audit", "0"]
+        assert billing.split()[:3] == [typed.topic, "billing", "2"]
         assert "ago" in billing
         assert "ago" not in audit
     code, out, _ = typed("consumer", "list", "--format", "json")
     found = {(one["topic"], one["name"]): one for one in json.loads(out)}
-    assert found[topic, "billing"]["position"] == str(first.id)
-    assert (found[topic, "billing"]["lag_messages"], found[topic, "billing"]["expired"]) == (2, False)
-    assert found[topic, "audit"]["lag_seconds"] == 0
+    assert found[typed.topic, "billing"]["position"] == str(first.id)
+    assert (found[typed.topic, "billing"]["lag_messages"], found[typed.topic, "billing"]["expired"]) == (2, False)
+    assert found[typed.topic, "audit"]["lag_seconds"] == 0
 
 
 @pytest.mark.parametrize("since", ["253402300799999", "9999-12-31T23:59:59.999Z", "now+2000000d"])
 def test_given_the_latest_times_that_a_calendar_has_when_used_then_nothing_is_read_from_there(
-    typed: Type, topic: str, client: Client, since: str
+    typed: Type, since: str
 ) -> None:
-    client.publish(topic, [b"one"])
-    assert typed("poll", topic, "--since", since) == (0, "", "")
-    assert typed("consumer", "set", topic, "billing", "--since", since)[0] == 0
-    assert typed("poll", topic, "--consumer", "billing") == (0, "", "")
+    typed.client.publish(typed.topic, [b"one"])
+    assert typed("poll", typed.topic, "--since", since) == (0, "", "")
+    assert typed("consumer", "set", typed.topic, "billing", "--since", since)[0] == 0
+    assert typed("poll", typed.topic, "--consumer", "billing") == (0, "", "")
 
 
 @pytest.mark.parametrize("since", ["2500000d", "now-2500000d", "1960-01-01", "0001-01-01T00:00:00+10:00", "0"])
-def test_given_times_of_long_ago_when_used_then_all_is_read(
-    typed: Type, topic: str, client: Client, since: str
-) -> None:
-    client.publish(topic, [b"one"])
-    assert typed("poll", topic, "--raw", "--since", since)[:2] == (0, "one\n")
-    assert typed("consumer", "set", topic, "billing", "--since", since)[0] == 0
-    assert typed("poll", topic, "--raw", "--consumer", "billing")[1] == "one\n"
+def test_given_times_of_long_ago_when_used_then_all_is_read(typed: Type, since: str) -> None:
+    typed.client.publish(typed.topic, [b"one"])
+    assert typed("poll", typed.topic, "--raw", "--since", since)[:2] == (0, "one\n")
+    assert typed("consumer", "set", typed.topic, "billing", "--since", since)[0] == 0
+    assert typed("poll", typed.topic, "--raw", "--consumer", "billing")[1] == "one\n"
 
 
-def test_given_consumers_that_have_just_come_when_listed_then_none_is_said_to_have_missed_anything(
-    typed: Type, topic: str, client: Client
-) -> None:
-    client.set_position(topic, "billing", MessageId(0, 0))
-    client.publish(topic, [b"one"])
-    code, out, _ = typed("consumer", "list", topic)
+def test_given_consumers_that_have_just_come_when_listed_then_none_is_said_to_have_missed_anything(typed: Type) -> None:
+    typed.client.set_position(typed.topic, "billing", MessageId(0, 0))
+    typed.client.publish(typed.topic, [b"one"])
+    code, out, _ = typed("consumer", "list", typed.topic)
     assert (code, "missed" in out) == (0, False)
 
 
-def test_given_payloads_that_were_stored_when_listed_then_there_may_be_more(
-    typed: Type, topic: str, client: Client
-) -> None:
-    client.set_position(topic, "billing", MessageId(0, 0))
-    with client.transaction() as transaction:
-        client.store(topic, [b"one", b"two"], transaction=transaction.transaction)
-        client.publish(topic, [], transaction=transaction.transaction)
-    assert payloads(client, topic) == [b"one", b"two"]
-    assert typed("consumer", "list", topic)[1].splitlines()[1].split()[:3] == [topic, "billing", "1+"]
+def test_given_payloads_that_were_stored_when_listed_then_there_may_be_more(typed: Type) -> None:
+    typed.client.set_position(typed.topic, "billing", MessageId(0, 0))
+    with typed.client.transaction() as transaction:
+        typed.client.store(typed.topic, [b"one", b"two"], transaction=transaction.transaction)
+        typed.client.publish(typed.topic, [], transaction=transaction.transaction)
+    assert payloads(typed.client, typed.topic) == [b"one", b"two"]
+    assert typed("consumer", "list", typed.topic)[1].splitlines()[1].split()[:3] == [typed.topic, "billing", "1+"]
 
 
 @pytest.fixture
@@ -596,64 +577,62 @@ def test_given_rights_on_one_topic_when_a_pattern_is_listed_then_the_others_are_
 
 
 def test_given_a_topic_deleted_in_between_when_listed_then_it_is_left_out_where_a_pattern_was_given(
-    typed: Type, topic: str, client: Client, monkeypatch: pytest.MonkeyPatch
+    typed: Type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.set_position(topic, "billing", MessageId(0, 0))
+    typed.client.set_position(typed.topic, "billing", MessageId(0, 0))
     names = Client.topics
 
     def stale(self: Client, namespace: str) -> list[TopicId]:
-        return [*names(self, namespace), TopicId.parse(f"{topic}gone")]
+        return [*names(self, namespace), TopicId.parse(f"{typed.topic}gone")]
 
     monkeypatch.setattr(Client, "topics", stale)
-    code, out, err = typed("consumer", "list", f"{topic}*")
+    code, out, err = typed("consumer", "list", f"{typed.topic}*")
     assert (code, len(out.splitlines())) == (0, 2)
     assert err.startswith("1 topic was left out")
-    code, out, err = typed("consumer", "list", f"{topic}gone")
+    code, out, err = typed("consumer", "list", f"{typed.topic}gone")
     assert (code, out, "gone" in err) == (1, "", True)
 
 
-def test_given_a_consumer_when_set_shown_and_deleted_then_it_goes_on_there_and_is_gone(
-    typed: Type, topic: str, client: Client
-) -> None:
-    client.publish(topic, [b"one", b"two"])
-    first, _ = client.poll(topic)
-    assert typed("consumer", "set", topic, "billing", "--to", first.id)[0] == 0
-    assert typed("consumer", "show", topic, "billing")[1].startswith(f"{first.id}  published 20")
-    assert typed("poll", topic, "--raw", "--consumer", "billing")[1] == "two\n"
-    assert typed("consumer", "set", topic, "billing", "--since", "1h")[0] == 0
-    assert typed("poll", topic, "--raw", "--consumer", "billing")[1] == "one\ntwo\n"
-    assert typed("consumer", "set", topic, "billing", "--since", "now+1h")[0] == 0
-    assert typed("poll", topic, "--raw", "--consumer", "billing")[1] == ""
-    assert typed("consumer", "delete", topic, "billing")[0] == 0
-    assert typed("consumer", "list", topic)[1] == f"no topic of {topic} has a consumer\n"
+def test_given_a_consumer_when_set_shown_and_deleted_then_it_goes_on_there_and_is_gone(typed: Type) -> None:
+    typed.client.publish(typed.topic, [b"one", b"two"])
+    first, _ = typed.client.poll(typed.topic)
+    assert typed("consumer", "set", typed.topic, "billing", "--to", first.id)[0] == 0
+    assert typed("consumer", "show", typed.topic, "billing")[1].startswith(f"{first.id}  published 20")
+    assert typed("poll", typed.topic, "--raw", "--consumer", "billing")[1] == "two\n"
+    assert typed("consumer", "set", typed.topic, "billing", "--since", "1h")[0] == 0
+    assert typed("poll", typed.topic, "--raw", "--consumer", "billing")[1] == "one\ntwo\n"
+    assert typed("consumer", "set", typed.topic, "billing", "--since", "now+1h")[0] == 0
+    assert typed("poll", typed.topic, "--raw", "--consumer", "billing")[1] == ""
+    assert typed("consumer", "delete", typed.topic, "billing")[0] == 0
+    assert typed("consumer", "list", typed.topic)[1] == f"no topic of {typed.topic} has a consumer\n"
 
 
 def test_given_a_claim_that_is_open_when_released_then_its_transaction_cannot_commit_and_another_has_the_messages(
-    typed: Type, topic: str, client: Client
+    typed: Type,
 ) -> None:
-    client.publish(topic, [b"one"])
+    typed.client.publish(typed.topic, [b"one"])
 
     def hang() -> None:
-        with client.transaction() as tx:
-            list(tx.consume(topic, "billing"))
+        with typed.client.transaction() as tx:
+            list(tx.consume(typed.topic, "billing"))
             pointer = str(tx.transaction.transaction_id)
-            assert pointer in typed("consumer", "show", topic, "billing")[1]
-            shown = json.loads(typed("consumer", "show", topic, "billing", "--format", "json")[1])
+            assert pointer in typed("consumer", "show", typed.topic, "billing")[1]
+            shown = json.loads(typed("consumer", "show", typed.topic, "billing", "--format", "json")[1])
             assert [claim["transaction"] for claim in shown["claims"]] == [pointer]
-            for words in (["set", topic, "billing", "--since", "1h"], ["delete", topic, "billing"]):
+            for words in (["set", typed.topic, "billing", "--since", "1h"], ["delete", typed.topic, "billing"]):
                 code, _, err = typed("consumer", *words)
                 assert (code, "claims open" in err) == (1, True)
             for count in (1, 0):
                 done = (0, f"{count} transactions of billing were invalidated\n")
-                assert typed("consumer", "release", topic, "billing")[:2] == done
+                assert typed("consumer", "release", typed.topic, "billing")[:2] == done
 
     with pytest.raises(NotInProgress):
         hang()
-    with client.transaction() as tx:
-        assert [message.payload for message in tx.consume(topic, "billing")] == [b"one"]
-        assert typed("consumer", "set", topic, "billing", "--since", "1h", "--force")[0] == 0
+    with typed.client.transaction() as tx:
+        assert [message.payload for message in tx.consume(typed.topic, "billing")] == [b"one"]
+        assert typed("consumer", "set", typed.topic, "billing", "--since", "1h", "--force")[0] == 0
         tx.roll_back()
-    assert typed("consumer", "delete", topic, "billing", "--force")[0] == 0
+    assert typed("consumer", "delete", typed.topic, "billing", "--force")[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def close(deps: Deps, current: Pass, result: str, history: dict[str, Any], repor
             return
         if report is None:
             _save_unreported(state, current, result)
-        if report is not None:
+        else:
             held = _save_reported(state, current, report, result, calls_made(current, deps.store))
             history = {**history, **held_before(held)}
         state.finish_run(current.id, deps.clock.now_ms(), result, json.dumps(history))

@@ -93,9 +93,8 @@ class LagCount:
         self._clock = clock
         self._turns = CountScheduler(self, clock, pacer, turn_rows=TURN_ROWS, refresh_seconds=refresh_seconds)
         self._present: dict[Life, tuple[TopicMetadata, Collection[Position]]] = {}
-        self._saved: list[dict[str, Any]] = state.note(NOTE) or []
         self._figures: dict[Life, list[dict[str, Any]]] = {}
-        for figures in self._saved:
+        for figures in state.note(NOTE) or []:
             life = (TopicId(figures["tms_namespace"], figures["topic"]), figures["generation"])
             self._figures.setdefault(life, []).append(figures)
 
@@ -114,8 +113,6 @@ class LagCount:
         topics = {(topic.topic, topic.generation): topic for topic in living_topics(self._tables.store.metadata.rows())}
         self._present = {life: (topics[life], found) for life, found in self._positions.all().items() if life in topics}
         self._figures = {life: figures for life, figures in self._figures.items() if life in self._present}
-        # To adopt a store may have removed them meanwhile.
-        self._saved = self._state.note(NOTE) or []
         return list(self._present)
 
     def outdated(self, life: Life) -> bool:
@@ -157,11 +154,10 @@ class LagCount:
         _log.warning("the janitor could not count how far the consumers of %s are: %s", life[0], error)
 
     def save(self) -> None:
-        """Save the figures, if they are others than before."""
+        """Save the figures, if they are others than those kept: to adopt a store may have removed these meanwhile."""
         found = [figures for life in sorted(self._figures) for figures in self._figures[life]]
-        if found != self._saved:
+        if found != (self._state.note(NOTE) or []):
             self._state.save_note(NOTE, found)
-            self._saved = found
 
 
 def _figures(topic: TopicMetadata, counted: ConsumerCount, counted_ms: int) -> dict[str, Any]:

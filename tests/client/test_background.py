@@ -204,16 +204,22 @@ def test_given_no_such_topic_when_flushed_then_it_is_told_at_once(client: Client
     assert client.publish_figures == PublishFigures(failed=1)
 
 
-def test_given_no_room_when_it_blocks_then_it_goes_on_with_the_server(
-    site: InProcess, client: Client, faults: Faults
-) -> None:
+def hold(faults: Faults) -> tuple[threading.Event, threading.Event]:
+    """Every request waits: whether one does, and what lets all go on."""
     held, go_on = threading.Event(), threading.Event()
 
-    def hold(_: str) -> None:
+    def wait(_: str) -> None:
         held.set()
         assert go_on.wait(PATIENCE_SECONDS)
 
-    faults.meanwhile = hold
+    faults.meanwhile = wait
+    return held, go_on
+
+
+def test_given_no_room_when_it_blocks_then_it_goes_on_with_the_server(
+    site: InProcess, client: Client, faults: Faults
+) -> None:
+    held, go_on = hold(faults)
     with faulty_client(site, faults, buffer=Buffer(messages=2, batch_messages=1)) as producer:
         producer.publish_async(ORDERS, [b"1"])
         assert held.wait(PATIENCE_SECONDS)
@@ -233,13 +239,7 @@ def test_given_no_room_when_it_blocks_then_it_goes_on_with_the_server(
 def test_given_one_that_waits_for_room_when_closed_then_it_is_told_and_what_was_taken_is_published(
     site: InProcess, client: Client, faults: Faults
 ) -> None:
-    held, go_on = threading.Event(), threading.Event()
-
-    def hold(_: str) -> None:
-        held.set()
-        assert go_on.wait(PATIENCE_SECONDS)
-
-    faults.meanwhile = hold
+    held, go_on = hold(faults)
     told: list[str] = []
 
     def publish() -> None:

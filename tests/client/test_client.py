@@ -253,11 +253,7 @@ def test_given_a_server_that_says_not_now_when_published_then_it_is_sent_again(s
 
 def test_given_pauses_when_tried_again_then_they_grow_and_nobody_waits_for_nothing(site: InProcess) -> None:
     waited: list[float] = []
-
-    def handle(_: httpx2.Request) -> httpx2.Response:
-        return httpx2.Response(503, content=b"The server is stopping.")
-
-    transport = httpx2.MockTransport(handle)
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(503, content=b"The server is stopping."))
     client = site.client(transport=transport, pause=lambda _, seconds: waited.append(seconds))
     with client, pytest.raises(Unavailable, match="stopping"):
         client.topics()

@@ -400,15 +400,12 @@ def test_given_a_hook_when_requests_are_sent_then_it_is_around_each_and_its_head
         finally:
             happened.append((attempt.method, attempt.url.rpartition("/")[2], attempt.status))
 
-    def refuses(_: str) -> httpx2.Response | None:
-        return httpx2.Response(503, text="Later.") if len(network.asked) == 1 else None
-
     class Noting(Roads):
         def handle_request(self, request: httpx2.Request) -> httpx2.Response:
             sent.append(request.headers)
             return super().handle_request(request)
 
-    network.refuses = refuses
+    network.refuses = lambda _: httpx2.Response(503, text="Later.") if len(network.asked) == 1 else None
     with client_of(site, network, transport=Noting(network, site), hook=hook, token=lambda: "mine") as client:
         client.publish(ORDERS, [b"1"])
         assert list(client.poll(ORDERS))

@@ -14,6 +14,7 @@ import pytest
 from tests.builders import NOW_MS
 from tests.client.faults import SOON
 from tests.client.test_outcomes import BILLS, ORDERS, visible
+from tests.support import raising
 from tms_core.client import Client, TopicNotFound, Unanswered, Unavailable
 from tms_core.client.testing import InProcess, in_process
 from tms_core.clock import ManualClock
@@ -86,10 +87,7 @@ def test_given_a_reader_that_closes_early_when_he_asks_for_something_else_then_h
 def test_given_a_store_that_fails_when_asked_then_the_client_is_told_and_the_log_has_the_reason(
     site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise StoreError("The disk is gone.")
-
-    monkeypatch.setattr(site.service, "topics", fail)
+    monkeypatch.setattr(site.service, "topics", raising(StoreError("The disk is gone.")))
     with pytest.raises(Unanswered, match="The disk is gone"):
         client.topics()
     assert "The disk is gone" in caplog.text
@@ -98,10 +96,7 @@ def test_given_a_store_that_fails_when_asked_then_the_client_is_told_and_the_log
 def test_given_a_server_that_crashes_at_a_request_when_asked_then_no_answer_comes_and_the_log_has_the_reason(
     site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def crash(*_: object, **__: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(site.service, "topics", crash)
+    monkeypatch.setattr(site.service, "topics", raising(ZeroDivisionError))
     with pytest.raises(Unanswered, match="Internal Server Error"):
         client.topics()
     assert any(record.exc_info and record.exc_info[0] is ZeroDivisionError for record in caplog.records)

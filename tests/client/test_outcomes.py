@@ -83,13 +83,6 @@ def transact_in_loop(site: InProcess, faults: Faults, participant: Participant, 
 Transact = Callable[..., None]
 
 
-@pytest.fixture(params=[transact, transact_in_loop], ids=["sync", "async"])
-def transacts(request: pytest.FixtureRequest) -> Transact:
-    """A transaction of either client."""
-    found: Transact = request.param
-    return found
-
-
 def visible(site: InProcess) -> list[bytes]:
     """What a transaction that begins now sees."""
     with site.client() as client, client.transaction() as tx:
@@ -125,226 +118,212 @@ def time_out(site: InProcess, clock: ManualClock) -> None:
 ALL = [b"stored 1", b"stored 2", b"1"]
 
 
-@pytest.fixture
-def settled(site: InProcess, clock: ManualClock) -> Callable[[], list[bytes]]:
-    """What is visible now, and also after all that is in progress has timed out."""
+class Case:
+    """A transaction of either client, whose server does not always answer."""
 
-    def found() -> list[bytes]:
-        now = visible(site)
-        time_out(site, clock)
-        assert visible(site) == now
+    def __init__(self, site: InProcess, faults: Faults, clock: ManualClock, transacts: Transact) -> None:
+        self.site, self.faults, self.clock, self._transacts = site, faults, clock, transacts
+        self.changes = Changes()
+
+    def transact(self, participant: Participant | None = None, *, fail_last: bool = False) -> None:
+        self._transacts(self.site, self.faults, participant or self.changes, fail_last=fail_last)
+
+    def settled(self) -> list[bytes]:
+        """What is visible now, and also after all that is in progress has timed out."""
+        now = visible(self.site)
+        time_out(self.site, self.clock)
+        assert visible(self.site) == now
         return now
 
-    return found
+    def transact_with_conflict(self) -> None:
+        """Its commit is refused, because another one changes the same while it publishes."""
+        done: list[str] = []
+
+        def other(step: str) -> None:
+            if step == "commit" and not done:
+                done.append(step)
+                with self.site.client() as client, client.transaction() as tx:
+                    tx.register(Changes())
+
+        self.faults.meanwhile = other
+        self.transact()
 
 
-def test_given_no_fault_when_it_commits_then_all_is_visible_and_participants_know(
-    site: InProcess, faults: Faults, transacts: Transact, settled: Callable[[], list[bytes]]
-) -> None:
-    changes = Changes()
-    transacts(site, faults, changes)
-    assert settled() == ALL
-    assert changes.told == ["commit", "post"]
-    assert faults.seen == {"start": 1, "store": 1, "publish": 2, "canCommit": 1, "commit": 1}
-    assert site.manager.invalid_size() == 0
+@pytest.fixture(params=[transact, transact_in_loop], ids=["sync", "async"])
+def case(request: pytest.FixtureRequest, site: InProcess, faults: Faults, clock: ManualClock) -> Case:
+    return Case(site, faults, clock, request.param)
+
+
+def test_given_no_fault_when_it_commits_then_all_is_visible_and_participants_know(case: Case) -> None:
+    case.transact()
+    assert case.settled() == ALL
+    assert case.changes.told == ["commit", "post"]
+    assert case.faults.seen == {"start": 1, "store": 1, "publish": 2, "canCommit": 1, "commit": 1}
+    assert case.site.manager.invalid_size() == 0
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_given_no_answer_to_the_begin_when_tried_again_then_it_is_done(
-    site: InProcess, faults: Faults, transacts: Transact, when: When, settled: Callable[[], list[bytes]]
-) -> None:
-    faults.at("start", when, times=1)
-    transacts(site, faults, Changes())
-    assert settled() == ALL
+@pytest.mark.parametrize("step", ["start", "canCommit"])
+def test_given_one_lost_answer_when_asked_again_then_it_commits(case: Case, step: str, when: When) -> None:
+    case.faults.at(step, when, times=1)
+    case.transact()
+    assert case.settled() == ALL
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_given_never_an_answer_to_the_begin_when_it_fails_then_there_is_nothing(
-    site: InProcess, faults: Faults, transacts: Transact, when: When, settled: Callable[[], list[bytes]]
-) -> None:
-    faults.at("start", when)
-    changes = Changes()
+def test_given_never_an_answer_to_the_begin_when_it_fails_then_there_is_nothing(case: Case, when: When) -> None:
+    case.faults.at("start", when)
     with pytest.raises(OutcomeUnknown):
-        transacts(site, faults, changes)
-    assert changes.told == []
-    assert settled() == []
+        case.transact()
+    assert case.changes.told == []
+    assert case.settled() == []
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", ["store", "publish"])
 def test_given_no_answer_to_what_it_writes_when_it_fails_then_it_is_invalidated_and_never_aborted(
-    site: InProcess, faults: Faults, transacts: Transact, step: str, when: When, settled: Callable[[], list[bytes]]
+    case: Case, step: str, when: When
 ) -> None:
-    faults.at(step, when, times=1)
-    changes = Changes()
+    case.faults.at(step, when, times=1)
     with pytest.raises(Unanswered):
-        transacts(site, faults, changes)
-    assert changes.told[-1] == "rollback"
-    assert faults.seen["commit"] == faults.seen["abort"] == 0
-    assert site.manager.invalid_size() == 1
-    assert settled() == []
+        case.transact()
+    assert case.changes.told[-1] == "rollback"
+    assert case.faults.seen["commit"] == case.faults.seen["abort"] == 0
+    assert case.site.manager.invalid_size() == 1
+    assert case.settled() == []
 
 
+@pytest.mark.parametrize("case", [transact], ids=["sync"], indirect=True)
 @pytest.mark.parametrize("step", ["store", "publish"])
-def test_given_a_write_that_arrives_when_all_is_over_then_nobody_sees_it(
-    site: InProcess, faults: Faults, step: str, settled: Callable[[], list[bytes]]
-) -> None:
-    faults.at(step, "late", times=1)
+def test_given_a_write_that_arrives_when_all_is_over_then_nobody_sees_it(case: Case, step: str) -> None:
+    case.faults.at(step, "late", times=1)
     with pytest.raises(Unanswered):
-        transact(site, faults, Changes())
-    [late] = faults.late
+        case.transact()
+    [late] = case.faults.late
     late()
-    assert settled() == []
-    with site.client() as client:
+    assert case.settled() == []
+    with case.site.client() as client:
         assert [message.payload for topic in (ORDERS, BILLS) for message in client.poll(topic)] == []
 
 
 @pytest.mark.parametrize("forgotten", ["begun", "asked"])
 def test_given_a_manager_that_forgot_what_was_changed_when_asked_again_then_it_commits(
-    site: InProcess, faults: Faults, transacts: Transact, monkeypatch: pytest.MonkeyPatch, forgotten: str
+    case: Case, monkeypatch: pytest.MonkeyPatch, forgotten: str
 ) -> None:
-    commit = site.manager.commit
+    commit = case.site.manager.commit
 
     def restarted(pointer: int) -> None:
         """As a manager that has recovered what was on its disk."""
-        with monkeypatch.context() as once, site.manager.looking() as state:
+        with monkeypatch.context() as once, case.site.manager.looking() as state:
             once.setattr(state, "recovered_pointer", pointer)
-            if faults.seen["commit"] == 1:
+            if case.faults.seen["commit"] == 1:
                 state.committing.pop(pointer, None)
             commit(pointer)
 
-    monkeypatch.setattr(site.manager, "commit", restarted)
+    monkeypatch.setattr(case.site.manager, "commit", restarted)
     changes = Changes() if forgotten == "asked" else Participant()
-    transacts(site, faults, changes)
-    assert visible(site) == ALL
-    assert (faults.seen["commit"], faults.seen["canCommit"]) == (2, 1 + (forgotten == "asked"))
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_given_one_lost_answer_to_can_commit_when_asked_again_then_it_commits(
-    site: InProcess, faults: Faults, transacts: Transact, when: When, settled: Callable[[], list[bytes]]
-) -> None:
-    faults.at("canCommit", when, times=1)
-    transacts(site, faults, Changes())
-    assert settled() == ALL
+    case.transact(changes)
+    assert visible(case.site) == ALL
+    assert (case.faults.seen["commit"], case.faults.seen["canCommit"]) == (2, 1 + (forgotten == "asked"))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_given_never_an_answer_to_can_commit_when_it_fails_then_it_is_invalidated_and_never_aborted(
-    site: InProcess, faults: Faults, transacts: Transact, when: When, settled: Callable[[], list[bytes]]
+    case: Case, when: When
 ) -> None:
-    faults.at("canCommit", when)
-    changes = Changes()
+    case.faults.at("canCommit", when)
     with pytest.raises(OutcomeUnknown):
-        transacts(site, faults, changes)
-    assert changes.told == ["rollback"]
-    assert faults.seen["abort"] == faults.seen["publish"] == 0
-    assert site.manager.invalid_size() == 1
-    assert settled() == []
+        case.transact()
+    assert case.changes.told == ["rollback"]
+    assert case.faults.seen["abort"] == case.faults.seen["publish"] == 0
+    assert case.site.manager.invalid_size() == 1
+    assert case.settled() == []
 
 
-def test_given_a_commit_that_was_not_done_when_its_answer_is_lost_then_it_is_invalidated(
-    site: InProcess, faults: Faults, transacts: Transact, settled: Callable[[], list[bytes]]
-) -> None:
-    faults.at("commit", "before")
-    changes = Changes()
+def test_given_a_commit_that_was_not_done_when_its_answer_is_lost_then_it_is_invalidated(case: Case) -> None:
+    case.faults.at("commit", "before")
     with pytest.raises(Invalidated):
-        transacts(site, faults, changes)
-    assert changes.told == ["commit", "rollback"]
-    assert faults.seen["commit"] == 1
-    assert faults.seen["abort"] == 0
-    assert site.manager.invalid_size() == 1
-    assert settled() == []
+        case.transact()
+    assert case.changes.told == ["commit", "rollback"]
+    assert case.faults.seen["commit"] == 1
+    assert case.faults.seen["abort"] == 0
+    assert case.site.manager.invalid_size() == 1
+    assert case.settled() == []
 
 
-def test_given_a_commit_that_was_done_when_its_answer_is_lost_then_it_is_found_committed(
-    site: InProcess, faults: Faults, transacts: Transact, settled: Callable[[], list[bytes]]
-) -> None:
-    faults.at("commit", "after")
-    changes = Changes()
-    transacts(site, faults, changes)
-    assert changes.told == ["commit", "post"]
-    assert faults.seen["commit"] == 1
-    assert faults.seen["rollback"] == 0
-    assert settled() == ALL
+def test_given_a_commit_that_was_done_when_its_answer_is_lost_then_it_is_found_committed(case: Case) -> None:
+    case.faults.at("commit", "after")
+    case.transact()
+    assert case.changes.told == ["commit", "post"]
+    assert case.faults.seen["commit"] == 1
+    assert case.faults.seen["rollback"] == 0
+    assert case.settled() == ALL
 
 
-def test_given_a_commit_that_arrives_when_all_is_over_then_it_is_refused(
-    site: InProcess, faults: Faults, settled: Callable[[], list[bytes]]
-) -> None:
-    faults.at("commit", "late")
+def test_given_a_commit_that_arrives_when_all_is_over_then_it_is_refused(case: Case) -> None:
+    case.faults.at("commit", "late")
     with pytest.raises(Invalidated):
-        transact(site, faults, Changes())
-    [late] = faults.late
+        case.transact()
+    [late] = case.faults.late
     assert b"not in progress" in str(late()).encode()
-    assert settled() == []
+    assert case.settled() == []
 
 
 @pytest.mark.parametrize(("when", "expected"), [("before", []), ("after", ALL)])
 def test_given_a_service_that_dies_at_the_commit_for_good_when_it_is_back_then_all_is_there_or_nothing(
-    site: InProcess,
-    faults: Faults,
-    transacts: Transact,
-    when: When,
-    expected: list[bytes],
-    clock: ManualClock,
+    case: Case, when: When, expected: list[bytes]
 ) -> None:
-    changes = Changes()
-    faults.at("commit", when)
-    faults.at("invalidate", "before")
+    case.faults.at("commit", when)
+    case.faults.at("invalidate", "before")
     with pytest.raises(OutcomeUnknown, match="not known whether transaction"):
-        transacts(site, faults, changes)
+        case.transact()
     # Nothing is taken back of what may be committed, and nobody is told that it was.
-    assert changes.told == ["commit"]
-    assert faults.seen["rollback"] == faults.seen["abort"] == 0
-    time_out(site, clock)
-    assert visible(site) == expected
+    assert case.changes.told == ["commit"]
+    assert case.faults.seen["rollback"] == case.faults.seen["abort"] == 0
+    time_out(case.site, case.clock)
+    assert visible(case.site) == expected
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_given_no_answer_to_the_invalidation_when_asked_again_then_what_happened_is_found_out(
-    site: InProcess, faults: Faults, when: When, settled: Callable[[], list[bytes]]
+    case: Case, when: When
 ) -> None:
-    faults.at("commit", "before")
-    faults.at("invalidate", when, times=1)
+    case.faults.at("commit", "before")
+    case.faults.at("invalidate", when, times=1)
     with pytest.raises(Invalidated):
-        transact(site, faults, Changes())
-    assert settled() == []
+        case.transact()
+    assert case.settled() == []
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_given_one_lost_answer_to_a_rollback_when_asked_again_then_it_is_aborted(
-    site: InProcess, faults: Faults, transacts: Transact, when: When, settled: Callable[[], list[bytes]]
-) -> None:
-    faults.at("rollback", when, times=1)
+def test_given_one_lost_answer_to_a_rollback_when_asked_again_then_it_is_aborted(case: Case, when: When) -> None:
+    case.faults.at("rollback", when, times=1)
     with pytest.raises(Conflict):
-        with_conflict(site, faults, transacts)
-    assert faults.seen["abort"] == 1
-    assert site.manager.invalid_size() == 0
-    assert settled() == []
+        case.transact_with_conflict()
+    assert case.faults.seen["abort"] == 1
+    assert case.site.manager.invalid_size() == 0
+    assert case.settled() == []
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_given_never_an_answer_to_a_rollback_when_it_fails_then_it_is_invalidated_and_never_aborted(
-    site: InProcess, faults: Faults, transacts: Transact, when: When, settled: Callable[[], list[bytes]]
+    case: Case, when: When
 ) -> None:
-    faults.at("rollback", when)
+    case.faults.at("rollback", when)
     with pytest.raises(Conflict):
-        with_conflict(site, faults, transacts)
-    assert faults.seen["abort"] == 0
-    assert site.manager.invalid_size() == 1
-    assert settled() == []
+        case.transact_with_conflict()
+    assert case.faults.seen["abort"] == 0
+    assert case.site.manager.invalid_size() == 1
+    assert case.settled() == []
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_given_never_an_answer_to_the_abort_when_it_fails_then_nothing_is_visible(
-    site: InProcess, faults: Faults, transacts: Transact, when: When, settled: Callable[[], list[bytes]]
-) -> None:
-    faults.at("abort", when)
+def test_given_never_an_answer_to_the_abort_when_it_fails_then_nothing_is_visible(case: Case, when: When) -> None:
+    case.faults.at("abort", when)
     with pytest.raises(Conflict):
-        with_conflict(site, faults, transacts)
-    assert faults.seen["abort"] > 0
-    assert settled() == []
+        case.transact_with_conflict()
+    assert case.faults.seen["abort"] > 0
+    assert case.settled() == []
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -353,12 +332,7 @@ def test_given_never_an_answer_to_the_abort_when_it_fails_then_nothing_is_visibl
     "step", ["start", "poll", "PUT billing", "publish", "commit", "rollback", "abort", "invalidate"]
 )
 def test_given_never_an_answer_at_a_step_when_it_is_done_again_then_what_was_read_counts_once(
-    site: InProcess,
-    faults: Faults,
-    clock: ManualClock,
-    bills: Transact,
-    step: str,
-    when: When,
+    site: InProcess, faults: Faults, clock: ManualClock, bills: Transact, step: str, when: When
 ) -> None:
     with site.client() as client:
         client.publish(ORDERS, [b"1"])
@@ -373,31 +347,13 @@ def test_given_never_an_answer_at_a_step_when_it_is_done_again_then_what_was_rea
     assert visible(site) == [b"1", b"1"]
 
 
-def with_conflict(site: InProcess, faults: Faults, transacts: Transact) -> None:
-    """A transaction whose commit is refused, because another one changes the same while it publishes."""
-    done: list[str] = []
-
-    def other(step: str) -> None:
-        if step == "commit" and not done:
-            done.append(step)
-            with site.client() as client, client.transaction() as tx:
-                tx.register(Changes())
-
-    faults.meanwhile = other
-    transacts(site, faults, Changes())
-
-
 def test_given_a_refused_publish_when_it_fails_then_what_was_published_is_taken_back_and_it_is_aborted(
-    site: InProcess,
-    faults: Faults,
-    transacts: Transact,
-    settled: Callable[[], list[bytes]],
+    case: Case,
 ) -> None:
-    changes = Changes()
     with pytest.raises(TopicNotFound):
-        transacts(site, faults, changes, fail_last=True)
-    assert changes.told == ["commit", "rollback"]
-    assert faults.seen["rollback"] == 2
-    assert faults.seen["abort"] == 1
-    assert site.manager.invalid_size() == 0
-    assert settled() == []
+        case.transact(fail_last=True)
+    assert case.changes.told == ["commit", "rollback"]
+    assert case.faults.seen["rollback"] == 2
+    assert case.faults.seen["abort"] == 1
+    assert case.site.manager.invalid_size() == 0
+    assert case.settled() == []

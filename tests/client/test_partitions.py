@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from tms_core.client import (
-    BadRequest,
-    Client,
-    PartitionsChanged,
-    Retry,
-    partitions,
-    work,
-)
+from tms_core.client import BadRequest, Client, PartitionsChanged, Retry, partitions, work
 from tms_core.client.testing import InProcess
 from tms_core.messaging.groups import Groups
 from tms_core.messaging.partitions import number_of

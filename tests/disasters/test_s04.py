@@ -24,6 +24,7 @@ from tests.builders import (
     Call,
     Rig,
     Topic,
+    fail_at,
     janitor,
     pointer,
     topic,
@@ -339,9 +340,7 @@ def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_a_pass_makes
     assert (report.tripped, report.boundary, rig.state.claim()) == (False, None, None)
 
 
-def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_asked_then_it_is_not_in_force(
-    store: Store,
-) -> None:
+def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_asked_then_it_is_not_in_force(store: Store) -> None:
     rig, _ = prepared(store)
     rig.snapshots.write_pointer = pointer(NOW_MS)
     rig.engine.run_once()
@@ -607,12 +606,7 @@ def test_given_a_run_that_fails_before_it_syncs_when_the_next_one_claims_then_al
         rig, orders = prepared(store)
         orders.tx(OLD, NOW_MS - 31 * DAY)
         failing = [True]
-
-        def fail_as_a_whole(call: Call) -> None:
-            if failing[0] and call.name == "message.cells":
-                raise RuntimeError("a bug of ours")
-
-        watch(store, before=fail_as_a_whole)
+        watch(store, before=fail_at("message.cells", RuntimeError("a bug of ours"), lambda _: failing[0]))
         # and a run that deletes them and fails as a whole before anything is synced,
         with pytest.raises(RuntimeError, match="a bug of ours"):
             rig.engine.run_once()

@@ -300,9 +300,7 @@ def test_given_a_topic_in_quarantine_when_planned_then_the_plan_says_so_and_read
     assert not report.tripped
 
 
-def test_given_a_quarantined_topic_when_its_metadata_is_gone_then_it_is_forgotten_at_its_probe(
-    store: Store,
-) -> None:
+def test_given_a_quarantined_topic_when_its_metadata_is_gone_then_it_is_forgotten_at_its_probe(store: Store) -> None:
     site = Site(store)
     site.strike_out()
     gone = topic(store, "default:b", ttl_seconds=TTL_SECONDS).write_metadata(b"{")

@@ -21,6 +21,7 @@ from tests.builders import (
     Call,
     Rig,
     Topic,
+    fail_at,
     janitor,
     pointer,
     topic,
@@ -227,12 +228,7 @@ def test_given_a_bug_in_the_middle_of_a_run_when_the_process_lives_on_then_the_r
     topic(store, "default:orders", ttl_seconds=60).plain(*range(10))
     rig = janitor(store, batch_rows=2)
     rig.engine.adopt()
-
-    def stumble(call: Call) -> None:
-        if call.name == "payload.keys":
-            raise ZeroDivisionError
-
-    watch(store, before=stumble)
+    watch(store, before=fail_at("payload.keys", ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):
         rig.engine.run_once()
     [run] = rig.state.runs(10)

@@ -11,7 +11,8 @@ import pytest
 from janitor.cli.main import execute
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.permission import HEARTBEAT_MS
-from tests.builders import HOUR, MINUTE, NOW_MS, Call, Topic, janitor, pointer, topic, watch, watch_state
+from tests.builders import HOUR, MINUTE, NOW_MS, Call, Topic, fail_at, janitor, pointer, topic, watch, watch_state
+from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StateBusy, StateError
 from tms_core.tables.base import Store
@@ -38,11 +39,7 @@ class Pair:
         self.cell = SqliteState.in_memory()
         first = janitor(store, batch_rows=2, state=self.cell if shared else None)
         second = janitor(
-            store,
-            batch_rows=2,
-            state=first.state if shared else None,
-            clock=first.clock,
-            snapshots=first.snapshots,
+            store, batch_rows=2, state=first.state if shared else None, clock=first.clock, snapshots=first.snapshots
         )
         first.engine.run_once(adopt=True)
         if not shared:
@@ -224,11 +221,7 @@ def test_given_a_memory_that_cannot_be_read_when_a_batch_is_to_be_written_then_i
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
     before = pair.orders.messages()
-
-    def fail() -> bytes | None:
-        raise StateError("the state cannot be read.")
-
-    pair.cell.lease = fail  # type: ignore[method-assign]
+    pair.cell.lease = raising(StateError("the state cannot be read."))  # type: ignore[method-assign]
     with pytest.raises(StateError, match="cannot be read"):
         pair.first.engine.run_once()
     assert pair.orders.messages() == before
@@ -258,12 +251,7 @@ def test_given_a_memory_that_another_writes_at_the_end_when_the_lease_is_lost_th
 def test_given_a_memory_that_is_busy_when_the_lease_is_held_then_the_run_fails_by_that(call: str) -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
-
-    def refuse(asked: Call) -> None:
-        if asked.name == f"state.{call}":
-            raise StateBusy("somebody is writing it.")
-
-    watch_state(pair.first.state, before=refuse)
+    watch_state(pair.first.state, before=fail_at(f"state.{call}", StateBusy("somebody is writing it.")))
     watch(pair.store, before=lambda _: pair.first.clock.advance(HEARTBEAT_MS))
     with pytest.raises(StateBusy, match="somebody is writing it"):
         pair.first.engine.run_once()
@@ -313,13 +301,9 @@ def test_given_one_memory_when_the_loser_ends_then_what_the_new_holder_has_annou
     pair.leases[0].acquire()
     announced: list[int] = []
 
-    def die(call: Call) -> None:
-        if call.name == "state.clear_intents":
-            raise Death
-
     def sweep_and_die() -> None:
         pair.second.engine.recover()
-        watch_state(pair.cell, before=die)
+        watch_state(pair.cell, before=fail_at("state.clear_intents", Death))
         with pytest.raises(Death):
             pair.second.engine.run_once()
         del pair.cell.clear_intents

@@ -358,9 +358,7 @@ def test_given_adopt_for_good_when_a_copy_takes_the_stores_place_then_it_is_not_
         assert orders(store).times() == [NOW_MS - 2 * DAY]
 
 
-def test_given_adopt_for_good_when_the_state_knows_no_adopted_store_then_the_store_is_accepted(
-    folder: Path,
-) -> None:
+def test_given_adopt_for_good_when_the_state_knows_no_adopted_store_then_the_store_is_accepted(folder: Path) -> None:
     with LevelDBStore(folder) as store:
         rig = janitor(store)
         assert rig.engine.run_once().tripped

@@ -15,6 +15,7 @@ from janitor.law.policy import Rule
 from janitor.state.base import OpenIdRecord
 from tests.archives import Undo, keys_of
 from tests.builders import HOUR, NOW_MS, SECOND, Topic, janitor, pointer, topic, unknown_topic, visibility
+from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, Refused
 from tms_core.messaging.service import MessagingService
@@ -276,12 +277,12 @@ def test_given_a_crash_after_archiving_when_nothing_was_deleted_then_a_restore_c
 def test_given_a_disk_that_is_full_when_archived_then_nothing_is_deleted_and_nothing_can_be_seen(
     undo: Undo, orders: Topic, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     orders.plain(BEGUN)
     with monkeypatch.context() as patch:
-        patch.setattr(f"os.{step}" if step == "fsync" else f"pathlib.Path.{step}", fail)
+        patch.setattr(
+            f"os.{step}" if step == "fsync" else f"pathlib.Path.{step}",
+            raising(OSError(errno.ENOSPC, "No space left on device")),
+        )
         with pytest.raises(ArchiveError, match="No space left"):
             undo.sweep(orders)
     assert orders.times() == [BEGUN]

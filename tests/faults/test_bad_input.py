@@ -12,17 +12,7 @@ from hypothesis import strategies as st
 
 from janitor.report import SnapshotUsed
 from janitor.state.sqlite.state import FILE_NAME, SqliteState
-from tests.builders import (
-    DAY,
-    HOUR,
-    NOW_MS,
-    Topic,
-    janitor,
-    pointer,
-    topic,
-    unknown_topic,
-    visibility,
-)
+from tests.builders import DAY, HOUR, NOW_MS, Topic, janitor, pointer, topic, unknown_topic, visibility
 from tms_core.errors import SnapshotError, StateError
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue, Store

@@ -10,7 +10,21 @@ from typing import Any
 
 import pytest
 
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch, watch_state
+from tests.builders import (
+    DAY,
+    HOUR,
+    MINUTE,
+    NOW_MS,
+    Call,
+    Rig,
+    Topic,
+    fail_at,
+    janitor,
+    pointer,
+    topic,
+    watch,
+    watch_state,
+)
 from tms_core.errors import StoreError
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -132,12 +146,7 @@ def test_given_a_store_that_fails_as_a_whole_when_swept_then_nothing_is_remember
     rig, topics = prepared(store)
     before = (rig.state.frontiers(), rig.state.claim(), rig.state.evidence(), rig.state.last_thorough_ms())
     failing = [True]
-
-    def fail(call: Call) -> None:
-        if failing[0] and call.name == name:
-            raise StoreError("Input/output error.")
-
-    watch(store, before=fail)
+    watch(store, before=fail_at(name, StoreError("Input/output error."), lambda _: failing[0]))
     with pytest.raises(StoreError, match="Input/output error"):
         rig.engine.run_once()
     after = (rig.state.frontiers(), rig.state.claim(), rig.state.evidence(), rig.state.last_thorough_ms())
@@ -161,12 +170,9 @@ def test_given_a_state_that_cannot_be_written_at_the_end_when_swept_then_it_is_a
     rig, topics = prepared(store)
     before = (rig.state.frontiers(), rig.state.claim(), rig.state.last_thorough_ms(), rig.state.strikes())
     failing = [True]
-
-    def fail(call: Call) -> None:
-        if failing[0] and call.name == f"state.{name}":
-            raise StoreError("the state's disk is full.")
-
-    watch_state(rig.state, before=fail)
+    watch_state(
+        rig.state, before=fail_at(f"state.{name}", StoreError("the state's disk is full."), lambda _: failing[0])
+    )
     with pytest.raises(StoreError, match="disk is full"):
         rig.engine.run_once()
     failing[0] = False
@@ -182,12 +188,9 @@ def test_given_a_history_that_cannot_be_written_when_swept_then_what_was_reached
     rig, topics = prepared(store)
     before = rig.state.claim()
     failing = [True]
-
-    def fail(call: Call) -> None:
-        if failing[0] and call.name == "state.finish_run":
-            raise StoreError("the state's disk is full.")
-
-    watch_state(rig.state, before=fail)
+    watch_state(
+        rig.state, before=fail_at("state.finish_run", StoreError("the state's disk is full."), lambda _: failing[0])
+    )
     with pytest.raises(StoreError, match="disk is full"):
         rig.engine.run_once()
     failing[0] = False

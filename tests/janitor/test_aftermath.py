@@ -8,7 +8,7 @@ import pytest
 
 from janitor.state.base import CounterKey
 from janitor.status.collect import SILENT_MS, Deployment, collect
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, janitor, topic, watch, watch_state
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, fail_at, janitor, topic, watch, watch_state
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
 from tms_core.tables.lease import Lease
@@ -22,12 +22,7 @@ def test_given_a_run_whose_end_could_not_be_written_when_the_next_begins_then_it
     orders.plain(NOW_MS - HOUR, NOW_MS)
     rig = janitor(store)
     full = [True]
-
-    def fail(call: Call) -> None:
-        if call.name == "state.finish_run" and full:
-            raise StoreError("the disk is full.")
-
-    watch_state(rig.state, before=fail)
+    watch_state(rig.state, before=fail_at("state.finish_run", StoreError("the disk is full."), lambda _: full))
     with pytest.raises(StoreError, match="the disk is full"):
         rig.engine.run_once(adopt=True)
     assert orders.times() == [NOW_MS]
@@ -51,12 +46,7 @@ def test_given_a_clock_that_jumped_when_a_run_is_stopped_then_the_history_stays(
 def test_given_a_plan_that_fails_when_a_daemon_only_plans_then_it_is_a_failed_run() -> None:
     store = MemoryStore()
     rig = janitor(store)
-
-    def fail(call: Call) -> None:
-        if call.name == "metadata.rows":
-            raise StoreError("it cannot be read.")
-
-    watch(store, before=fail)
+    watch(store, before=fail_at("metadata.rows", StoreError("it cannot be read.")))
     with pytest.raises(StoreError):
         rig.engine.rehearse()
     [run] = rig.state.runs(5)

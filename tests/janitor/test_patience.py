@@ -53,8 +53,7 @@ def asked(store: MemoryStore) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("ttl_seconds", "window_ms"),
-    [(60, MINUTE), (5_999, MINUTE), (6_000, MINUTE), (6_001, 60_010), (TTL_SECONDS, HOUR)],
+    ("ttl_seconds", "window_ms"), [(60, MINUTE), (5_999, MINUTE), (6_000, MINUTE), (6_001, 60_010), (TTL_SECONDS, HOUR)]
 )
 @pytest.mark.parametrize("late_ms", [-1, 0, 1])
 def test_given_a_topic_when_its_due_window_grows_then_it_is_visited_at_a_minute_or_a_hundredth_of_its_ttl(

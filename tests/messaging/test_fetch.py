@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import HOUR, NOW_MS, SECOND, Call, watch
+from tests.builders import HOUR, NOW_MS, SECOND, Call, fail_at, watch
 from tests.messaging.desk import Desk, P, named, reader
 from tms_core.errors import BadRequest, StoreError, TopicNotFound
 from tms_core.messaging.fetcher import PAGE_BYTES
@@ -177,12 +177,7 @@ def test_given_a_store_that_fails_on_the_way_then_what_came_before_is_right(desk
     desk.publish("orders", *[b"x" * 1000] * 500)
     pages = desk.service.fetch(named("orders"), FetchRequest())
     assert next(pages)
-
-    def fail(call: Call) -> None:
-        if call.name == "message.rows":
-            raise StoreError("The disk is gone.")
-
-    watch(desk.store, before=fail)
+    watch(desk.store, before=fail_at("message.rows", StoreError("The disk is gone.")))
     with pytest.raises(StoreError):
         list(pages)
 
@@ -475,11 +470,12 @@ def test_given_a_ttl_that_is_none_when_published_then_it_is_a_bad_request(desk: 
 def test_given_messages_with_a_ttl_that_never_came_when_published_after_a_restart_then_none_inherits_it(
     desk: Desk,
 ) -> None:
-    def fail(call: Call) -> None:
-        if call.name == "message.put" and call.arguments[0][0][1].payload == b"lost":
-            raise StoreError("The disk is gone.")
-
-    watch(desk.store, before=fail)
+    watch(
+        desk.store,
+        before=fail_at(
+            "message.put", StoreError("The disk is gone."), lambda call: call.arguments[0][0][1].payload == b"lost"
+        ),
+    )
     with pytest.raises(StoreError):
         desk.publish("orders", b"lost", ttl=1)
     desk.restart()

@@ -10,6 +10,7 @@ import pytest
 
 from tests.builders import HOUR, MINUTE, NOW_MS, SECOND
 from tests.messaging.group_desk import GROUP, ORDERS, READ_NONE, GroupDesk, opened
+from tests.support import raising
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound, StoreError, TopicNotFound, Unavailable
 from tms_core.messaging.groups import GroupPoll, Order
 from tms_core.messaging.ids import position
@@ -437,12 +438,8 @@ def test_trap_c_given_a_late_claim_of_a_deposed_server_when_the_next_ones_clock_
 
 def test_given_a_store_that_fails_then_nothing_is_given_out(desk: GroupDesk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.publish(b"a")
-
-    def fails(*_: Any) -> bool:
-        raise StoreError("broken")
-
     with monkeypatch.context() as broken:
-        broken.setattr(desk.side, "exchange", fails)
+        broken.setattr(desk.side, "exchange", raising(StoreError("broken")))
         with pytest.raises(StoreError):
             desk.poll(desk.begin())
     monkeypatch.setattr(desk.side, "exchange", lambda *_: False)

@@ -316,9 +316,6 @@ def test_given_any_history_then_the_service_answers_as_the_reference_does(
     run_state_machine_as_test(
         history,
         settings=settings(
-            max_examples=examples,
-            stateful_step_count=40,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
+            max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )

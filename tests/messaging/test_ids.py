@@ -11,16 +11,7 @@ from hypothesis import strategies as st
 from tests.builders import DAY, HOUR, NOW_MS
 from tms_core.clock import HonestClock, ManualClock
 from tms_core.errors import ClockJumped, Unavailable
-from tms_core.messaging.ids import (
-    POSITIONS,
-    Ids,
-    expires_ms,
-    first_free,
-    id_parts,
-    milliseconds,
-    position,
-    tail,
-)
+from tms_core.messaging.ids import POSITIONS, Ids, expires_ms, first_free, id_parts, milliseconds, position, tail
 from tms_core.rowkey import LONG_MAX, MessageKey, generation_prefix
 from tms_core.tables.base import Page
 from tms_core.topic import TopicId

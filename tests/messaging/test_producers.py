@@ -14,6 +14,7 @@ import pytest
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
 from tests.messaging.desk import named
 from tests.messaging.group_desk import ORDERS, READ_NONE, GroupDesk, opened
+from tests.support import raising
 from tms_core.consumers.retention import announce
 from tms_core.errors import (
     BadRequest,
@@ -317,9 +318,7 @@ def test_given_another_request_under_the_same_number_then_it_is_refused(desk: Gr
         one.publish(b"b", b"c", again=True)
 
 
-def test_given_a_repetition_after_the_messages_may_have_expired_then_what_is_not_known_is_said(
-    desk: GroupDesk,
-) -> None:
+def test_given_a_repetition_after_the_messages_may_have_expired_then_what_is_not_known_is_said(desk: GroupDesk) -> None:
     desk.service.create_topic(named("short"), {"ttl": "60"})
     one = Instance(desk)
     one.publish(b"a", topic=named("short"))
@@ -603,13 +602,9 @@ def deadly(desk: GroupDesk, dies: Dies) -> None:
     side: Any = desk.side
     puts = {table: table.put for table in (store.message, store.payload)}
     exchange = side.exchange_each
-
-    def each(changes: list[SideChange]) -> list[bool]:
-        return [dies.write(partial(exchange, [change]))[0] for change in changes]
-
     for table, put in puts.items():
         table.put = lambda rows, put=put: dies.write(lambda: put(rows))
-    side.exchange_each = each
+    side.exchange_each = lambda changes: [dies.write(partial(exchange, [change]))[0] for change in changes]
 
 
 def story(desk: GroupDesk, call: Callable[[Callable[[], Any]], Any]) -> None:
@@ -704,12 +699,8 @@ def test_given_a_large_request_when_it_is_announced_in_vain_then_nothing_is_writ
 ) -> None:
     one, payloads = Instance(desk), [b"%d" % number for number in range(250)]
     tx = desk.begin() if inside else None
-
-    def fails(_: object) -> list[bool]:
-        raise StoreError("The disk is full.")
-
     with monkeypatch.context() as patched:
-        patched.setattr(desk.side, "exchange_each", fails)
+        patched.setattr(desk.side, "exchange_each", raising(StoreError("The disk is full.")))
         with pytest.raises(StoreError):
             one.publish(*payloads, tx=tx)
     assert desk.store.message.keys(b"", None, 1000).items == []

@@ -8,16 +8,9 @@ from threading import Event
 
 import pytest
 
-from tests.builders import HOUR, MINUTE, NOW_MS, Call, pointer, watch
+from tests.builders import HOUR, MINUTE, NOW_MS, Call, fail_at, pointer, watch
 from tests.messaging.desk import PATIENCE_SECONDS, Desk, P, named, reader
-from tms_core.errors import (
-    BadRequest,
-    ClockJumped,
-    StoreError,
-    TopicNotFound,
-    TransactionExpired,
-    Unavailable,
-)
+from tms_core.errors import BadRequest, ClockJumped, StoreError, TopicNotFound, TransactionExpired, Unavailable
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.work import Answer
 from tms_core.rowkey import LONG_MAX, MessageId, MessageKey, PayloadKey
@@ -373,11 +366,7 @@ def test_given_last_rows_that_cannot_be_read_when_published_then_it_fails_until_
 
 
 def test_given_a_bug_in_a_store_when_published_then_nobody_waits_for_ever(desk: Desk) -> None:
-    def fail(call: Call) -> None:
-        if call.name == "message.put":
-            raise KeyError("a bug")
-
-    watch(desk.store, before=fail)
+    watch(desk.store, before=fail_at("message.put", KeyError("a bug")))
     with pytest.raises(KeyError):
         desk.service.submit_publish(named("orders"), [b"a"], pointer=None).result(PATIENCE_SECONDS)
 

@@ -368,9 +368,7 @@ def test_given_a_key_file_that_others_may_write_when_read_then_it_is_refused(tmp
         issuer(tmp_path)
 
 
-def test_given_new_keys_when_the_file_is_replaced_then_old_tokens_are_refused_and_new_ones_good(
-    tmp_path: Path,
-) -> None:
+def test_given_new_keys_when_the_file_is_replaced_then_old_tokens_are_refused_and_new_ones_good(tmp_path: Path) -> None:
     path, clock = tmp_path / "keys", ManualClock(NOW_MS)
     path.write_bytes(pem(P256))
     gate = gate_of(clock, kind="jwt", key_file=path)

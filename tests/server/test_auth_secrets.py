@@ -11,6 +11,7 @@ from janitor.cli.main import execute as janitor
 from tests.server.client import JSON, Client
 from tests.server.conftest import serving
 from tests.server.identities import RULES, Identities, JwtIdentities, TokenIdentities
+from tests.support import raising
 from tms_core.errors import StoreError
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.server.serving import exposed
@@ -34,16 +35,9 @@ def test_given_debug_logs_of_everything_when_requests_come_and_fail_then_no_toke
     tokens = [identities.good("owner"), identities.wrong("owner"), identities.expired("owner")]
     tokens.append(identities.good("stranger"))
     with serving(gate=identities.gate, access_log=True) as server:
-
-        def fail(*_: object) -> None:
-            raise StoreError("The disk is gone.")
-
-        def break_down(*_: object) -> None:
-            raise RuntimeError
-
         server.service.create_topic(TopicId("default", "t"), {})
-        monkeypatch.setattr(server.service, "delete_topic", fail)
-        monkeypatch.setattr(server.service, "update_topic", break_down)
+        monkeypatch.setattr(server.service, "delete_topic", raising(StoreError("The disk is gone.")))
+        monkeypatch.setattr(server.service, "update_topic", raising(RuntimeError))
         said = []
         for token in tokens:
             for scheme in ("Bearer ", "Basic ", ""):

@@ -387,11 +387,7 @@ def test_given_rules_when_asked_then_all_that_match_count_and_nothing_else() -> 
 
 @pytest.mark.parametrize(
     ("can", "let_in"),
-    [
-        ("admin", {Need.ADMIN, Need.ANY}),
-        ("publish", {Need.PUBLISH, Need.ANY}),
-        ("consume", {Need.CONSUME, Need.ANY}),
-    ],
+    [("admin", {Need.ADMIN, Need.ANY}), ("publish", {Need.PUBLISH, Need.ANY}), ("consume", {Need.CONSUME, Need.ANY})],
 )
 def test_given_one_right_when_asked_then_it_is_not_another(can: str, let_in: set[Need]) -> None:
     rules, topic = Rules([rule("ada", ["*"], can)]), TopicId("a", "b")

@@ -134,10 +134,7 @@ def test_given_no_message_when_written_then_it_is_an_array_that_ends_at_once() -
 # --- there and back --------------------------------------------------------------------------------------------------
 
 
-@given(
-    st.none() | LONGS,
-    st.lists(st.tuples(st.lists(st.binary(max_size=300), min_size=1), st.booleans()), max_size=4),
-)
+@given(st.none() | LONGS, st.lists(st.tuples(st.lists(st.binary(max_size=300), min_size=1), st.booleans()), max_size=4))
 @example(None, [([b"x" * length for length in (0, 63, 64, 8191, 8192, 20_000)], False)])
 def test_given_any_blocks_when_read_then_every_message_is_there(
     pointer: int | None, blocks: list[tuple[list[bytes], bool]]

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import NOW_MS, Call, watch
+from tests.builders import NOW_MS, Call, fail_at, watch
 from tests.server.client import AVRO, PATIENCE_SECONDS, Client, TopicClient
 from tests.server.conftest import serving
 from tests.server.test_avro import decoded
 from tests.server.test_messages import EVERYTHING, NOW_POINTER, avro, reading
 from tests.server.test_protocol import until
+from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, StoreFull, StoreUnavailable
 from tms_core.messaging import fetcher
@@ -97,14 +98,9 @@ def test_given_a_store_that_fails_when_published_then_500_with_its_reason(
     error: StoreError, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = MemoryStore()
-
-    def failing(call: Call) -> None:
-        if call.name == "message.put":
-            raise error
-
     with serving(store=store) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
-        watch(store, before=failing)
+        watch(store, before=fail_at("message.put", error))
         answer = topic.post("publish", {"messages": ["a"]})
     assert answer.status == 500
     assert error.message in answer.text
@@ -116,14 +112,9 @@ def test_given_a_full_disk_when_many_publish_then_each_is_told_503_and_one_line_
 ) -> None:
     store = MemoryStore()
     full = StoreFull("No space left on device.", "Free some space.")
-
-    def failing(call: Call) -> None:
-        if call.name == "message.put":
-            raise full
-
     with serving(store=store) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
-        watch(store, before=failing)
+        watch(store, before=fail_at("message.put", full))
         answers = [topic.post("publish", {"messages": ["a"]}) for _ in range(5)]
     assert [answer.status for answer in answers] == [503] * 5
     assert "Free some space" in answers[0].text
@@ -165,18 +156,16 @@ def test_given_a_store_that_fails_in_the_middle_of_an_answer_then_the_answer_is_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store, late = MemoryStore(), b""
-
-    def failing(call: Call) -> None:
-        if call.name == "message.rows" and late < call.arguments[0]:
-            raise StoreError("The disk is gone.")
-
     with serving(store=store, cache_bytes=0) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
         for _ in range(4):
             topic.post("publish", avro(*[b"x" * 1000] * 2000), content_type=AVRO)
         keys = store.message.keys(b"", None, 10_000).items
         late = keys[6000]
-        watch(store, before=failing)
+        watch(
+            store,
+            before=fail_at("message.rows", StoreError("The disk is gone."), lambda call: late < call.arguments[0]),
+        )
         with pytest.raises(EOFError):
             topic.post("poll", EVERYTHING, content_type=AVRO)
     assert "The disk is gone." in caplog.text
@@ -185,15 +174,10 @@ def test_given_a_store_that_fails_in_the_middle_of_an_answer_then_the_answer_is_
 
 def test_given_a_store_that_fails_at_once_when_polled_then_500(caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
-
-    def failing(call: Call) -> None:
-        if call.name == "message.rows":
-            raise StoreError("The disk is gone.")
-
     with serving(store=store, cache_bytes=0) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
         topic.publish("a")
-        watch(store, before=failing)
+        watch(store, before=fail_at("message.rows", StoreError("The disk is gone.")))
         answer = topic.post("poll")
     assert (answer.status, answer.text) == (500, "The disk is gone.")
     assert "The disk is gone." in caplog.text
@@ -203,11 +187,7 @@ def test_given_a_mistake_of_ours_when_asked_then_500_says_nothing_and_the_log_al
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving() as server, Client(server.port) as client:
-
-        def mistaken(_: str) -> list[str]:
-            raise ZeroDivisionError("secret")
-
-        monkeypatch.setattr(server.service, "topics", mistaken)
+        monkeypatch.setattr(server.service, "topics", raising(ZeroDivisionError("secret")))
         answer = client.ask("GET", "/v1/namespaces/default/topics")
     assert (answer.status, answer.text) == (500, "Internal Server Error")
     assert "secret" in caplog.text

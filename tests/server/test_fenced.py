@@ -11,6 +11,7 @@ import pytest
 from tests.builders import NOW_MS, SECOND, pointer
 from tests.messaging.desk import reader
 from tests.server.test_leadership import DELAY_SECONDS, SECONDS, Node
+from tests.support import raising
 from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, StoreUnavailable, Unavailable
@@ -302,9 +303,6 @@ def test_given_a_server_that_does_not_lead_when_rows_are_to_be_taken_back_then_i
 
 
 def test_given_a_store_that_fails_when_written_then_the_lease_is_not_given_back_soon(site: Site) -> None:
-    def fail(*_: object) -> None:
-        raise StoreError("HBase is away.")
-
     changes: list[tuple[Watched, str, Callable[[], object]]] = [
         (site.one.message, "put", lambda: site.one.service.publish(TOPIC, [b"a"])),
         (site.one.payload, "put", lambda: site.one.service.store(TOPIC, [b"a"], pointer=pointer(NOW_MS))),
@@ -313,7 +311,7 @@ def test_given_a_store_that_fails_when_written_then_the_lease_is_not_given_back_
     for table, name, change in changes:
         site.clock.advance(60 * SECOND)
         site.one.step()
-        setattr(table, name, fail)
+        setattr(table, name, raising(StoreError("HBase is away.")))
         with pytest.raises(StoreError, match="HBase is away"):
             change()
     site.one.leadership.resign()

@@ -153,9 +153,7 @@ def test_given_a_former_leader_whose_clock_was_ahead_when_sealed_then_the_new_on
     assert end == (position(NOW_MS + counted_ms + SECOND) if ahead_ms < DAY else 0)
 
 
-def test_given_a_topic_whose_last_message_is_from_the_future_when_sealed_then_it_goes_on_from_there(
-    site: Site,
-) -> None:
+def test_given_a_topic_whose_last_message_is_from_the_future_when_sealed_then_it_goes_on_from_there(site: Site) -> None:
     last = position(NOW_MS + DAY)
     site.rows(last)
     assert site.sealed().end == last + 1 + position(SECOND)

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.builders import MINUTE, NOW_MS, SECOND
+from tests.support import raising
 from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StoreError, StoreUnavailable, Unavailable
@@ -45,19 +46,20 @@ class Node:
         return found.address if found is not None else ""
 
 
-@pytest.fixture
-def cell() -> Cell:
-    return Cell()
+class Nodes:
+    """Makes servers of one store, at one clock."""
+
+    def __init__(self) -> None:
+        self.cell = Cell()
+        self.clock = self.cell.clock
+
+    def __call__(self, name: str) -> Node:
+        return Node(self.cell, name, self.clock)
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(NOW_MS, running_ms=MINUTE)
-
-
-@pytest.fixture
-def node(cell: Cell, clock: ManualClock) -> Callable[[str], Node]:
-    return lambda name: Node(cell, name, clock)
+def node() -> Nodes:
+    return Nodes()
 
 
 def takes_over(node: Node) -> None:
@@ -72,9 +74,7 @@ def takes_over(node: Node) -> None:
 # --- beginning -------------------------------------------------------------------------------------------------------
 
 
-def test_given_nobody_when_it_looks_then_it_leads_at_once_and_nothing_is_under_way(
-    node: Callable[[str], Node],
-) -> None:
+def test_given_nobody_when_it_looks_then_it_leads_at_once_and_nothing_is_under_way(node: Nodes) -> None:
     first = node("a")
     assert (first.leadership.leads, first.leadership.fence) == (False, 0)
     with pytest.raises(Unavailable, match="does not lead"):
@@ -85,14 +85,14 @@ def test_given_nobody_when_it_looks_then_it_leads_at_once_and_nothing_is_under_w
 
 
 def test_given_a_leader_that_lives_when_another_looks_for_an_hour_then_it_follows_and_knows_where_to(
-    node: Callable[[str], Node], clock: ManualClock
+    node: Nodes,
 ) -> None:
     first, second = node("a"), node("b")
     for _ in range(3600):
         assert first.step()
         assert not second.step()
         assert (second.leader, second.leadership.fence) == ("http://a:1", 1)
-        clock.advance(SECOND)
+        node.clock.advance(SECOND)
 
 
 @pytest.mark.parametrize(
@@ -104,19 +104,19 @@ def test_given_a_leader_that_lives_when_another_looks_for_an_hour_then_it_follow
     ],
 )
 def test_given_a_leader_that_died_when_its_time_and_the_delay_are_over_then_another_leads_and_not_before(
-    node: Callable[[str], Node], clock: ManualClock, watched_ms: int, waited_ms: int, leads: bool
+    node: Nodes, watched_ms: int, waited_ms: int, leads: bool
 ) -> None:
     first, second = node("a"), node("b")
     first.step()
     second.step()
-    clock.advance(watched_ms)
+    node.clock.advance(watched_ms)
     assert not second.step()
     if not second.lease.held:
         assert second.leader == "http://a:1"
         return
-    clock.advance(waited_ms // 2)
+    node.clock.advance(waited_ms // 2)
     assert not second.step()
-    clock.advance(waited_ms - waited_ms // 2)
+    node.clock.advance(waited_ms - waited_ms // 2)
     assert second.step() is leads
     if leads:
         former = second.leadership.term().former
@@ -124,10 +124,8 @@ def test_given_a_leader_that_died_when_its_time_and_the_delay_are_over_then_anot
         assert (former.holder, second.leadership.fence, second.leader) == ("a", 2, "")
 
 
-def test_given_clocks_of_the_wall_that_jump_when_it_looks_then_only_running_time_counts(
-    cell: Cell, clock: ManualClock
-) -> None:
-    first, second = Node(cell, "a", clock), Node(cell, "b", ManualClock(NOW_MS + 60 * MINUTE))
+def test_given_clocks_of_the_wall_that_jump_when_it_looks_then_only_running_time_counts(node: Nodes) -> None:
+    first, second = Node(node.cell, "a", node.clock), Node(node.cell, "b", ManualClock(NOW_MS + 60 * MINUTE))
     assert first.step()
     assert not second.step()
     second.clock.step(1000 * MINUTE)
@@ -136,7 +134,7 @@ def test_given_clocks_of_the_wall_that_jump_when_it_looks_then_only_running_time
 
 
 def test_given_work_of_a_former_term_when_it_has_the_lease_then_it_does_not_begin_before_that_is_done(
-    node: Callable[[str], Node],
+    node: Nodes,
 ) -> None:
     first = node("a")
     first.ready = False
@@ -150,14 +148,14 @@ def test_given_work_of_a_former_term_when_it_has_the_lease_then_it_does_not_begi
 
 
 def test_given_a_leader_that_slept_when_it_wakes_then_it_does_not_lead_until_it_has_renewed_its_lease(
-    node: Callable[[str], Node], clock: ManualClock
+    node: Nodes,
 ) -> None:
     first = node("a")
     first.step()
     term = first.leadership.term()
-    clock.advance(SECONDS * SECOND - 1)
+    node.clock.advance(SECONDS * SECOND - 1)
     assert first.leadership.is_still(term)
-    clock.advance(1)
+    node.clock.advance(1)
     assert not first.leadership.is_still(term)
     with pytest.raises(Unavailable):
         first.leadership.term()
@@ -166,7 +164,7 @@ def test_given_a_leader_that_slept_when_it_wakes_then_it_does_not_lead_until_it_
 
 
 def test_given_a_leader_that_slept_and_another_came_when_it_wakes_then_its_term_is_over_and_it_follows(
-    node: Callable[[str], Node],
+    node: Nodes,
 ) -> None:
     first, second = node("a"), node("b")
     first.step()
@@ -180,23 +178,15 @@ def test_given_a_leader_that_slept_and_another_came_when_it_wakes_then_its_term_
 
 
 def test_given_a_store_that_fails_when_it_looks_then_it_leads_as_long_as_its_lease_lasts(
-    monkeypatch: pytest.MonkeyPatch,
-    node: Callable[[str], Node],
-    cell: Cell,
-    clock: ManualClock,
-    caplog: pytest.LogCaptureFixture,
+    node: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = node("a")
     first.step()
-
-    def fail(*_: object) -> bool:
-        raise StoreError("HBase is away.")
-
-    monkeypatch.setattr(cell, "swap_lease", fail)
+    monkeypatch.setattr(node.cell, "swap_lease", raising(StoreError("HBase is away.")))
     led = []
     for _ in range(SECONDS + 2):
         led.append(first.step())
-        clock.advance(SECOND)
+        node.clock.advance(SECOND)
     assert led == [True] * SECONDS + [False] * 2
     assert [record.getMessage() for record in caplog.records if "HBase is away" in record.getMessage()] == [
         "which server leads cannot be found out: HBase is away."
@@ -205,18 +195,16 @@ def test_given_a_store_that_fails_when_it_looks_then_it_leads_as_long_as_its_lea
     assert first.step()
 
 
-def test_given_a_renewal_whose_answer_got_lost_when_it_looks_again_then_its_term_goes_on(
-    node: Callable[[str], Node], cell: Cell, clock: ManualClock
-) -> None:
+def test_given_a_renewal_whose_answer_got_lost_when_it_looks_again_then_its_term_goes_on(node: Nodes) -> None:
     first, second = node("a"), node("b")
     first.step()
     term = first.leadership.term()
-    clock.advance(SECONDS * SECOND // 3)
-    cell.fails_after_writing = True
+    node.clock.advance(SECONDS * SECOND // 3)
+    node.cell.fails_after_writing = True
     assert first.step()
-    cell.fails_after_writing = False
+    node.cell.fails_after_writing = False
     for _ in range(3 * SECONDS):
-        clock.advance(SECOND)
+        node.clock.advance(SECOND)
         assert first.step()
         assert not second.step()
         first.leadership.confirm(term)
@@ -226,9 +214,7 @@ def test_given_a_renewal_whose_answer_got_lost_when_it_looks_again_then_its_term
 # --- giving it back --------------------------------------------------------------------------------------------------
 
 
-def test_given_a_leader_that_ends_in_good_order_when_another_looks_then_it_leads_at_once(
-    node: Callable[[str], Node],
-) -> None:
+def test_given_a_leader_that_ends_in_good_order_when_another_looks_then_it_leads_at_once(node: Nodes) -> None:
     first, second = node("a"), node("b")
     first.step()
     first.leadership.resign()
@@ -237,9 +223,7 @@ def test_given_a_leader_that_ends_in_good_order_when_another_looks_then_it_leads
     assert second.leadership.term() == Term(2, None)
 
 
-def test_given_a_server_that_never_led_when_it_resigns_then_the_leader_keeps_its_lease(
-    node: Callable[[str], Node],
-) -> None:
+def test_given_a_server_that_never_led_when_it_resigns_then_the_leader_keeps_its_lease(node: Nodes) -> None:
     first, second = node("a"), node("b")
     first.step()
     second.step()
@@ -249,28 +233,28 @@ def test_given_a_server_that_never_led_when_it_resigns_then_the_leader_keeps_its
 
 @pytest.mark.parametrize(("since_ms", "given_back"), [(DELAY_SECONDS * SECOND - 1, False), (5 * SECOND, True)])
 def test_given_a_write_that_failed_when_the_leader_ends_then_it_gives_back_only_when_that_cannot_come_any_more(
-    node: Callable[[str], Node], cell: Cell, clock: ManualClock, since_ms: int, given_back: bool
+    node: Nodes, since_ms: int, given_back: bool
 ) -> None:
     first = node("a")
     first.step()
     first.leadership.doubt()
-    clock.advance(since_ms)
+    node.clock.advance(since_ms)
     first.leadership.resign()
-    assert (cell.record.holder == "") is given_back
+    assert (node.cell.record.holder == "") is given_back
 
 
 @pytest.mark.parametrize(("led_ms", "may_wake"), [(REACH_MS - 1, True), (REACH_MS, False)])
 def test_given_a_former_leader_that_may_wake_when_the_next_one_ends_then_the_one_after_it_knows_and_leads_at_once(
-    node: Callable[[str], Node], cell: Cell, clock: ManualClock, led_ms: int, may_wake: bool
+    node: Nodes, led_ms: int, may_wake: bool
 ) -> None:
     first, second, third = node("a"), node("b"), node("c")
     first.step()
-    former = cell.record
+    former = node.cell.record
     takes_over(second)
-    clock.advance(led_ms)
+    node.clock.advance(led_ms)
     second.step()
     second.leadership.resign()
-    assert cell.record.holder == ""
+    assert node.cell.record.holder == ""
     for last in (third, node("d")):
         assert last.step()
         assert last.leadership.term().former == (former if may_wake else None)
@@ -278,7 +262,7 @@ def test_given_a_former_leader_that_may_wake_when_the_next_one_ends_then_the_one
 
 
 def test_given_a_write_under_way_when_the_lead_is_handed_back_then_it_ends_first_and_nothing_begins(
-    node: Callable[[str], Node], cell: Cell
+    node: Nodes,
 ) -> None:
     first = node("a")
     first.step()
@@ -289,15 +273,13 @@ def test_given_a_write_under_way_when_the_lead_is_handed_back_then_it_ends_first
         first.leadership.confirm(term)
         with pytest.raises(Unavailable), first.leadership.writing():
             pass
-        assert cell.record.holder == "a"
+        assert node.cell.record.holder == "a"
     assert not first.step()
-    assert cell.record.holder == ""
+    assert node.cell.record.holder == ""
     assert first.step(), "no other server wants it"
 
 
-def test_given_a_lease_given_back_without_an_answer_when_asked_then_what_is_read_counts_no_more(
-    node: Callable[[str], Node], cell: Cell
-) -> None:
+def test_given_a_lease_given_back_without_an_answer_when_asked_then_what_is_read_counts_no_more(node: Nodes) -> None:
     first, second = node("a"), node("b")
     first.step()
     term, still = first.leadership.term(), first.leadership.tenure()
@@ -306,11 +288,11 @@ def test_given_a_lease_given_back_without_an_answer_when_asked_then_what_is_read
         assert not first.leadership.is_still(term)
         assert not still()
 
-    cell.before_swap = meanwhile
-    cell.fails_after_writing = True
+    node.cell.before_swap = meanwhile
+    node.cell.fails_after_writing = True
     with pytest.raises(StoreError):
         first.leadership.resign()
-    cell.fails_after_writing = False
+    node.cell.fails_after_writing = False
     assert second.step()
     assert not first.leadership.is_still(term)
     assert not still()
@@ -318,37 +300,31 @@ def test_given_a_lease_given_back_without_an_answer_when_asked_then_what_is_read
 
 
 def test_given_a_lease_that_could_not_be_given_back_when_it_is_still_held_then_it_is_given_back_at_the_next_look(
-    node: Callable[[str], Node], cell: Cell
+    node: Nodes,
 ) -> None:
     first = node("a")
     first.step()
-
-    def fail() -> None:
-        raise StoreError("it does not answer.")
-
     first.leadership.hand_back()
-    cell.before_swap = fail
+    node.cell.before_swap = raising(StoreError("it does not answer."))
     assert not first.step()
-    assert cell.record.holder == "a"
+    assert node.cell.record.holder == "a"
     assert not first.step()
-    assert cell.record.holder == ""
+    assert node.cell.record.holder == ""
 
 
 # --- acknowledging ---------------------------------------------------------------------------------------------------
 
 
-def test_given_a_term_that_lasts_when_a_write_is_confirmed_then_it_may_be_acknowledged(
-    node: Callable[[str], Node],
-) -> None:
+def test_given_a_term_that_lasts_when_a_write_is_confirmed_then_it_may_be_acknowledged(node: Nodes) -> None:
     first = node("a")
     first.step()
     first.leadership.confirm(first.leadership.term())
 
 
 def test_given_a_machine_whose_clocks_stood_while_another_took_over_when_a_write_is_confirmed_then_it_is_not(
-    cell: Cell, clock: ManualClock
+    node: Nodes,
 ) -> None:
-    first, second = Node(cell, "a", ManualClock(NOW_MS)), Node(cell, "b", clock)
+    first, second = Node(node.cell, "a", ManualClock(NOW_MS)), Node(node.cell, "b", node.clock)
     first.step()
     term = first.leadership.term()
     takes_over(second)
@@ -359,9 +335,7 @@ def test_given_a_machine_whose_clocks_stood_while_another_took_over_when_a_write
     assert not first.step()
 
 
-def test_given_a_write_of_a_former_term_when_it_is_confirmed_in_a_later_one_then_it_is_not(
-    node: Callable[[str], Node],
-) -> None:
+def test_given_a_write_of_a_former_term_when_it_is_confirmed_in_a_later_one_then_it_is_not(node: Nodes) -> None:
     first, second = node("a"), node("b")
     first.step()
     term = first.leadership.term()
@@ -374,20 +348,16 @@ def test_given_a_write_of_a_former_term_when_it_is_confirmed_in_a_later_one_then
 
 
 def test_given_a_store_that_does_not_say_who_leads_when_a_write_is_confirmed_then_it_is_in_doubt(
-    monkeypatch: pytest.MonkeyPatch, node: Callable[[str], Node], cell: Cell
+    node: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = node("a")
     first.step()
-
-    def fail() -> bytes:
-        raise StoreError("HBase is away.")
-
-    monkeypatch.setattr(cell, "lease", fail)
+    monkeypatch.setattr(node.cell, "lease", raising(StoreError("HBase is away.")))
     with pytest.raises(StoreError, match="HBase is away"):
         first.leadership.confirm(first.leadership.term())
     monkeypatch.undo()
     first.leadership.resign()
-    assert cell.record.holder == "a"
+    assert node.cell.record.holder == "a"
 
 
 # --- standing alone --------------------------------------------------------------------------------------------------
@@ -403,18 +373,18 @@ class Busy(ManualClock):
         self.happens()
 
 
-def test_given_a_dead_leader_when_a_server_stands_alone_then_it_waits_and_leads(cell: Cell) -> None:
+def test_given_a_dead_leader_when_a_server_stands_alone_then_it_waits_and_leads(node: Nodes) -> None:
     clock = Busy(NOW_MS)
-    Node(cell, "a", clock).step()
-    second = Node(cell, "b", clock)
+    Node(node.cell, "a", clock).step()
+    second = Node(node.cell, "b", clock)
     second.leadership.win(second.step)
     assert second.leadership.leads
     assert clock.now_ms() - NOW_MS > (SECONDS + DELAY_SECONDS) * SECOND
 
 
-def test_given_a_living_leader_when_a_server_stands_alone_then_it_is_refused(cell: Cell) -> None:
+def test_given_a_living_leader_when_a_server_stands_alone_then_it_is_refused(node: Nodes) -> None:
     clock = Busy(NOW_MS)
-    first, second = Node(cell, "a", clock), Node(cell, "b", clock)
+    first, second = Node(node.cell, "a", clock), Node(node.cell, "b", clock)
     first.step()
     clock.happens = first.step
     with pytest.raises(LeaseHeld, match=r"a serves this store.*server\.leader\.advertise"):
@@ -425,9 +395,7 @@ def test_given_a_living_leader_when_a_server_stands_alone_then_it_is_refused(cel
 # --- in its thread, and its metrics ----------------------------------------------------------------------------------
 
 
-def test_given_a_watch_when_it_runs_then_it_leads_and_when_it_stops_the_lease_is_given_back(
-    node: Callable[[str], Node], cell: Cell
-) -> None:
+def test_given_a_watch_when_it_runs_then_it_leads_and_when_it_stops_the_lease_is_given_back(node: Nodes) -> None:
     first, prepared = node("a"), Event()
 
     def prepare() -> bool:
@@ -437,26 +405,22 @@ def test_given_a_watch_when_it_runs_then_it_leads_and_when_it_stops_the_lease_is
     watch = Watch(lambda: first.leadership.step(prepare), first.leadership.resign)
     assert prepared.wait(60)
     watch.stop()
-    assert cell.record.holder == ""
+    assert node.cell.record.holder == ""
 
 
 def test_given_a_store_that_fails_when_a_watch_stops_then_it_says_that_others_have_to_wait(
-    monkeypatch: pytest.MonkeyPatch, node: Callable[[str], Node], cell: Cell, caplog: pytest.LogCaptureFixture
+    node: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = node("a")
     first.step()
     watch = Watch(first.step, first.leadership.resign)
-
-    def fail(*_: object) -> bool:
-        raise StoreError("HBase is away.")
-
-    monkeypatch.setattr(cell, "swap_lease", fail)
+    monkeypatch.setattr(node.cell, "swap_lease", raising(StoreError("HBase is away.")))
     with caplog.at_level(logging.WARNING):
         watch.stop()
     assert "could not be given back" in caplog.text
 
 
-def test_given_two_servers_when_scraped_then_one_leads_and_both_know_the_term(node: Callable[[str], Node]) -> None:
+def test_given_two_servers_when_scraped_then_one_leads_and_both_know_the_term(node: Nodes) -> None:
     first, second = node("a"), node("b")
     first.step()
     second.step()

@@ -12,6 +12,7 @@ from typing import TypeVar
 import pytest
 
 from tests.hbase.conftest import hbase, hbase_tables
+from tests.support import raising
 from tests.test_side import hbase_side
 from tests.transaction.managers import BASE, NOW_MS, LeftBehind, state
 from tms_core.clock import ManualClock
@@ -592,11 +593,8 @@ def test_given_damaged_rows_when_recovered_then_it_does_not_start(
 
 
 def test_given_a_lease_that_cannot_be_had_when_recovered_then_it_says_that_it_does_not_lead(side: MemorySide) -> None:
-    def refuse() -> Callable[[], bool]:
-        raise Unavailable("not now.")
-
     with pytest.raises(StoreUnavailable, match="not now"):
-        SideStorage(side, refuse).recover()
+        SideStorage(side, raising(Unavailable("not now."))).recover()
 
 
 def test_given_edits_when_the_log_is_synced_then_all_that_wait_share_one_row(side: MemorySide) -> None:

@@ -35,10 +35,7 @@ READ = {
     "ConsumeRequest behind the id, limit 10": FetchRequest(ID, False, 10),
     "ConsumeRequest from T on, limit 10": FetchRequest(T, True, 10),
 }
-WRITTEN = {
-    "ConsumeResponse: the id, `hi`": [Message(ID.pack(), b"hi")],
-    "ConsumeResponse, nothing": [],
-}
+WRITTEN = {"ConsumeResponse: the id, `hi`": [Message(ID.pack(), b"hi")], "ConsumeResponse, nothing": []}
 
 
 def examples() -> dict[str, bytes]:

@@ -165,17 +165,22 @@ def test_given_producers_at_work_when_asked_to_end_then_every_message_it_acknowl
         check(producers, everything(client, "t"))
 
 
+def ending(server: Serve, client: Client) -> None:
+    """Ask it to end; a consumer of 30,000 messages that reads nothing yet keeps it from that."""
+    topic = TopicClient(client, "t").create()
+    for _ in range(6):
+        topic.post("publish", avro(*[b"x" * 1000] * 5000), content_type=AVRO)
+    topic.client.send("POST", f"{topic.path}/poll", EVERYTHING, content_type=AVRO)
+    topic.client.socket.recv(1, socket.MSG_PEEK)
+    server.ask_to_end()
+    until_refused(server.port)
+
+
 def test_given_a_slow_consumer_when_asked_to_end_then_its_answer_is_finished(tmp_path: Path) -> None:
     config = configure(tmp_path)
     with Serve(config) as server, Client(server.port) as client:
-        topic = TopicClient(client, "t").create()
-        for _ in range(6):
-            topic.post("publish", avro(*[b"x" * 1000] * 5000), content_type=AVRO)
-        topic.client.send("POST", f"{topic.path}/poll", EVERYTHING, content_type=AVRO)
-        topic.client.socket.recv(1, socket.MSG_PEEK)
-        server.ask_to_end()
-        until_refused(server.port)
-        assert len(decoded(topic.client.answer().body)) == 30_000
+        ending(server, client)
+        assert len(decoded(client.answer().body)) == 30_000
         assert server.wait() == 0
 
 
@@ -184,14 +189,7 @@ def test_given_a_server_that_is_ending_when_asked_again_then_it_ends_at_once_and
 ) -> None:
     config = configure(tmp_path)
     with Serve(config) as server, Client(server.port) as client:
-        topic = TopicClient(client, "t").create()
-        for _ in range(6):
-            topic.post("publish", avro(*[b"x" * 1000] * 5000), content_type=AVRO)
-        # A consumer that reads nothing keeps it from ending.
-        topic.client.send("POST", f"{topic.path}/poll", EVERYTHING, content_type=AVRO)
-        topic.client.socket.recv(1, socket.MSG_PEEK)
-        server.ask_to_end()
-        until_refused(server.port)
+        ending(server, client)
         server.ask_to_end()
         assert server.wait() == 128 + 15
     with Serve(config) as server, Client(server.port) as client:

@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 from tests.builders import NOW_MS
 from tests.server.client import JSON, PATIENCE_SECONDS, Client, TopicClient
 from tests.server.process import configure, port_of
+from tests.support import raising
 from tms_core.cli import serve as command
 from tms_core.cli.entry import ending
 from tms_core.cli.main import execute
@@ -252,10 +253,7 @@ def test_given_hbase_when_served_then_it_leads_and_messages_may_have_a_ttl(hbase
 def test_given_hbase_without_a_table_for_what_is_ours_when_served_then_that_is_said(
     monkeypatch: pytest.MonkeyPatch, hbase: Path
 ) -> None:
-    def side(*_: object, **__: object) -> MemorySide:
-        raise StoreNotFound("There is no table tms.side.")
-
-    monkeypatch.setattr(parts, "HBaseSide", side)
+    monkeypatch.setattr(parts, "HBaseSide", raising(StoreNotFound("There is no table tms.side.")))
     with pytest.raises(StoreNotFound, match=r"tms\.side"), serving(hbase, NO_TRANSACTIONS, {}, janitor=False):
         pass
 

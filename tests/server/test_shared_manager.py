@@ -17,6 +17,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tests.support import raising
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, NotInProgress, StoreError, TmsError, TransactionError
@@ -137,12 +138,9 @@ def test_given_an_orderly_change_when_the_next_leader_takes_over_then_that_is_no
 def test_given_a_leader_whose_log_has_failed_when_it_goes_on_then_that_is_a_warning(
     servers: Servers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise StoreError("it is gone.")
-
     manager = servers.first.shared.manager
     with monkeypatch.context() as broken:
-        broken.setattr(SideLog, "_put", fail)
+        broken.setattr(SideLog, "_put", raising(StoreError("it is gone.")))
         with pytest.raises(StoreError):
             manager.start_short()
     with caplog.at_level(logging.INFO):
@@ -293,10 +291,7 @@ def test_given_a_server_that_took_over_in_a_tenure_that_is_over_when_it_leads_ag
 def test_given_a_folder_that_cannot_be_read_when_a_server_is_to_lead_then_it_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fail() -> Recovered:
-        raise PermissionError(13, "Permission denied")
-
-    node = Node(MemorySide(), "a", ManualClock(NOW_MS), former=fail)
+    node = Node(MemorySide(), "a", ManualClock(NOW_MS), former=raising(PermissionError(13, "Permission denied")))
     with caplog.at_level(logging.ERROR):
         assert not node.look()
     assert "does not begin" in caplog.text
@@ -413,10 +408,7 @@ def test_given_the_manager_of_another_log_at_the_address_when_calls_are_to_be_pa
 def test_given_a_server_that_cannot_write_its_last_snapshot_when_it_ends_then_it_ends_all_the_same(
     servers: Servers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise StoreError("it is gone.")
-
-    monkeypatch.setattr(SideStorage, "save", fail)
+    monkeypatch.setattr(SideStorage, "save", raising(StoreError("it is gone.")))
     servers.first.service.stop()
     with caplog.at_level(logging.WARNING):
         servers.first.shared.close()
@@ -517,10 +509,7 @@ def test_given_a_server_alone_when_others_begin_a_log_before_it_has_its_lease_th
         "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0",
         "TMS_SERVER__PORT": "0",
     }
-    with (
-        pytest.raises(ConfigurationError, match="log in HBase"),
-        serving.serving(None, environ, {}, janitor=False),
-    ):
+    with pytest.raises(ConfigurationError, match="log in HBase"), serving.serving(None, environ, {}, janitor=False):
         pass
 
 

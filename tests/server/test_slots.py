@@ -12,6 +12,7 @@ import pytest
 
 from tests.builders import NOW_MS, SECOND
 from tests.server.test_fenced import Watched
+from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest, ProducerFenced, StoreError, StoreUnavailable, Unavailable
 from tms_core.messaging.model import FetchRequest
@@ -37,11 +38,7 @@ TOPIC = TOPICS[1]
 
 def wanted(slots: int = SLOTS, servers: int = 2) -> LeaderSettings:
     return LeaderSettings(
-        advertise="http://here:1",
-        slots=slots,
-        servers=servers,
-        seconds=SECONDS,
-        fencing_delay_seconds=DELAY_SECONDS,
+        advertise="http://here:1", slots=slots, servers=servers, seconds=SECONDS, fencing_delay_seconds=DELAY_SECONDS
     )
 
 
@@ -170,9 +167,7 @@ def test_given_two_servers_when_they_look_then_each_leads_its_own_slots_and_answ
                 refused()
 
 
-def test_given_a_slot_that_is_free_when_another_server_looks_then_it_waits_as_long_as_a_lease_lasts(
-    site: Site,
-) -> None:
+def test_given_a_slot_that_is_free_when_another_server_looks_then_it_waits_as_long_as_a_lease_lasts(site: Site) -> None:
     one = site.server(0)
     site.look(one, seconds=SECONDS + 1)
     assert one.led == [0, 2]
@@ -184,11 +179,7 @@ def test_given_leases_that_cannot_be_read_at_once_when_looked_then_what_is_held_
     site: Site, pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other = pair
-
-    def fail(*_: object) -> None:
-        raise StoreError("HBase is away.")
-
-    monkeypatch.setattr(site.leases, "rows", fail)
+    monkeypatch.setattr(site.leases, "rows", raising(StoreError("HBase is away.")))
     with caplog.at_level(logging.WARNING):
         site.look(one, other, seconds=2 * SECONDS)
     assert (one.led, other.led) == ([0, 2], [1, 3])
@@ -298,9 +289,7 @@ def test_given_a_ttl_that_another_server_has_changed_then_the_leader_shows_nothi
 # --- producers -------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_producer_when_it_publishes_then_only_to_topics_of_its_home_s_slot(
-    pair: tuple[Server, Server],
-) -> None:
+def test_given_a_producer_when_it_publishes_then_only_to_topics_of_its_home_s_slot(pair: tuple[Server, Server]) -> None:
     one, other = pair
     known = one.service.producers.register(TOPICS[0], "importer", UUID(int=7))
     sent = Sent(TOPICS[0], "importer", known.generation, 1)

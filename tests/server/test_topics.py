@@ -78,11 +78,7 @@ def test_given_a_topic_when_deleted_and_made_again_then_it_is_empty_and_of_the_n
         ("POST", "nobody/publish", b'{"messages":["a"]}'),
         ("POST", "nobody/store", b'{"messages":["a"],"transactionWritePointer":"5"}'),
         ("POST", "nobody/poll", b"{}"),
-        (
-            "POST",
-            "nobody/rollback",
-            ROLLBACK,
-        ),
+        ("POST", "nobody/rollback", ROLLBACK),
     ],
 )
 def test_given_no_such_topic_then_404_with_a_sentence(client: Client, method: str, path: str, body: bytes) -> None:

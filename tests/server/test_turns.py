@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.builders import Call, watch
+from tests.builders import Call, fail_at, watch
 from tests.server.client import AVRO, PATIENCE_SECONDS, Client, TopicClient
 from tests.server.conftest import serving
 from tests.server.test_messages import EVERYTHING, avro
@@ -153,11 +153,7 @@ def test_given_a_disk_that_has_become_slow_when_published_then_threads_write_unt
 
 
 def test_given_a_store_that_fails_when_the_loop_writes_then_who_asked_gets_the_error(bench: Bench) -> None:
-    def fail(call: Call) -> None:
-        if call.name == "message.put":
-            raise ZeroDivisionError
-
-    watch(bench.store, before=fail)
+    watch(bench.store, before=fail_at("message.put", ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):
         bench.publish([b"a"])
     assert bench.service.work.requests == 0

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Protocol
 
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, janitor
 from tms_core.clock import ManualClock
@@ -419,11 +420,20 @@ WEIGHTS: dict[str, float] = {
 }
 
 
+class Played(Protocol):
+    """What a history is played on."""
+
+    reached: Counter[str]
+
+    def check(self) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def play(
-    seed: int,
-    steps: int = 60,
-    make: Callable[[Random], GroupSite] = GroupSite,
-    weights: Mapping[str, float] = WEIGHTS,
+    seed: int, steps: int = 60, make: Callable[[Random], Played] = GroupSite, weights: Mapping[str, float] = WEIGHTS
 ) -> Counter[str]:
     """Play the history of a seed on a site of that kind; returns what was reached.
 

@@ -18,6 +18,7 @@ from typing import Any
 from uuid import UUID
 
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
+from tests.simulation import group_site
 from tests.simulation.group_site import FaultySide, Violation
 from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest, MessagingError, ProducerFenced, StoreError, TmsError
@@ -280,6 +281,12 @@ class ProducerSite:
         if strange:
             raise Violation(f"Q9: {strange} is visible, and was not acknowledged")
 
+    def drain(self) -> None:
+        """Nothing is under way any more."""
+        self.arrive()
+        self.calm()
+        self.check()
+
     # -- how ----------------------------------------------------------------------------------------------------------
 
     def _send(self, instance: Instance, topic: TopicId) -> None:
@@ -398,27 +405,6 @@ WEIGHTS: dict[str, float] = {
 }
 
 
-def play(seed: int, steps: int = 60) -> Counter[str]:
-    """Play the history of a seed; returns what was reached.
-
-    Raises:
-        Violation: an invariant does not hold; its note has the steps that led there.
-    """
-    random = Random(seed)
-    site = ProducerSite(random)
-    names: list[str] = []
-    try:
-        for name in random.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()), k=steps):
-            names.append(name)
-            getattr(site, name)()
-            site.check()
-        site.arrive()
-        site.rest()
-        site.sweep()
-        site.check()
-    except Violation as violation:
-        violation.add_note(f"seed {seed}: {', '.join(names)}")
-        raise
-    finally:
-        site.close()
-    return site.reached
+def play(seed: int) -> Counter[str]:
+    """Play the history of a seed, as :func:`tests.simulation.group_site.play` does."""
+    return group_site.play(seed, make=ProducerSite, weights=WEIGHTS)

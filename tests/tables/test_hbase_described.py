@@ -19,13 +19,7 @@ def test_given_what_a_sweep_needs_or_nothing_set_then_no_setting_hinders_it() ->
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [
-        ("READONLY", "true"),
-        ("TTL", "604800"),
-        ("VERSIONS", "3"),
-        ("MIN_VERSIONS", "1"),
-        ("KEEP_DELETED_CELLS", "TTL"),
-    ],
+    [("READONLY", "true"), ("TTL", "604800"), ("VERSIONS", "3"), ("MIN_VERSIONS", "1"), ("KEEP_DELETED_CELLS", "TTL")],
 )
 def test_given_a_setting_that_keeps_or_loses_rows_then_it_hinders(setting: str, value: str) -> None:
     assert replace(TABLE, settings={**NEEDED, setting: value}).hindering == {setting: value}

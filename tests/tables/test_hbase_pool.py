@@ -393,9 +393,7 @@ def test_given_an_error_of_hbase_when_it_arrives_then_it_is_ours_with_its_name_a
         assert server.asked == {b"a": 1}, "what HBase itself gave up is not repeated"
 
 
-def test_given_a_scanner_the_server_forgot_when_reading_then_what_was_begun_with_it_is_begun_anew(
-    pools: Pools,
-) -> None:
+def test_given_a_scanner_the_server_forgot_when_reading_then_what_was_begun_with_it_is_begun_anew(pools: Pools) -> None:
     def read(connection: ThriftConnection) -> bytes:
         if not server.asked[b""]:
             connection.call("scannerGetList", 1, 1)

@@ -11,13 +11,7 @@ from tests.tables.fake_thrift import FakeThrift, Request
 from tms_core.clock import ManualClock
 from tms_core.tables.base import ALL_KEYS, KeyRange
 from tms_core.tables.hbase.pool import HBasePool
-from tms_core.tables.hbase.regions import (
-    FLUSHED_MS,
-    LONGEST_MS,
-    PAUSE_SECONDS,
-    WORTHWHILE_ROWS,
-    Regions,
-)
+from tms_core.tables.hbase.regions import FLUSHED_MS, LONGEST_MS, PAUSE_SECONDS, WORTHWHILE_ROWS, Regions
 from tms_core.tables.hbase.thrift import HBASE
 
 HOUR = 3_600_000

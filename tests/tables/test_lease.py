@@ -12,15 +12,16 @@ from janitor.state.sqlite.state import SqliteState
 from tests.builders import MINUTE, NOW_MS, SECOND
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, LeaseLost, StoreError
-from tms_core.tables.lease import WALL_ALLOWANCE_MS, Lease, LeaseCell, LeaseRecord
+from tms_core.tables.lease import WALL_ALLOWANCE_MS, Lease, LeaseRecord
 
 SECONDS = 60
 
 
 class Cell:
-    """A lease's place in memory, which counts its calls and can fail."""
+    """A lease's place in memory, which counts its calls and can fail; and the clock of its holders."""
 
     def __init__(self) -> None:
+        self.clock = ManualClock(NOW_MS, running_ms=MINUTE)
         self.value: bytes | None = None
         self.reads = self.writes = 0
         self.before_swap: Callable[[], object] = lambda: None
@@ -58,12 +59,12 @@ def clock() -> ManualClock:
     return ManualClock(NOW_MS, running_ms=MINUTE)
 
 
-def lease(cell: LeaseCell, clock: ManualClock, holder: str = "a") -> Lease:
-    return Lease(cell, holder, SECONDS, clock)
+def lease(cell: Cell, holder: str = "a") -> Lease:
+    return Lease(cell, holder, SECONDS, cell.clock)
 
 
-def holding(cell: LeaseCell, clock: ManualClock, holder: str = "a") -> Lease:
-    made = lease(cell, clock, holder)
+def holding(cell: Cell, holder: str = "a") -> Lease:
+    made = lease(cell, holder)
     made.acquire()
     return made
 
@@ -71,26 +72,26 @@ def holding(cell: LeaseCell, clock: ManualClock, holder: str = "a") -> Lease:
 # --- taking it -------------------------------------------------------------------------------------------------------
 
 
-def test_given_nobody_when_acquired_then_it_is_held_and_says_by_whom(cell: Cell, clock: ManualClock) -> None:
-    mine = lease(cell, clock)
+def test_given_nobody_when_acquired_then_it_is_held_and_says_by_whom(cell: Cell) -> None:
+    mine = lease(cell)
     assert (mine.held, mine.fence) == (False, 0)
     mine.acquire()
     assert (mine.held, mine.fence) == (True, 1)
     assert cell.record == LeaseRecord("a", 1, 0, NOW_MS, SECONDS)
 
 
-def test_given_a_holder_when_another_asks_then_it_is_told_who_and_since_when(cell: Cell, clock: ManualClock) -> None:
-    holding(cell, clock)
-    clock.advance(7_999)
+def test_given_a_holder_when_another_asks_then_it_is_told_who_and_since_when(cell: Cell) -> None:
+    holding(cell)
+    cell.clock.advance(7_999)
     before = cell.value
     told = r"a has the lease, renewed for the last time 7 s ago.*gets the lease after 60 s, .* 300 s later"
     with pytest.raises(LeaseHeld, match=told):
-        lease(cell, clock, "b").acquire()
+        lease(cell, "b").acquire()
     assert cell.value == before
 
 
-def test_given_a_free_lease_when_two_take_it_at_once_then_one_gets_it(cell: Cell, clock: ManualClock) -> None:
-    first, second = lease(cell, clock), lease(cell, clock, "b")
+def test_given_a_free_lease_when_two_take_it_at_once_then_one_gets_it(cell: Cell) -> None:
+    first, second = lease(cell), lease(cell, "b")
     cell.before_swap = second.acquire
     with pytest.raises(LeaseHeld, match="at this moment"):
         first.acquire()
@@ -99,17 +100,15 @@ def test_given_a_free_lease_when_two_take_it_at_once_then_one_gets_it(cell: Cell
 
 
 @pytest.mark.parametrize("value", [b"", b"{", b"null", b"[]", b'{"holder": "a"}', b"\xff", b'{"who": 1}'])
-def test_given_a_cell_nobody_can_read_when_acquired_then_it_is_nobodys(
-    cell: Cell, clock: ManualClock, value: bytes
-) -> None:
+def test_given_a_cell_nobody_can_read_when_acquired_then_it_is_nobodys(cell: Cell, value: bytes) -> None:
     cell.value = value
-    assert holding(cell, clock).held
+    assert holding(cell).held
 
 
-def test_given_many_holders_one_after_the_other_then_each_has_a_higher_fence(cell: Cell, clock: ManualClock) -> None:
+def test_given_many_holders_one_after_the_other_then_each_has_a_higher_fence(cell: Cell) -> None:
     fences = []
     for number in range(6):
-        mine = lease(cell, clock, str(number))
+        mine = lease(cell, str(number))
         mine.acquire(sole=number % 2 == 1)
         fences.append(mine.fence)
         if number % 2 == 0 and number < 4:
@@ -119,17 +118,15 @@ def test_given_many_holders_one_after_the_other_then_each_has_a_higher_fence(cel
     assert fences == [1, 2, 3, 4, 5, 6]
 
 
-def test_given_a_lease_given_back_when_another_asks_then_it_need_not_wait(cell: Cell, clock: ManualClock) -> None:
-    holding(cell, clock).release()
+def test_given_a_lease_given_back_when_another_asks_then_it_need_not_wait(cell: Cell) -> None:
+    holding(cell).release()
     assert cell.record.holder == ""
-    assert holding(cell, clock, "b").fence == 2
+    assert holding(cell, "b").fence == 2
 
 
-def test_given_a_lease_that_was_lost_when_it_is_given_back_then_the_new_holder_keeps_it(
-    cell: Cell, clock: ManualClock
-) -> None:
-    mine = holding(cell, clock)
-    other = lease(cell, clock, "b")
+def test_given_a_lease_that_was_lost_when_it_is_given_back_then_the_new_holder_keeps_it(cell: Cell) -> None:
+    mine = holding(cell)
+    other = lease(cell, "b")
     other.acquire(sole=True)
     mine.release()
     mine.release()
@@ -142,13 +139,13 @@ def test_given_a_lease_that_was_lost_when_it_is_given_back_then_the_new_holder_k
 
 @pytest.mark.parametrize(("watched_ms", "taken"), [(60_000, False), (60_001, True)])
 def test_given_a_holder_that_died_when_watched_for_its_time_then_it_is_taken_over(
-    cell: Cell, clock: ManualClock, watched_ms: int, taken: bool
+    cell: Cell, watched_ms: int, taken: bool
 ) -> None:
-    holding(cell, clock)
-    challenger = lease(cell, clock, "b")
+    holding(cell)
+    challenger = lease(cell, "b")
     with pytest.raises(LeaseHeld):
         challenger.acquire()
-    clock.advance(watched_ms)
+    cell.clock.advance(watched_ms)
     if taken:
         challenger.acquire()
     else:
@@ -158,19 +155,17 @@ def test_given_a_holder_that_died_when_watched_for_its_time_then_it_is_taken_ove
     assert challenger.fence == 2 * taken
 
 
-def test_given_a_challenger_that_has_just_come_when_the_record_is_old_then_it_watches_first(
-    cell: Cell, clock: ManualClock
-) -> None:
-    holding(cell, clock)
-    clock.advance(3 * MINUTE)
+def test_given_a_challenger_that_has_just_come_when_the_record_is_old_then_it_watches_first(cell: Cell) -> None:
+    holding(cell)
+    cell.clock.advance(3 * MINUTE)
     with pytest.raises(LeaseHeld):
-        lease(cell, clock, "b").acquire()
+        lease(cell, "b").acquire()
 
 
-def test_given_a_holder_that_renews_when_challenged_for_hours_then_it_keeps_it(cell: Cell, clock: ManualClock) -> None:
-    mine, challenger = holding(cell, clock), lease(cell, clock, "b")
+def test_given_a_holder_that_renews_when_challenged_for_hours_then_it_keeps_it(cell: Cell) -> None:
+    mine, challenger = holding(cell), lease(cell, "b")
     for _ in range(400):
-        clock.advance(30_000)
+        cell.clock.advance(30_000)
         mine.renew_if_due()
         with pytest.raises(LeaseHeld):
             challenger.acquire()
@@ -178,11 +173,11 @@ def test_given_a_holder_that_renews_when_challenged_for_hours_then_it_keeps_it(c
 
 
 def test_given_a_challengers_wall_clock_that_jumps_or_stands_when_it_watches_then_only_its_running_time_counts(
-    cell: Cell, clock: ManualClock
+    cell: Cell,
 ) -> None:
-    holding(cell, clock)
+    holding(cell)
     own = ManualClock(NOW_MS - 10 * MINUTE)
-    challenger = lease(cell, own, "b")
+    challenger = Lease(cell, "b", SECONDS, own)
     with pytest.raises(LeaseHeld, match="0 s ago"):
         challenger.acquire()
     own.step(SECONDS * SECOND + WALL_ALLOWANCE_MS)
@@ -196,10 +191,11 @@ def test_given_a_challengers_wall_clock_that_jumps_or_stands_when_it_watches_the
 
 @pytest.mark.parametrize(("extra_ms", "taken"), [(0, False), (1, True)])
 def test_given_a_wall_clock_that_is_far_ahead_when_challenged_then_it_is_taken_at_once_and_the_holder_is_fenced(
-    cell: Cell, clock: ManualClock, extra_ms: int, taken: bool
+    cell: Cell, extra_ms: int, taken: bool
 ) -> None:
-    mine = holding(cell, clock)
-    challenger = lease(cell, ManualClock(NOW_MS + SECONDS * SECOND + WALL_ALLOWANCE_MS + extra_ms), "b")
+    mine = holding(cell)
+    far = ManualClock(NOW_MS + SECONDS * SECOND + WALL_ALLOWANCE_MS + extra_ms)
+    challenger = Lease(cell, "b", SECONDS, far)
     if not taken:
         with pytest.raises(LeaseHeld):
             challenger.acquire()
@@ -214,26 +210,22 @@ def test_given_a_wall_clock_that_is_far_ahead_when_challenged_then_it_is_taken_a
 # --- holding it ------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_holder_when_it_looks_often_then_it_reads_each_time_and_writes_when_a_third_is_over(
-    cell: Cell, clock: ManualClock
-) -> None:
-    mine = holding(cell, clock)
+def test_given_a_holder_when_it_looks_often_then_it_reads_each_time_and_writes_when_a_third_is_over(cell: Cell) -> None:
+    mine = holding(cell)
     beats = []
     for _ in range(7):
         mine.check()
         beats.append(cell.record.beat)
-        clock.advance(10_000)
+        cell.clock.advance(10_000)
     assert beats == [0, 0, 1, 1, 2, 2, 3]
     assert (cell.reads, cell.writes) == (1 + 7, 1 + 3)
     assert cell.record.renewed_ms == NOW_MS + 60_000
 
 
-def test_given_a_lease_that_was_taken_when_renewed_or_looked_at_then_it_is_lost_for_good(
-    cell: Cell, clock: ManualClock
-) -> None:
+def test_given_a_lease_that_was_taken_when_renewed_or_looked_at_then_it_is_lost_for_good(cell: Cell) -> None:
     for look in (Lease.check, Lease.renew):
-        mine = holding(cell, clock)
-        other = lease(cell, clock, "b")
+        mine = holding(cell)
+        other = lease(cell, "b")
         other.acquire(sole=True)
         for _ in range(2):
             with pytest.raises(LeaseLost, match="b has it now"):
@@ -242,21 +234,17 @@ def test_given_a_lease_that_was_taken_when_renewed_or_looked_at_then_it_is_lost_
         other.release()
 
 
-def test_given_a_lease_taken_between_reading_and_renewing_when_renewed_then_it_is_lost(
-    cell: Cell, clock: ManualClock
-) -> None:
-    mine, other = holding(cell, clock), lease(cell, clock, "b")
-    clock.advance(20_000)
+def test_given_a_lease_taken_between_reading_and_renewing_when_renewed_then_it_is_lost(cell: Cell) -> None:
+    mine, other = holding(cell), lease(cell, "b")
+    cell.clock.advance(20_000)
     cell.before_swap = lambda: other.acquire(sole=True)
     with pytest.raises(LeaseLost, match="b has it now"):
         mine.check()
     assert cell.record.holder == "b"
 
 
-def test_given_a_lease_taken_and_given_back_when_looked_at_then_it_is_lost_all_the_same(
-    cell: Cell, clock: ManualClock
-) -> None:
-    mine, other = holding(cell, clock), lease(cell, clock, "b")
+def test_given_a_lease_taken_and_given_back_when_looked_at_then_it_is_lost_all_the_same(cell: Cell) -> None:
+    mine, other = holding(cell), lease(cell, "b")
     other.acquire(sole=True)
     other.release()
     with pytest.raises(LeaseLost, match="no process has it now"):
@@ -266,38 +254,36 @@ def test_given_a_lease_taken_and_given_back_when_looked_at_then_it_is_lost_all_t
 @pytest.mark.parametrize("look", [Lease.check, Lease.renew])
 @pytest.mark.parametrize("times", [1, 2])
 def test_given_renewals_whose_answers_were_lost_when_looked_at_then_it_goes_on_from_what_is_there(
-    cell: Cell, clock: ManualClock, look: Callable[[Lease], None], times: int
+    cell: Cell, look: Callable[[Lease], None], times: int
 ) -> None:
-    mine = holding(cell, clock)
+    mine = holding(cell)
     for _ in range(times):
         cell.fails_after_writing = True
-        clock.advance(SECOND)
+        cell.clock.advance(SECOND)
         with pytest.raises(StoreError, match="answer was lost"):
             mine.renew()
     cell.fails_after_writing = False
     assert mine.left_ms == SECONDS * SECOND - times * SECOND
     look(mine)
     assert (mine.held, mine.fence, cell.record.fence) == (True, 1, 1)
-    clock.advance(SECONDS * SECOND // 3)
+    cell.clock.advance(SECONDS * SECOND // 3)
     mine.check()
     assert mine.left_ms == SECONDS * SECOND
 
 
 @pytest.mark.parametrize("look", [Lease.check, Lease.renew, Lease.confirm])
 def test_given_another_process_of_the_same_name_when_it_has_taken_it_then_its_fence_tells_them_apart(
-    cell: Cell, clock: ManualClock, look: Callable[[Lease], None]
+    cell: Cell, look: Callable[[Lease], None]
 ) -> None:
-    mine, again = holding(cell, clock), holding(cell, clock)
+    mine, again = holding(cell), holding(cell)
     with pytest.raises(LeaseLost):
         look(mine)
     assert (mine.held, again.fence, cell.record.fence) == (False, 2, 2)
     again.check()
 
 
-def test_given_a_renewal_not_answered_and_another_holder_meanwhile_when_renewed_then_it_is_lost(
-    cell: Cell, clock: ManualClock
-) -> None:
-    mine, other = holding(cell, clock), lease(cell, clock, "b")
+def test_given_a_renewal_not_answered_and_another_holder_meanwhile_when_renewed_then_it_is_lost(cell: Cell) -> None:
+    mine, other = holding(cell), lease(cell, "b")
     cell.fails_after_writing = True
     with pytest.raises(StoreError):
         mine.renew()
@@ -314,17 +300,15 @@ def test_given_a_renewal_not_answered_and_another_holder_meanwhile_when_renewed_
     other.check()
 
 
-def test_given_a_holder_that_slept_and_nobody_came_when_it_wakes_then_it_still_has_it(
-    cell: Cell, clock: ManualClock
-) -> None:
-    mine = holding(cell, clock)
-    clock.advance(24 * 60 * MINUTE)
+def test_given_a_holder_that_slept_and_nobody_came_when_it_wakes_then_it_still_has_it(cell: Cell) -> None:
+    mine = holding(cell)
+    cell.clock.advance(24 * 60 * MINUTE)
     mine.check()
     assert (mine.held, cell.record.beat) == (True, 1)
 
 
-def test_given_a_lease_never_taken_when_used_then_it_is_refused(cell: Cell, clock: ManualClock) -> None:
-    mine = lease(cell, clock)
+def test_given_a_lease_never_taken_when_used_then_it_is_refused(cell: Cell) -> None:
+    mine = lease(cell)
     mine.release()
     for look in (mine.check, mine.renew):
         with pytest.raises(LeaseLost):
@@ -335,27 +319,25 @@ def test_given_a_lease_never_taken_when_used_then_it_is_refused(cell: Cell, cloc
 # --- relying on it without looking -----------------------------------------------------------------------------------
 
 
-def test_given_a_holder_when_asked_how_long_nobody_else_can_have_it_then_its_running_time_says(
-    cell: Cell, clock: ManualClock
-) -> None:
-    mine = lease(cell, clock)
+def test_given_a_holder_when_asked_how_long_nobody_else_can_have_it_then_its_running_time_says(cell: Cell) -> None:
+    mine = lease(cell)
     assert mine.left_ms == 0
     mine.acquire()
-    clock.advance(20_000)
-    clock.step(10 * MINUTE)
+    cell.clock.advance(20_000)
+    cell.clock.step(10 * MINUTE)
     assert mine.left_ms == 40_000
     mine.renew_if_due()
     assert mine.left_ms == 60_000
-    clock.advance(60_001)
+    cell.clock.advance(60_001)
     assert mine.left_ms == -1
     mine.release()
     assert mine.left_ms == 0
 
 
 def test_given_candidates_that_rely_on_it_when_a_wall_clock_is_far_ahead_then_it_is_watched_all_the_same(
-    cell: Cell, clock: ManualClock
+    cell: Cell,
 ) -> None:
-    mine = holding(cell, clock)
+    mine = holding(cell)
     far = ManualClock(NOW_MS + 24 * 60 * MINUTE)
     challenger = Lease(cell, "b", SECONDS, far, wall_clocks=False)
     for _ in range(2):
@@ -363,15 +345,13 @@ def test_given_candidates_that_rely_on_it_when_a_wall_clock_is_far_ahead_then_it
             challenger.acquire()
         far.advance(SECONDS * SECOND)
     far.advance(1)
-    clock.advance(2 * SECONDS * SECOND + 1)
+    cell.clock.advance(2 * SECONDS * SECOND + 1)
     challenger.acquire()
     assert mine.left_ms < 0
 
 
-def test_given_a_holder_when_confirmed_then_it_is_read_once_and_its_loss_is_found_out(
-    cell: Cell, clock: ManualClock
-) -> None:
-    mine, other = holding(cell, clock), lease(cell, clock, "b")
+def test_given_a_holder_when_confirmed_then_it_is_read_once_and_its_loss_is_found_out(cell: Cell) -> None:
+    mine, other = holding(cell), lease(cell, "b")
     reads = cell.reads
     mine.confirm()
     assert cell.reads == reads + 1
@@ -384,9 +364,9 @@ def test_given_a_holder_when_confirmed_then_it_is_read_once_and_its_loss_is_foun
 
 
 def test_given_a_record_in_its_own_name_when_acquired_then_its_writing_was_not_answered_and_it_is_taken(
-    cell: Cell, clock: ManualClock
+    cell: Cell,
 ) -> None:
-    mine = lease(cell, clock)
+    mine = lease(cell)
     cell.fails_after_writing = True
     with pytest.raises(StoreError):
         mine.acquire()
@@ -396,8 +376,8 @@ def test_given_a_record_in_its_own_name_when_acquired_then_its_writing_was_not_a
     assert (mine.held, mine.fence) == (True, 2)
 
 
-def test_given_an_address_when_held_then_others_see_who_has_it_and_where(cell: Cell, clock: ManualClock) -> None:
-    mine, other = lease(cell, clock), lease(cell, clock, "b")
+def test_given_an_address_when_held_then_others_see_who_has_it_and_where(cell: Cell) -> None:
+    mine, other = lease(cell), lease(cell, "b")
     mine.address = "http://a:1"
     mine.acquire()
     assert mine.seen is None
@@ -426,7 +406,7 @@ def states(tmp_path: Path) -> Iterator[tuple[SqliteState, SqliteState]]:
 def test_given_one_memory_and_two_processes_when_both_want_the_lease_then_one_has_it(
     states: tuple[SqliteState, SqliteState], clock: ManualClock
 ) -> None:
-    mine, other = (lease(state, clock, name) for state, name in zip(states, "ab", strict=True))
+    mine, other = (Lease(state, name, SECONDS, clock) for state, name in zip(states, "ab", strict=True))
     mine.acquire()
     with pytest.raises(LeaseHeld, match="a has the lease"):
         other.acquire()

@@ -14,6 +14,7 @@ from typing import Any
 import plyvel
 import pytest
 
+from tests.support import raising
 from tms_core.errors import StoreBusy, StoreError, StoreLayoutError, StoreNotFound
 from tms_core.tables.base import MessageValue, PointerSet, TxCell
 from tms_core.tables.leveldb.store import LevelDBStore, decode, encode, release
@@ -469,10 +470,7 @@ def test_given_a_last_write_cut_short_when_opened_then_the_writes_before_it_are_
 def test_given_an_error_of_the_library_when_it_reaches_us_then_it_is_ours_and_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, hint: str
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(plyvel, "DB", fail)
+    monkeypatch.setattr(plyvel, "DB", raising(error))
     with pytest.raises(StoreError, match=hint) as caught:
         LevelDBStore(tmp_path, create=True)
     assert str(tmp_path) in caught.value.message

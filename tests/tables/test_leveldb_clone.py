@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import raising
 from tms_core.errors import StoreBusy, StoreError, StoreLayoutError, StoreNotFound
 from tms_core.tables.leveldb.clone import ClonedStore, clone, remove_stale
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -70,10 +71,7 @@ def test_given_tables_when_cloned_then_they_are_links_and_only_the_rest_is_copie
 def test_given_a_place_without_hard_links_when_cloned_then_tables_are_copied_and_it_says_so(
     sample: Path, state: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    monkeypatch.setattr(Path, "hardlink_to", raising(OSError(number, os.strerror(number))))
     before = fingerprint(sample)
     with clone(sample, state) as cloned:
         assert isinstance(cloned, ClonedStore)

@@ -16,6 +16,7 @@ import pytest
 
 from tests.builders import NOW_MS
 from tests.messaging.desk import P, leveldb, named, reader
+from tests.support import raising
 from tests.tables.conftest import Child
 from tms_core.errors import StoreError, WriteRefused
 from tms_core.messaging.model import RollbackRange
@@ -353,12 +354,8 @@ def test_given_a_sync_that_failed_when_synced_again_then_the_folder_is_opened_an
     database = WritableDatabase(tmp_path, create=True)
     database.put([(b"a", b"1"), (b"b", b"2")])
     database.delete([b"a"])
-
-    def fail(_: int) -> None:
-        raise OSError(5, "Input/output error")
-
     with monkeypatch.context() as patched:
-        patched.setattr("os.fsync", fail)
+        patched.setattr("os.fsync", raising(OSError(5, "Input/output error")))
         with pytest.raises(StoreError):
             database.sync()
     opened = disk.opened
@@ -541,12 +538,8 @@ def test_given_a_disk_that_takes_nothing_when_written_then_that_is_a_refused_wri
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
     database = WritableDatabase(tmp_path, create=True)
-
-    def refuse(_: Batch) -> None:
-        raise plyvel.IOError(f"IO error: 000005.log: {message}".encode())
-
     with monkeypatch.context() as patched:
-        patched.setattr(Batch, "write", refuse)
+        patched.setattr(Batch, "write", raising(plyvel.IOError(f"IO error: 000005.log: {message}".encode())))
         uses: list[Callable[[], object]] = [lambda: database.delete([b"a"]), lambda: database.put([(b"a", b"1")])]
         for write in uses:
             with pytest.raises(WriteRefused, match=message):

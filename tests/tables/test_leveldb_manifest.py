@@ -11,16 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.builders import every
+from tests.support import raising
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.tables.base import MessageValue
-from tms_core.tables.leveldb.log import (
-    BLOCK_BYTES,
-    NEW_TABLE,
-    pack_edit,
-    parse_edit,
-    read_records,
-    write_records,
-)
+from tms_core.tables.leveldb.log import BLOCK_BYTES, NEW_TABLE, pack_edit, parse_edit, read_records, write_records
 from tms_core.tables.leveldb.manifest import cure, current_manifest, prepare, rename_tables
 from tms_core.tables.leveldb.store import LevelDBStore
 
@@ -178,11 +172,7 @@ def test_given_a_full_disk_when_cured_then_the_folder_is_as_it_was(
 ) -> None:
     folder = sample / MESSAGE
     before = snapshot(folder)
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", raising(OSError(28, "No space left on device")))
     with pytest.raises(StoreError, match="Free some space"):
         prepare(folder)
     assert snapshot(folder) == before

@@ -19,12 +19,7 @@ from tms_core.transaction.manager.manager import BadArgument, TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.model import Transaction, TransactionType
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import (
-    MAX_ANSWER_BYTES,
-    MethodUnknown,
-    OutcomeUnknown,
-    ServiceUnavailable,
-)
+from tms_core.transaction.rpc.line import MAX_ANSWER_BYTES, MethodUnknown, OutcomeUnknown, ServiceUnavailable
 from tms_core.transaction.rpc.service import TransactionService
 
 #: Longer than anything takes that ends at all.
@@ -217,11 +212,7 @@ def test_given_a_connection_that_breaks_then_what_may_be_done_once_only_is_not_r
 
 def test_given_a_connection_that_breaks_once_then_what_may_be_done_twice_is_repeated() -> None:
     answers = iter([None, b""])
-
-    def first_breaks(call: RpcMessage) -> bytes | None:
-        return None if next(answers) is None else reply(call)
-
-    with misbehaving(first_breaks) as (service, client):
+    with misbehaving(lambda call: None if next(answers) is None else reply(call)) as (service, client):
         client.abort(Transaction(7, 7, 7))
         assert service.calls == ["abortTx", "abortTx"]
 

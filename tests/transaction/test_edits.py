@@ -19,20 +19,8 @@ VECTORS = load("txlog/edits-v4.json")
 LONGS = st.integers(-(2**63), 2**63 - 1)
 #: What was appended, in order, when the vectors were made.
 EDITS = [
-    Edit(
-        BASE + 1,
-        EditState.IN_PROGRESS,
-        TIME_MS + 30_000,
-        visibility_upper_bound=BASE,
-        type=TransactionType.SHORT,
-    ),
-    Edit(
-        BASE + 2,
-        EditState.IN_PROGRESS,
-        TIME_MS + 86_400_000,
-        visibility_upper_bound=BASE,
-        type=TransactionType.LONG,
-    ),
+    Edit(BASE + 1, EditState.IN_PROGRESS, TIME_MS + 30_000, visibility_upper_bound=BASE, type=TransactionType.SHORT),
+    Edit(BASE + 2, EditState.IN_PROGRESS, TIME_MS + 86_400_000, visibility_upper_bound=BASE, type=TransactionType.LONG),
     Edit(BASE + 3, EditState.CHECKPOINT, parent_write_pointer=BASE + 1),
     Edit(BASE + 1, EditState.COMMITTING, changes=frozenset({b"k1"})),
     Edit(BASE + 1, EditState.COMMITTED, commit_pointer=BASE + 4, can_commit=True, changes=frozenset({b"k1"})),
@@ -76,11 +64,7 @@ def test_given_tephras_bytes_when_read_then_the_edit_says_what_tephra_printed(
 
 @pytest.mark.parametrize(
     ("version", "length", "left_out"),
-    [
-        (-3, 58, {}),
-        (-2, 42, {"type": None}),
-        (-1, 34, {"type": None, "visibility_upper_bound": 0}),
-    ],
+    [(-3, 58, {}), (-2, 42, {"type": None}), (-1, 34, {"type": None, "visibility_upper_bound": 0})],
 )
 def test_given_an_older_layout_when_read_then_what_it_does_not_store_is_missing(
     version: int, length: int, left_out: dict[str, int | None]

@@ -274,11 +274,7 @@ def test_given_tephras_request_frames_when_sent_as_they_are_then_they_are_answer
         ("invalidateTx(5) -> false", "invalidateTx", [wire.i64(1, 5)]),
         ("resetState -> void", "resetState", []),
         ("truncateInvalidTx({7}) -> TBoolean(false)", "truncateInvalidTx", [wire.i64s(1, [7], Kind.SET)]),
-        (
-            "commitOrThrow(5,5) -> TTransactionNotInProgressException",
-            "commitOrThrow",
-            [wire.i64(1, 5), wire.i64(2, 5)],
-        ),
+        ("commitOrThrow(5,5) -> TTransactionNotInProgressException", "commitOrThrow", [wire.i64(1, 5), wire.i64(2, 5)]),
     ],
 )
 def test_given_a_question_that_tephra_answered_then_our_answer_is_the_same_to_the_byte(

@@ -37,7 +37,7 @@ from tms_core.errors import ConfigurationError, Refused
 from tms_core.transaction.model import transaction_ms
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 #: How long a batch's transaction may take, in seconds. Nothing of it holds up readers before its last moment.
 TIMEOUT_SECONDS = 300
@@ -243,9 +243,6 @@ def _chunks(values: Iterable[Any], column: str) -> Iterator[list[bytes]]:
     if chunk:
         yield chunk
 
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # -- what Spark has written into a query's checkpoint, and a batch cannot be asked -------------------------------------
 

@@ -537,11 +537,7 @@ def between(store: Store, number: int, happening: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ("resumed", "janitor pause default:orders"),
-        ("deleted", "is deleted"),
-        ("created anew", "created again"),
-    ],
+    [("resumed", "janitor pause default:orders"), ("deleted", "is deleted"), ("created anew", "created again")],
 )
 def test_given_a_topic_that_moves_while_it_is_restored_to_then_no_more_is_written(
     undo: Undo, orders: Topic, change: str, message: str

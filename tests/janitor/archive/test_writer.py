@@ -32,6 +32,7 @@ from janitor.archive.writer import PAGE_ROWS, CommitState, ParquetArchive, commi
 from janitor.law.policy import Rule
 from tests.archives import Undo, keys_of
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Topic, pointer, topic, visibility
+from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, ConfigurationError, StoreError, TmsError
 from tms_core.rowkey import MessageKey, PayloadKey
@@ -335,15 +336,7 @@ def test_given_rows_side_by_side_or_scattered_when_picked_then_it_costs_few_call
 # --- names -----------------------------------------------------------------------------------------------------------
 
 LONG = "x" * 300
-HOSTILE = [
-    "007:0",
-    "_:-",
-    "default:Orders",
-    "default:orders",
-    "default:--x",
-    "null:NaN",
-    f"{'y' * 200}:{'x' * 200}",
-]
+HOSTILE = ["007:0", "_:-", "default:Orders", "default:orders", "default:--x", "null:NaN", f"{'y' * 200}:{'x' * 200}"]
 
 
 def test_given_names_that_mean_something_to_others_when_saved_then_readers_get_them_as_they_are(undo: Undo) -> None:
@@ -417,10 +410,7 @@ def fail_syncing(kind: Callable[[str], bool]) -> Callable[[pytest.MonkeyPatch], 
 
 
 def fail_renaming(monkeypatch: pytest.MonkeyPatch) -> None:
-    def renamed(*_: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "rename", renamed)
+    monkeypatch.setattr(Path, "rename", raising(OSError(errno.ENOSPC, "No space left on device")))
 
 
 FAILURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -475,11 +465,8 @@ def test_given_a_file_that_was_synced_when_it_gets_its_name_then_all_folders_are
 def test_given_a_folder_that_may_not_be_written_when_saved_then_it_says_whose_it_should_be(
     undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
     orders.plain(NOW_MS)
-    monkeypatch.setattr(Path, "mkdir", refused)
+    monkeypatch.setattr(Path, "mkdir", raising(PermissionError(errno.EACCES, "Permission denied")))
     with pytest.raises(ArchiveError, match=r"Permission denied.*Run as a user"):
         undo.archive(orders)
 

@@ -70,11 +70,7 @@ def test_given_neighbours_of_one_pass_when_asked_then_they_are_shown_as_one_and_
     newer = [covered(b"", b"\x01"), covered(b"\x01", b"\x02"), covered(b"\x03", b"\x04"), covered(b"\x04", None)]
     limits = claim([old, *newer], [], LIFETIME).limits
     places = {limit.start: limit.reason.rpartition(", used ")[2] for limit in limits if "used" in limit.reason}
-    assert places == {
-        b"": "from the beginning to 02",
-        b"\x02": "from 02 to 03 (salt 2)",
-        b"\x03": "from 03 to the end",
-    }
+    assert places == {b"": "from the beginning to 02", b"\x02": "from 02 to 03 (salt 2)", b"\x03": "from 03 to the end"}
     [last] = {
         limit.start for limit in claim([covered(b"", b"\xff"), covered(b"\xff", bound=7)], [], LIFETIME).limits[:1]
     }
@@ -106,11 +102,7 @@ def test_given_evidence_when_some_keys_were_covered_again_then_for_each_key_the_
     old = [covered(b"", b"c", bound=1), covered(b"c", None, bound=2)]
     newer = [covered(b"b", b"d", bound=3)]
     found = with_newer(old, newer)
-    assert [(item.start, item.stop, item.bound) for item in found] == [
-        (b"", b"b", 1),
-        (b"b", b"d", 3),
-        (b"d", None, 2),
-    ]
+    assert [(item.start, item.stop, item.bound) for item in found] == [(b"", b"b", 1), (b"b", b"d", 3), (b"d", None, 2)]
     assert with_newer(found, [covered(bound=4)]) == [covered(bound=4)]
     assert with_newer([], newer) == newer
 

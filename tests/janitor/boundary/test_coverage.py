@@ -23,6 +23,7 @@ from tests.builders import (
     Call,
     Rig,
     Topic,
+    fail_at,
     janitor,
     pointer,
     topic,
@@ -686,12 +687,12 @@ def test_given_a_run_that_is_killed_when_its_deletes_are_evidence_then_they_were
 def test_given_a_topic_that_fails_when_killed_behind_it_then_nothing_behind_it_is_evidence() -> None:
     rig, topics = in_one_piece()
     failed = topics[1].id.prefix
-
-    def fail(call: Call) -> None:
-        if call.name == "message.invert" and call.arguments[0][0].key.startswith(failed):
-            raise StoreError("a block is damaged")
-
-    watch(rig.store, before=fail)
+    watch(
+        rig.store,
+        before=fail_at(
+            "message.invert", StoreError("a block is damaged"), lambda call: call.arguments[0][0].key.startswith(failed)
+        ),
+    )
     assert Budget(rig, "message.cells", 20).run() is None
     assert all(item.stop is not None and item.stop <= topics[1].id.prefix + b"\xff" for item in rig.state.evidence())
     assert any(OLD in topic.pointers() for topic in topics[1:])

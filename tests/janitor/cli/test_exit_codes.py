@@ -15,6 +15,7 @@ import pytest
 from janitor.run.engine import Engine
 from tests.builders import DAY, HOUR, topic
 from tests.janitor.cli.conftest import SETTINGS, Site
+from tests.support import raising
 from tms_core.errors import StoreError
 from tms_core.tables.leveldb.store import LevelDBMessageTable, LevelDBStore
 
@@ -263,10 +264,7 @@ def test_given_a_topic_that_cannot_be_done_when_run_then_5_and_the_others_are_do
 
 
 def test_given_ctrl_c_then_130_and_a_sentence(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Engine, "plan", interrupted)
+    monkeypatch.setattr(Engine, "plan", raising(KeyboardInterrupt))
     stopped = site.janitor("plan")
     assert (stopped.code, stopped.out) == (130, "")
     assert stopped.err.splitlines()[-1] == "interrupted; nothing in the store was changed"

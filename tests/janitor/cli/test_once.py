@@ -11,6 +11,7 @@ from janitor.state.decided import NOTE, REMEMBERED
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY
 from tests.janitor.cli.conftest import Site
+from tests.support import raising
 
 
 def test_given_a_decision_when_it_is_read_again_then_it_is_not_carried_out_again(site: Site) -> None:
@@ -63,11 +64,8 @@ def test_given_a_process_that_dies_while_it_notes_a_decision_then_the_store_is_n
     class Died(BaseException):
         pass
 
-    def dies(*_: object) -> None:
-        raise Died
-
     with monkeypatch.context() as patch:
-        patch.setattr(decided, "note_done", dies)
+        patch.setattr(decided, "note_done", raising(Died))
         with pytest.raises(Died):
             site.janitor("adopt --once-for monday")
     with SqliteState(site.folder / "data/janitor") as state:

@@ -78,10 +78,7 @@ def test_given_flags_environment_and_file_when_shown_then_each_value_has_its_ori
     monkeypatch.setenv("TMS_JANITOR__BATCH_ROWS", "7")
     shown = site.janitor("config show --snapshots elsewhere --format json").json
     assert shown["janitor.batch_rows"] == {"value": 7, "origin": "environment TMS_JANITOR__BATCH_ROWS"}
-    assert shown["transactions.directory"] == {
-        "value": str(site.folder / "elsewhere"),
-        "origin": "flag --snapshots",
-    }
+    assert shown["transactions.directory"] == {"value": str(site.folder / "elsewhere"), "origin": "flag --snapshots"}
     assert shown["transactions.grace_seconds"] == {"value": 3600, "origin": "file janitor.yaml"}
     assert shown["janitor.hold_seconds"] == {"value": 3600, "origin": "default"}
 

@@ -22,6 +22,7 @@ from janitor.cli import render
 from janitor.report import EXPECTED
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
+from tests.support import raising
 from tms_core.logs.printable import duration
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
@@ -281,11 +282,8 @@ def test_given_a_guard_that_trips_and_a_snapshot_passed_over_then_both_are_logge
 def test_given_files_that_cannot_be_linked_then_it_is_said_that_they_were_copied(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Path) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
     site.janitor("run --once --adopt")  # leaves tables, which is what can be linked
-    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    monkeypatch.setattr(Path, "hardlink_to", raising(PermissionError(errno.EPERM, "Operation not permitted")))
     assert "files were copied" in site.janitor("plan").err
 
 

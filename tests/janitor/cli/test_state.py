@@ -447,11 +447,7 @@ def test_given_an_id_then_it_is_read_as_it_is_written() -> None:
     ],
 )
 def test_given_a_shell_asks_then_the_state_is_where_the_settings_say_without_being_loaded(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    settings: str | None,
-    environ: dict[str, str],
-    leveldb: str | None,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str | None, environ: dict[str, str], leveldb: str | None
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, value in environ.items():

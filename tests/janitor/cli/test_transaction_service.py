@@ -42,9 +42,7 @@ def test_given_a_service_when_the_janitor_plans_then_what_is_invalid_there_is_to
     assert site.janitor("plan --format json").json["totals"]["invalid_transaction"] == 1
 
 
-def test_given_a_service_that_does_not_answer_when_planned_then_nothing_is_inverted_and_it_says_why(
-    site: Site,
-) -> None:
+def test_given_a_service_that_does_not_answer_when_planned_then_nothing_is_inverted_and_it_says_why(site: Site) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"

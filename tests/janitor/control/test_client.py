@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
-from typing import NoReturn
 
 import pytest
 
@@ -17,6 +16,7 @@ from janitor.control import api, values
 from janitor.control.api import Greeting
 from janitor.control.client import Caller, RemoteEngine
 from tests.janitor.control.conftest import PICTURE, Desk
+from tests.support import raising
 from tms_core.errors import StoreBusy, StoreError, TmsError
 
 GREETING = Greeting("0", 1, "memory:1", "digest")
@@ -164,11 +164,7 @@ def test_given_another_users_socket_then_who_has_to_ask_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / api.SOCKET_NAME).touch()
-
-    def refuse(_: Path) -> NoReturn:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(api, "address", refuse)
+    monkeypatch.setattr(api, "address", raising(PermissionError(errno.EACCES, "Permission denied")))
     with pytest.raises(StoreBusy, match="runs as another user"):
         Caller(tmp_path).greeting()
 

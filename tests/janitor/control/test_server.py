@@ -26,6 +26,7 @@ from janitor.run import plan_file as plan
 from janitor.state.base import EVERYTHING
 from tests.builders import Call, watch
 from tests.janitor.control.conftest import SETTINGS, STORE, Client, Desk
+from tests.support import raising
 from tms_core.errors import Halted, StoreBusy, StoreError
 from tms_core.topic import TopicId
 
@@ -239,10 +240,7 @@ def test_given_a_status_page_then_the_socket_has_it_too(desk: Desk) -> None:
 def test_given_a_bug_then_the_client_hears_of_it_and_the_log_says_where(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object) -> Audit:
-        raise ZeroDivisionError("oh")
-
-    desk.act = fail
+    desk.act = raising(ZeroDivisionError("oh"))
     desk.start()
     with desk.connect() as client:
         client.ask("verify")

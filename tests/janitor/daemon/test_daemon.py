@@ -19,7 +19,8 @@ from janitor.state.base import EVERYTHING, RunRecord
 from janitor.state.records import TopicCount
 from janitor.status.collect import Deployment
 from janitor.status.health import judge
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, janitor, pointer, topic, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, fail_at, janitor, pointer, topic, watch
+from tests.support import raising
 from tests.virtual import VirtualTime, virtual_time
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
@@ -114,13 +115,15 @@ def test_given_topics_that_were_counted_when_a_sweep_is_under_way_then_it_is_kno
 def test_given_a_sweep_that_fails_when_time_passes_then_it_is_a_failed_run_and_the_next_one_comes() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
-
-    def fail(call: Call) -> None:
-        if call.name == "metadata.rows" and NOW_MS + 60 * SECOND <= site.time.clock.now_ms() < NOW_MS + 120 * SECOND:
-            raise StoreError("the disk is gone.")
-
     with house(store) as site:
-        watch(store, before=fail)
+        watch(
+            store,
+            before=fail_at(
+                "metadata.rows",
+                StoreError("the disk is gone."),
+                lambda _: NOW_MS + 60 * SECOND <= site.time.clock.now_ms() < NOW_MS + 120 * SECOND,
+            ),
+        )
         site.time.advance(60)
         assert site.results == ["done", "failed"]
         site.time.advance(60)
@@ -144,11 +147,7 @@ def test_given_a_bug_in_a_sweep_when_time_passes_then_it_is_a_failed_run_and_no_
 
 def test_given_a_chore_that_fails_when_time_passes_then_sweeps_go_on(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
-
-    def fail() -> None:
-        raise StoreError("it cannot be counted.")
-
-    with house(jobs=(Job("count", 60, fail),)) as site:
+    with house(jobs=(Job("count", 60, raising(StoreError("it cannot be counted."))),)) as site:
         site.time.advance(120)
         assert site.results == ["done"] * 3
         assert "count failed: it cannot be counted." in caplog.messages

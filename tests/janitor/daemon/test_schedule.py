@@ -63,10 +63,8 @@ def started(time: VirtualTime, trigger: str | int, job: Job, *, at_once: bool = 
 # --- intervals -------------------------------------------------------------------------------------------------------
 
 
-def test_given_an_interval_when_time_passes_then_each_run_is_exactly_that_later(
-    time: VirtualTime, clock: ManualClock
-) -> None:
-    job = started(time, 60, Job(clock))
+def test_given_an_interval_when_time_passes_then_each_run_is_exactly_that_later(time: VirtualTime) -> None:
+    job = started(time, 60, Job(time.clock))
     time.advance(59.999)
     assert job.at == []
     time.advance(0.001)
@@ -75,35 +73,33 @@ def test_given_an_interval_when_time_passes_then_each_run_is_exactly_that_later(
     assert job.at == [60, 120, 180, 240]
 
 
-def test_given_at_once_when_started_then_it_runs_then_and_on_the_interval(
-    time: VirtualTime, clock: ManualClock
-) -> None:
-    job = started(time, 60, Job(clock), at_once=True)
+def test_given_at_once_when_started_then_it_runs_then_and_on_the_interval(time: VirtualTime) -> None:
+    job = started(time, 60, Job(time.clock), at_once=True)
     time.advance(120)
     assert job.at == [0, 60, 120]
 
 
-def test_given_a_day_when_it_passes_then_no_run_drifts(time: VirtualTime, clock: ManualClock) -> None:
-    job = started(time, 60, Job(clock, *[0.7] * 2000))
+def test_given_a_day_when_it_passes_then_no_run_drifts(time: VirtualTime) -> None:
+    job = started(time, 60, Job(time.clock, *[0.7] * 2000))
     time.advance(24 * 3600)
     assert job.at == [60.0 * number for number in range(1, 1441)]
 
 
 def test_given_a_run_that_takes_several_intervals_when_it_ends_then_those_it_overlapped_are_left_out(
-    time: VirtualTime, clock: ManualClock
+    time: VirtualTime,
 ) -> None:
-    job = started(time, 60, Job(clock, 200))
+    job = started(time, 60, Job(time.clock, 200))
     time.advance(400)
     assert job.at == [60, 300, 360]
 
 
 @pytest.mark.parametrize("after_seconds", [0, 30, 59])
 def test_given_the_clock_set_back_when_time_passes_then_the_next_run_is_still_an_interval_after_the_last(
-    time: VirtualTime, clock: ManualClock, after_seconds: int
+    time: VirtualTime, after_seconds: int
 ) -> None:
-    job = started(time, 60, Job(clock))
+    job = started(time, 60, Job(time.clock))
     time.advance(60 + after_seconds)
-    clock.step(-HOUR)
+    time.clock.step(-HOUR)
     time.advance(180 - after_seconds)
     assert job.at == [60, 120, 180, 240]
 
@@ -120,11 +116,11 @@ def test_given_nobody_watching_when_the_clock_is_set_back_then_runs_are_put_off(
 
 @pytest.mark.parametrize("jump_ms", [HOUR, 50 * YEAR])
 def test_given_the_clock_set_forward_when_time_passes_then_no_run_moves_or_is_made_up_for(
-    time: VirtualTime, clock: ManualClock, jump_ms: int
+    time: VirtualTime, jump_ms: int
 ) -> None:
-    job = started(time, 60, Job(clock))
+    job = started(time, 60, Job(time.clock))
     time.advance(90)
-    clock.step(jump_ms)
+    time.clock.step(jump_ms)
     time.advance(150)
     assert job.at == [60, 120, 180, 240]
 
@@ -165,16 +161,16 @@ def test_given_the_clock_set_back_while_the_scheduler_looks_when_time_passes_the
 
 
 def test_given_a_machine_that_slept_when_it_wakes_up_then_what_came_due_runs_once_and_at_once(
-    time: VirtualTime, clock: ManualClock
+    time: VirtualTime,
 ) -> None:
     """Asleep, all clocks go on but the one that waits are measured by."""
-    job, nightly = Job(clock), Job(clock)
+    job, nightly = Job(time.clock), Job(time.clock)
     time.schedule.add("nightly", cron("0 3 * * *"), nightly)
     started(time, 60, job)
     time.advance(30)
     assert time.scheduler.wake_ms is not None
     time.scheduler.wake_ms += 10 * HOUR
-    clock.advance(10 * HOUR)
+    time.clock.advance(10 * HOUR)
     time.advance(90)
     assert job.at == [36030, 36060, 36120]
     assert nightly.at == [36030]
@@ -183,11 +179,9 @@ def test_given_a_machine_that_slept_when_it_wakes_up_then_what_came_due_runs_onc
 # --- crontab lines ---------------------------------------------------------------------------------------------------
 
 
-def test_given_a_crontab_line_when_time_passes_then_it_runs_on_the_minute(
-    time: VirtualTime, clock: ManualClock
-) -> None:
-    clock.advance(17_250)
-    job = started(time, "*/5 * * * *", Job(clock))
+def test_given_a_crontab_line_when_time_passes_then_it_runs_on_the_minute(time: VirtualTime) -> None:
+    time.clock.advance(17_250)
+    job = started(time, "*/5 * * * *", Job(time.clock))
     time.advance(1800)
     assert [datetime.fromtimestamp(ms / 1000, UTC).strftime("%H:%M:%S.%f") for ms in job.wall_ms] == [
         f"{hour:02}:{minute:02}:00.000000"
@@ -195,13 +189,11 @@ def test_given_a_crontab_line_when_time_passes_then_it_runs_on_the_minute(
     ]
 
 
-def test_given_the_clock_set_back_when_time_passes_then_the_line_counts_by_the_new_clock(
-    time: VirtualTime, clock: ManualClock
-) -> None:
-    job = started(time, "*/10 * * * *", Job(clock))
+def test_given_the_clock_set_back_when_time_passes_then_the_line_counts_by_the_new_clock(time: VirtualTime) -> None:
+    job = started(time, "*/10 * * * *", Job(time.clock))
     time.advance(600)
     [first] = job.wall_ms
-    clock.step(-HOUR)
+    time.clock.step(-HOUR)
     time.advance(600)
     assert [ms - first for ms in job.wall_ms] == [0, 10 * MINUTE - HOUR]
 
@@ -222,11 +214,11 @@ def test_given_the_clock_set_back_across_the_last_run_when_time_passes_then_that
 
 @pytest.mark.parametrize("jump_ms", [HOUR, 50 * YEAR])
 def test_given_the_clock_set_forward_over_many_runs_when_time_passes_then_they_are_one(
-    time: VirtualTime, clock: ManualClock, jump_ms: int
+    time: VirtualTime, jump_ms: int
 ) -> None:
-    job = started(time, "* * * * *", Job(clock))
+    job = started(time, "* * * * *", Job(time.clock))
     time.advance(90)
-    clock.step(jump_ms)
+    time.clock.step(jump_ms)
     time.advance(3)
     assert len(job.at) == 2
     assert job.at[1] <= 92, "the watch wakes it; the scheduler itself would sleep on"
@@ -252,19 +244,15 @@ def test_given_a_zone_with_summer_time_when_the_clocks_change_then_a_crontab_lin
 # --- wishes ----------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_wish_when_watched_then_the_job_runs_now_and_the_interval_stays(
-    time: VirtualTime, clock: ManualClock
-) -> None:
-    job = started(time, 60, Job(clock))
+def test_given_a_wish_when_watched_then_the_job_runs_now_and_the_interval_stays(time: VirtualTime) -> None:
+    job = started(time, 60, Job(time.clock))
     time.advance(70.5)
     time.schedule.run_now("sweep")
     time.advance(109.5)
     assert job.at == [60, 71, 120, 180]
 
 
-def test_given_a_wish_while_the_job_runs_when_it_ends_then_it_runs_once_more(
-    time: VirtualTime, clock: ManualClock
-) -> None:
+def test_given_a_wish_while_the_job_runs_when_it_ends_then_it_runs_once_more(time: VirtualTime) -> None:
     def wish() -> None:
         job()
         if len(job.at) == 1:
@@ -272,7 +260,7 @@ def test_given_a_wish_while_the_job_runs_when_it_ends_then_it_runs_once_more(
             time.schedule.run_now("sweep")
             time.schedule.watch()
 
-    job = Job(clock, 10)
+    job = Job(time.clock, 10)
     time.schedule.add("sweep", every(60), wish)
     time.schedule.start()
     time.advance(90)
@@ -284,10 +272,8 @@ def test_given_a_wish_for_no_job_when_made_then_it_is_refused(time: VirtualTime)
         time.schedule.run_now("nothing")
 
 
-def test_given_wishes_before_the_start_and_after_the_end_when_watched_then_nothing_happens(
-    time: VirtualTime, clock: ManualClock
-) -> None:
-    job = Job(clock)
+def test_given_wishes_before_the_start_and_after_the_end_when_watched_then_nothing_happens(time: VirtualTime) -> None:
+    job = Job(time.clock)
     time.schedule.add("sweep", every(60), job)
     time.schedule.run_now("sweep")
     time.schedule.watch()
@@ -304,11 +290,11 @@ def test_given_wishes_before_the_start_and_after_the_end_when_watched_then_nothi
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
 def test_given_a_job_that_raises_when_time_passes_then_it_is_logged_and_reported_and_goes_on(
-    time: VirtualTime, clock: ManualClock, error: type[BaseException], caplog: pytest.LogCaptureFixture
+    time: VirtualTime, error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = Job(clock)
+    other = Job(time.clock)
     time.schedule.add("other", every(60), other)
-    job = started(time, 60, Job(clock, raises=error))
+    job = started(time, 60, Job(time.clock, raises=error))
     time.advance(120)
     assert job.at == other.at == [60, 120]
     assert [(name, type(raised)) for name, raised in time.errors] == [("sweep", error)] * 2
@@ -316,10 +302,10 @@ def test_given_a_job_that_raises_when_time_passes_then_it_is_logged_and_reported
     assert "sweep (trigger: every 60 s" in first.getMessage()
 
 
-def test_given_a_schedule_when_asked_then_it_says_when_things_run(time: VirtualTime, clock: ManualClock) -> None:
-    time.schedule.add("other", cron("*/5 * * * *"), Job(clock))
+def test_given_a_schedule_when_asked_then_it_says_when_things_run(time: VirtualTime) -> None:
+    time.schedule.add("other", cron("*/5 * * * *"), Job(time.clock))
     assert time.schedule.next_run_ms("other") is None
-    started(time, 60, Job(clock))
+    started(time, 60, Job(time.clock))
     assert time.schedule.next_run_ms("sweep") == START_MS + MINUTE
     time.advance(60)
     assert time.schedule.next_run_ms("sweep") == START_MS + 2 * MINUTE

@@ -9,7 +9,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any
@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 from janitor.report import GuardNote
-from janitor.status.status import RunSummary, Status
+from janitor.status.status import Status
 from tests.builders import NOW_MS
 from tests.janitor.http import statuses
 from tests.janitor.http.conftest import Direct, Site
 from tests.janitor.http.statuses import StillViews
+from tests.support import raising
 
 PATHS = ("/", "/api/status", "/api/runs", "/healthz", "/readyz", "/metrics")
 
@@ -223,10 +224,7 @@ def test_metrics_are_passed_on_as_they_are(app: Direct) -> None:
 def test_given_a_view_that_fails_then_it_alone_is_answered_500_and_the_log_says_why(
     views: StillViews, caplog: pytest.LogCaptureFixture, method: str, path: str
 ) -> None:
-    def fails(*_: object) -> Sequence[RunSummary]:
-        raise LookupError("a bug of ours")
-
-    setattr(views, method, fails)
+    setattr(views, method, raising(LookupError("a bug of ours")))
     app = Direct(views)
     answer = app.ask(path)
     assert answer.status == 500

@@ -8,14 +8,7 @@ import pytest
 
 from janitor.report import GuardNote
 from janitor.status.health import Health, Reason, judge
-from janitor.status.status import (
-    HeldTopic,
-    Quarantined,
-    Running,
-    RunSummary,
-    SnapshotFigures,
-    Status,
-)
+from janitor.status.status import HeldTopic, Quarantined, Running, RunSummary, SnapshotFigures, Status
 from tests.builders import NOW_MS
 from tests.janitor.http import statuses
 

@@ -21,8 +21,6 @@ from tests.janitor.state.entries import entry
 from tms_core.clock import SystemClock
 from tms_core.topic import TopicId, TopicMetadata
 
-Open = Callable[..., Page]
-
 #: The page has drawn what the server shows, and drawn the plot with it.
 DRAWN = "document.documentElement.dataset.shown"
 
@@ -48,48 +46,47 @@ LOW_CONTRAST = """(() => {
 })()"""
 
 
-@pytest.fixture
-def now_ms() -> int:
-    """The page compares what it is shown with the server's clock, which is the real one."""
-    return SystemClock().now_ms()
-
-
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with Browser.start(tmp_path_factory.mktemp("browser")) as started:
         yield started
 
 
-@pytest.fixture
-def look(browser: Browser) -> Iterator[Open]:
-    """Opens a site as a person would, and waits until it is drawn."""
-    pages: list[Page] = []
+class Look:
+    """Opens sites as a person would, by the server's clock, which is the real one: the page compares both."""
 
-    def open_page(site: Site, width: int = 1280, **features: str) -> Page:
-        page = browser.open()
-        pages.append(page)
+    def __init__(self, browser: Browser, serve: Callable[..., Site]) -> None:
+        self.browser, self.serve = browser, serve
+        self.now_ms = SystemClock().now_ms()
+        self.pages: list[Page] = []
+
+    def __call__(self, site: Site, width: int = 1280, **features: str) -> Page:
+        """A page, once it is drawn."""
+        page = self.browser.open()
+        self.pages.append(page)
         page.shape(width, 800)
         page.prefer(**{"prefers_color_scheme": "light", **features})
         page.go(f"{site.url}/")
         page.until(DRAWN)
         return page
 
-    yield open_page
-    for page in pages:
+    def at(self, status: Status, past: tuple[RunSummary, ...] = (), width: int = 1280, **features: str) -> Page:
+        return self(self.serve(StillViews(status, past)), width, **features)
+
+
+@pytest.fixture
+def look(browser: Browser, serve: Callable[..., Site]) -> Iterator[Look]:
+    looks = Look(browser, serve)
+    yield looks
+    for page in looks.pages:
         page.close()
-
-
-def shown(serve: Callable[..., Site], look: Open, status: Status, past: tuple[RunSummary, ...] = ()) -> Page:
-    return look(serve(StillViews(status, past)))
 
 
 # --- what is read ----------------------------------------------------------------------------------------------------
 
 
-def test_given_a_janitor_at_work_then_every_part_says_what_it_should(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    page = shown(serve, look, statuses.full(now_ms), statuses.runs(now_ms))
+def test_given_a_janitor_at_work_then_every_part_says_what_it_should(look: Look) -> None:
+    page = look.at(statuses.full(look.now_ms), statuses.runs(look.now_ms))
     assert page.text("h1") == "All well. A run is under way."
     assert page.run("document.title") == "All well · janitor"
     expected = {
@@ -105,8 +102,13 @@ def test_given_a_janitor_at_work_then_every_part_says_what_it_should(
             "480",
             "system:time.events",
         ],
-        "#snapshot": ["s old", "1,731", str((now_ms - 31 * HOUR) * 10**6), "1 d 7 h ago"],
-        "#boundary": ["1 d 2 h ago", str((now_ms - 26 * HOUR) * 10**6), "r-20180", "younger transactions could still"],
+        "#snapshot": ["s old", "1,731", str((look.now_ms - 31 * HOUR) * 10**6), "1 d 7 h ago"],
+        "#boundary": [
+            "1 d 2 h ago",
+            str((look.now_ms - 26 * HOUR) * 10**6),
+            "r-20180",
+            "younger transactions could still",
+        ],
         "#guards": ["! clock warns:", "2 s behind", "running time", "-2.1 s"],
         "#phases": ["messages", "610 ms", "sync", "11 ms"],
         "#kept": ["still referred to", "1,204 rows", "of undecided transactions"],
@@ -129,9 +131,9 @@ def test_given_a_janitor_at_work_then_every_part_says_what_it_should(
 
 
 def test_given_a_store_nobody_has_adopted_then_it_says_so_with_the_commands_and_nothing_is_left_blank(
-    serve: Callable[..., Site], look: Open, now_ms: int
+    look: Look,
 ) -> None:
-    page = shown(serve, look, statuses.empty(now_ms))
+    page = look.at(statuses.empty(look.now_ms))
     assert page.text("h1") == "Needs you. This store is not adopted; until it is, nothing is deleted."
     assert page.texts("#adopt code") == [f"janitor plan {ARGUMENTS}", f"janitor adopt {ARGUMENTS}"]
     for part, sentence in {
@@ -153,23 +155,24 @@ def test_given_a_store_nobody_has_adopted_then_it_says_so_with_the_commands_and_
     assert page.console == []
 
 
-def test_given_runs_that_stop_because_the_store_is_not_adopted_then_nothing_is_said_of_what_is_due(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    stopped = RunSummary("r-1", "apply", now_ms - 1000, now_ms, "stopped", stopped_by=("adoption",))
-    page = shown(serve, look, replace(statuses.empty(now_ms), last_run=stopped))
+def test_given_runs_that_stop_because_the_store_is_not_adopted_then_nothing_is_said_of_what_is_due(look: Look) -> None:
+    stopped = RunSummary("r-1", "apply", look.now_ms - 1000, look.now_ms, "stopped", stopped_by=("adoption",))
+    page = look.at(replace(statuses.empty(look.now_ms), last_run=stopped))
     assert page.text("#overdue").endswith("No run has looked for overdue rows yet.")
     assert page.text("#kept").endswith("No run has read the store yet.")
 
 
-def test_given_nothing_to_do_after_a_run_then_the_parts_say_that_all_is_done(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    full = statuses.full(now_ms)
+def test_given_nothing_to_do_after_a_run_then_the_parts_say_that_all_is_done(look: Look) -> None:
+    full = statuses.full(look.now_ms)
     calm = replace(
-        full, held=(), overdue=(), kept={}, guards=(), topics=(TopicFigures("a", "b", 1, 60, 0, 0, None, None, now_ms),)
+        full,
+        held=(),
+        overdue=(),
+        kept={},
+        guards=(),
+        topics=(TopicFigures("a", "b", 1, 60, 0, 0, None, None, look.now_ms),),
     )
-    page = shown(serve, look, calm, statuses.runs(now_ms))
+    page = look.at(calm, statuses.runs(look.now_ms))
     assert "Nothing is held: whatever is due may go." in page.text("#held")
     assert "Nothing is overdue: the janitor has done all that was due." in page.text("#overdue")
     assert "The last run kept no row back." in page.text("#kept")
@@ -177,10 +180,8 @@ def test_given_nothing_to_do_after_a_run_then_the_parts_say_that_all_is_done(
     assert "empty" in page.text("#queues tbody")
 
 
-def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    page = shown(serve, look, statuses.wrong(now_ms), statuses.runs(now_ms)[:5])
+def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(look: Look) -> None:
+    page = look.at(statuses.wrong(look.now_ms), statuses.runs(look.now_ms)[:5])
     assert page.text("h1") == "Down. No janitor is running; these are the figures its state holds."
     assert page.run("document.querySelector('#health').dataset.level") == "down"
     reasons = page.texts("#reasons a")
@@ -211,21 +212,17 @@ def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(
     assert page.texts("#aside code")[0] == f"janitor resume {ARGUMENTS}"
 
 
-def test_given_many_of_a_kind_then_the_first_are_shown_and_the_rest_is_counted(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
+def test_given_many_of_a_kind_then_the_first_are_shown_and_the_rest_is_counted(look: Look) -> None:
     held = tuple(HeldTopic(f"a:{number:03d}", "frontier", 1, 1, None, None, "x") for number in range(200))
-    page = shown(serve, look, replace(statuses.full(now_ms), held=held))
+    page = look.at(replace(statuses.full(look.now_ms), held=held))
     assert len(page.texts("#held li")) == 20
     assert "and 180 more, in janitor status" in page.text("#held")
 
 
-def test_given_times_no_calendar_knows_then_the_page_still_stands(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
+def test_given_times_no_calendar_knows_then_the_page_still_stands(look: Look) -> None:
     held = (HeldTopic("a:b", "frontier", 1, 1, -(2**62), 2**62, ""),)
-    boundary = replace(statuses.full(now_ms).boundary, bound=str(2**63 - 1))
-    page = shown(serve, look, replace(statuses.full(now_ms), held=held, boundary=boundary))
+    boundary = replace(statuses.full(look.now_ms).boundary, bound=str(2**63 - 1))
+    page = look.at(replace(statuses.full(look.now_ms), held=held, boundary=boundary))
     assert "goes by itself at no time" in page.text("#held")
     assert str(2**63 - 1) in page.text("#boundary")
     assert page.console == []
@@ -234,11 +231,9 @@ def test_given_times_no_calendar_knows_then_the_page_still_stands(
 # --- the plot --------------------------------------------------------------------------------------------------------
 
 
-def test_the_plot_has_axes_a_legend_with_totals_marks_of_failures_and_the_same_as_a_table(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    past = statuses.runs(now_ms)
-    page = shown(serve, look, statuses.full(now_ms), past)
+def test_the_plot_has_axes_a_legend_with_totals_marks_of_failures_and_the_same_as_a_table(look: Look) -> None:
+    past = statuses.runs(look.now_ms)
+    page = look.at(statuses.full(look.now_ms), past)
     rules = ("expired", "old_generation", "processed", "invalid_transaction")
     totals = [sum(getattr(run, rule) for run in past) for rule in rules]
     words = ("expired", "of old generations", "processed", "inverted")
@@ -264,11 +259,11 @@ def test_the_plot_has_axes_a_legend_with_totals_marks_of_failures_and_the_same_a
     [(0, "1 h", 60), (59, "1 h", 60), (3_600, "24 h", 48), (90_000, "7 d", 42), (29 * 86_400, "30 d", 30)],
 )
 def test_given_a_range_when_it_is_chosen_then_every_run_in_it_is_drawn_and_it_can_be_linked_to(
-    serve: Callable[..., Site], look: Open, now_ms: int, span: int, name: str, bars: int
+    look: Look, span: int, name: str, bars: int
 ) -> None:
-    times = (now_ms, now_ms - span * 1000, now_ms - 31 * DAY)
-    past = tuple(RunSummary(f"r{n}", "apply", at_ms, now_ms, "done", 3) for n, at_ms in enumerate(times))
-    page = shown(serve, look, statuses.full(now_ms), past)
+    times = (look.now_ms, look.now_ms - span * 1000, look.now_ms - 31 * DAY)
+    past = tuple(RunSummary(f"r{n}", "apply", at_ms, look.now_ms, "done", 3) for n, at_ms in enumerate(times))
+    page = look.at(statuses.full(look.now_ms), past)
     page.run(f"[...document.querySelectorAll('#ranges button')].find(one => one.textContent === '{name}').click()")
     page.until(f"document.querySelector('#caption').textContent.includes('2 runs in the last {name}')")
     titles = page.run("[...document.querySelectorAll('#plot title')].map(node => node.textContent)")
@@ -280,16 +275,14 @@ def test_given_a_range_when_it_is_chosen_then_every_run_in_it_is_drawn_and_it_ca
     assert page.console == []
 
 
-def test_given_a_bar_when_it_is_clicked_then_its_runs_are_listed_and_lead_to_their_pages(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    page = shown(serve, look, statuses.full(now_ms), statuses.runs(now_ms)[:3])
+def test_given_a_bar_when_it_is_clicked_then_its_runs_are_listed_and_lead_to_their_pages(look: Look) -> None:
+    page = look.at(statuses.full(look.now_ms), statuses.runs(look.now_ms)[:3])
     page.run(
         "[...document.querySelectorAll('#plot g')].filter(bar => bar.querySelector('rect')).at(-1)"
         ".dispatchEvent(new MouseEvent('click'))"
     )
     page.until("document.querySelector('#chosen tbody tr')")
-    newest = statuses.runs(now_ms)[0]
+    newest = statuses.runs(look.now_ms)[0]
     assert page.run("document.querySelector('#chosen tbody a').getAttribute('href')") == f"/runs/{newest.id}"
     page.go(f"{page.run('location.origin')}/runs/{newest.id}")
     page.until("document.querySelector('#detail h2')")
@@ -309,10 +302,10 @@ def test_given_a_bar_when_it_is_clicked_then_its_runs_are_listed_and_lead_to_the
     ],
 )
 def test_given_a_run_then_it_tells_how_large_the_store_was_before_and_after_as_far_as_it_knows(
-    serve: Callable[..., Site], look: Open, now_ms: int, store_bytes: dict[str, int | None], told: str
+    look: Look, store_bytes: dict[str, int | None], told: str
 ) -> None:
-    last = replace(statuses.runs(now_ms)[0], deleted_bytes=1_300_000, store_bytes=store_bytes)
-    page = shown(serve, look, replace(statuses.full(now_ms), last_run=last), (last,))
+    last = replace(statuses.runs(look.now_ms)[0], deleted_bytes=1_300_000, store_bytes=store_bytes)
+    page = look.at(replace(statuses.full(look.now_ms), last_run=last), (last,))
     assert f"the store: {told}" in page.text("#facts") if told else "the store:" not in page.text("#facts")
     page.go(f"{page.run('location.origin')}/runs/{last.id}")
     page.until("document.querySelector('#detail h2')")
@@ -323,12 +316,12 @@ def test_given_a_run_then_it_tells_how_large_the_store_was_before_and_after_as_f
 
 @pytest.mark.parametrize(("mode", "verb"), [("apply", "deleted"), ("plan", "would be deleted")])
 def test_given_a_run_of_counted_topics_then_it_tells_how_many_messages_went_of_how_many(
-    serve: Callable[..., Site], look: Open, now_ms: int, mode: str, verb: str
+    look: Look, mode: str, verb: str
 ) -> None:
-    first = statuses.runs(now_ms)[0]
+    first = statuses.runs(look.now_ms)[0]
     messages = {"before": 1_000_000, "left": 533_000, "counted_ms": first.started_ms - 20 * SECOND}
     last = replace(first, mode=mode, messages=messages)
-    page = shown(serve, look, replace(statuses.full(now_ms), last_run=last), (last,))
+    page = look.at(replace(statuses.full(look.now_ms), last_run=last), (last,))
     told = f"467,000 of about 1,000,000 {verb}, about 533,000 left"
     assert f"messages: {told}" in page.text("#facts")
     page.go(f"{page.run('location.origin')}/runs/{last.id}")
@@ -336,13 +329,11 @@ def test_given_a_run_of_counted_topics_then_it_tells_how_many_messages_went_of_h
     assert f"{told} (counted 20 s before)" in page.text("#detail")
 
 
-def test_given_sizes_over_time_then_the_list_draws_them_for_each_topic_that_has_two(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    drawn = TopicFigures("default", "drawn", 1, 60, 5, 4000, now_ms, now_ms, now_ms)
-    sizes = ((now_ms - 2 * HOUR, 8000), (now_ms - HOUR, 0), (now_ms, 4000))
+def test_given_sizes_over_time_then_the_list_draws_them_for_each_topic_that_has_two(look: Look) -> None:
+    drawn = TopicFigures("default", "drawn", 1, 60, 5, 4000, look.now_ms, look.now_ms, look.now_ms)
+    sizes = ((look.now_ms - 2 * HOUR, 8000), (look.now_ms - HOUR, 0), (look.now_ms, 4000))
     once = replace(drawn, topic="once", sizes=sizes[:1], size_bytes=1)
-    site = serve(StillViews(replace(statuses.full(now_ms), topics=(replace(drawn, sizes=sizes), once))))
+    site = look.serve(StillViews(replace(statuses.full(look.now_ms), topics=(replace(drawn, sizes=sizes), once))))
     page = look(site)
     assert (
         page.run("document.querySelector('#queues .spark polyline').getAttribute('points')")
@@ -357,20 +348,18 @@ def test_given_sizes_over_time_then_the_list_draws_them_for_each_topic_that_has_
     ("path", "said"), [("topics/default:gone", "no such topic"), ("runs/r-1", "no such run"), ("topics/x", "x")]
 )
 def test_given_a_page_of_what_is_not_there_then_it_says_so_and_the_janitor_is_well(
-    serve: Callable[..., Site], look: Open, now_ms: int, path: str, said: str
+    look: Look, path: str, said: str
 ) -> None:
-    page = shown(serve, look, statuses.full(now_ms), statuses.runs(now_ms))
+    page = look.at(statuses.full(look.now_ms), statuses.runs(look.now_ms))
     page.go(f"{page.run('location.origin')}/{path}")
     page.until("document.querySelector('#detail .empty')")
     assert said in page.text("#detail .empty")
     assert page.text("h1").startswith("All well.")
 
 
-def test_given_a_run_that_failed_then_no_number_of_rows_is_made_up_for_it(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    failed = next(run for run in statuses.runs(now_ms) if run.error)
-    page = shown(serve, look, replace(statuses.full(now_ms), last_run=failed), (failed,))
+def test_given_a_run_that_failed_then_no_number_of_rows_is_made_up_for_it(look: Look) -> None:
+    failed = next(run for run in statuses.runs(look.now_ms) if run.error)
+    page = look.at(replace(statuses.full(look.now_ms), last_run=failed), (failed,))
     assert "failed" in page.text("#facts")
     assert "deleted" not in page.text("#facts .wide")
     page.run("document.querySelector('#history').open = true")
@@ -381,12 +370,10 @@ def test_given_a_run_that_failed_then_no_number_of_rows_is_made_up_for_it(
     assert "janitor ledger" in page.text("#detail")
 
 
-def test_given_a_topic_page_then_what_needs_an_operator_leads_to_the_part_of_the_front_page(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
+def test_given_a_topic_page_then_what_needs_an_operator_leads_to_the_part_of_the_front_page(look: Look) -> None:
     figures = TopicFigures("default", "orders", 1, 60)
     held = HeldTopic("default:orders", "frontier", 1, 1, None, None, "janitor approve default:orders")
-    site = serve(StillViews(replace(statuses.full(now_ms), topics=(figures,), held=(held,))))
+    site = look.serve(StillViews(replace(statuses.full(look.now_ms), topics=(figures,), held=(held,))))
     page = look(site, 420, prefers_reduced_motion="reduce")
     page.go(f"{site.url}/topics/default:orders")
     page.until("document.querySelector('#detail h2')")
@@ -397,31 +384,29 @@ def test_given_a_topic_page_then_what_needs_an_operator_leads_to_the_part_of_the
     assert page.run("scrollY") > 100
 
 
-def test_given_a_page_that_is_left_when_it_is_watched_then_the_one_behind_it_is(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    page = look(serve(StillViews(statuses.full(now_ms))))
+def test_given_a_page_that_is_left_when_it_is_watched_then_the_one_behind_it_is(look: Look) -> None:
+    page = look.at(statuses.full(look.now_ms))
     page.run("window.left = true; setTimeout(() => location.reload(), 50)")
     page.until("!window.left")
 
 
-def test_given_a_topic_then_its_page_has_its_size_over_time_its_changes_and_both_ways_out_of_a_hold(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
+def test_given_a_topic_then_its_page_has_its_size_over_time_its_changes_and_both_ways_out_of_a_hold(look: Look) -> None:
     topic, name = TopicId("default", "orders"), "default:orders"
 
     def prepare(state: State) -> None:
-        for ttl_seconds, at_ms in [(3650 * 86_400, now_ms - 2 * DAY), (86_400, now_ms - HOUR)]:
+        for ttl_seconds, at_ms in [(3650 * 86_400, look.now_ms - 2 * DAY), (86_400, look.now_ms - HOUR)]:
             save_topics(state, [TopicMetadata(topic, 1, ttl_seconds, {})], at_ms)
         for number in range(5):
-            save_sizes(state, {topic: TopicCount(number, 1000 * number, None, None, now_ms - (9 - number) * HOUR)})
+            save_sizes(state, {topic: TopicCount(number, 1000 * number, None, None, look.now_ms - (9 - number) * HOUR)})
         state.add_ledger([entry(run_id="r-7")])
 
     commands = ("tms topic update default:orders --ttl 315360000", "janitor pause default:orders")
-    held = HeldTopic(name, "frontier", 2800, 9, None, now_ms + DAY, "janitor approve x", "ttl 3650 d → 1 d", commands)
-    figures = TopicFigures("default", "orders", 1, 86_400, 4, 4000, now_ms - 2 * HOUR, now_ms, now_ms)
-    status = replace(statuses.full(now_ms), held=(held,), topics=(figures,))
-    site = serve(StillViews(status, prepare=prepare))
+    held = HeldTopic(
+        name, "frontier", 2800, 9, None, look.now_ms + DAY, "janitor approve x", "ttl 3650 d → 1 d", commands
+    )
+    figures = TopicFigures("default", "orders", 1, 86_400, 4, 4000, look.now_ms - 2 * HOUR, look.now_ms, look.now_ms)
+    status = replace(statuses.full(look.now_ms), held=(held,), topics=(figures,))
+    site = look.serve(StillViews(status, prepare=prepare))
     page = look(site)
     assert page.texts("#held code") == [held.command, *commands]
     assert "ttl 3650 d → 1 d" in page.text("#held")
@@ -449,16 +434,14 @@ def test_given_a_topic_then_its_page_has_its_size_over_time_its_changes_and_both
     assert page.console == []
 
 
-def test_given_groups_with_claims_then_front_and_topic_page_say_what_is_open_and_given_again(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    figures = TopicFigures("default", "orders", 1, 86_400, 4, 4000, now_ms - 2 * HOUR, now_ms, now_ms)
-    lag = (now_ms, 4, now_ms - HOUR, False, now_ms)
+def test_given_groups_with_claims_then_front_and_topic_page_say_what_is_open_and_given_again(look: Look) -> None:
+    figures = TopicFigures("default", "orders", 1, 86_400, 4, 4000, look.now_ms - 2 * HOUR, look.now_ms, look.now_ms)
+    lag = (look.now_ms, 4, look.now_ms - HOUR, False, look.now_ms)
     groups = [
-        ConsumerFigures("default", "orders", 1, "alone", now_ms, *lag),
-        ConsumerFigures("default", "orders", 1, "group", now_ms, *lag, open_claims=1200, redelivered=1),
+        ConsumerFigures("default", "orders", 1, "alone", look.now_ms, *lag),
+        ConsumerFigures("default", "orders", 1, "group", look.now_ms, *lag, open_claims=1200, redelivered=1),
     ]
-    site = serve(StillViews(replace(statuses.full(now_ms), topics=(figures,), consumers=groups)))
+    site = look.serve(StillViews(replace(statuses.full(look.now_ms), topics=(figures,), consumers=groups)))
     page = look(site)
     said = "1,200 open claims, 1 redelivered"
     assert page.text("#behind").count("open claim") == 1
@@ -470,10 +453,8 @@ def test_given_groups_with_claims_then_front_and_topic_page_say_what_is_open_and
     assert page.console == []
 
 
-def test_given_many_topics_then_they_are_sorted_by_any_column_and_paged(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    page = shown(serve, look, statuses.full(now_ms))
+def test_given_many_topics_then_they_are_sorted_by_any_column_and_paged(look: Look) -> None:
+    page = look.at(statuses.full(look.now_ms))
     assert len(page.texts("#queues tbody tr")) == 50
     page.run("document.querySelector('[data-key=\"more topics\"]').click()")
     assert len(page.texts("#queues tbody tr")) == 65
@@ -484,14 +465,15 @@ def test_given_many_topics_then_they_are_sorted_by_any_column_and_paged(
 
 
 @pytest.mark.parametrize("width", [420, 1280])
-def test_given_a_name_of_120_characters_then_nothing_is_wider_than_the_window(
-    serve: Callable[..., Site], look: Open, now_ms: int, width: int
-) -> None:
+def test_given_a_name_of_120_characters_then_nothing_is_wider_than_the_window(look: Look, width: int) -> None:
     long = "n" * 120
-    full = statuses.full(now_ms)
-    topics = (TopicFigures("default", long, 1, 60, 5, 5, now_ms, now_ms, now_ms, 7, now_ms), *full.topics)
+    full = statuses.full(look.now_ms)
+    topics = (
+        TopicFigures("default", long, 1, 60, 5, 5, look.now_ms, look.now_ms, look.now_ms, 7, look.now_ms),
+        *full.topics,
+    )
     held = (HeldTopic(f"default:{long}", "frontier", 1, 1, None, None, f"janitor approve default:{long}"),)
-    page = look(serve(StillViews(replace(full, topics=topics, held=held))), width)
+    page = look.at(replace(full, topics=topics, held=held), width=width)
     assert page.run("document.documentElement.scrollWidth") <= width
     assert (
         page.run(
@@ -502,12 +484,10 @@ def test_given_a_name_of_120_characters_then_nothing_is_wider_than_the_window(
     )
 
 
-def test_given_plans_only_then_the_plot_says_that_nothing_was_deleted(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    past = tuple(replace(run, mode="plan") for run in statuses.runs(now_ms)[:9])
-    status = replace(statuses.full(now_ms), mode="plan_only", last_run=past[0])
-    page = shown(serve, look, status, past)
+def test_given_plans_only_then_the_plot_says_that_nothing_was_deleted(look: Look) -> None:
+    past = tuple(replace(run, mode="plan") for run in statuses.runs(look.now_ms)[:9])
+    status = replace(statuses.full(look.now_ms), mode="plan_only", last_run=past[0])
+    page = look.at(status, past)
     assert "only planned, nothing was deleted" in page.text("#caption")
     assert "to invert" in page.text("#legend")
     assert "1,400 to delete" in page.text("#facts")
@@ -516,14 +496,12 @@ def test_given_plans_only_then_the_plot_says_that_nothing_was_deleted(
 # --- strangers -------------------------------------------------------------------------------------------------------
 
 
-def test_given_hostile_names_then_they_are_text_and_nothing_else(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    status = statuses.wrong(now_ms)
+def test_given_hostile_names_then_they_are_text_and_nothing_else(look: Look) -> None:
+    status = statuses.wrong(look.now_ms)
     assert status.last_run is not None
     hostile = replace(status, last_run=replace(status.last_run, error=HOSTILE), kept={HOSTILE: 2})
     past = (replace(hostile.last_run or status.last_run, id=HOSTILE, phase_seconds={HOSTILE: 1.0}, result=HOSTILE),)
-    site = serve(StillViews(hostile, past))
+    site = look.serve(StillViews(hostile, past))
     page = look(site)
     for part in (
         "#store",
@@ -547,10 +525,8 @@ def test_given_hostile_names_then_they_are_text_and_nothing_else(
     assert page.console == []
 
 
-def test_given_an_element_that_got_in_all_the_same_then_the_policy_keeps_it_from_asking_and_running(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    site = serve(StillViews(statuses.empty(now_ms)))
+def test_given_an_element_that_got_in_all_the_same_then_the_policy_keeps_it_from_asking_and_running(look: Look) -> None:
+    site = look.serve(StillViews(statuses.empty(look.now_ms)))
     page = look(site)
     page.run("""document.body.insertAdjacentHTML("beforeend", `<img src=/injected onerror="window.hurt = 1">`)""")
     page.run("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.hurt = 2'}))")
@@ -566,10 +542,8 @@ def test_given_an_element_that_got_in_all_the_same_then_the_policy_keeps_it_from
 
 
 @pytest.mark.parametrize("draw", [statuses.full, statuses.empty, statuses.wrong])
-def test_on_a_phone_nothing_is_cut_off_and_nothing_scrolls_sideways(
-    serve: Callable[..., Site], look: Open, now_ms: int, draw: Callable[[int], Status]
-) -> None:
-    page = look(serve(StillViews(draw(now_ms), statuses.runs(now_ms))), 360)
+def test_on_a_phone_nothing_is_cut_off_and_nothing_scrolls_sideways(look: Look, draw: Callable[[int], Status]) -> None:
+    page = look.at(draw(look.now_ms), statuses.runs(look.now_ms), 360)
     assert page.run("document.documentElement.scrollWidth") == 360
     outside = """[...document.querySelectorAll('main *, header *, footer *')].filter(node => node.checkVisibility()
       && !node.closest('.hush, thead') && node.getBoundingClientRect().right > 360.5).map(node => node.outerHTML)"""
@@ -577,14 +551,12 @@ def test_on_a_phone_nothing_is_cut_off_and_nothing_scrolls_sideways(
 
 
 @pytest.mark.parametrize("width", [700, 821, 1199, 1200, 1280])
-def test_in_any_window_no_table_reaches_out_of_its_part(
-    serve: Callable[..., Site], look: Open, now_ms: int, width: int
-) -> None:
-    full = statuses.full(now_ms)
+def test_in_any_window_no_table_reaches_out_of_its_part(look: Look, width: int) -> None:
+    full = statuses.full(look.now_ms)
     # Ages in minutes and seconds are the longest.
-    lately = OpenTransaction(str((now_ms - 112_000) * 10**6), now_ms - 112_000, now_ms - 91_000)
+    lately = OpenTransaction(str((look.now_ms - 112_000) * 10**6), look.now_ms - 112_000, look.now_ms - 91_000)
     status = replace(full, snapshot=replace(full.snapshot, oldest_open=[lately] * 3))
-    page = look(serve(StillViews(status, statuses.runs(now_ms))), width)
+    page = look.at(status, statuses.runs(look.now_ms), width)
     assert page.run("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
     wider = """[...document.querySelectorAll('section.part table')].filter(table => table.checkVisibility()
       && table.getBoundingClientRect().right > table.closest('section').getBoundingClientRect().right + 0.5)
@@ -594,32 +566,28 @@ def test_in_any_window_no_table_reaches_out_of_its_part(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("draw", [statuses.full, statuses.empty, statuses.wrong])
-def test_every_text_stands_out_from_its_ground(
-    serve: Callable[..., Site], look: Open, now_ms: int, draw: Callable[[int], Status], scheme: str
-) -> None:
-    page = look(serve(StillViews(draw(now_ms), statuses.runs(now_ms))), prefers_color_scheme=scheme)
+def test_every_text_stands_out_from_its_ground(look: Look, draw: Callable[[int], Status], scheme: str) -> None:
+    page = look.at(draw(look.now_ms), statuses.runs(look.now_ms), prefers_color_scheme=scheme)
     assert page.run(LOW_CONTRAST) == []
 
 
-def test_given_a_reader_of_the_dark_then_the_page_is_dark(serve: Callable[..., Site], look: Open, now_ms: int) -> None:
-    site = serve(StillViews(statuses.empty(now_ms)))
+def test_given_a_reader_of_the_dark_then_the_page_is_dark(look: Look) -> None:
+    site = look.serve(StillViews(statuses.empty(look.now_ms)))
     paper = "getComputedStyle(document.body).backgroundColor"
     dark = look(site, prefers_color_scheme="dark").run(paper)
     assert (look(site).run(paper), dark) == ("rgb(247, 246, 242)", "rgb(18, 21, 24)")
 
 
-def test_given_a_reader_who_wants_no_motion_then_nothing_moves(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    site = serve(StillViews(statuses.empty(now_ms)))
+def test_given_a_reader_who_wants_no_motion_then_nothing_moves(look: Look) -> None:
+    site = look.serve(StillViews(statuses.empty(look.now_ms)))
     moves = """[getComputedStyle(document.querySelector('#figures')).transitionDuration,
       getComputedStyle(document.documentElement).scrollBehavior]"""
     assert look(site).run(moves) == ["0.25s", "smooth"]
     assert look(site, prefers_reduced_motion="reduce").run(moves) == ["0s", "auto"]
 
 
-def test_the_page_can_be_heard_and_walked_through(serve: Callable[..., Site], look: Open, now_ms: int) -> None:
-    page = shown(serve, look, statuses.wrong(now_ms), statuses.runs(now_ms))
+def test_the_page_can_be_heard_and_walked_through(look: Look) -> None:
+    page = look.at(statuses.wrong(look.now_ms), statuses.runs(look.now_ms))
     assert page.run("document.querySelectorAll('h1').length") == 1
     unnamed = """[...document.querySelectorAll('section')].filter(part =>
       !document.getElementById(part.getAttribute('aria-labelledby')))"""
@@ -636,11 +604,9 @@ def test_the_page_can_be_heard_and_walked_through(serve: Callable[..., Site], lo
     assert {"columnheader", "rowheader"} <= {role for role, _ in roles}
 
 
-def test_without_script_it_says_where_the_figures_are(
-    serve: Callable[..., Site], browser: Browser, now_ms: int
-) -> None:
-    site = serve(StillViews(statuses.empty(now_ms)))
-    page = browser.open()
+def test_without_script_it_says_where_the_figures_are(look: Look) -> None:
+    site = look.serve(StillViews(statuses.empty(look.now_ms)))
+    page = look.browser.open()
     page.call("Emulation.setScriptExecutionDisabled", value=True)
     page.go(f"{site.url}/")
     page.loaded()
@@ -651,8 +617,8 @@ def test_without_script_it_says_where_the_figures_are(
 # --- what it does ----------------------------------------------------------------------------------------------------
 
 
-def test_a_command_is_copied_whole(serve: Callable[..., Site], look: Open, now_ms: int) -> None:
-    page = shown(serve, look, statuses.wrong(now_ms))
+def test_a_command_is_copied_whole(look: Look) -> None:
+    page = look.at(statuses.wrong(look.now_ms))
     page.browser.call(
         "Browser.grantPermissions",
         permissions=["clipboardReadWrite", "clipboardSanitizedWrite"],
@@ -665,18 +631,16 @@ def test_a_command_is_copied_whole(serve: Callable[..., Site], look: Open, now_m
     assert page.text("#announce") == "The command is copied"
 
 
-def test_given_a_page_without_a_clipboard_then_the_command_is_selected_and_copied_the_old_way(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    page = shown(serve, look, statuses.wrong(now_ms))
+def test_given_a_page_without_a_clipboard_then_the_command_is_selected_and_copied_the_old_way(look: Look) -> None:
+    page = look.at(statuses.wrong(look.now_ms))
     page.run("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
     page.run("document.querySelector('#aside button').click()")
     page.until("document.querySelector('#aside button').textContent === 'Copied'")
     assert page.run("getSelection().toString()") == f"janitor resume {ARGUMENTS}"
 
 
-def test_the_filter_finds_topics_among_all_of_them(serve: Callable[..., Site], look: Open, now_ms: int) -> None:
-    page = shown(serve, look, statuses.full(now_ms))
+def test_the_filter_finds_topics_among_all_of_them(look: Look) -> None:
+    page = look.at(statuses.full(look.now_ms))
     names = "#queues tbody th"
     assert len(page.texts(names)) == 50
     assert page.texts(names)[:2] == ["system:orders", "default:audit"]
@@ -687,36 +651,32 @@ def test_the_filter_finds_topics_among_all_of_them(serve: Callable[..., Site], l
     assert "No topic's name contains “<b>nothing”." in page.text("#queues")
 
 
-def test_given_news_when_it_asks_again_then_it_shows_them_and_leaves_what_a_reader_does_alone(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    views = StillViews(statuses.wrong(now_ms), statuses.runs(now_ms)[:3])
-    page = look(serve(views))
+def test_given_news_when_it_asks_again_then_it_shows_them_and_leaves_what_a_reader_does_alone(look: Look) -> None:
+    views = StillViews(statuses.wrong(look.now_ms), statuses.runs(look.now_ms)[:3])
+    page = look(look.serve(views))
     page.type_into("#filter", "audit")
     page.run("document.querySelectorAll('#aside button')[1].focus()")
     views.shown = replace(
-        views.shown, now_ms=now_ms + 1, paused=views.shown.paused[1:], process="running", running=None
+        views.shown, now_ms=look.now_ms + 1, paused=views.shown.paused[1:], process="running", running=None
     )
     views.asked.clear()
     page.run(COME_BACK)
-    page.until("document.documentElement.dataset.shown == " + str(now_ms + 1))
+    page.until("document.documentElement.dataset.shown == " + str(look.now_ms + 1))
     assert page.text("h1").startswith("Needs you.")
     assert page.run("document.activeElement.dataset.key").startswith("janitor resume 'team"), "the focus stays"
     assert page.run("document.querySelector('#filter').value") == "audit"
     assert page.texts("#queues tbody th") == ["default:audit"]
     assert views.asked == ["status"], "runs are asked for when one has ended, not every time"
-    views.shown = replace(views.shown, now_ms=now_ms + 2, last_run=statuses.runs(now_ms)[0])
+    views.shown = replace(views.shown, now_ms=look.now_ms + 2, last_run=statuses.runs(look.now_ms)[0])
     page.run(COME_BACK)
-    page.until("document.documentElement.dataset.shown == " + str(now_ms + 2))
+    page.until("document.documentElement.dataset.shown == " + str(look.now_ms + 2))
     assert [view for view in views.asked if view == "past"] == ["past", "past"]
 
 
-def test_it_asks_every_five_seconds_and_not_while_nobody_looks(
-    serve: Callable[..., Site], browser: Browser, now_ms: int
-) -> None:
-    views = StillViews(statuses.empty(now_ms))
-    site = serve(views)
-    page = browser.open()
+def test_it_asks_every_five_seconds_and_not_while_nobody_looks(look: Look) -> None:
+    views = StillViews(statuses.empty(look.now_ms))
+    site = look.serve(views)
+    page = look.browser.open()
     page.before("""
       window.timers = new Map();
       const [set, clear] = [window.setTimeout, window.clearTimeout];
@@ -726,10 +686,10 @@ def test_it_asks_every_five_seconds_and_not_while_nobody_looks(
     page.go(f"{site.url}/")
     page.until(DRAWN)
     page.until("[...timers.values()].includes(5000)")
-    views.shown = replace(views.shown, now_ms=now_ms + 1)
+    views.shown = replace(views.shown, now_ms=look.now_ms + 1)
     hide = "Object.defineProperty(document, 'hidden', {value: true, configurable: true})"
     page.run(f"{COME_BACK}, {hide}, {COME_BACK}")
-    page.until(f"{DRAWN} == {now_ms + 1}")
+    page.until(f"{DRAWN} == {look.now_ms + 1}")
     assert page.run("[...timers.values()]") == [], "neither the next question nor the one on its way brings another"
     asked = len(page.requests)
     page.run(COME_BACK)
@@ -741,10 +701,10 @@ def test_it_asks_every_five_seconds_and_not_while_nobody_looks(
 
 
 def test_given_a_janitor_that_went_away_then_the_page_says_so_keeps_the_figures_and_comes_back_with_it(
-    serve: Callable[..., Site], look: Open, now_ms: int
+    look: Look,
 ) -> None:
-    views = StillViews(statuses.full(now_ms), statuses.runs(now_ms))
-    site = serve(views)
+    views = StillViews(statuses.full(look.now_ms), statuses.runs(look.now_ms))
+    site = look.serve(views)
     page = look(site)
     site.server.stop()
     page.run(COME_BACK)
@@ -753,35 +713,31 @@ def test_given_a_janitor_that_went_away_then_the_page_says_so_keeps_the_figures_
     assert "no connection. Trying again every 5 s." in page.text("h1")
     assert page.run("document.title") == "Cannot reach the janitor · janitor"
     assert "finance:ledger" in page.text("#held")
-    serve(views, port=site.server.port)
+    look.serve(views, port=site.server.port)
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.state === 'fresh'")
     assert page.text("h1") == "All well. A run is under way."
 
 
 def test_given_a_janitor_that_answers_with_an_error_then_the_page_repeats_it(
-    serve: Callable[..., Site], look: Open, now_ms: int, monkeypatch: pytest.MonkeyPatch
+    look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    views = StillViews(statuses.full(now_ms))
-    page = look(serve(views))
+    views = StillViews(statuses.full(look.now_ms))
+    page = look(look.serve(views))
     monkeypatch.setattr(views, "status", lambda: 1 / 0)
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.state === 'unreachable'")
     assert "this could not be made; the janitor's log says why" in page.text("h1")
 
 
-def test_given_a_picture_nobody_has_renewed_then_its_age_is_said(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    page = shown(serve, look, statuses.full(now_ms - 10 * MINUTE - SECOND))
+def test_given_a_picture_nobody_has_renewed_then_its_age_is_said(look: Look) -> None:
+    page = look.at(statuses.full(look.now_ms - 10 * MINUTE - SECOND))
     assert "Old figures. The janitor answers, but its figures are from 10 min" in page.text("#stale")
 
 
-def test_given_a_moment_to_come_that_passes_between_two_answers_then_it_is_now_and_never_ago(
-    serve: Callable[..., Site], look: Open, now_ms: int
-) -> None:
-    status = replace(statuses.full(now_ms), running=None, next_run_ms=now_ms - 30 * SECOND)
-    page = shown(serve, look, status)
+def test_given_a_moment_to_come_that_passes_between_two_answers_then_it_is_now_and_never_ago(look: Look) -> None:
+    status = replace(statuses.full(look.now_ms), running=None, next_run_ms=look.now_ms - 30 * SECOND)
+    page = look.at(status)
     next_run = "[...document.querySelectorAll('#facts dd')][3].firstChild"
     assert page.run(f"{next_run}.textContent") == "now"
     page.run(f"{next_run}.textContent = 'in 1 s'")

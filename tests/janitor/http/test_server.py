@@ -14,6 +14,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from janitor.http.server import HttpServer
+from tests.support import raising
 from tms_core.errors import ConfigurationError
 
 
@@ -90,10 +91,7 @@ def test_given_a_port_in_use_then_the_error_names_the_setting_and_what_to_do() -
 
 
 def test_given_a_port_this_user_may_not_open_then_the_error_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(*_: object, **__: object) -> socket.socket:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(socket, "create_server", forbidden)
+    monkeypatch.setattr(socket, "create_server", raising(PermissionError(13, "Permission denied")))
     with pytest.raises(ConfigurationError, match=r"janitor\.http\.port is 80, and this user may not open it"):
         HttpServer(hello, "127.0.0.1", 80).start()
 

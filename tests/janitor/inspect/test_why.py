@@ -106,9 +106,18 @@ def context(
 
 
 def ask(
-    topic: Topic, state: State, publish_ms: int, sequence: int = 0, payload: tuple[int, int] = (0, 0), **given: Any
+    topic: Topic,
+    publish_ms: int,
+    sequence: int = 0,
+    payload: tuple[int, int] = (0, 0),
+    *,
+    state: State | None = None,
+    **given: Any,
 ) -> Why:
-    """``why`` of a message of a topic, in the context that ``given`` describes."""
+    """``why`` of a message of a topic, in the context that ``given`` describes; without a state, by an empty one."""
+    if state is None:
+        with SqliteState.in_memory() as empty:
+            return ask(topic, publish_ms, sequence, payload, state=empty, **given)
     there: RunContext = given.pop("context", None) or context(topic.store, **given)
     message_id = MessageId(publish_ms, sequence, *payload)
     return why(topic.store, state, there, topic.id, message_id, there.now_ms, HISTORY_DAYS)
@@ -129,23 +138,21 @@ DUE_MS = PUBLISHED_MS + TTL_SECONDS * 1000 + 1
 
 @pytest.mark.parametrize(("off_ms", "action"), [(-1, "keep"), (0, "delete"), (1, "delete")])
 def test_given_a_message_when_its_ttl_is_over_by_one_ms_then_it_goes_and_not_before(
-    orders: Topic, state: SqliteState, off_ms: int, action: str
+    orders: Topic, off_ms: int, action: str
 ) -> None:
     orders.plain(PUBLISHED_MS)
-    fate = only(ask(orders, state, PUBLISHED_MS, now_ms=DUE_MS + off_ms)).fate
+    fate = only(ask(orders, PUBLISHED_MS, now_ms=DUE_MS + off_ms)).fate
     assert (fate.action, fate.rule, fate.due_ms, fate.hold) == (action, Rule.EXPIRED, DUE_MS, None)
     assert fate.goes_ms == max(DUE_MS, DUE_MS + off_ms)
     assert fate.reason is (Reason.LIVE if action == "keep" else None)
 
 
-def test_given_an_id_that_lives_in_two_generations_then_each_row_has_its_own_answer(
-    store: MemoryStore, state: SqliteState
-) -> None:
+def test_given_an_id_that_lives_in_two_generations_then_each_row_has_its_own_answer(store: MemoryStore) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS, generation=3)
     for generation in (1, 3, 4):
         store.message.put([(MessageKey(orders.id, generation, NOW_MS, 7).pack(), MessageValue(None, b""))])
     orders.at(2).plain(NOW_MS)
-    found = ask(orders, state, NOW_MS, 7).found
+    found = ask(orders, NOW_MS, 7).found
     assert [(row.generation, row.fate.action, row.fate.rule, row.fate.reason) for row in found] == [
         (1, "delete", Rule.OLD_GENERATION, None),
         (3, "keep", Rule.EXPIRED, Reason.LIVE),
@@ -155,51 +162,51 @@ def test_given_an_id_that_lives_in_two_generations_then_each_row_has_its_own_ans
     assert (found[2].fate.due_ms, found[2].fate.goes_ms) == (None, None)
 
 
-def test_given_a_deleted_topic_then_its_last_generation_goes_as_old(store: MemoryStore, state: SqliteState) -> None:
+def test_given_a_deleted_topic_then_its_last_generation_goes_as_old(store: MemoryStore) -> None:
     gone = topic(store, "default:gone", ttl_seconds=TTL_SECONDS, generation=-2).plain(NOW_MS)
-    fate = only(ask(gone, state, NOW_MS)).fate
+    fate = only(ask(gone, NOW_MS)).fate
     assert (fate.action, fate.rule) == ("delete", Rule.OLD_GENERATION)
 
 
 def test_given_a_topic_without_metadata_or_with_none_that_parses_then_nothing_ever_takes_its_rows(
-    store: MemoryStore, state: SqliteState
+    store: MemoryStore,
 ) -> None:
     for name, text in (("default:unknown", ""), ("default:broken", "[]")):
         odd = unknown_topic(store, name).plain(NOW_MS - DAY)
         if text:
             odd.write_metadata(text.encode())
-        answer = ask(odd, state, NOW_MS - DAY)
+        answer = ask(odd, NOW_MS - DAY)
         fate = only(answer).fate
         assert (fate.action, fate.reason, fate.rule, fate.goes_ms) == ("keep", Reason.UNKNOWN_TOPIC, None, None)
         assert bool(answer.problem) == bool(text)
         assert answer.generation is None
 
 
-def test_given_a_key_that_is_none_of_ours_then_it_stays(orders: Topic, state: SqliteState) -> None:
+def test_given_a_key_that_is_none_of_ours_then_it_stays(orders: Topic) -> None:
     orders.store.message.put([(MessageKey(orders.id, 1, -5, 0).pack(), MessageValue(None, b""))])
     orders.store.message.put([(MessageKey(orders.id, -1, 5, 0).pack(), MessageValue(None, b""))])
     for publish_ms in (-5, 5):
-        fate = only(ask(orders, state, publish_ms)).fate
+        fate = only(ask(orders, publish_ms)).fate
         assert (fate.action, fate.reason, fate.rule) == ("keep", Reason.FOREIGN, None)
 
 
-def test_given_other_rows_around_then_they_are_not_taken_for_it(orders: Topic, state: SqliteState) -> None:
+def test_given_other_rows_around_then_they_are_not_taken_for_it(orders: Topic) -> None:
     orders.store.message.put(
         [(orders.id.prefix + b"\x00", MessageValue(None, b"")), (orders.id.prefix, MessageValue(None, b""))]
     )
     orders.plain(NOW_MS, NOW_MS, NOW_MS + 1)
     topic(orders.store, "default:orders-2", ttl_seconds=TTL_SECONDS).plain(NOW_MS + 2)
-    assert only(ask(orders, state, NOW_MS, 1)).time_ms == NOW_MS
-    assert ask(orders, state, NOW_MS, 2).found == ()
-    assert ask(orders, state, NOW_MS + 2, 0).found == ()
+    assert only(ask(orders, NOW_MS, 1)).time_ms == NOW_MS
+    assert ask(orders, NOW_MS, 2).found == ()
+    assert ask(orders, NOW_MS + 2, 0).found == ()
 
 
 def test_given_a_value_that_cannot_be_read_then_the_row_is_there_all_the_same(
-    orders: Topic, state: SqliteState, monkeypatch: pytest.MonkeyPatch
+    orders: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders.plain(PUBLISHED_MS)
     monkeypatch.setattr(orders.store.message, "rows", lambda *_: Page([], None))
-    found = only(ask(orders, state, PUBLISHED_MS))
+    found = only(ask(orders, PUBLISHED_MS))
     assert (found.transaction, found.fate.action) == ("unreadable", "delete")
 
 
@@ -216,80 +223,73 @@ def test_given_a_value_that_cannot_be_read_then_the_row_is_there_all_the_same(
 )
 @pytest.mark.parametrize("due", [False, True])
 def test_given_a_topic_that_somebody_has_to_let_go_then_no_time_is_told_at_which_it_goes(
-    orders: Topic, state: SqliteState, hold: Hold, given: dict[str, Any], due: bool
+    orders: Topic, hold: Hold, given: dict[str, Any], due: bool
 ) -> None:
     orders.plain(PUBLISHED_MS)
-    fate = only(ask(orders, state, PUBLISHED_MS, now_ms=DUE_MS - (not due), **given)).fate
+    fate = only(ask(orders, PUBLISHED_MS, now_ms=DUE_MS - (not due), **given)).fate
     assert (fate.action, fate.rule, fate.due_ms) == ("keep", Rule.EXPIRED, DUE_MS)
     assert (fate.hold, fate.until_ms, fate.goes_ms) == (hold, None, None)
     assert fate.reason is (Reason.HELD if due else Reason.LIVE)
 
 
-def test_given_a_paused_topic_then_the_patterns_that_pause_it_are_named(orders: Topic, state: SqliteState) -> None:
+def test_given_a_paused_topic_then_the_patterns_that_pause_it_are_named(orders: Topic) -> None:
     orders.plain(PUBLISHED_MS)
-    assert ask(orders, state, PUBLISHED_MS, paused=("*:*", "other:*", "default:orders")).resume == (
-        "*:*",
-        "default:orders",
-    )
+    assert ask(orders, PUBLISHED_MS, paused=("*:*", "other:*", "default:orders")).resume == ("*:*", "default:orders")
 
 
 def test_given_a_quarantined_topic_then_it_is_tried_again_when_it_is_probed(orders: Topic, state: SqliteState) -> None:
     orders.plain(PUBLISHED_MS)
     state.save_strikes({orders.id: Strikes(3, NOW_MS, "broken", NOW_MS, NOW_MS + HOUR)})
-    fate = only(ask(orders, state, PUBLISHED_MS, quarantined=(orders,))).fate
+    fate = only(ask(orders, PUBLISHED_MS, quarantined=(orders,), state=state)).fate
     assert (fate.hold, fate.until_ms, fate.goes_ms) == (Hold.QUARANTINED, NOW_MS + HOUR, None)
 
 
-def goes_when_it_says(orders: Topic, state: State, publish_ms: int, record: FrontierRecord, now_ms: int) -> int:
+def goes_when_it_says(orders: Topic, publish_ms: int, record: FrontierRecord, now_ms: int) -> int:
     """The moment an answer names; a run then takes the row and one that comes a moment earlier does not."""
     first = context(orders.store, now_ms=now_ms, records={orders: record})
-    goes_ms = only(ask(orders, state, publish_ms, context=first)).fate.goes_ms
+    goes_ms = only(ask(orders, publish_ms, context=first)).fate.goes_ms
     assert goes_ms is not None
     records = {orders: first.topics[orders.id.prefix].record}
     for moment_ms, action in ((goes_ms - 1, "keep"), (goes_ms, "delete")):
         if moment_ms > now_ms:
-            later = only(ask(orders, state, publish_ms, now_ms=moment_ms, records=records)).fate
+            later = only(ask(orders, publish_ms, now_ms=moment_ms, records=records)).fate
             assert later.action == action
             assert later.goes_ms == goes_ms
     return goes_ms
 
 
-def test_given_a_ttl_that_was_shortened_then_a_row_goes_when_the_hold_ends(orders: Topic, state: SqliteState) -> None:
+def test_given_a_ttl_that_was_shortened_then_a_row_goes_when_the_hold_ends(orders: Topic) -> None:
     record = FrontierRecord(1, NOW_MS - DAY, at(NOW_MS), NOW_MS - DAY)
     orders.plain(PUBLISHED_MS)
-    fate = only(ask(orders, state, PUBLISHED_MS, records={orders: record})).fate
+    fate = only(ask(orders, PUBLISHED_MS, records={orders: record})).fate
     assert (fate.action, fate.reason, fate.hold) == ("keep", Reason.HELD, Hold.FRONTIER)
     assert fate.until_ms == fate.goes_ms == NOW_MS + HOLD_SECONDS * 1000
-    assert goes_when_it_says(orders, state, PUBLISHED_MS, record, NOW_MS) == NOW_MS + HOLD_SECONDS * 1000
+    assert goes_when_it_says(orders, PUBLISHED_MS, record, NOW_MS) == NOW_MS + HOLD_SECONDS * 1000
 
 
-def test_given_a_held_cut_off_that_comes_to_the_row_before_the_hold_ends_then_the_row_goes_then(
-    orders: Topic, state: SqliteState
-) -> None:
+def test_given_a_held_cut_off_that_comes_to_the_row_before_the_hold_ends_then_the_row_goes_then(orders: Topic) -> None:
     record = FrontierRecord(1, PUBLISHED_MS - 20 * MINUTE, at(NOW_MS), NOW_MS - DAY)
     orders.plain(PUBLISHED_MS)
-    assert goes_when_it_says(orders, state, PUBLISHED_MS, record, NOW_MS) == NOW_MS + 20 * MINUTE + 1
+    assert goes_when_it_says(orders, PUBLISHED_MS, record, NOW_MS) == NOW_MS + 20 * MINUTE + 1
 
 
-def test_given_a_row_that_is_not_due_before_the_hold_ends_then_the_hold_does_not_matter(
-    orders: Topic, state: SqliteState
-) -> None:
+def test_given_a_row_that_is_not_due_before_the_hold_ends_then_the_hold_does_not_matter(orders: Topic) -> None:
     record = FrontierRecord(1, NOW_MS - DAY, at(NOW_MS), NOW_MS - DAY)
     future_ms = NOW_MS + 2 * HOUR
     orders.plain(future_ms)
-    fate = only(ask(orders, state, future_ms, records={orders: record})).fate
+    fate = only(ask(orders, future_ms, records={orders: record})).fate
     assert (fate.hold, fate.until_ms) == (None, None)
     assert fate.goes_ms == fate.due_ms == future_ms + TTL_SECONDS * 1000 + 1
 
 
 def test_given_a_topic_created_again_then_its_former_rows_wait_for_the_hold_or_for_the_former_cut_off(
-    store: MemoryStore, state: SqliteState
+    store: MemoryStore,
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS, generation=2)
     record = FrontierRecord(1, NOW_MS - HOUR, at(NOW_MS), NOW_MS - DAY)
     orders.at(1).plain(NOW_MS - HOUR + MINUTE, NOW_MS - MINUTE)
-    assert goes_when_it_says(orders, state, NOW_MS - HOUR + MINUTE, record, NOW_MS) == NOW_MS + MINUTE + 1
-    answer = ask(orders, state, NOW_MS - MINUTE, 1, records={orders: record})
+    assert goes_when_it_says(orders, NOW_MS - HOUR + MINUTE, record, NOW_MS) == NOW_MS + MINUTE + 1
+    answer = ask(orders, NOW_MS - MINUTE, 1, records={orders: record})
     assert only(answer).fate.goes_ms == NOW_MS + 59 * MINUTE + 1
 
 
@@ -305,31 +305,26 @@ def test_given_any_frontier_then_a_row_goes_at_the_moment_that_is_named_and_not_
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=ttl_seconds, generation=generation).at(1).plain(NOW_MS - age_ms)
     record = FrontierRecord(1, NOW_MS - cutoff_age_ms, at(NOW_MS), NOW_MS - DAY)
-    with SqliteState.in_memory() as state:
-        goes_when_it_says(orders, state, NOW_MS - age_ms, record, NOW_MS)
+    goes_when_it_says(orders, NOW_MS - age_ms, record, NOW_MS)
 
 
 # --- transactions ----------------------------------------------------------------------------------------------------
 
 
-def test_given_any_transaction_then_its_state_has_the_name_that_inspect_gives_it(
-    orders: Topic, state: SqliteState
-) -> None:
+def test_given_any_transaction_then_its_state_has_the_name_that_inspect_gives_it(orders: Topic) -> None:
     for number in (COMMITTED, OPEN, INVALID, -COMMITTED):
         orders.tx(number, NOW_MS)
     orders.plain(NOW_MS)
     for snapshot in (SNAPSHOT, None):
         shown = inspect.messages(orders.store, snapshot, (), 99, lambda _: None).rows
-        answers = [only(ask(orders, state, NOW_MS, row["sequence"], snapshot=snapshot)) for row in shown]
+        answers = [only(ask(orders, NOW_MS, row["sequence"], snapshot=snapshot)) for row in shown]
         assert [row["transaction"] or "" for row in shown] == [found.transaction for found in answers]
         assert [row["pointer"] for row in shown] == [found.to_json()["pointer"] for found in answers]
 
 
-def test_given_an_invalid_transaction_then_its_live_row_is_inverted_and_its_due_row_goes(
-    orders: Topic, state: SqliteState
-) -> None:
+def test_given_an_invalid_transaction_then_its_live_row_is_inverted_and_its_due_row_goes(orders: Topic) -> None:
     orders.tx(INVALID, NOW_MS, PUBLISHED_MS)
-    live, due = only(ask(orders, state, NOW_MS)).fate, only(ask(orders, state, PUBLISHED_MS, 1)).fate
+    live, due = only(ask(orders, NOW_MS)).fate, only(ask(orders, PUBLISHED_MS, 1)).fate
     assert (live.action, live.invert, live.rule) == ("invert", True, Rule.EXPIRED)
     assert (due.action, due.invert) == ("delete", True)
 
@@ -343,13 +338,13 @@ def test_given_an_invalid_transaction_then_its_live_row_is_inverted_and_its_due_
     ],
 )
 def test_given_an_invalid_transaction_in_a_topic_aside_then_only_a_protected_one_is_inverted(
-    orders: Topic, state: SqliteState, given: dict[str, Any], action: str, hold: Hold
+    orders: Topic, given: dict[str, Any], action: str, hold: Hold
 ) -> None:
     orders.tx(INVALID, NOW_MS)
-    fate = only(ask(orders, state, NOW_MS, **given)).fate
+    fate = only(ask(orders, NOW_MS, **given)).fate
     assert (fate.action, fate.invert, fate.hold) == (action, True, hold)
     lost = unknown_topic(orders.store, "default:lost").tx(INVALID, NOW_MS)
-    fate = only(ask(lost, state, NOW_MS, **given)).fate
+    fate = only(ask(lost, NOW_MS, **given)).fate
     assert (fate.action, fate.hold) == ((action, None) if action == "invert" else (action, hold))
 
 
@@ -360,9 +355,9 @@ def test_given_a_negative_pointer_then_the_runs_that_may_have_negated_it_are_nam
     key = MessageKey(orders.id, 1, NOW_MS, 0).pack()
     inverted = entry(rule="invalid_transaction", start=key, stop=key + b"\xff", oldest_ms=NOW_MS, newest_ms=NOW_MS)
     state.add_ledger([inverted, entry(start=key, stop=key + b"\xff", oldest_ms=NOW_MS, newest_ms=NOW_MS)])
-    [trace] = only(ask(orders, state, NOW_MS, 0)).inverted
+    [trace] = only(ask(orders, NOW_MS, 0, state=state)).inverted
     assert (trace.entry, trace.certain) == (inverted, False)
-    assert only(ask(orders, state, NOW_MS, 1)).inverted == ()
+    assert only(ask(orders, NOW_MS, 1, state=state)).inverted == ()
 
 
 # --- payloads --------------------------------------------------------------------------------------------------------
@@ -382,10 +377,8 @@ def stored(orders: Topic, write_pointer: int, publish_ms: int) -> tuple[int, int
     return publish_ms, 1, (STORED_MS, 0)
 
 
-def test_given_a_message_that_lives_then_its_payload_waits_for_it_however_old(
-    orders: Topic, state: SqliteState
-) -> None:
-    answer = ask(orders, state, *stored(orders, COMMITTED, NOW_MS))
+def test_given_a_message_that_lives_then_its_payload_waits_for_it_however_old(orders: Topic) -> None:
+    answer = ask(orders, *stored(orders, COMMITTED, NOW_MS))
     fate = payload_of(answer).fate
     assert (fate.action, fate.reason, fate.rule) == ("keep", Reason.REFERENCED, Rule.EXPIRED)
     assert fate.due_ms == STORED_MS + TTL_SECONDS * 1000 + 1
@@ -394,44 +387,38 @@ def test_given_a_message_that_lives_then_its_payload_waits_for_it_however_old(
     assert payload_of(answer).transaction == "committed"
 
 
-def test_given_a_message_that_goes_then_its_payload_goes_with_it(orders: Topic, state: SqliteState) -> None:
+def test_given_a_message_that_goes_then_its_payload_goes_with_it(orders: Topic) -> None:
     asked = stored(orders, COMMITTED, STORED_MS + 1)
-    assert [row.fate.action for row in ask(orders, state, *asked).found] == ["delete", "delete"]
-    unadopted = ask(orders, state, *asked, label=Hold.FIRST_CONTACT).found
+    assert [row.fate.action for row in ask(orders, *asked).found] == ["delete", "delete"]
+    unadopted = ask(orders, *asked, label=Hold.FIRST_CONTACT).found
     assert [(row.fate.reason, row.fate.hold) for row in unadopted] == [(Reason.HELD, Hold.FIRST_CONTACT)] * 2
 
 
-def test_given_a_message_that_was_rolled_back_then_its_payload_is_found_by_the_positive_pointer(
-    orders: Topic, state: SqliteState
-) -> None:
+def test_given_a_message_that_was_rolled_back_then_its_payload_is_found_by_the_positive_pointer(orders: Topic) -> None:
     orders.stored(COMMITTED, STORED_MS).ref(-COMMITTED, NOW_MS)
-    assert payload_of(ask(orders, state, NOW_MS, 1, (STORED_MS, 0))).pointer == COMMITTED
+    assert payload_of(ask(orders, NOW_MS, 1, (STORED_MS, 0))).pointer == COMMITTED
 
 
-def test_given_another_message_that_refers_to_the_payload_then_the_payload_stays(
-    orders: Topic, state: SqliteState
-) -> None:
+def test_given_another_message_that_refers_to_the_payload_then_the_payload_stays(orders: Topic) -> None:
     asked = stored(orders, COMMITTED, STORED_MS + 1)
     orders.ref(COMMITTED, NOW_MS)
-    message, payload = ask(orders, state, *asked).found
+    message, payload = ask(orders, *asked).found
     assert (message.fate.action, payload.fate.reason) == ("delete", Reason.REFERENCED)
     assert payload.fate.goes_ms is None
 
 
-def test_given_a_transaction_that_may_commit_then_the_payload_waits_for_that(orders: Topic, state: SqliteState) -> None:
+def test_given_a_transaction_that_may_commit_then_the_payload_waits_for_that(orders: Topic) -> None:
     asked = stored(orders, OPEN, STORED_MS + 1)
-    fate = payload_of(ask(orders, state, *asked)).fate
+    fate = payload_of(ask(orders, *asked)).fate
     assert (fate.reason, fate.goes_ms) == (Reason.UNDECIDED, None)
 
 
-def test_given_no_snapshot_then_a_payload_waits_until_its_transaction_is_too_old_to_commit(
-    orders: Topic, state: SqliteState
-) -> None:
+def test_given_no_snapshot_then_a_payload_waits_until_its_transaction_is_too_old_to_commit(orders: Topic) -> None:
     young = pointer(NOW_MS - MINUTE)
     asked = stored(orders, young, STORED_MS + 1)
     over_ms = NOW_MS - MINUTE + LIFETIME.undecided_ms
     for now_ms, action in ((over_ms - 1, "keep"), (over_ms, "delete")):
-        fate = payload_of(ask(orders, state, *asked, snapshot=None, now_ms=now_ms)).fate
+        fate = payload_of(ask(orders, *asked, snapshot=None, now_ms=now_ms)).fate
         assert (fate.action, fate.goes_ms) == (action, over_ms)
 
 
@@ -451,17 +438,17 @@ def test_given_an_id_with_a_payload_that_is_gone_then_only_runs_that_may_have_ta
     lost = replace(wide, at_ms=wide.at_ms + 1, rows=None, oldest_ms=None, newest_ms=None, cutoff_ms=STORED_MS + 1)
     not_due = replace(lost, cutoff_ms=STORED_MS)
     state.add_ledger([wide, younger, replace(wide, table="message"), lost, not_due])
-    answer = ask(orders, state, NOW_MS, 0, (STORED_MS, 4))
+    answer = ask(orders, NOW_MS, 0, (STORED_MS, 4), state=state)
     [missing] = answer.missing
     assert (missing.table, missing.key) == ("payload", wanted.pack())
     assert [(trace.entry, trace.certain) for trace in missing.taken] == [(lost, False), (wide, False)]
 
 
 def test_given_an_id_with_a_payload_and_a_message_that_carries_its_own_then_no_payload_row_is_looked_for(
-    orders: Topic, state: SqliteState
+    orders: Topic,
 ) -> None:
     orders.tx(COMMITTED, NOW_MS)
-    assert not only(ask(orders, state, NOW_MS, 0, (STORED_MS, 4))).refers
+    assert not only(ask(orders, NOW_MS, 0, (STORED_MS, 4))).refers
 
 
 # --- a row that is gone ----------------------------------------------------------------------------------------------
@@ -488,7 +475,7 @@ def test_given_a_range_that_a_run_took_then_a_row_in_it_was_taken_by_that_run(
     orders: Topic, state: SqliteState, publish_ms: int, taken: bool
 ) -> None:
     state.add_ledger([taken_range(orders, 1, PUBLISHED_MS, PUBLISHED_MS + 10)])
-    [missing] = ask(orders, state, publish_ms, 0).missing
+    [missing] = ask(orders, publish_ms, 0, state=state).missing
     assert (missing.table, missing.key) == ("message", None)
     assert [trace.certain for trace in missing.taken] == [True] * taken
 
@@ -504,7 +491,7 @@ def test_given_entries_of_several_generations_then_all_that_hold_the_id_are_name
     negated = taken_range(orders, 1, PUBLISHED_MS, stop_ms, at_ms=4, rule="invalid_transaction")
     elsewhere = replace(first, topic=unknown_topic(orders.store, "default:other").id)
     state.add_ledger([first, second, died, negated, elsewhere])
-    [missing] = ask(orders, state, PUBLISHED_MS).missing
+    [missing] = ask(orders, PUBLISHED_MS, state=state).missing
     assert [(trace.entry, trace.certain) for trace in missing.taken] == [(second, True), (died, False), (first, True)]
 
 
@@ -515,33 +502,33 @@ def test_given_a_run_that_has_not_ended_then_what_it_announced_counts_and_what_o
     announced = replace(announced, rows=None, oldest_ms=None, newest_ms=None, cutoff_ms=NOW_MS)
     state.intend(announced)
     state.intend(replace(announced, run_id="over"))
-    assert ask(orders, state, PUBLISHED_MS).missing[0].taken == ()
+    assert ask(orders, PUBLISHED_MS, state=state).missing[0].taken == ()
     state.begin_run(RunRecord("on", "apply", 1))
     state.begin_run(RunRecord("over", "apply", 1))
     state.finish_run("over", 2, "done", "{}")
-    [trace] = ask(orders, state, PUBLISHED_MS).missing[0].taken
+    [trace] = ask(orders, PUBLISHED_MS, state=state).missing[0].taken
     assert (trace.entry, trace.certain) == (announced, False)
 
 
 def test_given_a_row_that_is_there_then_the_ledger_is_not_asked_who_took_it(orders: Topic, state: SqliteState) -> None:
     orders.plain(PUBLISHED_MS)
     state.add_ledger([taken_range(orders, 1, PUBLISHED_MS, PUBLISHED_MS + 10)])
-    assert ask(orders, state, PUBLISHED_MS).missing == ()
+    assert ask(orders, PUBLISHED_MS, state=state).missing == ()
 
 
 # --- how far back the memory goes ------------------------------------------------------------------------------------
 
 
 def test_given_a_state_then_it_says_from_when_on_nothing_is_missing_in_it(orders: Topic, state: SqliteState) -> None:
-    assert ask(orders, state, 1).ledger_reach.complete_since_ms is None
+    assert ask(orders, 1, state=state).ledger_reach.complete_since_ms is None
     state.save_created_ms(NOW_MS - 40 * DAY)
-    reach = ask(orders, state, 1).ledger_reach
+    reach = ask(orders, 1, state=state).ledger_reach
     assert (reach.created_ms, reach.complete_since_ms) == (NOW_MS - 40 * DAY, NOW_MS - HISTORY_DAYS * DAY)
-    assert ask(orders, state, 1, now_ms=NOW_MS - 30 * DAY).ledger_reach.complete_since_ms == NOW_MS - 40 * DAY
+    assert ask(orders, 1, now_ms=NOW_MS - 30 * DAY, state=state).ledger_reach.complete_since_ms == NOW_MS - 40 * DAY
     state.add_ledger(entry(at_ms=NOW_MS - days * DAY) for days in (3, 2, 1))
-    assert ask(orders, state, 1).ledger_reach.complete_since_ms == NOW_MS - HISTORY_DAYS * DAY
+    assert ask(orders, 1, state=state).ledger_reach.complete_since_ms == NOW_MS - HISTORY_DAYS * DAY
     state.prune_ledger(0, keep=2)
-    assert ask(orders, state, 1).ledger_reach.complete_since_ms == NOW_MS - 2 * DAY
+    assert ask(orders, 1, state=state).ledger_reach.complete_since_ms == NOW_MS - 2 * DAY
 
 
 # --- the answer as a whole -------------------------------------------------------------------------------------------
@@ -556,7 +543,7 @@ def test_given_any_answer_then_it_is_json_with_ids_as_strings_and_nothing_was_wr
     writes: list[str] = []
     watch(orders.store, lambda call: writes.append(call.name) if call.name in WRITES else None)
     before = list(state.driver.connection.iterdump())
-    answers = [ask(orders, state, *asked, context=there), ask(orders, state, 7, context=there)]
+    answers = [ask(orders, *asked, context=there, state=state), ask(orders, 7, context=there, state=state)]
     assert (writes, list(state.driver.connection.iterdump())) == ([], before)
     present, gone = (json.loads(json.dumps(answer.to_json())) for answer in answers)
     assert (present["found"][0]["pointer"], present["found"][0]["action"]) == (str(COMMITTED), "keep")

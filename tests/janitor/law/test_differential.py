@@ -23,18 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from janitor.law.frontier import advance, stand_still
-from janitor.law.policy import (
-    Delete,
-    Frontier,
-    Hold,
-    Invert,
-    Keep,
-    Reason,
-    Row,
-    Rule,
-    Verdict,
-    decide,
-)
+from janitor.law.policy import Delete, Frontier, Hold, Invert, Keep, Reason, Row, Rule, Verdict, decide
 from janitor.law.ranges import message_spans
 from janitor.law.references import Lifetime, search_range, timeless_range
 from janitor.report import Report

@@ -9,18 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.law.policy import (
-    Delete,
-    Frontier,
-    Hold,
-    Invert,
-    Keep,
-    Reason,
-    Row,
-    Rule,
-    Verdict,
-    decide,
-)
+from janitor.law.policy import Delete, Frontier, Hold, Invert, Keep, Reason, Row, Rule, Verdict, decide
 from tms_core.rowkey import LONG_MAX, Cutoff, MessageKey, PayloadKey
 from tms_core.topic import INT_MAX, INT_MIN, TopicId, TopicMetadata
 

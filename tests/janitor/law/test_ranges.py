@@ -9,15 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from janitor.law.policy import Delete, Frontier, Hold, Keep, Reason, Row, Rule, Verdict, decide
-from janitor.law.ranges import (
-    Span,
-    beyond,
-    intersect,
-    message_spans,
-    newest_expired_pointer,
-    payload_spans,
-    topic_stop,
-)
+from janitor.law.ranges import Span, beyond, intersect, message_spans, newest_expired_pointer, payload_spans, topic_stop
 from tms_core.rowkey import LONG_MAX, Cutoff, MessageKey, PayloadKey, generation_prefix, pointer_prefix, time_prefix
 from tms_core.tables.base import KeyRange
 from tms_core.topic import INT_MAX, TopicId, TopicMetadata
@@ -255,12 +247,7 @@ def test_given_clocks_that_agree_when_a_payload_is_above_the_newest_pointer_then
 
 @pytest.mark.parametrize(
     ("generation", "key"),
-    [
-        (3, gen(3) + b"\x80"),
-        (-3, gen(4)),
-        (INT_MAX, gen(INT_MAX) + b"\x80"),
-        (-INT_MAX, PREFIX + b"\x80\x00\x00\x00"),
-    ],
+    [(3, gen(3) + b"\x80"), (-3, gen(4)), (INT_MAX, gen(INT_MAX) + b"\x80"), (-INT_MAX, PREFIX + b"\x80\x00\x00\x00")],
 )
 def test_given_a_topic_when_asked_what_lies_beyond_then_it_is_negative_times_and_newer_generations(
     generation: int, key: bytes

@@ -82,10 +82,7 @@ def test_given_no_payloads_when_asked_then_there_is_nowhere_to_look() -> None:
 
 
 def search(
-    rows: dict[tuple[int, int, int], MessageValue],
-    wanted: set[int],
-    *windows: KeyRange,
-    page_rows: int = 100,
+    rows: dict[tuple[int, int, int], MessageValue], wanted: set[int], *windows: KeyRange, page_rows: int = 100
 ) -> tuple[set[int], int, int]:
     """What is found, in how many reads, and how often progress was told.
 

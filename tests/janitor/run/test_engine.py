@@ -220,8 +220,7 @@ def test_given_keys_of_no_topic_when_swept_then_they_are_skipped_in_pages_and_th
 
 
 @pytest.mark.parametrize(
-    ("publish_ms", "refers", "kept"),
-    [(-1, True, True), (-(2**63), True, True), (-1, False, False), (0, True, False)],
+    ("publish_ms", "refers", "kept"), [(-1, True, True), (-(2**63), True, True), (-1, False, False), (0, True, False)]
 )
 def test_given_a_message_of_a_negative_time_when_its_payload_expires_then_both_stay(
     store: MemoryStore, publish_ms: int, refers: bool, kept: bool

@@ -22,6 +22,7 @@ from janitor.state.base import EVERYTHING
 from janitor.status.collect import Deployment, collect
 from janitor.sweep.permission import never
 from tests.builders import DAY, HOUR, NOW_MS, Rig, janitor
+from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import NoSnapshot, StoreError
 from tms_core.messaging.model import FetchRequest
@@ -520,11 +521,7 @@ def test_given_a_store_that_cannot_be_read_for_the_audit_then_nothing_leaves_the
 ) -> None:
     ready.feed_back()
     read = ready.store.message.cells
-
-    def fail(*_: object) -> None:
-        raise StoreError("the disk is gone.")
-
-    monkeypatch.setattr(ready.store.message, "cells", fail)
+    monkeypatch.setattr(ready.store.message, "cells", raising(StoreError("the disk is gone.")))
     report = ready.run()
     assert said(report) == ["not all that is proven clean was taken off the invalid list: the disk is gone."]
     assert (report.errors, ready.invalid()) == ([], ready.aborted)

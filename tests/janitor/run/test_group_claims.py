@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -13,6 +12,7 @@ from janitor.run.deps import Feedback
 from tests.builders import DAY, HOUR
 from tests.janitor.run.house import ServedStore
 from tests.messaging.group_desk import GROUP, ORDERS, READ_NONE
+from tests.support import raising
 from tms_core.consumers.claim_rows import claims_of
 from tms_core.consumers.claims import ConsumerGroup
 from tms_core.errors import StoreError
@@ -76,12 +76,8 @@ def test_trap_b_given_claims_that_cannot_be_freed_then_no_id_leaves_the_list(
     house.service.publish(ORDERS, [b"a"])
     pointer, _ = house.poll()
     house.manager.invalidate(pointer)
-
-    def broken(*_: Any, **__: Any) -> bool:
-        raise StoreError("broken")
-
     with monkeypatch.context() as failing:
-        failing.setattr(house.side, "exchange", broken)
+        failing.setattr(house.side, "exchange", raising(StoreError("broken")))
         for _ in range(3):
             house.clock.advance(DAY)
             with pytest.raises(StoreError):

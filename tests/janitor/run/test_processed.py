@@ -14,6 +14,7 @@ from janitor.report import Report
 from tests.builders import DAY, HOUR, watch
 from tests.janitor.run.house import ServedStore
 from tests.messaging.group_desk import GROUP, ORDERS, READ_NONE
+from tests.support import raising
 from tms_core.consumers.retention import announce, announced
 from tms_core.errors import StoreError
 from tms_core.messaging.groups import GroupPoll, Order
@@ -384,12 +385,8 @@ def test_given_a_side_table_that_fails_while_it_is_announced_then_nothing_goes(
     house.register()
     house.publish(b"a")
     house.process()
-
-    def broken(*_: Any, **__: Any) -> bool:
-        raise StoreError("broken")
-
     with monkeypatch.context() as failing:
-        failing.setattr(house.side, "exchange", broken)
+        failing.setattr(house.side, "exchange", raising(StoreError("broken")))
         house.sweep()
     assert house.left() == [b"a"]
     house.sweep(0)

@@ -16,7 +16,22 @@ from janitor.law.policy import Rule
 from janitor.report import Report
 from janitor.state.base import EVERYTHING, CounterKey
 from janitor.status.collect import summary
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, unknown_topic, watch
+from tests.builders import (
+    DAY,
+    HOUR,
+    MINUTE,
+    NOW_MS,
+    Call,
+    Rig,
+    Topic,
+    fail_at,
+    janitor,
+    pointer,
+    topic,
+    unknown_topic,
+    watch,
+)
+from tests.support import raising
 from tms_core.errors import GuardTripped, Halted, StateError, StoreError
 from tms_core.tables.memory import MemoryStore
 
@@ -117,11 +132,7 @@ def test_given_a_state_that_cannot_book_when_swept_then_the_run_goes_on_and_its_
 ) -> None:
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
     rig = janitor(store, batch_rows=2)
-
-    def full(*_: object) -> None:
-        raise StateError("the disk is full.")
-
-    monkeypatch.setattr(rig.state, "book", full)
+    monkeypatch.setattr(rig.state, "book", raising(StateError("the disk is full.")))
     told: list[float] = []
     slow(rig, told)
     assert rig.engine.run_once(adopt=True).errors == []
@@ -246,12 +257,7 @@ def test_given_a_topic_that_fails_when_run_then_it_is_counted_by_table_and_reaso
     topic(store, "default:a", ttl_seconds=60).plain(1)
     topic(store, "default:b", ttl_seconds=60).stored(pointer(1), 1)
     rig = janitor(store)
-
-    def fail(call: Call) -> None:
-        if call.name == "payload.delete":
-            raise StoreError("No space left on device.")
-
-    watch(store, before=fail)
+    watch(store, before=fail_at("payload.delete", StoreError("No space left on device.")))
     rig.engine.run_once(adopt=True)
     assert counter(rig, "delete_errors_total") == 1
     assert counter(rig, "delete_errors_total", table="payload", reason="store") == 1

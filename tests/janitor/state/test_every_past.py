@@ -145,9 +145,7 @@ def test_given_too_many_entries_when_pruned_then_exactly_the_newest_stay(state: 
     assert state.prune_ledger(0, keep=0) == 4
 
 
-def test_given_entries_that_went_from_the_middle_when_pruned_by_number_then_as_many_stay_as_may(
-    state: State,
-) -> None:
+def test_given_entries_that_went_from_the_middle_when_pruned_by_number_then_as_many_stay_as_may(state: State) -> None:
     state.add_ledger(entry(at_ms=at_ms) for at_ms in (20, 21, 1, 2, 3, 4, 22, 23))
     assert state.prune_ledger(10, keep=4) == 4
     assert times(state.ledger(9)) == [23, 22, 21, 20]

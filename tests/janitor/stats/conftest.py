@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
-from tests.builders import DAY, NOW_MS
+from tests.builders import DAY, NOW_MS, Topic, topic
 from tms_core.clock import ManualClock
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import MemorySide
+
+
+class Place:
+    """What is counted, and what the figures are kept in and dated by."""
+
+    def __init__(self) -> None:
+        self.store, self.side = MemoryStore(), MemorySide()
+        self.state: State = SqliteState.in_memory()
+        self.clock = ManualClock(NOW_MS, running_ms=DAY)
+
+    def topic(self, name: str, *, ttl_seconds: int = 60, **given: Any) -> Topic:
+        """A topic of the default namespace."""
+        return topic(self.store, f"default:{name}", ttl_seconds=ttl_seconds, **given)
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
-def state() -> State:
-    return SqliteState.in_memory()
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(NOW_MS, running_ms=DAY)
+def place() -> Place:
+    return Place()

@@ -7,43 +7,34 @@ from typing import Any
 
 import pytest
 
-from janitor.state.base import State
 from janitor.stats import consumer_lag as lag
 from janitor.stats.consumer_lag import NOTE, LagCount
 from janitor.sweep.permission import Pacer
-from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, pointer, topic, unknown_topic, watch, watch_state
-from tms_core.clock import ManualClock
+from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, fail_at, pointer, unknown_topic, watch, watch_state
+from tests.janitor.stats.conftest import Place
+from tests.support import raising
 from tms_core.consumers.claim_rows import pack
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim
 from tms_core.consumers.lag import PAGE_ROWS, LagTables
 from tms_core.consumers.positions import Floor, Position, Positions
 from tms_core.errors import Halted, StoreError
 from tms_core.rowkey import MessageId
-from tms_core.tables.base import Store
-from tms_core.tables.memory import MemoryStore
 from tms_core.tables.read_only import read_only
-from tms_core.tables.side import Expiries, MemorySide
+from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import InProgress, VisibilityState
 
 READ_NONE = MessageId(0, 0)
 
 
-@pytest.fixture
-def side() -> MemorySide:
-    return MemorySide()
-
-
-def read(side: MemorySide, orders: Topic, message: MessageId, name: str = "billing") -> None:
+def read(place: Place, orders: Topic, message: MessageId, name: str = "billing") -> None:
     metadata = TopicMetadata(orders.id, orders.generation, 3600)
-    Positions(side).put(metadata, Position(name, message, NOW_MS - 5, NOW_MS - HOUR))
+    Positions(place.side).put(metadata, Position(name, message, NOW_MS - 5, NOW_MS - HOUR))
 
 
-def counter(
-    store: Store, state: State, clock: ManualClock, side: MemorySide, *, rate: int | None = None, **options: Any
-) -> LagCount:
-    positions = Positions(side)
-    floor = Floor(positions, store, options.pop("hold_seconds")) if "hold_seconds" in options else None
+def counter(place: Place, *, rate: int | None = None, **options: Any) -> LagCount:
+    store, side, clock = place.store, place.side, place.clock
+    floor = Floor(Positions(side), store, options.pop("hold_seconds")) if "hold_seconds" in options else None
     halted = options.pop("halted", lambda: False)
 
     def ending() -> None:
@@ -51,25 +42,23 @@ def counter(
             raise Halted("the count was asked to stop.")
 
     pacer = options.pop("pacer", None) or Pacer(rate, clock, ending)
-    return LagCount(LagTables(read_only(store), Expiries(side), floor), side, state, clock, pacer, **options)
+    return LagCount(LagTables(read_only(store), Expiries(side), floor), side, place.state, clock, pacer, **options)
 
 
-def found(state: State) -> dict[str, int]:
-    return {f"{item['topic']}/{item['consumer']}": item["lag_messages"] for item in state.note(NOTE) or ()}
+def found(place: Place) -> dict[str, int]:
+    return {f"{item['topic']}/{item['consumer']}": item["lag_messages"] for item in place.state.note(NOTE) or ()}
 
 
 # --- what is found ---------------------------------------------------------------------------------------------------
 
 
-def test_given_consumers_when_counted_then_their_figures_are_kept_with_their_time(
-    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
-) -> None:
-    orders = topic(store, "default:orders", ttl_seconds=3600, generation=3)
+def test_given_consumers_when_counted_then_their_figures_are_kept_with_their_time(place: Place) -> None:
+    orders = place.topic("orders", ttl_seconds=3600, generation=3)
     orders.plain(NOW_MS - 2 * HOUR, NOW_MS - 9, NOW_MS - 8, NOW_MS - 7)
-    read(side, orders, MessageId(NOW_MS - 9, 1))
-    read(side, orders, READ_NONE, "audit")
-    before = side.rows(b"", None, 10)
-    count = counter(store, state, clock, side)
+    read(place, orders, MessageId(NOW_MS - 9, 1))
+    read(place, orders, READ_NONE, "audit")
+    before = place.side.rows(b"", None, 10)
+    count = counter(place)
     count.step()
     common = {
         "tms_namespace": "default",
@@ -81,11 +70,11 @@ def test_given_consumers_when_counted_then_their_figures_are_kept_with_their_tim
         "open_claims": 0,
         "redelivered": 0,
     }
-    assert state.note(NOTE) == [
+    assert place.state.note(NOTE) == [
         {**common, "consumer": "audit", "position_ms": 0, "lag_messages": 3, "oldest_unread_ms": NOW_MS - 9},
         {**common, "consumer": "billing", "position_ms": NOW_MS - 9, "lag_messages": 2, "oldest_unread_ms": NOW_MS - 8},
     ]
-    assert side.rows(b"", None, 10) == before
+    assert place.side.rows(b"", None, 10) == before
 
 
 IN_PROGRESS, INVALID, COMMITTED, NEWER = (pointer(NOW_MS - 40 + ten) for ten in (0, 10, 20, 30))
@@ -94,19 +83,15 @@ READER = VisibilityState(
 ).dummy_transaction
 
 
-def claim(side: MemorySide, orders: Topic, claims: list[tuple[int, int, int]]) -> None:
+def claim(place: Place, orders: Topic, claims: list[tuple[int, int, int]]) -> None:
     """A message each: its time, the transaction, and how often it was given out."""
     group = ConsumerGroup(orders.id, orders.generation, "billing")
-    side.put(
-        [
-            pack(group, GroupClaim(MessageId(at_ms - 1, 9), MessageId(at_ms, 9), holder, tries))
-            for at_ms, holder, tries in claims
-        ]
-    )
+    for at_ms, holder, tries in claims:
+        place.side.put([pack(group, GroupClaim(MessageId(at_ms - 1, 9), MessageId(at_ms, 9), holder, tries))])
 
 
-def claimed(state: State) -> dict[str, tuple[int, int]]:
-    return {item["consumer"]: (item["open_claims"], item["redelivered"]) for item in state.note(NOTE) or ()}
+def claimed(place: Place) -> dict[str, tuple[int, int]]:
+    return {item["consumer"]: (item["open_claims"], item["redelivered"]) for item in place.state.note(NOTE) or ()}
 
 
 @pytest.mark.parametrize(
@@ -122,156 +107,141 @@ def claimed(state: State) -> dict[str, tuple[int, int]]:
     ids=["open", "open again", "void", "void again", "processed", "behind the position"],
 )
 def test_given_claims_of_a_group_when_counted_then_open_and_redelivered_ones_are(
-    store: MemoryStore,
-    state: State,
-    clock: ManualClock,
-    side: MemorySide,
-    claims: list[tuple[int, int, int]],
-    expected: tuple[int, int],
+    place: Place, claims: list[tuple[int, int, int]], expected: tuple[int, int]
 ) -> None:
-    orders = topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS)
-    read(side, orders, MessageId(NOW_MS - 5, 9))
-    read(side, orders, READ_NONE, "billing2")
-    claim(side, orders, [(NOW_MS - 5 + after, holder, tries) for after, holder, tries in claims])
-    before = side.rows(b"", None, 10)
-    counter(store, state, clock, side, reader=READER).step()
-    assert claimed(state) == {"billing": expected, "billing2": (0, 0)}
-    assert side.rows(b"", None, 10) == before
+    orders = place.topic("orders", ttl_seconds=3600).plain(NOW_MS)
+    read(place, orders, MessageId(NOW_MS - 5, 9))
+    read(place, orders, READ_NONE, "billing2")
+    claim(place, orders, [(NOW_MS - 5 + after, holder, tries) for after, holder, tries in claims])
+    before = place.side.rows(b"", None, 10)
+    counter(place, reader=READER).step()
+    assert claimed(place) == {"billing": expected, "billing2": (0, 0)}
+    assert place.side.rows(b"", None, 10) == before
 
 
-def test_given_no_snapshot_when_counted_then_whatever_a_transaction_claims_is_open(
-    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
-) -> None:
-    orders = topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS)
-    read(side, orders, READ_NONE)
-    claim(side, orders, [(NOW_MS, COMMITTED, 2), (NOW_MS + 1, 0, 2)])
-    counter(store, state, clock, side).step()
-    assert claimed(state) == {"billing": (1, 2)}
+def test_given_no_snapshot_when_counted_then_whatever_a_transaction_claims_is_open(place: Place) -> None:
+    orders = place.topic("orders", ttl_seconds=3600).plain(NOW_MS)
+    read(place, orders, READ_NONE)
+    claim(place, orders, [(NOW_MS, COMMITTED, 2), (NOW_MS + 1, 0, 2)])
+    counter(place).step()
+    assert claimed(place) == {"billing": (1, 2)}
 
 
-def test_given_claims_when_counted_then_they_are_paid_for(
-    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
-) -> None:
-    orders = topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS)
-    read(side, orders, READ_NONE)
-    claim(side, orders, [(NOW_MS + at, IN_PROGRESS, 1) for at in range(4)])
-    counter(store, state, clock, side, rate=1).step()
-    assert clock.running_ms() - DAY == 5 * SECOND
+def test_given_claims_when_counted_then_they_are_paid_for(place: Place) -> None:
+    orders = place.topic("orders", ttl_seconds=3600).plain(NOW_MS)
+    read(place, orders, READ_NONE)
+    claim(place, orders, [(NOW_MS + at, IN_PROGRESS, 1) for at in range(4)])
+    counter(place, rate=1).step()
+    assert place.clock.running_ms() - DAY == 5 * SECOND
 
 
 def test_given_a_damaged_claim_when_counted_then_the_other_topics_are(
-    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide, caplog: pytest.LogCaptureFixture
+    place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in "ab":
-        made = topic(store, f"default:{name}", ttl_seconds=3600).plain(NOW_MS)
-        read(side, made, READ_NONE)
-    side.put([(ConsumerGroup(TopicId("default", "a"), 1, "billing").prefix + b"x", b"")])
-    counter(store, state, clock, side).step()
-    assert found(state) == {"b/billing": 1}
+        made = place.topic(name, ttl_seconds=3600).plain(NOW_MS)
+        read(place, made, READ_NONE)
+    place.side.put([(ConsumerGroup(TopicId("default", "a"), 1, "billing").prefix + b"x", b"")])
+    counter(place).step()
+    assert found(place) == {"b/billing": 1}
     assert len(caplog.messages) == 1
     assert "could not count how far the consumers of default:a are: the claim" in caplog.messages[0]
 
 
-def test_given_the_floor_when_counted_then_what_is_held_counts(
-    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
-) -> None:
-    orders = topic(store, "default:orders", ttl_seconds=3600)
+def test_given_the_floor_when_counted_then_what_is_held_counts(place: Place) -> None:
+    orders = place.topic("orders", ttl_seconds=3600)
     orders.plain(NOW_MS - HOUR - 61 * SECOND, NOW_MS - HOUR - 1, NOW_MS)
-    Positions(side).put(TopicMetadata(orders.id, 1, 3600), Position("billing", READ_NONE, NOW_MS, 0))
-    counter(store, state, clock, side).step()
-    assert found(state) == {"orders/billing": 1}
-    clock.advance(1)
-    counter(store, state, clock, side, hold_seconds=60).step()
-    assert found(state) == {"orders/billing": 2}
+    Positions(place.side).put(TopicMetadata(orders.id, 1, 3600), Position("billing", READ_NONE, NOW_MS, 0))
+    counter(place).step()
+    assert found(place) == {"orders/billing": 1}
+    place.clock.advance(1)
+    counter(place, hold_seconds=60).step()
+    assert found(place) == {"orders/billing": 2}
 
 
 def test_given_topics_gone_deleted_unreadable_or_made_again_when_counted_then_they_have_no_consumers(
-    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
+    place: Place,
 ) -> None:
     for name, generation in (("gone", 1), ("deleted", -1), ("again", 2), ("unreadable", 1)):
-        made = unknown_topic(store, f"default:{name}").plain(NOW_MS)
+        made = unknown_topic(place.store, f"default:{name}").plain(NOW_MS)
         if name == "unreadable":
             made.write_metadata(b"{")
         elif name != "gone":
             made.describe(ttl_seconds=60, generation=generation)
-        read(side, made, READ_NONE)
-    kept = topic(store, "default:kept", ttl_seconds=60)
-    read(side, kept, READ_NONE)
-    count = counter(store, state, clock, side)
+        read(place, made, READ_NONE)
+    kept = place.topic("kept")
+    read(place, kept, READ_NONE)
+    count = counter(place)
     count.step()
-    assert found(state) == {"kept/billing": 0}
+    assert found(place) == {"kept/billing": 0}
     kept.describe(ttl_seconds=60, generation=-1)
     count.step()
-    assert state.note(NOTE) == []
+    assert place.state.note(NOTE) == []
 
 
 def test_given_a_process_before_this_one_when_begun_then_its_figures_stand_until_they_are_made_anew(
-    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
+    place: Place,
 ) -> None:
-    orders = topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS)
-    other = topic(store, "default:other", ttl_seconds=60).plain(NOW_MS)
+    orders = place.topic("orders").plain(NOW_MS)
+    other = place.topic("other").plain(NOW_MS)
     for one in (orders, other):
-        read(side, one, READ_NONE)
-    counter(store, state, clock, side).step()
+        read(place, one, READ_NONE)
+    counter(place).step()
     orders.plain(NOW_MS + 1)
-    Positions(side).delete(TopicMetadata(other.id, 1, 60), "billing")
-    stopped = counter(store, state, clock, side, halted=lambda: True)
+    Positions(place.side).delete(TopicMetadata(other.id, 1, 60), "billing")
+    stopped = counter(place, halted=lambda: True)
     stopped.step()
-    assert found(state) == {"orders/billing": 1}
-    counter(store, state, clock, side).step()
-    assert found(state) == {"orders/billing": 2}
+    assert found(place) == {"orders/billing": 1}
+    counter(place).step()
+    assert found(place) == {"orders/billing": 2}
 
 
-def test_given_figures_that_an_adoption_has_removed_when_asked_again_then_they_are_back(
-    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
-) -> None:
-    read(side, topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS), READ_NONE)
-    count = counter(store, state, clock, side)
+def test_given_figures_that_an_adoption_has_removed_when_asked_again_then_they_are_back(place: Place) -> None:
+    read(place, place.topic("orders").plain(NOW_MS), READ_NONE)
+    count = counter(place)
     count.step()
-    state.save_note(NOTE, None)
+    place.state.save_note(NOTE, None)
     count.step()
-    assert found(state) == {"orders/billing": 1}
+    assert found(place) == {"orders/billing": 1}
 
 
-def test_given_nothing_new_when_counted_then_nothing_is_written(
-    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
-) -> None:
-    topic(store, "default:orders", ttl_seconds=60)
+def test_given_nothing_new_when_counted_then_nothing_is_written(place: Place) -> None:
+    place.topic("orders")
     written: list[str] = []
-    watch_state(state, before=lambda call: written.append(call.name) if call.name.startswith("state.save") else None)
-    counter(store, state, clock, side).step()
+    watch_state(
+        place.state, before=lambda call: written.append(call.name) if call.name.startswith("state.save") else None
+    )
+    counter(place).step()
     assert written == []
 
 
 # --- whose turn it is ------------------------------------------------------------------------------------------------
 
 
-def test_given_fresh_figures_when_asked_again_then_they_are_made_anew_when_they_are_old(
-    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
-) -> None:
-    orders = topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS)
-    read(side, orders, READ_NONE)
-    count = counter(store, state, clock, side, refresh_seconds=60)
+def test_given_fresh_figures_when_asked_again_then_they_are_made_anew_when_they_are_old(place: Place) -> None:
+    orders = place.topic("orders", ttl_seconds=3600).plain(NOW_MS)
+    read(place, orders, READ_NONE)
+    count = counter(place, refresh_seconds=60)
     count.step()
     orders.plain(NOW_MS + 1)
-    clock.advance(60 * SECOND - 1)
-    clock.step(DAY)
+    place.clock.advance(60 * SECOND - 1)
+    place.clock.step(DAY)
     count.step()
-    assert found(state) == {"orders/billing": 1}
-    clock.step(-DAY)
-    clock.advance(1)
+    assert found(place) == {"orders/billing": 1}
+    place.clock.step(-DAY)
+    place.clock.advance(1)
     count.step()
-    assert found(state) == {"orders/billing": 2}
+    assert found(place) == {"orders/billing": 2}
 
 
 def test_given_a_consumer_that_is_far_behind_when_counted_then_the_others_have_their_figures_first_and_again(
-    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lag, "TURN_ROWS", PAGE_ROWS)
-    far = topic(store, "default:a-far", ttl_seconds=86400).plain(*range(NOW_MS, NOW_MS + 3 * PAGE_ROWS + 1))
-    near = topic(store, "default:near", ttl_seconds=86400).plain(NOW_MS)
-    read(side, far, READ_NONE)
-    read(side, near, READ_NONE)
+    far = place.topic("a-far", ttl_seconds=86400).plain(*range(NOW_MS, NOW_MS + 3 * PAGE_ROWS + 1))
+    near = place.topic("near", ttl_seconds=86400).plain(NOW_MS)
+    read(place, far, READ_NONE)
+    read(place, near, READ_NONE)
     seen: list[dict[str, int]] = []
 
     def note(call: Call) -> None:
@@ -279,95 +249,87 @@ def test_given_a_consumer_that_is_far_behind_when_counted_then_the_others_have_t
             seen.append({f"{item['topic']}": item["lag_messages"] for item in call.arguments[1]})
             near.plain(NOW_MS)
 
-    watch_state(state, before=note)
-    counter(store, state, clock, side, rate=PAGE_ROWS // 50, refresh_seconds=40).step()
+    watch_state(place.state, before=note)
+    counter(place, rate=PAGE_ROWS // 50, refresh_seconds=40).step()
     assert seen[:2] == [{"near": 1}, {"near": 2}]
     assert seen[-1]["a-far"] == 3 * PAGE_ROWS + 1
 
 
-def test_given_a_budget_that_is_shared_when_counted_then_all_together_keep_it(
-    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
-) -> None:
-    orders = topic(store, "default:orders", ttl_seconds=86400).plain(*range(NOW_MS, NOW_MS + 500))
-    read(side, orders, READ_NONE)
-    pacer = Pacer(100, clock)
-    counter(store, state, clock, side, pacer=pacer).step()
-    assert clock.running_ms() - DAY == 5 * SECOND
+def test_given_a_budget_that_is_shared_when_counted_then_all_together_keep_it(place: Place) -> None:
+    orders = place.topic("orders", ttl_seconds=86400).plain(*range(NOW_MS, NOW_MS + 500))
+    read(place, orders, READ_NONE)
+    pacer = Pacer(100, place.clock)
+    counter(place, pacer=pacer).step()
+    assert place.clock.running_ms() - DAY == 5 * SECOND
     pacer.pay(100)
-    assert clock.running_ms() - DAY == 6 * SECOND
+    assert place.clock.running_ms() - DAY == 6 * SECOND
 
 
-def test_given_a_process_that_ends_when_counting_then_what_was_found_is_kept(
-    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
-) -> None:
+def test_given_a_process_that_ends_when_counting_then_what_was_found_is_kept(place: Place) -> None:
     for name, rows in (("a", 1), ("b", 1), ("c", 5000)):
-        read(side, topic(store, f"default:{name}", ttl_seconds=86400).plain(*range(NOW_MS, NOW_MS + rows)), READ_NONE)
+        read(place, place.topic(name, ttl_seconds=86400).plain(*range(NOW_MS, NOW_MS + rows)), READ_NONE)
 
     waits: list[int] = []
 
     def ending() -> None:
-        waits.append(clock.running_ms())
+        waits.append(place.clock.running_ms())
         if len(waits) == 7:
             raise Halted("it ends.")
 
-    counter(store, state, clock, side, pacer=Pacer(1, clock, ending)).step()
-    assert found(state) == {"a/billing": 1, "b/billing": 1}
+    counter(place, pacer=Pacer(1, place.clock, ending)).step()
+    assert found(place) == {"a/billing": 1, "b/billing": 1}
 
 
-def test_given_a_topic_that_is_deleted_while_it_waits_for_its_turn_then_it_is_not_read_any_more(
-    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide
-) -> None:
+def test_given_a_topic_that_is_deleted_while_it_waits_for_its_turn_then_it_is_not_read_any_more(place: Place) -> None:
     for name in "ab":
-        read(side, topic(store, f"default:{name}", ttl_seconds=86400).plain(NOW_MS), READ_NONE)
+        read(place, place.topic(name, ttl_seconds=86400).plain(NOW_MS), READ_NONE)
     words = iter([False, True])
-    count = counter(store, state, clock, side, halted=lambda: next(words, False))
+    count = counter(place, halted=lambda: next(words, False))
     # Stopped in the first topic's turn, behind its only page, when the second one waits for its own.
     count.step()
-    topic(store, "default:b", ttl_seconds=86400, generation=-1)
+    place.topic("b", ttl_seconds=86400, generation=-1)
     pages: list[bytes] = []
-    watch(store, before=lambda call: pages.append(call.arguments[0]) if call.name == "message.keys" else None)
+    watch(place.store, before=lambda call: pages.append(call.arguments[0]) if call.name == "message.keys" else None)
     count.step()
-    assert found(state) == {"a/billing": 1}
+    assert found(place) == {"a/billing": 1}
     assert pages == [], "the first one goes on where it was, the second one is gone"
 
 
 def test_given_a_topic_that_cannot_be_read_when_counted_then_it_is_said_once_and_the_others_are_counted(
-    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide, caplog: pytest.LogCaptureFixture
+    place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in "abc":
-        read(side, topic(store, f"default:{name}", ttl_seconds=3600).plain(NOW_MS), READ_NONE)
-    count = counter(store, state, clock, side)
+        read(place, place.topic(name, ttl_seconds=3600).plain(NOW_MS), READ_NONE)
+    count = counter(place)
     count.step()
     broken = [True]
-
-    def fail(call: Call) -> None:
-        if broken[0] and call.name == "message.keys" and call.arguments[0].startswith(b"default:b:"):
-            raise StoreError("a block is corrupt.")
-
-    watch(store, before=fail)
+    watch(
+        place.store,
+        before=fail_at(
+            "message.keys",
+            StoreError("a block is corrupt."),
+            lambda call: broken[0] and call.arguments[0].startswith(b"default:b:"),
+        ),
+    )
     for _ in range(2):
         for name in "abc":
-            topic(store, f"default:{name}", ttl_seconds=3600).plain(clock.now_ms() + 1)
-        clock.advance(60 * SECOND)
+            place.topic(name, ttl_seconds=3600).plain(place.clock.now_ms() + 1)
+        place.clock.advance(60 * SECOND)
         count.step()
-    assert found(state) == {"a/billing": 3, "b/billing": 1, "c/billing": 3}
+    assert found(place) == {"a/billing": 3, "b/billing": 1, "c/billing": 3}
     assert caplog.messages == [
         "the janitor could not count how far the consumers of default:b are: a block is corrupt."
     ]
     broken[0] = False
-    clock.advance(60 * SECOND)
+    place.clock.advance(60 * SECOND)
     count.step()
-    assert found(state)["b/billing"] == 3
+    assert found(place)["b/billing"] == 3
 
 
 def test_given_positions_that_cannot_be_read_when_counted_then_that_is_an_error(
-    store: MemoryStore, state: State, clock: ManualClock, side: MemorySide, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count = counter(store, state, clock, side)
-
-    def fail(*_: object) -> None:
-        raise StoreError("the disk is gone.")
-
-    monkeypatch.setattr(side, "rows", fail)
+    count = counter(place)
+    monkeypatch.setattr(place.side, "rows", raising(StoreError("the disk is gone.")))
     with pytest.raises(StoreError, match="the disk is gone"):
         count.step()

@@ -76,7 +76,7 @@ def test_given_an_archive_that_is_full_on_the_way_when_swept_then_what_it_has_is
     assert report.total(Rule.EXPIRED) == len(cellar.kept[0].keys) == 2
     assert (len(events.times()), len(orders.times())) == (2, 4)
     assert report.errors == [
-        "nothing more was deleted, because rows could not be archived: the archive's disk is full.",
+        "nothing more was deleted, because rows could not be archived: the archive's disk is full."
     ]
     # Inverting needs no archive, and a full disk is no fault of a topic.
     assert (events.pointers(), orders.pointers()) == ([None, -doomed], [None, None, None, -doomed])

@@ -15,6 +15,7 @@ from janitor.state.base import EVERYTHING
 from janitor.sweep.consumers import ConsumerHolds
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, pointer, topic, watch
 from tests.salted import SaltedStore
+from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.consumers.positions import Floor, Position, Positions
 from tms_core.errors import StoreError
@@ -23,7 +24,7 @@ from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import Cutoff, MessageId, MessageKey
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
-from tms_core.tables.side import Expiries, MemorySide
+from tms_core.tables.side import Expiries, MemorySide, SideTable
 from tms_core.topic import TopicId, TopicMetadata
 
 TTL_SECONDS, HOLD_SECONDS = 3600, 7200
@@ -38,24 +39,30 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
         yield opened
 
 
-@pytest.fixture
-def orders(store: Store) -> Topic:
-    return topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+class Shop:
+    """A store with a topic, and how far its consumers are."""
+
+    def __init__(self, store: Store, side: SideTable | None = None) -> None:
+        self.store, self.positions = store, Positions(side or MemorySide())
+        self.orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
 
 
 @pytest.fixture
-def positions() -> Positions:
-    return Positions(MemorySide())
+def shop(store: Store) -> Shop:
+    return Shop(store)
 
 
-def read(positions: Positions, orders: Topic, message: MessageId, name: str = "billing", generation: int = 1) -> None:
+def read(
+    shop: Shop, message: MessageId, name: str = "billing", generation: int = 1, topic: Topic | None = None
+) -> None:
     """A consumer has read so far, and did from the first."""
-    positions.put(TopicMetadata(orders.id, generation, TTL_SECONDS), Position(name, message, NOW_MS, 0))
+    metadata = TopicMetadata((topic or shop.orders).id, generation, TTL_SECONDS)
+    shop.positions.put(metadata, Position(name, message, NOW_MS, 0))
 
 
-def rig_of(store: Store, positions: Positions, *, hold_seconds: int = HOLD_SECONDS, **options: Any) -> Rig:
+def rig_of(shop: Shop, *, hold_seconds: int = HOLD_SECONDS, **options: Any) -> Rig:
     """A janitor that holds unread messages, on a store it has adopted."""
-    rig = janitor(store, floor=Floor(positions, store, hold_seconds), batch_rows=3, **options)
+    rig = janitor(shop.store, floor=Floor(shop.positions, shop.store, hold_seconds), batch_rows=3, **options)
     deps = rig.engine.deps
     rig.engine.deps = replace(deps, terms=replace(deps.terms, consumer_hold_seconds=hold_seconds))
     return rig
@@ -73,13 +80,11 @@ def held(report: Report) -> dict[str, int]:
 # --- what is held ----------------------------------------------------------------------------------------------------
 
 
-def test_given_a_consumer_that_has_not_read_when_swept_then_what_it_has_not_read_is_held_and_shown(
-    store: Store, orders: Topic, positions: Positions
-) -> None:
+def test_given_a_consumer_that_has_not_read_when_swept_then_what_it_has_not_read_is_held_and_shown(shop: Shop) -> None:
     times = [DUE_MS - back for back in (9, 8, 7, 6, 5)]
-    orders.plain(*times, NOW_MS)
-    read(positions, orders, MessageId(times[1], 1))
-    rig = rig_of(store, positions)
+    shop.orders.plain(*times, NOW_MS)
+    read(shop, MessageId(times[1], 1))
+    rig = rig_of(shop)
     for report in (rig.engine.preview(), rig.engine.run_once(adopt=True), rig.engine.run_once()):
         assert held(report)["consumer"] == report.held_rows() == 3
         [note] = [note for note in report.guards if note.guard == "consumer"]
@@ -87,112 +92,102 @@ def test_given_a_consumer_that_has_not_read_when_swept_then_what_it_has_not_read
             note.message
             == "default:orders keeps messages that consumer billing has not read, for at most 7200 s after their ttl"
         )
-    assert orders.times() == [*times[2:], NOW_MS]
-    read(positions, orders, MessageId(times[3], 3))
+    assert shop.orders.times() == [*times[2:], NOW_MS]
+    read(shop, MessageId(times[3], 3))
     assert held(rig.engine.run_once()) == {"": 2, "consumer": 1}
-    read(positions, orders, MessageId(times[4], 4))
+    read(shop, MessageId(times[4], 4))
     assert held(rig.engine.run_once()) == {"": 1}
-    assert orders.times() == [NOW_MS]
+    assert shop.orders.times() == [NOW_MS]
 
 
 @pytest.mark.parametrize(("wait_ms", "left"), [(-1, 3), (0, 3), (1, 2), (SECOND + 1, 1), (2 * SECOND + 1, 0)])
 def test_given_the_longest_hold_when_it_is_over_then_rows_go_whoever_has_not_read_them(
-    store: Store, orders: Topic, positions: Positions, wait_ms: int, left: int
+    shop: Shop, wait_ms: int, left: int
 ) -> None:
-    orders.plain(NOW_MS, NOW_MS + SECOND, NOW_MS + 2 * SECOND)
-    read(positions, orders, READ_NONE)
-    rig = rig_of(store, positions)
+    shop.orders.plain(NOW_MS, NOW_MS + SECOND, NOW_MS + 2 * SECOND)
+    read(shop, READ_NONE)
+    rig = rig_of(shop)
     rig.engine.run_once(adopt=True)
     rig.clock.advance((TTL_SECONDS + HOLD_SECONDS) * SECOND + wait_ms)
     report = rig.engine.run_once()
     assert held(report) == {word: rows for word, rows in (("", 3 - left), ("consumer", left)) if rows}
-    assert len(orders.times()) == left
+    assert len(shop.orders.times()) == left
 
 
-def test_given_a_consumer_that_is_forgotten_when_swept_then_its_rows_go_at_once_and_are_no_jump(
-    store: Store, orders: Topic, positions: Positions
-) -> None:
-    orders.plain(*(NOW_MS + number for number in range(5)))
-    read(positions, orders, READ_NONE)
-    rig = rig_of(store, positions)
+def test_given_a_consumer_that_is_forgotten_when_swept_then_its_rows_go_at_once_and_are_no_jump(shop: Shop) -> None:
+    shop.orders.plain(*(NOW_MS + number for number in range(5)))
+    read(shop, READ_NONE)
+    rig = rig_of(shop)
     rig.engine.run_once(adopt=True)
     rig.clock.advance(2 * HOUR)
     assert held(rig.engine.run_once()) == {"consumer": 5}
-    positions.delete(TopicMetadata(orders.id, 1, TTL_SECONDS), "billing")
+    shop.positions.delete(TopicMetadata(shop.orders.id, 1, TTL_SECONDS), "billing")
     assert held(rig.engine.run_once()) == {"": 5}
 
 
-def test_given_no_floor_or_consumers_elsewhere_when_swept_then_nothing_is_held(
-    store: Store, orders: Topic, positions: Positions
-) -> None:
-    orders.plain(DUE_MS - 1)
-    read(positions, orders, READ_NONE, generation=2)
-    read(positions, topic(store, "default:other", ttl_seconds=60), READ_NONE)
-    rig = rig_of(store, positions)
+def test_given_no_floor_or_consumers_elsewhere_when_swept_then_nothing_is_held(shop: Shop) -> None:
+    shop.orders.plain(DUE_MS - 1)
+    read(shop, READ_NONE, generation=2)
+    read(shop, READ_NONE, topic=topic(shop.store, "default:other", ttl_seconds=60))
+    rig = rig_of(shop)
     assert held(rig.engine.preview()) == {"first_contact": 1}
-    read(positions, orders, READ_NONE)
+    read(shop, READ_NONE)
     assert held(rig.engine.preview()) == {"consumer": 1}
-    assert held(janitor(store).engine.run_once(adopt=True)) == {"": 1}
+    assert held(janitor(shop.store).engine.run_once(adopt=True)) == {"": 1}
 
 
-def test_given_old_generations_when_swept_then_nobody_holds_them(
-    store: Store, orders: Topic, positions: Positions
-) -> None:
-    orders.plain(DUE_MS - 1)
-    read(positions, orders, READ_NONE)
-    again = orders.at(2).describe(ttl_seconds=TTL_SECONDS, generation=2).plain(DUE_MS - 1)
-    gone = topic(store, "default:gone", ttl_seconds=TTL_SECONDS, generation=-1).plain(DUE_MS - 1)
-    read(positions, gone, READ_NONE)
-    read(positions, gone, READ_NONE, generation=-1)
-    assert held(rig_of(store, positions).engine.run_once(adopt=True)) == {"": 3}
-    assert (orders.times(), again.times(), gone.times()) == ([], [], [])
+def test_given_old_generations_when_swept_then_nobody_holds_them(shop: Shop) -> None:
+    shop.orders.plain(DUE_MS - 1)
+    read(shop, READ_NONE)
+    again = shop.orders.at(2).describe(ttl_seconds=TTL_SECONDS, generation=2).plain(DUE_MS - 1)
+    gone = topic(shop.store, "default:gone", ttl_seconds=TTL_SECONDS, generation=-1).plain(DUE_MS - 1)
+    read(shop, READ_NONE, topic=gone)
+    read(shop, READ_NONE, generation=-1, topic=gone)
+    assert held(rig_of(shop).engine.run_once(adopt=True)) == {"": 3}
+    assert (shop.orders.times(), again.times(), gone.times()) == ([], [], [])
 
 
-def test_given_held_messages_when_swept_then_their_payloads_are_held_too(
-    store: Store, orders: Topic, positions: Positions
-) -> None:
+def test_given_held_messages_when_swept_then_their_payloads_are_held_too(shop: Shop) -> None:
     begin_ms = DUE_MS - 30 * MINUTE
     used, free = pointer(begin_ms), pointer(begin_ms, 1)
-    orders.stored(used, begin_ms, begin_ms + 1).stored(free, begin_ms)
-    orders.plain(begin_ms + 2).ref(used, DUE_MS - 5)
-    read(positions, orders, MessageId(begin_ms + 2, 3))
-    rig = rig_of(store, positions)
+    shop.orders.stored(used, begin_ms, begin_ms + 1).stored(free, begin_ms)
+    shop.orders.plain(begin_ms + 2).ref(used, DUE_MS - 5)
+    read(shop, MessageId(begin_ms + 2, 3))
+    rig = rig_of(shop)
     report = rig.engine.run_once(adopt=True)
     assert held(report) == {"": 2, "consumer": 1}
     assert report.kept[Reason.REFERENCED] == 2
-    assert orders.times() == [DUE_MS - 5]
-    assert orders.stored_times() == [begin_ms, begin_ms + 1]
-    read(positions, orders, MessageId(DUE_MS - 5, 4, begin_ms + 1, 1))
+    assert shop.orders.times() == [DUE_MS - 5]
+    assert shop.orders.stored_times() == [begin_ms, begin_ms + 1]
+    read(shop, MessageId(DUE_MS - 5, 4, begin_ms + 1, 1))
     assert held(rig.engine.run_once()) == {"": 3}
-    assert orders.stored_times() == []
+    assert shop.orders.stored_times() == []
 
 
 def test_given_held_rows_of_invalid_transactions_when_swept_then_they_are_inverted_and_the_claim_is_made(
-    store: Store, orders: Topic, positions: Positions
+    shop: Shop,
 ) -> None:
     invalid = pointer(NOW_MS - 5 * HOUR)
-    orders.tx(invalid, DUE_MS - 5)
-    read(positions, orders, READ_NONE)
-    rig = rig_of(store, positions)
+    shop.orders.tx(invalid, DUE_MS - 5)
+    read(shop, READ_NONE)
+    rig = rig_of(shop)
     rig.snapshots.invalid = [invalid]
     rig.engine.run_once(adopt=True)
-    assert orders.pointers() == [-invalid]
+    assert shop.orders.pointers() == [-invalid]
     rig.clock.advance(DAY)
-    orders.plain(rig.clock.now_ms() - 2 * HOUR)
+    shop.orders.plain(rig.clock.now_ms() - 2 * HOUR)
     report = rig.engine.run_once()
     assert held(report) == {"": 1, "consumer": 1}
     assert report.boundary is not None
     assert report.boundary >= invalid
 
 
-def test_given_a_frontier_that_is_held_too_when_swept_then_the_lower_one_counts(
-    store: Store, orders: Topic, positions: Positions
-) -> None:
-    orders.plain(*(NOW_MS - back * MINUTE for back in (59, 40, 20)))
-    read(positions, orders, MessageId(NOW_MS - 59 * MINUTE, 0))
-    rig = rig_of(store, positions)
+def test_given_a_frontier_that_is_held_too_when_swept_then_the_lower_one_counts(shop: Shop) -> None:
+    shop.orders.plain(*(NOW_MS - back * MINUTE for back in (59, 40, 20)))
+    read(shop, MessageId(NOW_MS - 59 * MINUTE, 0))
+    rig = rig_of(shop)
     rig.engine.run_once(adopt=True)
-    orders.describe(ttl_seconds=60)
+    shop.orders.describe(ttl_seconds=60)
     rig.clock.advance(2 * MINUTE)
     # The first has come due in time, the others by the shortened ttl.
     assert held(rig.engine.run_once()) == {"": 1, "frontier": 2}
@@ -204,37 +199,33 @@ def test_given_a_frontier_that_is_held_too_when_swept_then_the_lower_one_counts(
 
 
 @pytest.mark.parametrize("hold", [Hold.PAUSED, Hold.PROTECTED, Hold.QUARANTINED])
-def test_given_a_frontier_that_is_closed_when_lowered_then_it_stays_as_it_is(
-    store: Store, orders: Topic, positions: Positions, hold: Hold
-) -> None:
-    orders.plain(DUE_MS - 1)
-    read(positions, orders, READ_NONE)
-    holds = ConsumerHolds(Floor(positions, store, HOLD_SECONDS))
-    metadata = TopicMetadata(orders.id, 1, TTL_SECONDS)
+def test_given_a_frontier_that_is_closed_when_lowered_then_it_stays_as_it_is(shop: Shop, hold: Hold) -> None:
+    shop.orders.plain(DUE_MS - 1)
+    read(shop, READ_NONE)
+    holds = ConsumerHolds(Floor(shop.positions, shop.store, HOLD_SECONDS))
+    metadata = TopicMetadata(shop.orders.id, 1, TTL_SECONDS)
     frontier = Frontier.closed(NOW_MS, metadata, hold)
     assert holds.lower(metadata, frontier) is frontier
     assert holds.waiting == {}
     lowered = holds.lower(metadata, Frontier.open(NOW_MS, metadata))
     assert (lowered.cutoff, lowered.due, lowered.hold) == (Cutoff(DUE_MS - 1), Cutoff(DUE_MS), Hold.CONSUMER)
-    assert list(holds.waiting) == [orders.id]
-    positions.put(metadata, Position("billing", MessageId(NOW_MS, 0), NOW_MS, 0))
-    assert ConsumerHolds(Floor(positions, store, HOLD_SECONDS)).lower(metadata, frontier) is frontier
+    assert list(holds.waiting) == [shop.orders.id]
+    shop.positions.put(metadata, Position("billing", MessageId(NOW_MS, 0), NOW_MS, 0))
+    assert ConsumerHolds(Floor(shop.positions, shop.store, HOLD_SECONDS)).lower(metadata, frontier) is frontier
 
 
-def test_given_messages_with_a_ttl_of_their_own_when_their_topic_is_held_then_they_wait_hidden(
-    store: Store, orders: Topic, positions: Positions
-) -> None:
-    orders.plain(DUE_MS - 9, NOW_MS - 2, NOW_MS - 1)
-    key = MessageKey(orders.id, 1, NOW_MS - 1, 2).pack()
+def test_given_messages_with_a_ttl_of_their_own_when_their_topic_is_held_then_they_wait_hidden(shop: Shop) -> None:
+    shop.orders.plain(DUE_MS - 9, NOW_MS - 2, NOW_MS - 1)
+    key = MessageKey(shop.orders.id, 1, NOW_MS - 1, 2).pack()
     expiries = Expiries(MemorySide())
     expiries.put([(key, NOW_MS)])
-    read(positions, orders, READ_NONE)
-    rig = rig_of(store, positions, expiries=expiries)
+    read(shop, READ_NONE)
+    rig = rig_of(shop, expiries=expiries)
     assert held(rig.engine.run_once(adopt=True)) == {"consumer": 2}
     assert [expiry.key for expiry in expiries.due(NOW_MS, 10)] == [key]
-    read(positions, orders, MessageId(DUE_MS - 9, 0))
+    read(shop, MessageId(DUE_MS - 9, 0))
     assert held(rig.engine.run_once()) == {"": 2}
-    assert orders.times() == [NOW_MS - 2]
+    assert shop.orders.times() == [NOW_MS - 2]
 
 
 # --- readers and janitor agree ---------------------------------------------------------------------------------------
@@ -242,11 +233,12 @@ def test_given_messages_with_a_ttl_of_their_own_when_their_topic_is_held_then_th
 
 def test_given_a_server_and_a_janitor_when_time_passes_then_what_is_shown_is_what_is_there(store: Store) -> None:
     clock, side = ManualClock(NOW_MS, running_ms=DAY), MemorySide()
-    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+    shop = Shop(store, side)
+    orders = shop.orders
     with MessagingService(
         store, clock, ServiceOptions(cache_bytes=0, consumer_hold_seconds=HOLD_SECONDS), side=side
     ) as service:
-        rig = rig_of(store, Positions(side), clock=clock)
+        rig = rig_of(shop, clock=clock)
         rig.engine.run_once(adopt=True)
         for _ in range(6):
             service.publish(orders.id, [b"x"])
@@ -266,15 +258,13 @@ def test_given_a_server_and_a_janitor_when_time_passes_then_what_is_shown_is_wha
 # --- what goes wrong, and what it costs ------------------------------------------------------------------------------
 
 
-def test_given_a_topic_that_cannot_be_looked_at_when_swept_then_it_is_held_and_the_others_go_on(
-    store: Store, orders: Topic, positions: Positions
-) -> None:
-    orders.plain(DUE_MS - HOLD_SECONDS * SECOND - 1, DUE_MS - 2, DUE_MS - 1)
-    other = topic(store, "default:other", ttl_seconds=TTL_SECONDS).plain(DUE_MS - 1)
-    read(positions, orders, READ_NONE)
-    rig = rig_of(store, positions)
+def test_given_a_topic_that_cannot_be_looked_at_when_swept_then_it_is_held_and_the_others_go_on(shop: Shop) -> None:
+    shop.orders.plain(DUE_MS - HOLD_SECONDS * SECOND - 1, DUE_MS - 2, DUE_MS - 1)
+    other = topic(shop.store, "default:other", ttl_seconds=TTL_SECONDS).plain(DUE_MS - 1)
+    read(shop, READ_NONE)
+    rig = rig_of(shop)
     rig.engine.run_once(adopt=True)
-    orders.plain(DUE_MS - HOLD_SECONDS * SECOND - 2)
+    shop.orders.plain(DUE_MS - HOLD_SECONDS * SECOND - 2)
     other.plain(DUE_MS - 1)
     looks = [0]
 
@@ -284,32 +274,26 @@ def test_given_a_topic_that_cannot_be_looked_at_when_swept_then_it_is_held_and_t
             looks[0] += 1
             raise StoreError("a block is corrupt.")
 
-    watch(store, before=fail)
+    watch(shop.store, before=fail)
     assert held(rig.engine.run_once()) == {"": 2, "consumer": 2}
-    assert (orders.times(), other.times()) == ([DUE_MS - 2, DUE_MS - 1], [])
+    assert (shop.orders.times(), other.times()) == ([DUE_MS - 2, DUE_MS - 1], [])
 
 
 def test_given_positions_that_cannot_be_read_when_swept_then_nothing_goes(
-    store: Store, orders: Topic, positions: Positions, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    orders.plain(DUE_MS - 1)
-    rig = rig_of(store, positions)
-
-    def fail(*_: object) -> None:
-        raise StoreError("the disk is gone.")
-
-    monkeypatch.setattr(positions, "all", fail)
+    shop.orders.plain(DUE_MS - 1)
+    rig = rig_of(shop)
+    monkeypatch.setattr(shop.positions, "all", raising(StoreError("the disk is gone.")))
     with pytest.raises(StoreError, match="the disk is gone"):
         rig.engine.run_once(adopt=True)
-    assert orders.times() == [DUE_MS - 1]
+    assert shop.orders.times() == [DUE_MS - 1]
 
 
-def test_given_a_daemon_when_rows_are_held_for_long_then_they_are_counted_now_and_then(
-    store: Store, orders: Topic, positions: Positions
-) -> None:
-    orders.plain(*(NOW_MS + number * MINUTE for number in range(60)))
-    read(positions, orders, READ_NONE)
-    rig = rig_of(store, positions)
+def test_given_a_daemon_when_rows_are_held_for_long_then_they_are_counted_now_and_then(shop: Shop) -> None:
+    shop.orders.plain(*(NOW_MS + number * MINUTE for number in range(60)))
+    read(shop, READ_NONE)
+    rig = rig_of(shop)
     rig.engine.run_once(adopt=True)
     rig.clock.advance(HOUR + 1)
     counts = []
@@ -327,26 +311,24 @@ def test_given_a_daemon_when_rows_are_held_for_long_then_they_are_counted_now_an
     assert rig.state.note("overdue") == []
 
 
-def test_given_a_hold_that_begins_between_two_counts_then_it_is_shown_at_once(
-    store: Store, orders: Topic, positions: Positions
-) -> None:
-    rig = rig_of(store, positions)
+def test_given_a_hold_that_begins_between_two_counts_then_it_is_shown_at_once(shop: Shop) -> None:
+    rig = rig_of(shop)
     step_ms = HOLD_SECONDS * SECOND // 100
     rig.clock.advance(step_ms - DUE_MS % step_ms)
-    orders.plain(rig.clock.now_ms() - HOUR + 5 * SECOND)
-    read(positions, orders, READ_NONE)
+    shop.orders.plain(rig.clock.now_ms() - HOUR + 5 * SECOND)
+    read(shop, READ_NONE)
     assert held(rig.engine.run_once(adopt=True)) == {}
     rig.clock.advance(6 * SECOND)
     assert held(rig.engine.run_once(lazy=True)) == {"consumer": 1}
 
 
 def test_given_held_payloads_when_a_daemon_does_not_count_then_what_was_counted_stands_for_both_tables(
-    store: Store, orders: Topic, positions: Positions
+    shop: Shop,
 ) -> None:
     begin_ms = NOW_MS - 90 * MINUTE
-    orders.ref(pointer(begin_ms), begin_ms + 5).stored(pointer(begin_ms), begin_ms + 6)
-    read(positions, orders, READ_NONE)
-    rig = rig_of(store, positions)
+    shop.orders.ref(pointer(begin_ms), begin_ms + 5).stored(pointer(begin_ms), begin_ms + 6)
+    read(shop, READ_NONE)
+    rig = rig_of(shop)
     rig.engine.run_once(adopt=True)
     overdue = rig.state.note("overdue")
     assert [(item["table"], item["held"]) for item in overdue] == [("message", "consumer"), ("payload", "consumer")]
@@ -354,39 +336,36 @@ def test_given_held_payloads_when_a_daemon_does_not_count_then_what_was_counted_
     assert rig.state.note("overdue") == overdue
 
 
-def test_given_very_many_topics_that_wait_when_reported_then_not_all_are_named(positions: Positions) -> None:
-    store = MemoryStore()
+def test_given_very_many_topics_that_wait_when_reported_then_not_all_are_named() -> None:
+    shop = Shop(MemoryStore())
     for number in range(25):
-        read(positions, topic(store, f"default:t{number:02}", ttl_seconds=TTL_SECONDS).plain(DUE_MS - 1), READ_NONE)
-    notes = [note.message for note in rig_of(store, positions).engine.preview().guards if note.guard == "consumer"]
+        made = topic(shop.store, f"default:t{number:02}", ttl_seconds=TTL_SECONDS).plain(DUE_MS - 1)
+        read(shop, READ_NONE, topic=made)
+    notes = [note.message for note in rig_of(shop).engine.preview().guards if note.guard == "consumer"]
     assert len(notes) == 21
     assert notes[0].startswith("default:t00 keeps")
     assert notes[20] == "and 5 topics more wait for consumers"
 
 
-def test_given_several_consumers_when_reported_then_the_one_furthest_behind_is_named(
-    store: Store, orders: Topic, positions: Positions
-) -> None:
-    orders.plain(DUE_MS - 2, DUE_MS - 1)
-    read(positions, orders, MessageId(NOW_MS, 0), "a")
-    read(positions, orders, MessageId(DUE_MS - 3, 0), "b")
-    read(positions, orders, MessageId(DUE_MS - 2, 0), "c")
-    [note] = [note.message for note in rig_of(store, positions).engine.preview().guards if note.guard == "consumer"]
+def test_given_several_consumers_when_reported_then_the_one_furthest_behind_is_named(shop: Shop) -> None:
+    shop.orders.plain(DUE_MS - 2, DUE_MS - 1)
+    read(shop, MessageId(NOW_MS, 0), "a")
+    read(shop, MessageId(DUE_MS - 3, 0), "b")
+    read(shop, MessageId(DUE_MS - 2, 0), "c")
+    [note] = [note.message for note in rig_of(shop).engine.preview().guards if note.guard == "consumer"]
     assert "messages that consumer b has not read" in note
 
 
-def test_given_a_plan_when_applied_then_what_consumers_have_not_read_stays(
-    store: Store, orders: Topic, positions: Positions, tmp_path: Path
-) -> None:
-    orders.plain(DUE_MS - 3, DUE_MS - 2, DUE_MS - 1)
-    read(positions, orders, MessageId(DUE_MS - 3, 0))
-    rig = rig_of(store, positions)
+def test_given_a_plan_when_applied_then_what_consumers_have_not_read_stays(shop: Shop, tmp_path: Path) -> None:
+    shop.orders.plain(DUE_MS - 3, DUE_MS - 2, DUE_MS - 1)
+    read(shop, MessageId(DUE_MS - 3, 0))
+    rig = rig_of(shop)
     rig.engine.adopt()
     planned = rig.engine.preview(out=tmp_path / "plan")
-    read(positions, orders, READ_NONE, "late")
+    read(shop, READ_NONE, "late")
     done = rig.engine.carry_out(tmp_path / "plan")
     assert (planned.total(Rule.EXPIRED), done.total(Rule.EXPIRED)) == (1, 0)
-    positions.delete(TopicMetadata(TopicId("default", "orders"), 1, TTL_SECONDS), "late")
-    read(positions, orders, MessageId(NOW_MS, 0))
+    shop.positions.delete(TopicMetadata(TopicId("default", "orders"), 1, TTL_SECONDS), "late")
+    read(shop, MessageId(NOW_MS, 0))
     assert rig.engine.carry_out(tmp_path / "plan").total(Rule.EXPIRED) == 1
-    assert orders.times() == [DUE_MS - 2, DUE_MS - 1]
+    assert shop.orders.times() == [DUE_MS - 2, DUE_MS - 1]

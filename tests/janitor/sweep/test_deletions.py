@@ -65,9 +65,7 @@ def test_given_messages_with_a_ttl_of_their_own_when_their_moment_comes_then_the
     assert len(expiries.due(NOW_MS + DAY, 100)) == 4 - gone
 
 
-def test_given_the_server_and_the_janitor_when_a_messages_moment_comes_then_both_say_so_at_once(
-    store: Store,
-) -> None:
+def test_given_the_server_and_the_janitor_when_a_messages_moment_comes_then_both_say_so_at_once(store: Store) -> None:
     clock, side = ManualClock(NOW_MS, running_ms=DAY), MemorySide()
     with MessagingService(store, clock, side=side) as service:
         orders = topic(store, "default:orders", ttl_seconds=3600)

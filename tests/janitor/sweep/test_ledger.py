@@ -25,6 +25,7 @@ from tests.builders import (
     Call,
     Rig,
     Topic,
+    fail_at,
     janitor,
     pointer,
     topic,
@@ -75,6 +76,15 @@ def fill(store: Store) -> Topic:
     return orders
 
 
+def filled(store: Store) -> Rig:
+    """An adopted store with rows of every fate, none of which has gone yet."""
+    fill(store)
+    rig = janitor(store, batch_rows=2)
+    rig.snapshots.invalid = [INVALID, OTHER]
+    rig.engine.adopt()
+    return rig
+
+
 @pytest.fixture
 def store() -> MemoryStore:
     return MemoryStore()
@@ -82,12 +92,7 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def rig(store: MemoryStore) -> Rig:
-    """An adopted store with rows of every fate, none of which has gone yet."""
-    fill(store)
-    rig = janitor(store, batch_rows=2)
-    rig.snapshots.invalid = [INVALID, OTHER]
-    rig.engine.adopt()
-    return rig
+    return filled(store)
 
 
 class Spy:
@@ -232,9 +237,7 @@ def test_given_a_sweep_when_it_deletes_then_all_of_it_was_announced_before_with_
     assert rig.state.intents() == [], "the ledger has it now"
 
 
-def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_deletes_may_and_no_further(
-    rig: Rig,
-) -> None:
+def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_deletes_may_and_no_further(rig: Rig) -> None:
     made: dict[About, LedgerEntry] = {}
 
     def note(call: Call) -> None:
@@ -255,12 +258,13 @@ def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_delet
 
 
 def test_given_a_disk_that_is_full_when_a_topic_is_to_be_announced_then_nothing_of_it_goes(rig: Rig) -> None:
-    def fail(call: Call) -> None:
-        if call.name == "state.intend" and call.arguments[0].table == "message":
-            raise StateError("No space left on device.")
-
     spy = Spy(rig.store)
-    watch_state(rig.state, before=fail)
+    watch_state(
+        rig.state,
+        before=fail_at(
+            "state.intend", StateError("No space left on device."), lambda call: call.arguments[0].table == "message"
+        ),
+    )
     with pytest.raises(StateError, match="No space left"):
         rig.engine.run_once()
     assert spy.taken == {}
@@ -303,17 +307,13 @@ def pointers_of(store: Store) -> dict[bytes, int | None]:
 def test_given_a_process_that_dies_at_any_store_call_when_recovered_then_all_that_went_is_in_the_ledger() -> None:
     recorded = negated = 0
     for at_call in range(1, CALLS):
-        store = MemoryStore()
-        fill(store)
-        rig = janitor(store, batch_rows=2)
-        rig.snapshots.invalid = [INVALID, OTHER]
-        rig.engine.adopt()
-        before, pointers = keys_of(store), pointers_of(store)
+        rig = filled(MemoryStore())
+        before, pointers = keys_of(rig.store), pointers_of(rig.store)
         if not die(rig, at_call):
             break
         [run] = rig.state.unfinished_runs()
         assert (run.result, rig.state.ledger(10)) == ("", [])
-        after = keys_of(store)
+        after = keys_of(rig.store)
         next_one = rig.restart().engine
         assert next_one.recover() == [run.id]
         found = rig.state.ledger(1000)
@@ -321,7 +321,7 @@ def test_given_a_process_that_dies_at_any_store_call_when_recovered_then_all_tha
             for key in keys - after[table]:
                 assert [e for e in found if e.table == table and e.start <= key < e.stop and e.run_id == run.id]
         inverted = [entry for entry in found if entry.rule == "invalid_transaction"]
-        for key, present in pointers_of(store).items():
+        for key, present in pointers_of(rig.store).items():
             if present != pointers[key]:
                 negated += 1
                 assert [e for e in inverted if e.start <= key < e.stop and e.run_id == run.id]
@@ -341,11 +341,7 @@ def test_given_a_process_that_dies_at_any_store_call_when_recovered_then_all_tha
 def test_given_a_process_that_dies_just_after_its_run_was_closed_when_recovered_then_nothing_is_there_twice(
     rig: Rig,
 ) -> None:
-    def crash(call: Call) -> None:
-        if call.name == "state.clear_intents":
-            raise Crash
-
-    watch_state(rig.state, before=crash)
+    watch_state(rig.state, before=fail_at("state.clear_intents", Crash))
     with pytest.raises(Crash):
         rig.engine.run_once()
     found = entries(rig)
@@ -367,12 +363,7 @@ class SameState:
 
 def test_given_a_run_that_fails_as_a_whole_when_it_ends_then_what_it_took_is_in_the_ledger(rig: Rig) -> None:
     spy = Spy(rig.store)
-
-    def fail(call: Call) -> None:
-        if call.name == "message.sync":
-            raise StoreError("Input/output error.")
-
-    watch(rig.store, before=fail)
+    watch(rig.store, before=fail_at("message.sync", StoreError("Input/output error.")))
     with pytest.raises(StoreError):
         rig.engine.run_once()
     assert {about: entry.rows for about, entry in entries(rig).items()} == {
@@ -400,12 +391,8 @@ def fail_once(rig: Rig, at_call: int) -> bool:
 
 def test_given_a_state_that_fails_once_at_any_call_when_swept_again_then_all_that_went_is_counted_once() -> None:
     for at_call in range(1, CALLS):
-        store = MemoryStore()
-        fill(store)
-        rig = janitor(store, batch_rows=2)
-        rig.snapshots.invalid = [INVALID, OTHER]
-        rig.engine.adopt()
-        spy = Spy(store)
+        rig = filled(MemoryStore())
+        spy = Spy(rig.store)
         if not fail_once(rig, at_call):
             break
         rig.clock.advance(MINUTE)

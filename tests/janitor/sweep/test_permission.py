@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -178,27 +179,21 @@ def test_given_a_long_wait_when_paid_then_it_is_slept_in_pieces(rows: int, sleep
     assert max(clock.sleeps) <= LONGEST_SLEEP_SECONDS == 1.0
 
 
-def test_given_time_the_batch_itself_took_when_paid_then_it_is_no_discount() -> None:
+@pytest.mark.parametrize(
+    ("rows", "happens"),
+    [
+        pytest.param(500, lambda clock: clock.advance(200), id="the time a batch took is no discount"),
+        pytest.param(1, lambda clock: clock.advance(3_600_000), id="nothing is saved up by an hour of idling"),
+        pytest.param(500, lambda clock: clock.step(-86_400_000), id="the wall clock is set"),
+    ],
+)
+def test_given_a_batch_that_was_paid_when_the_next_one_is_then_what_happened_meanwhile_does_not_count(
+    rows: int, happens: Callable[[ManualClock], None]
+) -> None:
     clock = ManualClock(0)
     pacer = Pacer(1000, clock)
-    pacer.pay(500)
-    clock.advance(200)
-    assert pacer.pay(500) == 0.5
-
-
-def test_given_an_hour_of_idling_when_a_batch_is_paid_then_none_of_it_was_saved_up() -> None:
-    clock = ManualClock(0)
-    pacer = Pacer(1000, clock)
-    pacer.pay(1)
-    clock.advance(3_600_000)
-    assert pacer.pay(500) == 0.5
-
-
-def test_given_the_wall_clock_is_set_when_a_batch_is_paid_then_the_wait_is_the_same() -> None:
-    clock = ManualClock(0)
-    pacer = Pacer(1000, clock)
-    pacer.pay(500)
-    clock.step(-86_400_000)
+    pacer.pay(rows)
+    happens(clock)
     assert pacer.pay(500) == 0.5
 
 

@@ -350,8 +350,7 @@ def closed_for(record: OpenIdRecord, lifetime: Lifetime, now_ms: int = NOW_MS) -
 
 
 @pytest.mark.parametrize(
-    "raised",
-    [TERM._replace(max_ms=90_001), TERM._replace(grace_ms=10_001), TERM._replace(allowance_ms=10_001)],
+    "raised", [TERM._replace(max_ms=90_001), TERM._replace(grace_ms=10_001), TERM._replace(allowance_ms=10_001)]
 )
 def test_given_a_closed_pointer_when_the_lifetime_was_raised_then_it_is_open_again_and_a_window_pass_does_not_close_it(
     raised: Lifetime,
