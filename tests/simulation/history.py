@@ -51,12 +51,14 @@ class Failed(Exception):
     Attributes:
         history: what had happened by then, the last operation included.
         violation: what was found.
+        at_end: whether everything had been put in order by then.
     """
 
-    def __init__(self, history: History, violation: Violation) -> None:
+    def __init__(self, history: History, violation: Violation, *, at_end: bool) -> None:
         super().__init__(str(violation))
         self.history = history
         self.violation = violation
+        self.at_end = at_end
 
 
 def play(operations: Iterable[Operation], *, orderly_end: bool = True) -> Counter[str]:
@@ -90,6 +92,7 @@ def play_seed(seed: int, steps: int = STEPS) -> Counter[str]:
 
 def _play(site: Site, operations: Callable[[Site], Iterator[Operation]], *, orderly_end: bool) -> Counter[str]:
     happened: list[Operation] = []
+    at_end = False
     try:
         for operation in operations(site):
             happened.append(operation)
@@ -98,12 +101,13 @@ def _play(site: Site, operations: Callable[[Site], Iterator[Operation]], *, orde
             check_payloads(site)
             check_claims(site)
         if orderly_end:
+            at_end = True
             put_in_order(site)
     except Violation as violation:
-        raise Failed(happened, violation) from violation
+        raise Failed(happened, violation, at_end=at_end) from violation
     # An error that nobody expected has a shortest history too.
     except Exception as error:
-        raise Failed(happened, Violation("unexpected error", repr(error))) from error
+        raise Failed(happened, Violation("unexpected error", repr(error)), at_end=at_end) from error
     finally:
         site.state.close()
     return site.reached

@@ -22,33 +22,32 @@ def failure_of(seed: int) -> Failed | None:
     return None
 
 
-def failure(history: History, invariant: str) -> Failed | None:
-    """How a history fails that invariant; None when it does not."""
+def failure(history: History, like: Failed) -> Failed | None:
+    """How a history fails the same invariant, at its end only where the other one did so; None when it does not."""
     try:
-        play(history)
+        play(history, orderly_end=like.at_end)
     except Failed as failed:
-        return failed if failed.violation.invariant == invariant else None
+        return failed if failed.violation.invariant == like.violation.invariant else None
     return None
 
 
 def shortest(failed: Failed) -> Failed:
     """The same failure with as little history as can be found."""
-    invariant = failed.violation.invariant
-    best = failure(failed.history, invariant) or failed
+    best = failure(failed.history, failed) or failed
     while True:
         before = tuple(best.history)
-        best = _simplified(_shortened(best, invariant), invariant)
+        best = _simplified(_shortened(best))
         if tuple(best.history) == before:
             return best
 
 
-def _shortened(best: Failed, invariant: str) -> Failed:
+def _shortened(best: Failed) -> Failed:
     size = len(best.history) // 2
     while size:
         start = 0
         while start < len(best.history):
             rest = [*best.history[:start], *best.history[start + size :]]
-            shorter = failure(rest, invariant)
+            shorter = failure(rest, best)
             if shorter is None:
                 start += size
             else:
@@ -57,7 +56,7 @@ def _shortened(best: Failed, invariant: str) -> Failed:
     return best
 
 
-def _simplified(best: Failed, invariant: str) -> Failed:
+def _simplified(best: Failed) -> Failed:
     """With every parameter at its default that may be."""
     for place, operation in enumerate(best.history):
         for item in fields(operation):
@@ -65,7 +64,7 @@ def _simplified(best: Failed, invariant: str) -> Failed:
             plainer = _plainer(current, item.name, item.default)
             if plainer is not None:
                 history = [*best.history[:place], plainer, *best.history[place + 1 :]]
-                best = failure(history, invariant) or best
+                best = failure(history, best) or best
     return best
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import RLock
+from types import TracebackType
 from typing import Any, Self
 
 from janitor.state.base import State
@@ -121,6 +122,30 @@ class SqliteState(State):
         return cls(None)
 
 
+class _Border:
+    """Translates SQLite's errors into the state's; entered at every read, so it is no generator."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        if not isinstance(error, sqlite3.Error):
+            return
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in _BUSY:
+            raise StateBusy(
+                f"{self._name} is being written by another process.", "Wait for it to end, then try again."
+            ) from error
+        if code in _CORRUPT:
+            raise StateError(f"{self._name} is corrupt: {error}.", f"Move its folder away: {LOSS}") from error
+        raise StateError(
+            f"{self._name} cannot be used: {error}.", "Check the folder's rights and the space on its disk."
+        ) from error
+
+
 class SqliteDocuments:
     """The state's documents in a file; arguments and errors as of :class:`SqliteState`."""
 
@@ -129,10 +154,11 @@ class SqliteDocuments:
     def __init__(self, folder: Path | None, busy_seconds: float) -> None:
         self.name = "the state in memory" if folder is None else str(folder / FILE_NAME)
         self.loose = LooseFile(folder)
+        self._border = _Border(self.name)
         self._lock = RLock()
         if folder is not None:
             _prepare(folder)
-        with self._border():
+        with self._border:
             self.connection = sqlite3.connect(
                 ":memory:" if folder is None else folder / FILE_NAME,
                 timeout=busy_seconds,
@@ -140,7 +166,7 @@ class SqliteDocuments:
                 check_same_thread=False,
             )
         try:
-            with self._border():
+            with self._border:
                 self.connection.execute("PRAGMA synchronous = EXTRA")
                 if is_new(self.connection, self.name):
                     with self._begun("IMMEDIATE"):
@@ -150,7 +176,7 @@ class SqliteDocuments:
             raise
 
     def close(self) -> None:
-        with self._lock, self._border():
+        with self._lock, self._border:
             self.connection.close()
 
     @contextmanager
@@ -175,7 +201,7 @@ class SqliteDocuments:
         return self._value("SELECT value FROM documents WHERE key = ?", name)
 
     def names(self) -> set[str]:
-        with self._lock, self._border():
+        with self._lock, self._border:
             return {name for (name,) in self.connection.execute("SELECT key FROM documents WHERE key <> ?", [_LEASE])}
 
     def lease(self) -> bytes | None:
@@ -205,7 +231,7 @@ class SqliteDocuments:
         """Rows of history of ``[start, stop)``; no writer is kept waiting between two of them."""
         query, page = _SCAN_KEYS if keys_only else _SCAN, _FIRST_PAGE
         while True:
-            with self._lock, self._border():
+            with self._lock, self._border:
                 rows = self.connection.execute(query, (start, stop, page)).fetchall()
             for key, value in rows:
                 yield key, _loaded(value)
@@ -214,7 +240,7 @@ class SqliteDocuments:
             start, page = rows[-1][0] + b"\x00", min(page * 4, _LAST_PAGE)
 
     def _value(self, query: str, key: str | bytes) -> bytes | None:
-        with self._lock, self._border():
+        with self._lock, self._border:
             row = self.connection.execute(query, [key]).fetchone()
         return row[0] if row else None
 
@@ -228,7 +254,7 @@ class SqliteDocuments:
     @contextmanager
     def _begun(self, kind: str) -> Iterator[None]:
         """A transaction of SQLite, or a part of the one that this thread is in."""
-        with self._lock, self._border():
+        with self._lock, self._border:
             if self.connection.in_transaction:
                 yield
                 return
@@ -240,23 +266,6 @@ class SqliteDocuments:
                 # Does nothing where SQLite itself has undone everything, as it does when the disk is full.
                 self.connection.rollback()
                 raise
-
-    @contextmanager
-    def _border(self) -> Iterator[None]:
-        """Translates SQLite's errors into the state's."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code in _BUSY:
-                raise StateBusy(
-                    f"{self.name} is being written by another process.", "Wait for it to end, then try again."
-                ) from error
-            if code in _CORRUPT:
-                raise StateError(f"{self.name} is corrupt: {error}.", f"Move its folder away: {LOSS}") from error
-            raise StateError(
-                f"{self.name} cannot be used: {error}.", "Check the folder's rights and the space on its disk."
-            ) from error
 
 
 def _stored(value: bytes) -> bytes:
