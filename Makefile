@@ -38,8 +38,8 @@ LAW_TESTS := tests/janitor/law tests/janitor/boundary tests/test_rowkey.py
 #: Whether all else is traced too, which takes a fifth longer: CI does it.
 COVERAGE ?= $(filter-out 0 false,$(CI))
 TRACED := --cov --cov-report=
-# A third of the time tests wait for something, so there are more of them at work than processors.
-WORKERS ?= 3
+# Half of the time tests wait for something, so there are more of them at work than processors.
+WORKERS ?= 4
 PYTEST_ARGS ?=
 BENCH ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
