@@ -211,6 +211,19 @@ def test_given_expiries_when_a_range_is_asked_for_then_its_messages_come_in_orde
     assert expiries.keys(generation_prefix(TOPIC.prefix, 1), None, 10).items == [key for key, _ in moments]
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 8192])
+def test_given_keys_of_messages_when_asked_for_their_moments_then_all_are_told_however_few_are_read_at_once(
+    side: SideTable, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr("tms_core.tables.side._MOMENTS", at_once)
+    expiries = Expiries(side)
+    moments = {message(number).pack(): NOW_MS + 10 - number for number in range(5)}
+    expiries.put(moments.items())
+    keys = list(moments)
+    assert expiries.moments(keys[1:4]) == {key: moments[key] for key in keys[1:4]}
+    assert expiries.moments([]) == {}
+
+
 def test_given_a_process_that_died_while_forgetting_when_asked_again_then_what_is_left_comes_up_again(
     side: SideTable,
 ) -> None:

@@ -166,10 +166,5 @@ class _RangeCount:
     def _there(self, keys: list[bytes]) -> list[bytes]:
         """Those of some keys, in order, that are messages, and that no ttl of their own has taken."""
         keys = [key for key in keys if len(key) == self._key_bytes]
-        gone: set[bytes] = set()
-        start = keys[0] if keys else None
-        while start is not None:
-            page = self._expiries.between(start, keys[-1] + b"\0", PAGE_ROWS)
-            gone.update(key for key, moment_ms in page.items if moment_ms <= self._now_ms)
-            start = page.resume
-        return [key for key in keys if key not in gone] if gone else keys
+        moments = self._expiries.moments(keys)
+        return [key for key in keys if moments.get(key, self._now_ms + 1) > self._now_ms] if moments else keys

@@ -343,14 +343,8 @@ class Fetch:
 
     def _gone(self, keys: list[bytes]) -> frozenset[bytes]:
         """Those of some rows, in key order, that a ttl of their own has taken."""
-        start = keys[0] if keys else None
         now_ms = self._expiring_ms()
-        gone: set[bytes] = set()
-        while start is not None:
-            page = self._shelf.expiries.between(start, keys[-1] + b"\0", MAX_PAGE_ROWS)
-            gone.update(key for key, moment_ms in page.items if moment_ms <= now_ms)
-            start = page.resume
-        return frozenset(gone)
+        return frozenset(key for key, moment_ms in self._shelf.expiries.moments(keys).items() if moment_ms <= now_ms)
 
     def _expiring_ms(self) -> int:
         """The moment by which ttls of messages' own are judged."""

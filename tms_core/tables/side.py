@@ -32,6 +32,8 @@ from tms_core.topic import TopicId
 #: First bytes of keys: an expiry by its moment, an expiry by its message.
 _BY_TIME, _BY_MESSAGE = b"e", b"m"
 _TIME_BYTES = 8
+#: How many moments are read at once.
+_MOMENTS = 8192
 #: How many rows of a LevelDB folder are known without being read.
 _KNOWN_ROWS = 10_000
 #: Stands for what is not known of a row.
@@ -324,6 +326,16 @@ class Expiries:
         page = self._table.rows(_BY_MESSAGE + start, last, limit)
         items = [(key[len(_BY_MESSAGE) :], int.from_bytes(value, "big")) for key, value in page.items]
         return Page(items, page.resume and page.resume[len(_BY_MESSAGE) :])
+
+    def moments(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        """The moments of those that lie between the first and the last of some messages' keys, which are in order."""
+        found: dict[bytes, int] = {}
+        start = keys[0] if keys else None
+        while start is not None:
+            page = self.between(start, keys[-1] + b"\0", _MOMENTS)
+            found.update(page.items)
+            start = page.resume
+        return found
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
         """Keys of such messages, as of a table of them; their ids are taken, whether they came to be or not."""

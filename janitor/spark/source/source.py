@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
     from janitor.spark.stream.feed import Feed
 
-#: Moments read at once at which messages end by a ttl of their own.
-_EXPIRIES = 8192
 #: Whether Spark offers filters to sources that are written in Python.
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
@@ -273,12 +271,7 @@ def _expiring(expiries: Expiries | None, keys: list[bytes]) -> Longs | None:
     Returns:
         None where no message has one.
     """
-    found: dict[bytes, int] = {}
-    start = keys[0] if expiries is not None and keys else None
-    while expiries is not None and start is not None:
-        page = expiries.between(start, keys[-1] + b"\x00", _EXPIRIES)
-        found.update(page.items)
-        start = page.resume
+    found = expiries.moments(keys) if expiries is not None else {}
     if not found:
         return None
     return np.array([min(found.get(key, NEVER_MS), NEVER_MS) for key in keys], dtype=np.int64)
