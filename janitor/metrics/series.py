@@ -43,7 +43,8 @@ class TopicName(NamedTuple):
 
 
 #: Under this name stand all topics that have no series of their own. It can be a topic's, which is then one of them.
-OTHER = TopicName("_other", "_other")
+_OTHER = "_other"
+OTHER = TopicName(_OTHER, _OTHER)
 
 _SERIES: tuple[tuple[Definition, Callable[[TopicFigures], float | None]], ...] = (
     (MESSAGES, lambda topic: topic.messages),
@@ -62,7 +63,7 @@ def shown(sizes: Mapping[N, int | None], before: Collection[N], per_topic: PerTo
         before: those that had them so far.
         top: how many, where it is ``top``.
     """
-    own = {name: size for name, size in sizes.items() if set(name) != set(OTHER)}
+    own = {name: size for name, size in sizes.items() if set(name) != {_OTHER}}
     if per_topic == "none":
         return frozenset()
     if per_topic == "all":
@@ -137,7 +138,7 @@ class ConsumerName(NamedTuple):
 
 
 #: Under this name stand all consumers that have no series of their own. It can be one's, which is then one of them.
-OTHER_CONSUMERS = ConsumerName("_other", "_other", "_other")
+OTHER_CONSUMERS = ConsumerName(_OTHER, _OTHER, _OTHER)
 
 
 def lags_of(consumers: Iterable[ConsumerFigures]) -> dict[ConsumerName, int | None]:

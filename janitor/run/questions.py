@@ -64,6 +64,7 @@ class Questions:
         Raises:
             ConfigurationError: what_if is no policy.
             Halted: the process is ending.
+            StoreError, StateError: the store or the state could not be read.
         """
         changes = WhatIf.parse(what_if)
         deps = replace(self.deps, store=supposed(self.deps.store, changes)) if changes else self.deps
@@ -160,7 +161,7 @@ class Questions:
         files, now_ms = archived.find_topic(folder, request.source), deps.clock.now_ms()
         transactions = TransactionView(prepare(deps).tx.usable, now_ms, deps.terms.lifetime.undecided_ms)
         told = partial(heartbeat, deps)
-        return archive.restore(deps.store, deps.state, transactions, files, request, now_ms, told, self.deps.side)
+        return archive.restore(deps.store, deps.state, transactions, files, request, now_ms, told, deps.side)
 
     def _with_region(self, limit: Limit) -> Limit:
         return limit if limit.start is None else replace(limit, region=self.deps.store.region(limit.start))

@@ -255,10 +255,24 @@ class LedgerEntry:
 
     def to_json(self) -> dict[str, Any]:
         """The entry as JSON values; keys are in hex."""
-        rest = {each.name: getattr(self, each.name) for each in fields(self)[3:]}
-        rest |= {"start": self.start.hex(), "stop": self.stop.hex()}
-        about = {"run": self.run_id, "at_ms": self.at_ms, "tms_namespace": self.topic.namespace}
-        return {**about, "topic": self.topic.topic, **rest}
+        return {
+            "run": self.run_id,
+            "at_ms": self.at_ms,
+            "tms_namespace": self.topic.namespace,
+            "topic": self.topic.topic,
+            "generation": self.generation,
+            "table": self.table,
+            "rule": self.rule,
+            "start": self.start.hex(),
+            "stop": self.stop.hex(),
+            "rows": self.rows,
+            "oldest_ms": self.oldest_ms,
+            "newest_ms": self.newest_ms,
+            "metadata_generation": self.metadata_generation,
+            "ttl_seconds": self.ttl_seconds,
+            "cutoff_ms": self.cutoff_ms,
+            "snapshot_timestamp_ms": self.snapshot_timestamp_ms,
+        }
 
 
 class CounterKey(NamedTuple):

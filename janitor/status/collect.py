@@ -357,8 +357,19 @@ def _topics(
     for namespace, topic, generation, ttl_seconds in state.note(Note.TOPICS) or ():
         name, items = TopicId(namespace, topic), late.get((namespace, topic), [])
         count = counts.get(name)
-        counted: dict[str, Any] = {slot: getattr(count, slot) for slot in TopicCount.__slots__} if count else {}
-        late_rows = {"overdue_rows": sum(item["rows"] for item in items), "oldest_overdue_ms": _oldest(items)}
-        more = {**counted, **late_rows, "sizes": sizes.get(str(name), ())}
-        found.append(TopicFigures(namespace, topic, generation, ttl_seconds, **more))
+        figures = TopicFigures(
+            tms_namespace=namespace,
+            topic=topic,
+            generation=generation,
+            ttl_seconds=ttl_seconds,
+            messages=count.messages if count else None,
+            size_bytes=count.size_bytes if count else None,
+            oldest_ms=count.oldest_ms if count else None,
+            newest_ms=count.newest_ms if count else None,
+            counted_ms=count.counted_ms if count else None,
+            overdue_rows=sum(item["rows"] for item in items),
+            oldest_overdue_ms=_oldest(items),
+            sizes=sizes.get(str(name), ()),
+        )
+        found.append(figures)
     return found

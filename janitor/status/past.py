@@ -64,8 +64,12 @@ class Step:
 
     def add(self, other: Step) -> None:
         """Add what another stretch has."""
-        for name in Step.__slots__[1:]:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.runs += other.runs
+        self.bad += other.bad
+        self.expired += other.expired
+        self.old_generation += other.old_generation
+        self.processed += other.processed
+        self.invalid_transaction += other.invalid_transaction
 
 
 class RunHistory:
@@ -91,6 +95,7 @@ class RunHistory:
 
         Raises:
             KeyError: there is no range of this name.
+            StateError: the state cannot be read.
         """
         length_ms, step_ms = RANGES[name]
         first_ms = (now_ms - length_ms) // step_ms * step_ms + step_ms
