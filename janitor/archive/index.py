@@ -142,6 +142,7 @@ def run_of(folder: Path, topic: TopicId, publish_ms: int, sequence: int) -> str 
 
     Raises:
         ConfigurationError: pyarrow is not installed.
+        ArchiveError: a folder cannot be read.
     """
     files, _ = _find(archive_folder.days(folder, topic), lambda found: found == topic)
     for file in sorted(files, key=lambda file: file.summary.deleted_ms, reverse=True):

@@ -180,6 +180,7 @@ class RunArchive:
 
         Raises:
             ArchiveError: the batch is not in the archive, and nothing of it can be seen there.
+            StoreError: the rows could not be read.
         """
         deleted_ms = self._clock.now_ms()
         same = {

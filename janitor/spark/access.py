@@ -113,6 +113,7 @@ class Access:
 
         Raises:
             StoreBusy: another process has the LevelDB store open.
+            StoreError: it cannot be read.
         """
         with ExitStack() as stack:
             side: SideTable

@@ -75,6 +75,7 @@ class Act(Protocol):
             Withheld: nothing may be changed in this topic now; nothing was.
             Unsure: the store failed on the way.
             StoreError: the store failed; nothing was done.
+            Interrupted: the pass is over; nothing was done.
         """
         ...
 

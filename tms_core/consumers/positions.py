@@ -89,6 +89,7 @@ class Positions:
 
         Raises:
             Unavailable: another server has written it meanwhile.
+            StoreError: the table could not be written.
         """
         key = names(topic.topic, topic.generation) + position.name.encode("ascii")
         expected = None if former is None else _pack(former)

@@ -74,6 +74,7 @@ class ConsumerRegistry:
             ConsumerConflict: claims are open; or it is registered, and shall only be if it is not.
             TopicNotFound, MetadataError: there is no such topic, or its row is damaged.
             Unavailable: another server has changed it meanwhile; nothing was done.
+            StoreError: the store failed.
         """
         check_name(name)
         if message.publish_ms < 0 or message.payload_ms < 0:

@@ -79,6 +79,7 @@ class Families:
 
         Raises:
             TopicExists: there is one; or one that has the name of a part.
+            BadRequest, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.create`.
         """
         asked = wanted(properties)
         made = list(_tree(topic, asked.partitions, asked.routes or {}, asked.others))
@@ -101,6 +102,7 @@ class Families:
         Raises:
             BadRequest: it is part of another topic; a route is missing; or as :meth:`TopicRegistry.update`.
             TopicExists: a topic has the name of a new part.
+            TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.update`.
         """
         asked = wanted(properties)
         with self._lock:

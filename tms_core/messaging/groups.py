@@ -210,6 +210,7 @@ class Groups:
         Raises:
             BadRequest, ConsumerNotFound, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`poll`; after
                 the last one the transaction must be invalidated.
+            ConsumerConflict: the transaction is committed.
         """
         check_name(name)
         if not 0 < pointer <= LONG_MAX:

@@ -129,6 +129,7 @@ class Producers:
         Raises:
             BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`register`; after the last one
                 the transaction must be invalidated.
+            ProducerFenced: a newer instance counts.
         """
         self._requests.require_newest(sent)
         key = self._requests.named(sent.home, sent.name).begun_key(pointer)

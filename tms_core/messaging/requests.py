@@ -240,6 +240,7 @@ class Requests:
 
         Raises:
             Unavailable: another process has changed a producer meanwhile; nothing is to be written.
+            StoreError: the store failed.
         """
         changes = []
         if len(self._last) >= _KNOWN_REQUESTS:

@@ -137,6 +137,7 @@ class MessagingService:
         Raises:
             BadRequest: the name, the ttl or a generation is none.
             MetadataError, StoreError, Unavailable: its row is damaged; the store failed; others keep changing it.
+            TopicExists: there is one.
         """
         self._families.create(topic, properties or {})
 
@@ -145,6 +146,7 @@ class MessagingService:
 
         Raises:
             TopicNotFound: there is none, or it was deleted.
+            BadRequest, MetadataError, StoreError, Unavailable: as :meth:`create_topic`.
         """
         self._families.update(topic, properties)
 
@@ -224,6 +226,7 @@ class MessagingService:
 
         Raises:
             BadRequest: neither message nor transaction, a number that is none, or a pointer that was not issued.
+            Unavailable: the service is closed.
         """
         if not messages and pointer is None:
             raise BadRequest("A message outside a transaction has a payload.", "Send at least one.")
@@ -250,6 +253,7 @@ class MessagingService:
 
         Raises:
             BadRequest: no message, or a pointer that is none or was not issued.
+            Unavailable: the service is closed.
         """
         if not messages:
             raise BadRequest("There is nothing to store.", "Send at least one payload.")
@@ -270,6 +274,7 @@ class MessagingService:
         Raises:
             TopicNotFound, MetadataError: there is no such topic, or its row is damaged.
             StoreError: the store failed; some rows may be rolled back. The transaction must be invalidated.
+            BadRequest: that is no range of rows.
         """
         if isinstance(published, int):
             _check_pointer(published)

@@ -80,6 +80,8 @@ class TopicRegistry:
 
         Raises:
             TopicNotFound: there is none, or it was deleted.
+            BadRequest: that is no name of a topic.
+            MetadataError: its row is damaged.
         """
         raw, known = self._table.get(_prefix(topic)), self._parsed.get(topic)
         if known is not None and known[0] == raw:
@@ -111,6 +113,9 @@ class TopicRegistry:
 
         Raises:
             BadRequest: the name, a ttl or a generation that is none, or more of them than is kept.
+            TopicExists: there is one.
+            MetadataError: its row is damaged.
+            Unavailable: others keep changing it.
         """
         wanted = self._completed(properties)
         check_length(topic)
@@ -136,6 +141,8 @@ class TopicRegistry:
         Raises:
             BadRequest: the name, a ttl or a generation that is none, or more of them than is kept.
             TopicNotFound: there is none, or it was deleted.
+            MetadataError: its row is damaged.
+            Unavailable: others keep changing it.
         """
         wanted = self._completed(properties)
         for _ in range(_ATTEMPTS):

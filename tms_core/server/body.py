@@ -47,6 +47,8 @@ async def read_body(headers: Headers, receive: Receive, limit: BodyLimit, share:
 
     Raises:
         HTTPException: it is larger than ``limit``, or compressed in a way that is not served.
+        Disconnected: the client went away.
+        Unavailable: there is no memory for it.
     """
     if headers.get(b"content-encoding", b"identity").lower() not in (b"identity", b"gzip"):
         raise HTTPException(415, "Of all compressions only gzip is read.")
@@ -86,6 +88,7 @@ def unpacked(body: bytes, limit: BodyLimit) -> bytes:
 
     Raises:
         BadRequest: it is no gzip, though it should be, or cut short.
+        HTTPException: it is larger than ``limit``.
     """
     member = zlib.decompressobj(GZIP)
     try:

@@ -79,6 +79,7 @@ def managed(
 
     Raises:
         ConfigurationError: the manager's place cannot be one, or the service's port cannot be had.
+        TmsError: the manager cannot begin.
     """
     wanted, allowance_seconds = settings.transactions, settings.server.clock_allowance_seconds
     if wanted.source != "manager":

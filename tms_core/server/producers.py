@@ -61,6 +61,7 @@ def sent_by(site: Site, scope: Scope, headers: Headers, *, numbered: bool = True
 
     Raises:
         Forbidden: its sender may not publish there.
+        BadRequest: a header is missing or wrong.
     """
     named = headers.get(PRODUCER)
     if named is None:

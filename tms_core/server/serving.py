@@ -98,6 +98,8 @@ def serving(
 
     Raises:
         ConfigurationError: a setting is wrong, or a port cannot be had.
+        StoreBusy: another process has the store.
+        TmsError: something could not be opened.
     """
     settings = load(config, environ, flags).settings
     clock = clock or SystemClock()

@@ -219,6 +219,8 @@ class Site:
 
         Raises:
             HTTPException: it is too large, or compressed in a way that is not served.
+            BadRequest: it cannot be decoded.
+            Unavailable: there is no memory for it.
         """
         longest = BodyLimit(self.max_request_bytes, "server.max_request_mb")
         limit = min(limit or longest, longest)

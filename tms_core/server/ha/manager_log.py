@@ -120,6 +120,8 @@ class SideStorage:
 
         Raises:
             StorageElsewhere: this server does not lead, or did not do so until the end.
+            StoreError: the table cannot be read or written.
+            FormatError: what is in it is damaged.
         """
         try:
             self._still = self._lease()

@@ -187,6 +187,7 @@ class OtherService:
 
         Raises:
             OSError, EOFError, FormatError: it is not known whether it was done.
+            ServiceUnavailable: nothing was done.
         """
         with self._lines.one() as line:
             answer = line.pass_on(frame, _SECONDS)

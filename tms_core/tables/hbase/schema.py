@@ -184,6 +184,7 @@ def buckets_of(admin: HBasePool, namespace: str, table: TableName) -> int | None
 
     Raises:
         StoreError: it could not be asked, or says something else than a number.
+        StoreNotFound: there is no such table.
     """
     spec = TableSpec(namespace, _NAMES[table], "NONE")
     if not admin.call("tableExists", spec.thrift_name()):

@@ -135,6 +135,10 @@ class ThriftConnection:
 
         Raises:
             ConnectionLost: the connection broke, or what came was not the answer.
+            ThriftTimeout: there was no answer in time.
+            StoreUnavailable: HBase cannot do it now; it may be done or not.
+            StoreNotFound: there is no such table.
+            StoreError: HBase refuses.
         """
         return self.calls(name, [args])[0]
 

@@ -53,6 +53,7 @@ def clone(path: Path | str, into: Path | str) -> ClonedStore:
     Raises:
         StoreBusy: a process has the store open, perhaps this one.
         StoreError: a folder is damaged, or the clone cannot be written.
+        StoreNotFound, StoreLayoutError: as for the store itself.
     """
     return ClonedStore(Path(path), Path(into))
 

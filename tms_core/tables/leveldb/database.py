@@ -76,6 +76,7 @@ class Database:
 
     Raises:
         StoreBusy: it is open already, here or elsewhere.
+        StoreError: LevelDB cannot open it.
     """
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:

@@ -79,6 +79,7 @@ class LevelDBStore(Store):
         StoreNotFound: there is no metadata table, so nothing can be known about any topic.
         StoreLayoutError: the store is in a layout of CDAP 6.
         StoreBusy: another process has the store open, or this one has.
+        StoreError: a folder is damaged or cannot be written.
     """
 
     def __init__(self, path: Path | str, *, create: bool = False) -> None:

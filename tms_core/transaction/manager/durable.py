@@ -99,6 +99,7 @@ class DurableState:
         Raises:
             LogFailed: what was decided could not be written; it counts only if it is on the disk all the same.
             StoreError: the log has failed before, and it cannot begin anew yet.
+            ManagerStopped: it has stopped.
         """
         refusal: TransactionError | None = None
         self._mend()
@@ -159,6 +160,7 @@ class DurableState:
         Raises:
             LogFailed: what was decided before could not be written.
             StoreError: the snapshot could not be written; the next one may be.
+            ManagerStopped: it has stopped.
         """
         with self._saving:
             self._mend()

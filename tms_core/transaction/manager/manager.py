@@ -134,6 +134,7 @@ class TransactionManager(DurableState):
         Raises:
             Conflict: another transaction has committed the same since it asked, or the manager was restarted since
                 it began and does not know whether it asked; it has to ask (again), or be rolled back.
+            NotInProgress: it has ended, or never began.
         """
         with self.deciding() as state:
             _require(state, transaction_id)

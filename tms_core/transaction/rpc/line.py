@@ -133,6 +133,7 @@ class SocketConnection:
 
     Raises:
         ServiceUnavailable: the token cannot be read, or is not good there.
+        OSError: nothing listens there.
     """
 
     def __init__(self, address: str, timeout_seconds: float, token_file: Path | None = None) -> None:
@@ -165,6 +166,7 @@ class SocketConnection:
         Raises:
             ServiceUnavailable: the service could not do it, and nothing was done.
             OSError, EOFError, FormatError: the connection is of no use any more.
+            OutcomeUnknown: it failed at it.
         """
         self._number = (self._number + 1) & 0x7FFFFFFF
         data = wire.message(MessageKind.CALL, name, self._number, *fields)

@@ -111,6 +111,7 @@ class SnapshotSource(Protocol):
 
         Raises:
             SnapshotError: there is one, and it cannot be used.
+            NoSnapshot: there is none.
         """
         ...
 

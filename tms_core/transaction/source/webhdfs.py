@@ -83,6 +83,7 @@ class WebHdfsFolder:
 
         Raises:
             OSError: it cannot be read, or came only in part.
+            FileNotFoundError: it is gone by now.
         """
         with SpooledTemporaryFile(_MEMORY_BYTES) as whole:
             with self._asked(f"/{name}" if name else "", "OPEN") as answer:
