@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tools.house import PACKAGES, ROOT, read, repeated_names, riddles
+import pytest
 
-MODULES = read(ROOT, PACKAGES)
+from tools.house import PACKAGES, ROOT, Module, read, repeated_names, riddles
 
 #: Class names that more than one module has, and why.
 SHARED_NAMES = {
@@ -15,9 +15,16 @@ SHARED_NAMES = {
 }
 
 
-def test_given_all_modules_when_read_then_no_word_in_them_makes_a_reader_guess_who_is_meant() -> None:
-    assert riddles(MODULES) == {}
+@pytest.fixture(scope="module")
+def modules() -> list[Module]:
+    return read(ROOT, PACKAGES)
 
 
-def test_given_all_classes_when_two_have_one_name_then_there_is_a_reason() -> None:
-    assert {name: where for name, where in repeated_names(MODULES).items() if name not in SHARED_NAMES} == {}
+def test_given_all_modules_when_read_then_no_word_in_them_makes_a_reader_guess_who_is_meant(
+    modules: list[Module],
+) -> None:
+    assert riddles(modules) == {}
+
+
+def test_given_all_classes_when_two_have_one_name_then_there_is_a_reason(modules: list[Module]) -> None:
+    assert {name: where for name, where in repeated_names(modules).items() if name not in SHARED_NAMES} == {}
