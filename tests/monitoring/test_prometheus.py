@@ -102,7 +102,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     # Of this topic rows are due and stay: it is new, so its cut-off is held.
     with LevelDBStore(tmp_path / "messaging") as store:
         topic(store, "default:held", ttl_seconds=60).plain(SystemClock().now_ms() - HOUR)
-    quick = {**thresholds(), "pausedSeconds": 1, "forSeconds": 1, "absentSeconds": 6}
+    quick = {**thresholds(), "pausedSeconds": 1, "forSeconds": 1, "absentSeconds": 10}
     with Serve(config, janitor=True, tms=(sys.executable, "-c", TMS)) as server:
         targets = {"janitor": [f"127.0.0.1:{server.port}"]}
         with Prometheus(tmp_path / "prometheus", targets, rules(quick, scope='job="janitor"')) as prometheus:
