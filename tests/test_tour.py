@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from http.client import HTTPConnection
@@ -102,6 +103,13 @@ class Tour:
         finally:
             connection.close()
 
+    def await_health(self, level: str) -> None:
+        """Wait until it is so: a run is told of as soon as it has ended, and the status is that of the last tick."""
+        end = time.monotonic() + PATIENCE_SECONDS
+        while (health := json.loads(self.get("/api/status")[1])["health"])["level"] != level:
+            assert time.monotonic() < end, health
+            time.sleep(0.05)
+
     def type(self, line: str) -> subprocess.CompletedProcess[str]:
         """A command in another terminal."""
         return subprocess.run(
@@ -164,7 +172,7 @@ def test_given_a_checkout_when_run_then_it_tells_what_the_readme_shows_and_ctrl_
     status, page = running.get("/")
     assert status == 200
     assert "<html" in page
-    assert json.loads(running.get("/api/status")[1])["health"]["level"] == "well"
+    running.await_health("well")
     assert 'tms_janitor_rows_deleted_total{rule="old_generation",table="message"} 700.0' in running.get("/metrics")[1]
     running.send(signal.SIGINT)
     assert running.ended() == 0

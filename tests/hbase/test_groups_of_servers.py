@@ -12,10 +12,10 @@ import yaml
 
 from tests.hbase.tables import Tables
 from tests.hbase.test_two_servers import until
-from tests.server.client import PATIENCE_SECONDS, Client
+from tests.server.client import Client
 from tests.server.group_worker import BILLS, ORDERS
 from tests.server.process import Serve
-from tests.server.test_group_kill import IDLE_SECONDS, worker
+from tests.server.test_group_kill import billed, bills, worker
 from tests.support import free_port
 from tms_core import client as library
 from tms_core.clock import SystemClock
@@ -158,11 +158,8 @@ def test_given_a_group_at_work_when_leaders_are_stopped_killed_and_back_then_eac
                 servers.start(victim)
                 servers.settle()
                 servers.publish(victim)
-        last = worker(servers.running[0], str(IDLE_SECONDS))
-        assert last.wait(timeout=PATIENCE_SECONDS) == 0
-        with servers.client(1) as client, client.transaction() as tx:
-            found = [message.payload for message in tx.poll(BILLS)]
-        assert sorted(found, key=int) == [b"%d" % number for number in range(servers.published)]
+        billed(servers.running[0], servers.published)
+        assert sorted(bills(servers.running[1]), key=int) == [b"%d" % number for number in range(servers.published)]
     finally:
         for ordinal in list(servers.running):
             servers.kill(ordinal)

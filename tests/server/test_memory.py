@@ -120,16 +120,26 @@ def test_given_a_request_that_is_in_work_when_others_wait_then_it_is_not_cut_off
     asyncio.run(scene())
 
 
-def test_given_two_that_each_need_what_the_other_has_then_one_is_told_to_come_again_and_the_other_goes_on() -> None:
+def test_given_two_that_each_need_what_the_other_has_then_one_is_told_to_come_again_at_once() -> None:
     async def scene() -> None:
-        shares = Shares(10, 0.01)
-        one, other = shares("one"), shares("other")
-        await one.take(5)
-        await other.take(5)
+        shares = Shares(10)
+        one, other, third = shares("one"), shares("other"), shares("third")
+        for share, size in ((one, 4), (other, 4), (third, 2)):
+            await share.take(size)
         taking = [asyncio.ensure_future(share.take(3)) for share in (one, other)]
-        done = await asyncio.gather(*taking, return_exceptions=True)
-        assert [type(outcome) for outcome in done] == [type(None), Unavailable]
-        assert (shares.cut, one.size, other.size) == ([], 8, 0)
+        await settle()
+        # The third one is at work, and gives back what it has.
+        assert [task.done() for task in taking] == [False, False]
+        third.close()
+        await settle()
+        assert [type(task.exception()) for task in taking if task.done()] == [type(None), Unavailable]
+        assert (shares.cut, one.size, other.size) == ([], 7, 0)
+        other = shares("other")
+        await other.take(3)
+        taking = [asyncio.ensure_future(share.take(2)) for share in (one, other)]
+        await settle()
+        assert [type(task.exception()) for task in taking if task.done()] == [type(None), Unavailable]
+        assert (shares.cut, one.size, other.size) == ([], 9, 0)
 
     asyncio.run(scene())
 

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import stat
+import subprocess
 import sys
 import threading
 from contextlib import ExitStack
@@ -31,7 +32,6 @@ from tms_core.cli.main import execute
 from tms_core.clock import Clock, ManualClock
 from tms_core.errors import ConfigurationError, StoreNotFound, TmsError
 from tms_core.server import companions
-from tms_core.server import serving as parts
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.server.companions import Host
 from tms_core.server.ha import member as standing
@@ -226,8 +226,8 @@ class FakeHBase(MemoryStore):
 @pytest.fixture
 def hbase(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A settings file for an HBase that is not one."""
-    monkeypatch.setattr(parts, "HBaseStore", FakeHBase)
-    monkeypatch.setattr(parts, "HBaseSide", lambda *_, **__: MemorySide())
+    monkeypatch.setattr("tms_core.tables.hbase.store.HBaseStore", FakeHBase)
+    monkeypatch.setattr("tms_core.tables.hbase.side.HBaseSide", lambda *_, **__: MemorySide())
     monkeypatch.setattr(standing, "HBaseSide", lambda *_, **__: MemorySide())
     config = memory(tmp_path)
     config.write_text(config.read_text().replace("kind: memory", "kind: hbase") + "\n")
@@ -253,7 +253,7 @@ def test_given_hbase_when_served_then_it_leads_and_messages_may_have_a_ttl(hbase
 def test_given_hbase_without_a_table_for_what_is_ours_when_served_then_that_is_said(
     monkeypatch: pytest.MonkeyPatch, hbase: Path
 ) -> None:
-    monkeypatch.setattr(parts, "HBaseSide", raising(StoreNotFound("There is no table tms.side.")))
+    monkeypatch.setattr("tms_core.tables.hbase.side.HBaseSide", raising(StoreNotFound("There is no table tms.side.")))
     with pytest.raises(StoreNotFound, match=r"tms\.side"), serving(hbase, NO_TRANSACTIONS, {}, janitor=False):
         pass
 
@@ -463,3 +463,11 @@ def test_given_a_token_for_transactions_when_served_then_it_is_demanded_and_the_
     (tmp_path / "token").unlink()
     with pytest.raises(TmsError, match="cannot be read"), serving(config, {}, {}, janitor=False):
         pass
+
+
+def test_given_no_store_in_hbase_then_its_client_is_not_imported() -> None:
+    program = (
+        "import sys, tms_core.server.serving, janitor.app.embedded; print({'happybase', 'httpx2'} & set(sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout == "set()\n"

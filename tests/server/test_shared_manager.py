@@ -502,7 +502,7 @@ def test_given_a_server_alone_when_others_begin_a_log_before_it_has_its_lease_th
 
     for name, stub in (("_open", _Opened(store, created=False)), ("_side", side)):
         monkeypatch.setattr(serving, name, lambda *_, stub=stub: stub)
-    monkeypatch.setattr(serving, "on_hbase", waiting)
+    monkeypatch.setattr("tms_core.server.ha.member.on_hbase", waiting)
     environ = {
         "TMS_STORAGE__KIND": "hbase",
         "TMS_TRANSACTIONS__DIRECTORY": str(tmp_path / "tx"),

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from starlette.exceptions import HTTPException
@@ -42,7 +42,6 @@ from tms_core.errors import (
 from tms_core.logs.loggers import SeldomLogger, get_logger, harmless
 from tms_core.server.auth.gate import Gate, Need
 from tms_core.server.body import Disconnected
-from tms_core.server.forward import Forwarder
 from tms_core.server.groups import PollGroup, RollBackGroup
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.openapi import openapi
@@ -52,6 +51,9 @@ from tms_core.server.publish import Publish, Rollback, StorePayloads
 from tms_core.server.site import Site, answer, topic_of
 from tms_core.server.topics import Consumers, TopicRoutes
 from tms_core.web.listener import is_of_foreign_page, names_loopback, names_two_hosts
+
+if TYPE_CHECKING:
+    from tms_core.server.forward import Forwarder
 
 logger = get_logger(__name__)
 access = get_logger("tms_core.access")

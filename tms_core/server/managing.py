@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
@@ -24,7 +24,6 @@ from tms_core.errors import ConfigurationError, StoreError, TransactionError
 from tms_core.messaging.ids import id_parts, position, tail
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, NEGATIVE, generation_prefix
 from tms_core.server.ha.manager_log import root_of
-from tms_core.server.ha.member import HaMember
 from tms_core.server.ha.shared_manager import SharedManager
 from tms_core.settings.models import Settings, TransactionSettings, is_loopback, split_address
 from tms_core.tables.base import Reads, Store
@@ -36,6 +35,9 @@ from tms_core.transaction.model import late_transactions, transaction_ms
 from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import read_token
 from tms_core.transaction.rpc.service import ManagerOfSeveral, TransactionService
+
+if TYPE_CHECKING:
+    from tms_core.server.ha.member import HaMember
 
 #: Addresses that mean all of a machine's.
 _ALL = ("0.0.0.0", "::", "")  # noqa: S104 - they are compared, not listened at

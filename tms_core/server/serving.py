@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -27,8 +27,6 @@ from tms_core.server import companions
 from tms_core.server.app import make_app
 from tms_core.server.auth.gate import Authenticator, Gate, Rules
 from tms_core.server.auth.tokens import Tokens
-from tms_core.server.forward import Forwarder
-from tms_core.server.ha.member import on_hbase
 from tms_core.server.managing import check_alone, managed, show
 from tms_core.server.memory import Memory
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
@@ -44,9 +42,6 @@ from tms_core.settings.models import (
     split_address,
 )
 from tms_core.tables.base import Store
-from tms_core.tables.hbase.pool import HBasePool
-from tms_core.tables.hbase.side import HBaseSide
-from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.leveldb.layout import FOLDERS, holds_database
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
@@ -54,6 +49,9 @@ from tms_core.tables.side import LevelDBSide, MemorySide, SideTable, beside
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.web.listener import Listener, ListenerOptions
 from tms_core.web.protocol import places
+
+if TYPE_CHECKING:
+    from tms_core.server.forward import Forwarder
 
 #: How many polls read the store at once. Those of a store on this machine use its processor, and each of them has the
 #: event loop wait for its turn; those of HBase mostly wait for an answer.
@@ -113,6 +111,8 @@ def serving(
         side = _side(settings.storage, clock, stack)
         member = None
         if settings.storage.kind == "hbase":
+            from tms_core.server.ha.member import on_hbase  # noqa: PLC0415 as in _open
+
             among = on_hbase(settings.storage.hbase, settings.server.leader, store, side, clock)
             member = stack.enter_context(among)
         transactions = managed(settings, clock, store, side, member, stack)
@@ -170,6 +170,8 @@ def _open(settings: Settings, clock: Clock) -> _Opened:
         path = storage.leveldb.path
         created = not holds_database(path / FOLDERS["metadata"])
         return _Opened(LevelDBStore(path, create=True), created)
+    from tms_core.tables.hbase.store import HBaseStore  # noqa: PLC0415 Thrift takes a sixth of a start without it
+
     store = HBaseStore.configured(storage.hbase, clock)
     try:
         # Otherwise it would show only when the first message is published.
@@ -220,6 +222,9 @@ def _side(storage: StorageSettings, clock: Clock, stack: ExitStack) -> SideTable
         return MemorySide()
     if storage.kind == "leveldb":
         return stack.enter_context(LevelDBSide(beside(storage.leveldb.path)))
+    from tms_core.tables.hbase.pool import HBasePool  # noqa: PLC0415 as in _open
+    from tms_core.tables.hbase.side import HBaseSide  # noqa: PLC0415 as in _open
+
     wanted = storage.hbase
     pool = HBasePool(wanted.thrift, connections=wanted.connections, timeout_seconds=wanted.timeout_seconds, clock=clock)
     return stack.enter_context(HBaseSide(pool, wanted.namespace, clock=clock))

@@ -177,13 +177,13 @@ class Rota:
         back = {ordinal for ordinal in range(self._wanted.servers) if self._is_back(ordinal, rows)}
         for slot, leadership in enumerate(slots):
             owner = slot % self._wanted.servers
+            if owner != self._ordinal and owner in back and leadership.holds:
+                leadership.hand_back()
             leadership.step(
                 partial(self._may_lead, prepare, slot),
                 patient=owner != self._ordinal,
                 read=partial(rows.get, _row(len(slots), slot)),
             )
-            if owner != self._ordinal and owner in back and leadership.holds:
-                leadership.hand_back()
         self._say_what_is_lacking()
 
     def _may_lead(self, prepare: Callable[[int], bool], slot: int) -> bool:

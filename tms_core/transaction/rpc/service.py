@@ -50,8 +50,9 @@ MAX_UNREAD_BYTES = 256 * 1024 * 1024
 WORKERS = 20
 #: How long requests under way may take when the service stops, in seconds.
 STOP_SECONDS = 10
-#: How often transactions are looked through for what has timed out, in seconds (``data.tx.cleanup.interval``).
-CLEANUP_SECONDS = 10
+#: How often transactions are looked through for what has timed out, in seconds. CDAP's 10
+#: (``data.tx.cleanup.interval``) would be how much later the messages of a worker that died come again.
+CLEANUP_SECONDS = 1
 _BACKLOG = 128
 #: What the call is shorter than that a server begins with which passes others on, in bytes.
 _SHORT_BYTES = 128
@@ -310,7 +311,7 @@ class TransactionService:
             try:
                 await self._work(work)
             except TmsError as error:
-                logger.error("%s", error)
+                self._seldom.log(logging.ERROR, str(error))
 
     async def _work(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
