@@ -1,4 +1,4 @@
-"""What holds for every test: how hypothesis searches, what is traced, and that no test's log goes on in the next.
+"""What holds for every test: where it writes, how hypothesis searches, what is traced, and that its log ends with it.
 
 In CI the search is the same every time, so that a red build is about the change; at a desk it goes on looking for new
 counterexamples. Time limits per example are off: a slow machine is no counterexample.
@@ -7,7 +7,10 @@ counterexamples. Time limits per example are off: a slow machine is no counterex
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -27,6 +30,10 @@ settings.register_profile("desk", _COMMON)
 settings.register_profile("ci", _COMMON, derandomize=True, database=None)
 settings.load_profile("ci" if in_ci() else "desk")
 
+#: A folder in memory, and how much must be free in it, in bytes. Tests kill processes, not machines, so nothing has to
+#: reach a disk, for which they would wait at every sync.
+MEMORY, MEMORY_BYTES = Path("/dev/shm"), 6 << 30  # noqa: S108
+
 #: Rooms and files that play the same code again and again, each line of which has tests in a room of its own: to trace
 #: them would double their time, and would hide what has none.
 UNTRACED = (
@@ -34,6 +41,14 @@ UNTRACED = (
     "janitor/cli/test_hints.py", "janitor/cli/test_sample_stores.py", "janitor/law/test_differential.py",
     "janitor/test_patience.py", "server/test_manager_log_model.py",
 )  # fmt: skip
+
+
+def pytest_configure() -> None:
+    """Write to memory where that has room and runs programs, unless ``TMPDIR`` is set; workers inherit it."""
+    if "TMPDIR" in os.environ or not os.access(MEMORY, os.W_OK):
+        return
+    if shutil.disk_usage(MEMORY).free > MEMORY_BYTES and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

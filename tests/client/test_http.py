@@ -218,20 +218,16 @@ def test_given_a_password_in_the_url_when_made_then_it_is_refused_and_not_shown(
     assert SECRET not in str(caught.value)
 
 
-def test_given_a_path_in_the_url_when_asked_then_routes_stand_behind_it() -> None:
-    answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]"
-    with peer(answer) as server, Client(url(server.port) + "/tms/") as client:
-        assert client.topics() == []
-        assert server.heard[0].startswith(b"GET /tms/v1/namespaces/default/topics HTTP/1.1")
-
-
-def test_given_a_proxy_in_the_environment_when_asked_then_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_a_path_in_the_url_and_a_proxy_nearby_when_asked_then_the_server_itself_is_at_that_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("HTTP_PROXY", url(free_port()))
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]"
-    with peer(answer) as server, Client(url(server.port)) as client:
+    with peer(answer) as server, Client(url(server.port) + "/tms/") as client:
         assert client.topics() == []
+        assert server.heard[0].startswith(b"GET /tms/v1/namespaces/default/topics HTTP/1.1")
 
 
 def test_given_a_context_for_tls_when_made_then_it_is_taken() -> None:

@@ -295,25 +295,16 @@ def test_given_no_answer_to_the_invalidation_when_asked_again_then_what_happened
     assert case.settled() == []
 
 
+@pytest.mark.parametrize(("times", "aborted"), [(1, True), (1_000_000, False)], ids=["lost once", "never answered"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_given_one_lost_answer_to_a_rollback_when_asked_again_then_it_is_aborted(case: Case, when: When) -> None:
-    case.faults.at("rollback", when, times=1)
-    with pytest.raises(Conflict):
-        case.transact_with_conflict()
-    assert case.faults.seen["abort"] == 1
-    assert case.site.manager.invalid_size() == 0
-    assert case.settled() == []
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_given_never_an_answer_to_a_rollback_when_it_fails_then_it_is_invalidated_and_never_aborted(
-    case: Case, when: When
+def test_given_lost_answers_to_a_rollback_then_it_is_aborted_or_invalidated_where_none_comes(
+    case: Case, when: When, times: int, aborted: bool
 ) -> None:
-    case.faults.at("rollback", when)
+    case.faults.at("rollback", when, times=times)
     with pytest.raises(Conflict):
         case.transact_with_conflict()
-    assert case.faults.seen["abort"] == 0
-    assert case.site.manager.invalid_size() == 1
+    assert case.faults.seen["abort"] == aborted
+    assert case.site.manager.invalid_size() == (not aborted)
     assert case.settled() == []
 
 

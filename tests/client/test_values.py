@@ -16,17 +16,12 @@ VALUES: list[type[Any]] = [Timeouts, Limits, Retry, Buffer]
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_two_with_the_same_numbers_are_equal_and_print_as_what_makes_them(kind: type[Any]) -> None:
+def test_two_with_the_same_numbers_are_equal_print_as_what_makes_them_and_never_change(kind: type[Any]) -> None:
     assert kind() == kind()
     assert hash(kind()) == hash(kind())
     assert eval(repr(kind()).replace("<WhenFull.BLOCK: 'block'>", "WhenFull.BLOCK")) == kind()  # noqa: S307
-
-
-@pytest.mark.parametrize("kind", VALUES)
-def test_given_a_value_when_changed_then_it_refuses(kind: type[Any]) -> None:
-    value = kind()
     with pytest.raises(FrozenInstanceError):
-        setattr(value, next(iter(kind.__dataclass_fields__)), 1)
+        setattr(kind(), next(iter(kind.__dataclass_fields__)), 1)
 
 
 @pytest.mark.parametrize("number", [0, -1, float("nan")])

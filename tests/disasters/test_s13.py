@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 import pytest
@@ -23,6 +24,13 @@ from tms_core.tables.memory import MemoryStore
 
 OLD = pointer(NOW_MS - 10 * HOUR)
 TTL_SECONDS = 86400
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """On a disk, for a file system in memory does not tell the generation of a folder."""
+    with TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

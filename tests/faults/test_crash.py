@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
-import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +34,8 @@ SAMPLE = ROOT / "tests" / "vectors" / "cdap-leveldb" / "sample.tar.xz"
 #: The deaths of one store are shared out, so that several processes can have them die at once.
 SHARES = 4
 
-#: A folder in memory, and how much must be free in it, in bytes. Processes are killed here, not machines, so nothing
-#: has to reach a disk, and a disk would make it take minutes. What is put there is made by tempfile.
-MEMORY, MEMORY_BYTES = Path("/dev/shm"), 256 << 20  # noqa: S108
-
 INVALID = [pointer(NOW_MS - 10 * DAY), pointer(NOW_MS - 9 * DAY, 7)]
 OPEN = pointer(NOW_MS - HOUR)
-
-
-@pytest.fixture(scope="session")
-def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder, in memory where there is enough of it."""
-    roomy = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MEMORY_BYTES
-    with tempfile.TemporaryDirectory(dir=MEMORY if roomy else tmp_path_factory.getbasetemp()) as folder:
-        yield Path(folder)
 
 
 def deaths(case: Path, batch_rows: int, choose: Callable[[int], list[int]]) -> tuple[int, list[dict[str, Any]]]:
@@ -86,8 +71,8 @@ def fill_small(store: Store) -> None:
 
 
 @pytest.fixture(scope="session")
-def small(fast: Path) -> Path:
-    case = fast / "small"
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    case = tmp_path_factory.mktemp("small")
     state = visibility(NOW_MS, [*INVALID, OPEN])
     with LevelDBStore(case / "messaging", create=True) as store:
         fill_small(store)
@@ -151,8 +136,8 @@ def test_given_a_small_store_when_a_sweep_dies_at_every_moment_then_nothing_is_l
 
 
 @pytest.fixture(scope="session")
-def large(fast: Path) -> Path:
-    case = fast / "large"
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    case = tmp_path_factory.mktemp("large")
     with tarfile.open(SAMPLE) as archive:
         archive.extractall(case, filter="data")
     (case / "tx.snapshot").rename(case / "tx")

@@ -389,6 +389,18 @@ def held_back(desk: Desk, submit: Callable[[], Answers]) -> Answers:
     return submitted
 
 
+def test_given_a_topic_deleted_and_made_again_while_messages_are_queued_then_they_go_to_the_new_one(desk: Desk) -> None:
+    def submit() -> Answers:
+        queued = desk.service.submit_publish(named("orders"), [b"new"], pointer=None)
+        desk.service.delete_topic(named("orders"))
+        desk.create("orders")
+        return [queued]
+
+    [queued] = held_back(desk, submit)
+    queued.result(PATIENCE_SECONDS)
+    assert desk.payloads() == [b"new"]
+
+
 def test_given_a_pointer_above_all_that_were_issued_when_published_or_stored_then_it_is_refused(desk: Desk) -> None:
     manager = TransactionManager(MemoryStorage(), desk.clock)
     desk.restart(transactions=manager)

@@ -158,26 +158,6 @@ def test_given_a_topic_that_hangs_when_others_are_written_then_they_do_not_wait(
     hanging.result(PATIENCE_SECONDS)
 
 
-def test_given_a_topic_deleted_and_made_again_while_messages_are_queued_then_they_go_to_the_new_one(desk: Desk) -> None:
-    writing, go = Event(), Event()
-
-    def wait(call: Call) -> None:
-        if call.name == "message.put" and not writing.is_set():
-            writing.set()
-            assert go.wait(PATIENCE_SECONDS)
-
-    watch(desk.store, before=wait)
-    first = desk.service.submit_publish(named("orders"), [b"old"], pointer=None)
-    assert writing.wait(PATIENCE_SECONDS)
-    second = desk.service.submit_publish(named("orders"), [b"new"], pointer=None)
-    desk.service.delete_topic(named("orders"))
-    desk.create("orders")
-    go.set()
-    first.result(PATIENCE_SECONDS)
-    second.result(PATIENCE_SECONDS)
-    assert desk.payloads() == [b"new"]
-
-
 def test_given_a_line_that_is_being_opened_again_when_published_then_that_waits_until_it_is(desk: Desk) -> None:
     desk.publish("orders", b"a")
     theirs = MessageKey(named("orders"), 1, NOW_MS, 1).pack()

@@ -41,12 +41,6 @@ def numbers(directory: Path, kind: str) -> list[int]:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_directory_that_is_not_there_when_opened_then_it_is_made_with_a_first_snapshot(tmp_path: Path) -> None:
-    with opened(tmp_path / "a" / "tx"):
-        assert numbers(tmp_path / "a" / "tx", "snapshot") == [NOW_MS + 1]
-        assert numbers(tmp_path / "a" / "tx", "txlog") == []
-
-
 def test_given_a_manager_when_it_works_then_the_janitor_reads_its_snapshots(tmp_path: Path) -> None:
     with opened(tmp_path) as manager:
         manager.invalidate(manager.start_short().transaction_id)
@@ -183,11 +177,12 @@ def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return happened
 
 
-def test_given_a_snapshot_then_it_is_synced_before_it_has_its_name_and_the_name_before_it_counts(
+def test_given_no_directory_when_opened_then_it_is_made_with_a_snapshot_that_is_synced_before_it_has_its_name(
     tmp_path: Path, syncs: list[str]
 ) -> None:
-    directory = tmp_path / "tx"
+    directory = tmp_path / "a" / "tx"
     with opened(directory):
+        assert (numbers(directory, "snapshot"), numbers(directory, "txlog")) == ([NOW_MS + 1], [])
         unfinished = f".in-progress.{NOW_MS + 1}"
         assert syncs == [unfinished, f"rename {unfinished}", "tx"]
 

@@ -322,17 +322,14 @@ def terminal(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str
     return typed
 
 
-def test_given_a_terminal_then_there_are_colours(terminal: Callable[[str], str]) -> None:
-    assert "\x1b[32mok" in terminal("doctor")
-
-
 def test_given_a_pipe_then_there_are_no_colours(site: Site) -> None:
     assert "\x1b" not in site.janitor("doctor").out + site.janitor("plan").out
 
 
-def test_given_no_color_then_a_terminal_has_none(
+def test_given_a_terminal_then_there_are_colours_but_with_no_color(
     terminal: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert "\x1b[32mok" in terminal("doctor")
     monkeypatch.setenv("NO_COLOR", "1")
     assert not re.search(r"\x1b\[\d*3\dm", terminal("doctor"))
 
