@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 from tests.interop.java import TARGET as INTEROP_TARGET
-from tests.interop.java import Interop, JavaFailed
+from tests.interop.java import Interop, compile_project
 
 #: Java 24 took away what Hadoop 3.3 logs in with.
 OLDEST_JAVA, NEWEST_JAVA = 17, 23
@@ -47,10 +47,7 @@ def build(project: Path) -> list[Path]:
         if not (stamp.exists() and stamp.read_text() == digest and all(map(Path.exists, _class_path(target)))):
             stamp.unlink(missing_ok=True)
             shutil.rmtree(target / "classes", ignore_errors=True)
-            command = ["mvn", "-q", "-B", "-f", str(project / "pom.xml"), "compile"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise JavaFailed(command, done.returncode, done.stdout + done.stderr)
+            compile_project(project)
             stamp.write_text(digest)
         return _class_path(target)
 

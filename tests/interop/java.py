@@ -95,7 +95,7 @@ class Interop:
                 return
             stamp.unlink(missing_ok=True)
             shutil.rmtree(TARGET / "classes", ignore_errors=True)
-            _call(["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), "compile"])
+            compile_project(HERE)
             stamp.write_text(digest)
 
     def run(self, command: str, *args: str | int | Path, stdin: str = "") -> list[dict[str, Any]]:
@@ -171,6 +171,15 @@ class Resident(Interop):
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=self._complaints, text=True)
 
 
+def compile_project(project: Path) -> None:
+    """Have Maven compile what is in a folder, in a JVM for one that ends soon unless ``MAVEN_OPTS`` says otherwise.
+
+    Raises:
+        JavaFailed: Maven could not.
+    """
+    _call(["mvn", "-q", "-B", "-f", str(project / "pom.xml"), "compile"], env={"MAVEN_OPTS": _LITTLE, **os.environ})
+
+
 def _class_path() -> list[Path]:
     return [TARGET / "classes", *map(Path, (TARGET / "classpath").read_text().split(":"))]
 
@@ -182,8 +191,8 @@ def _digest_of_sources() -> str:
     return digest.hexdigest()
 
 
-def _call(command: list[str], stdin: str = "") -> str:
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+def _call(command: list[str], stdin: str = "", env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         # Maven complains on standard output, the program on standard error
         raise JavaFailed([word for word in command if len(word) < 200], done.returncode, done.stdout + done.stderr)
