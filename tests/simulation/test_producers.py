@@ -101,7 +101,7 @@ def former_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def announced_ahead_and_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Requests, "take_back", lambda *_: None)
+    monkeypatch.setattr(Requests, "take_back", lambda *_: {})
 
 
 def announced_ahead_and_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,15 @@
 Before the rows of a request are written, it is written down at which positions they will be. A repetition looks there:
 what is there is not written again. The same write notes the transaction, so that the next instance finds it.
 
-Each of these writes is synced, as the rows are. A producer that is alone with a topic has them seldom: one is for its
+Each of these writes is synced, as the rows are. Where only producers write to a topic they are seldom: one is for their
 next requests, too (:class:`AnnouncedAhead`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple, cast
 
@@ -21,7 +21,16 @@ from tms_core.consumers.retention import announced
 from tms_core.errors import BadRequest, ProducerFenced, TmsError, TransactionEnded, Unavailable
 from tms_core.messaging.ids import ReadKeys, position, tail
 from tms_core.messaging.in_flight import InFlight
-from tms_core.messaging.producer_rows import LABEL_BYTES, Begun, LastRequest, ProducerName, begun_by, counting
+from tms_core.messaging.producer_rows import (
+    LABEL_BYTES,
+    SEATS,
+    Begun,
+    LastRequest,
+    ProducerName,
+    begun_by,
+    counting,
+    placed,
+)
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.topics import TopicRegistry
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, generation_prefix
@@ -33,8 +42,8 @@ from tms_core.transaction.model import transaction_ms
 
 #: Of how many producers and topics the last request is remembered.
 _KNOWN_REQUESTS = 20_000
-#: Behind how many batches of a producer alone its next requests are announced as well, and for how long. After a crash
-#: no other message gets an id of that time.
+#: Behind how many batches of the same producers alone their next requests are announced as well, and for how long.
+#: After a crash no other message gets an id of that time.
 _ALONE, _AHEAD_MS = 4, 250
 
 
@@ -55,30 +64,63 @@ class Sent(NamedTuple):
 
 
 @dataclass(slots=True)
-class AnnouncedAhead:
-    """What is announced for the next requests of the producer that alone writes to a line of messages.
-
-    Only the writer of the line's messages has it. Before it writes anything else it takes it back; or else these rows
-    could be taken for those of a request, after the process has ended.
+class _Window:
+    """What is announced for the next requests of a producer.
 
     Attributes:
-        key: of the producer's last request; empty: others wrote as well.
-        batches: how many batches were its alone, one behind the other.
-        announced: what stands at the key, or may stand there; None: it is for no next requests.
+        announced: what stands at the key, or may stand there.
         value: the same as it is written down.
         last: the last request that may have been written by it.
     """
 
-    key: bytes = b""
-    batches: int = 0
-    announced: LastRequest | None = None
-    value: bytes = b""
-    last: LastRequest | None = None
+    announced: LastRequest
+    value: bytes
+    last: LastRequest
 
-    def wrote(self, key: bytes, *, lasts: bool) -> None:
-        """Note a batch of a producer alone, with an empty key of others as well; and whether its rows stay for long."""
-        self.batches = (self.batches if key == self.key else 0) + 1 if key and lasts else 0
-        self.key = key
+
+@dataclass(slots=True)
+class AnnouncedAhead:
+    """What is announced for the next requests of the producers that alone write to a line of messages.
+
+    Only the writer of the line's messages has it. Before anything else is written it is taken back; or else these rows
+    could be taken for those of a request, after the process has ended. A producer by itself has all positions; several
+    have a seat each, and small requests.
+
+    Attributes:
+        batches: how many batches were theirs alone, one behind the other.
+        seats: theirs by the keys of their last requests, from 1.
+        windows: what is announced, by the same keys.
+        stale: whether it has to be taken back before anything is written.
+    """
+
+    batches: int = 0
+    seats: dict[bytes, int] = field(default_factory=dict)
+    windows: dict[bytes, _Window] = field(default_factory=dict)
+    stale: bool = False
+
+    def note(self, keys: Sequence[bytes], *, small: bool) -> None:
+        """Something is about to be written.
+
+        Args:
+            keys: of the last requests of those whose it is; none: others write as well, or it does not stay for long.
+            small: whether each has a place in a seat.
+        """
+        if not self._goes_on(keys, small=small):
+            self.batches, self.seats, self.stale = 0, {}, bool(self.windows)
+        if self._goes_on(keys, small=small):
+            self.batches += 1
+            for key in keys:
+                self.seats.setdefault(key, len(self.seats) + 1)
+
+    def _goes_on(self, keys: Sequence[bytes], *, small: bool) -> bool:
+        known = len(self.seats)
+        if known == 1 or len(keys) == 1 >= known:
+            return len(keys) == 1 and (not known or keys[0] in self.seats)
+        return bool(keys) and small and known + sum(key not in self.seats for key in keys) <= SEATS
+
+    def seat(self, key: bytes) -> int:
+        """That of a producer by the key of its last request; 0: it needs none, or has none."""
+        return self.seats.get(key, 0) if len(self.seats) > 1 else 0
 
 
 class _Keys(NamedTuple):
@@ -233,7 +275,7 @@ class Requests:
 
         Args:
             requests: each with its write pointer, the position of its first row, and how many it has.
-            ahead: of the line, where the only one of these is all that is written; it may be for the next ones, too.
+            ahead: of the line, where these are messages; they may be announced for the next ones, too.
 
         Returns:
             For each why it is not to be written, or None.
@@ -243,63 +285,92 @@ class Requests:
             StoreError: the store failed.
         """
         changes = []
+        is_ahead = ahead is not None and self._is_ahead(ahead)
         if len(self._last) >= _KNOWN_REQUESTS:
             self._last.clear()
         for admitted, pointer, first, number in requests:
             sent, key = admitted.sent, admitted.keys.request
-            is_alone = ahead is not None and ahead.batches > _ALONE and self._side.private
-            until = first + position(_AHEAD_MS) if is_alone else 0
-            request = LastRequest(sent.generation, sent.sequence, first, number, until)
+            until, seat = (first + position(_AHEAD_MS), ahead.seat(key)) if ahead is not None and is_ahead else (0, 0)
+            request = LastRequest(sent.generation, sent.sequence, first, number, until, seat)
             value = request.pack()
-            if ahead is not None and until:
+            if ahead is not None and is_ahead:
                 # It may be there also where the write fails.
-                ahead.announced = ahead.last = request
-                ahead.value = value
+                ahead.windows[key] = _Window(request, value, request)
             self._last[key] = _Last(value, request)
             changes.append(SideChange(key, admitted.former, value, *self._noted(admitted, pointer)))
         self.change(changes, [admitted.sent.name for admitted, *_ in requests])
-        if ahead is not None and not until:
-            ahead.announced = None
         return [self._refusal_since(admitted) for admitted, *_ in requests]
 
+    def places(self, ahead: AnnouncedAhead, asked: Sequence[tuple[Admitted, int]], at: int) -> list[int] | None:
+        """Where requests begin that have seats, each with how many rows it has; None: where there is room.
+
+        Args:
+            asked: in the order of their seats.
+            at: the first position that is free.
+        """
+        if len(ahead.seats) < 2 or not self._is_ahead(ahead):
+            return None
+        places = []
+        for admitted, number in asked:
+            places.append(placed(ahead.seat(admitted.keys.request), admitted.sent.sequence, at))
+            at = places[-1] + number
+        return places
+
     def next(
-        self, ahead: AnnouncedAhead, admitted: Admitted, pointer: int | None, at: int, number: int
-    ) -> LastRequest | None:
-        """Where a request will be that was announced before, from a position on; None: it is to be announced."""
-        # Repeated, it is announced as what it is.
-        if ahead.announced is None or admitted.repeated is not None:
-            return None
-        if ahead.key != admitted.keys.request or admitted.former != ahead.value:
-            return None
-        if pointer is not None and self._rows.get(admitted.keys.producer.begun_key(pointer)) is None:
-            return None
-        return ahead.announced.next(admitted.sent.generation, admitted.sent.sequence, at, number)
+        self, ahead: AnnouncedAhead, asked: Sequence[tuple[Admitted, int | None, int]], at: int
+    ) -> list[LastRequest] | None:
+        """Where requests will be that were announced before, from a position on; None: they are to be announced.
 
-    def follow(self, ahead: AnnouncedAhead, request: LastRequest) -> None:
-        """A request that was announced before is about to be written."""
-        ahead.last = request
-        self._last[ahead.key] = _Last(ahead.value, request)
+        Args:
+            asked: in the order of their seats, each with its write pointer and how many rows it has.
+        """
+        found: list[LastRequest] = []
+        for admitted, pointer, number in asked:
+            window = None if ahead.stale else ahead.windows.get(admitted.keys.request)
+            # Repeated, it is announced as what it is.
+            if window is None or admitted.repeated is not None or admitted.former != window.value:
+                return None
+            if pointer is not None and self._rows.get(admitted.keys.producer.begun_key(pointer)) is None:
+                return None
+            request = window.announced.next(admitted.sent.generation, admitted.sent.sequence, at, number)
+            if request is None:
+                return None
+            found.append(request)
+            at = request.stop
+        return found
 
-    def take_back(self, ahead: AnnouncedAhead, at: int) -> bytes | None:
+    def follow(self, ahead: AnnouncedAhead, requests: Iterable[tuple[bytes, LastRequest]]) -> None:
+        """Requests that were announced before, each with its key, are about to be written."""
+        for key, request in requests:
+            window = ahead.windows[key]
+            window.last = request
+            self._last[key] = _Last(window.value, request)
+
+    def take_back(self, ahead: AnnouncedAhead, at: int) -> dict[bytes, bytes | None]:
         """Announce nothing but what may be written already, before others write from a position on. Durable on return.
 
         Returns:
-            What stands at its key then.
+            What stands at the keys then.
 
         Raises:
             StoreError: the store failed; nothing else may be written.
         """
-        announced, last = ahead.announced, ahead.last
-        raw = self._rows.get(ahead.key)
-        is_over = announced is None or last is None or at >= announced.until
-        if raw is not None and not is_over and LastRequest.parse(raw).until:
-            last = cast(LastRequest, last)._replace(until=0)
-            change = SideChange(ahead.key, raw, last.pack())
-            # Where that is not made, it was replaced by what announces itself only.
-            if all(self._rows.change([change])):
-                self._last[ahead.key] = _Last(raw := change.value, last)
-        ahead.announced = None
-        return raw
+        found = {key: self._rows.get(key) for key in ahead.windows}
+        changes: dict[bytes, tuple[SideChange, LastRequest]] = {}
+        for key, window in ahead.windows.items():
+            raw = found[key]
+            if raw is not None and at < window.announced.until and LastRequest.parse(raw).until:
+                last = window.last._replace(until=0, seat=0)
+                changes[key] = SideChange(key, raw, last.pack()), last
+        if changes:
+            made = self._rows.change([change for change, _ in changes.values()])
+            for (key, (change, last)), is_made in zip(changes.items(), made, strict=True):
+                # Where that is not made, it was replaced by what announces itself only.
+                if is_made:
+                    self._last[key] = _Last(change.value, last)
+                    found[key] = change.value
+        ahead.windows, ahead.stale = {}, False
+        return found
 
     def wrote(self, admitted: Admitted) -> None:
         """The rows of a request that was announced are there, so a repetition need not look."""
@@ -362,6 +433,10 @@ class Requests:
                 raise Unavailable(f"Producer {name} was changed by another server meanwhile.", "Try again.")
 
     # -- how ----------------------------------------------------------------------------------------------------------
+
+    def _is_ahead(self, ahead: AnnouncedAhead) -> bool:
+        """Whether what is announced now is for the next requests, too."""
+        return ahead.batches > _ALONE and self._side.private
 
     def _admit(self, keys: _Keys, sent: Sent, pointer: int | None, number: int, *, is_begun: bool) -> Admitted:
         """What is known of a producer that counts.
