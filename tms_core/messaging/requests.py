@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.positions import NAME
@@ -69,13 +69,11 @@ class _Window:
 
     Attributes:
         announced: what stands at the key, or may stand there.
-        value: the same as it is written down.
         last: the last request that may have been written by it.
     """
 
     announced: LastRequest
-    value: bytes
-    last: LastRequest
+    last: _Last
 
 
 @dataclass(slots=True)
@@ -166,6 +164,8 @@ class Admitted(NamedTuple):
     """A request that its producer may send.
 
     Attributes:
+        pointer: the write pointer of its transaction; None: it has none.
+        number: how many rows it has.
         keys: of its producer and of its last request to the topic.
         registered: the registration by which it was admitted.
         former: the last request as it is written down; None: there is none.
@@ -175,6 +175,8 @@ class Admitted(NamedTuple):
     """
 
     sent: Sent
+    pointer: int | None
+    number: int
     keys: _Keys
     registered: bytes | None
     former: bytes | None
@@ -243,30 +245,29 @@ class Requests:
             For each what is known of its producer, or why it is refused.
         """
         self._rows.forget_old(now_ms)
-        found: list[Admitted | TmsError | None] = []
-        asked: list[tuple[_Keys, int]] = []
-        for sent, _, _ in batch:
-            try:
-                home = topic if sent.home == topic.topic else self._topics.get(sent.home)
-                keys = _keys(home.topic, home.generation, sent.name, topic.topic, topic.generation)
-                asked.append((keys, len(found)))
-                found.append(None)
-            except TmsError as error:
-                found.append(error)
-        # Before it is looked whether they count, or a newer instance might not wait for them.
-        begun = self.in_flight.begin((keys.request, keys.registered, batch[at][0].generation) for keys, at in asked)
+        found: list[Admitted | TmsError] = []
+        begun: list[bytes] = []
         try:
-            for (keys, at), is_begun in zip(asked, begun, strict=True):
+            for sent, pointer, number in batch:
                 try:
-                    found[at] = self._admit(keys, *batch[at], is_begun=is_begun)
+                    is_home = sent.home is topic.topic or sent.home == topic.topic
+                    home = topic if is_home else self._topics.get(sent.home)
+                    keys = _keys(home.topic, home.generation, sent.name, topic.topic, topic.generation)
+                    # Before it is looked whether it counts, or a newer instance might not wait for it.
+                    if not self.in_flight.begin(keys.request, keys.registered, sent.generation):
+                        raise Unavailable(
+                            f"A request of producer {sent.name} to this topic is under way.", "Try again."
+                        )
+                    begun.append(keys.request)
+                    found.append(self._admit(keys, sent, pointer, number))
                 except TmsError as error:
-                    found[at] = error
-            yield cast(list[Admitted | TmsError], found)
+                    found.append(error)
+            yield found
         finally:
-            self.in_flight.end(keys.request for (keys, _), is_begun in zip(asked, begun, strict=True) if is_begun)
+            self.in_flight.end(begun)
 
     def announce(
-        self, requests: Sequence[tuple[Admitted, int | None, int, int]], ahead: AnnouncedAhead | None = None
+        self, requests: Sequence[tuple[Admitted, int]], ahead: AnnouncedAhead | None = None
     ) -> list[TmsError | None]:
         """Write down where the rows of requests will be, and whose transactions they belong to. Durable on return.
 
@@ -274,7 +275,7 @@ class Requests:
         instance that it registers from now on finds written down it ends.
 
         Args:
-            requests: each with its write pointer, the position of its first row, and how many it has.
+            requests: each with the position of its first row.
             ahead: of the line, where these are messages; they may be announced for the next ones, too.
 
         Returns:
@@ -288,63 +289,60 @@ class Requests:
         is_ahead = ahead is not None and self._is_ahead(ahead)
         if len(self._last) >= _KNOWN_REQUESTS:
             self._last.clear()
-        for admitted, pointer, first, number in requests:
+        for admitted, first in requests:
             sent, key = admitted.sent, admitted.keys.request
             until, seat = (first + position(_AHEAD_MS), ahead.seat(key)) if ahead is not None and is_ahead else (0, 0)
-            request = LastRequest(sent.generation, sent.sequence, first, number, until, seat)
-            value = request.pack()
+            request = LastRequest(sent.generation, sent.sequence, first, admitted.number, until, seat)
+            self._last[key] = last = _Last(request.pack(), request)
             if ahead is not None and is_ahead:
                 # It may be there also where the write fails.
-                ahead.windows[key] = _Window(request, value, request)
-            self._last[key] = _Last(value, request)
-            changes.append(SideChange(key, admitted.former, value, *self._noted(admitted, pointer)))
-        self.change(changes, [admitted.sent.name for admitted, *_ in requests])
-        return [self._refusal_since(admitted) for admitted, *_ in requests]
+                ahead.windows[key] = _Window(request, last)
+            changes.append(SideChange(key, admitted.former, last.value, *self._noted(admitted)))
+        self.change(changes, [admitted.sent.name for admitted, _ in requests])
+        return [self._refusal_since(admitted) for admitted, _ in requests]
 
-    def places(self, ahead: AnnouncedAhead, asked: Sequence[tuple[Admitted, int]], at: int) -> list[int] | None:
-        """Where requests begin that have seats, each with how many rows it has; None: where there is room.
+    def places(self, ahead: AnnouncedAhead, asked: Sequence[Admitted], at: int) -> list[int] | None:
+        """Where requests begin that have seats, in whose order they are; None: where there is room.
 
         Args:
-            asked: in the order of their seats.
             at: the first position that is free.
         """
         if len(ahead.seats) < 2 or not self._is_ahead(ahead):
             return None
         places = []
-        for admitted, number in asked:
+        for admitted in asked:
             places.append(placed(ahead.seat(admitted.keys.request), admitted.sent.sequence, at))
-            at = places[-1] + number
+            at = places[-1] + admitted.number
         return places
 
-    def next(
-        self, ahead: AnnouncedAhead, asked: Sequence[tuple[Admitted, int | None, int]], at: int
-    ) -> list[LastRequest] | None:
+    def next(self, ahead: AnnouncedAhead, asked: Sequence[Admitted], at: int) -> list[LastRequest] | None:
         """Where requests will be that were announced before, from a position on; None: they are to be announced.
 
         Args:
-            asked: in the order of their seats, each with its write pointer and how many rows it has.
+            asked: in the order of their seats.
         """
         found: list[LastRequest] = []
-        for admitted, pointer, number in asked:
+        for admitted in asked:
             window = None if ahead.stale else ahead.windows.get(admitted.keys.request)
             # Repeated, it is announced as what it is.
-            if window is None or admitted.repeated is not None or admitted.former != window.value:
+            if window is None or admitted.repeated is not None or admitted.former != window.last.value:
                 return None
+            pointer, sent = admitted.pointer, admitted.sent
             if pointer is not None and self._rows.get(admitted.keys.producer.begun_key(pointer)) is None:
                 return None
-            request = window.announced.next(admitted.sent.generation, admitted.sent.sequence, at, number)
+            request = window.announced.next(sent.generation, sent.sequence, at, admitted.number)
             if request is None:
                 return None
             found.append(request)
-            at = request.stop
+            at = request.first + request.number
         return found
 
     def follow(self, ahead: AnnouncedAhead, requests: Iterable[tuple[bytes, LastRequest]]) -> None:
         """Requests that were announced before, each with its key, are about to be written."""
         for key, request in requests:
-            window = ahead.windows[key]
-            window.last = request
-            self._last[key] = _Last(window.value, request)
+            last = ahead.windows[key].last
+            last.request, last.written = request, False
+            self._last[key] = last
 
     def take_back(self, ahead: AnnouncedAhead, at: int) -> dict[bytes, bytes | None]:
         """Announce nothing but what may be written already, before others write from a position on. Durable on return.
@@ -360,7 +358,7 @@ class Requests:
         for key, window in ahead.windows.items():
             raw = found[key]
             if raw is not None and at < window.announced.until and LastRequest.parse(raw).until:
-                last = window.last._replace(until=0, seat=0)
+                last = window.last.request._replace(until=0, seat=0)
                 changes[key] = SideChange(key, raw, last.pack()), last
         if changes:
             made = self._rows.change([change for change, _ in changes.values()])
@@ -409,7 +407,7 @@ class Requests:
             BadRequest, TopicNotFound, MetadataError, StoreError: that is no name, or there is no such topic.
         """
         known = self._topics.get(home)
-        return _keys(home, known.generation, name, home, known.generation).producer
+        return _keys(known.topic, known.generation, name, known.topic, known.generation).producer
 
     def is_decided(self, begun: Begun) -> bool:
         """Whether a transaction can no longer be committed, or was."""
@@ -438,16 +436,13 @@ class Requests:
         """Whether what is announced now is for the next requests, too."""
         return ahead.batches > _ALONE and self._side.private
 
-    def _admit(self, keys: _Keys, sent: Sent, pointer: int | None, number: int, *, is_begun: bool) -> Admitted:
+    def _admit(self, keys: _Keys, sent: Sent, pointer: int | None, number: int) -> Admitted:
         """What is known of a producer that counts.
 
         Raises:
-            Unavailable: another request of it to the topic is under way.
             BadRequest: a later request was done, or it is another one under the same number; or another server may lead
                 the topic than the one that registers the producer's instances, which waits for what is under way here.
         """
-        if not is_begun:
-            raise Unavailable(f"A request of producer {sent.name} to this topic is under way.", "Try again.")
         if not self._side.have_one_leader(keys.registered, keys.request):
             raise BadRequest(
                 f"Producer {sent.name} of {sent.home} cannot publish to this topic: they are of different slots.",
@@ -462,14 +457,14 @@ class Requests:
             )
         raw = self._rows.get(keys.request)
         if raw is None:
-            return Admitted(sent, keys, registered, None)
+            return Admitted(sent, pointer, number, keys, registered, None)
         last = self._last.get(keys.request)
         if last is None or last.value != raw:
             self._last[keys.request] = last = self._found(raw, keys)
         former = last.request
         if former.generation != sent.generation or former.sequence < sent.sequence:
             may_be_done = last.since is not None and LastRequest.parse(raw).announces(sent.generation, sent.sequence)
-            return Admitted(sent, keys, registered, raw, since=last.since if may_be_done else None)
+            return Admitted(sent, pointer, number, keys, registered, raw, since=last.since if may_be_done else None)
         if former.sequence > sent.sequence:
             raise BadRequest(
                 f"Request {sent.sequence} of producer {sent.name} comes after its request {former.sequence}.",
@@ -480,11 +475,11 @@ class Requests:
                 f"Request {sent.sequence} of producer {sent.name} was sent before with other contents.",
                 "Repeat a request unchanged, or give the new request the next number.",
             )
-        return Admitted(sent, keys, registered, raw, former, last.written)
+        return Admitted(sent, pointer, number, keys, registered, raw, former, last.written)
 
-    def _noted(self, admitted: Admitted, pointer: int | None) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+    def _noted(self, admitted: Admitted) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
         """Rows to write and to delete so that a transaction is written down."""
-        producer = admitted.keys.producer
+        producer, pointer = admitted.keys.producer, admitted.pointer
         if pointer is None or self._rows.get(key := producer.begun_key(pointer)) is not None:
             return [], []
         sent = admitted.sent

@@ -96,23 +96,23 @@ class MessageWriter(Queue[RollbackRange | None]):
         What was announced is there if it is for all, by the keys of last requests; places, if they are not any.
         """
         ahead, requests = line.ahead, self._context.requests
-        asked = [(one.admitted, one.pointer, len(one.messages) or 1, one) for one in batch if one.admitted is not None]
+        asked = [request.admitted for request in batch if request.admitted is not None]
         # Of what may be gone it could not be told after a crash whether it was there, not even that a request is new;
         # who does nothing for as long as these live is forgotten.
         lasts = topic.ttl_seconds * 1000 >= IDLE_MS and not topic.consumed
-        if not lasts or len(asked) < len(batch) or any(one.ttl_ms is not None for one in batch):
+        if not lasts or len(asked) < len(batch) or any(request.ttl_ms is not None for request in batch):
             ahead.note((), small=False)
             return batch, {}, None
-        keys = [admitted.keys.request for admitted, *_ in asked]
-        ahead.note(keys, small=max(number for _, _, number, _ in asked) <= SEATED_ROWS)
-        if len(ahead.seats) > 1:
-            asked.sort(key=lambda one: ahead.seat(one[0].keys.request))
-        found = requests.next(ahead, [one[:3] for one in asked], at)
-        batch = [one for *_, one in asked]
-        if found is not None:
-            followed = {one[0].keys.request: last for one, last in zip(asked, found, strict=True)}
-            return batch, followed, [last.first for last in found]
-        return batch, {}, requests.places(ahead, [(admitted, number) for admitted, _, number, _ in asked], at)
+        small = max(admitted.number for admitted in asked) <= SEATED_ROWS
+        ahead.note([admitted.keys.request for admitted in asked], small=small)
+        if len(asked) > 1 and small:
+            pairs = sorted(zip(asked, batch, strict=True), key=lambda pair: ahead.seat(pair[0].keys.request))
+            asked, batch = [admitted for admitted, _ in pairs], [request for _, request in pairs]
+        found = requests.next(ahead, asked, at)
+        if found is None:
+            return batch, {}, requests.places(ahead, asked, at)
+        followed = {admitted.keys.request: one for admitted, one in zip(asked, found, strict=True)}
+        return batch, followed, [one.first for one in found]
 
     def _placed(
         self,
