@@ -47,7 +47,6 @@ COMMIT_SECONDS = 0.1
 #: Transactions of which the syncs are counted, and the store's calls that sync.
 TRANSACTIONS, _SYNCED = 1000, ("put", "set", "sync", "delete", "invert")
 _HEAD = f"POST /v1/namespaces/default/topics/bench/publish HTTP/1.1\r\nHost: localhost\r\nContent-Type: {AVRO}\r\n"
-_sequences = count(1)
 
 Requests = Iterator[bytes]
 
@@ -73,7 +72,7 @@ def once(client: Client, port: int, messages: int, producers: int, requests: int
     names = [f"p{messages}-{number}" for number in range(producers)]
     rates = compared(
         lambda: publish(port, plain, requests),
-        lambda: publish(port, [numbered(body, said(client, name)) for name in names], requests),
+        lambda: publish(port, [numbered(body, said(client, name), count(1)) for name in names], requests),
     )
     what = f"batches of {messages}" if messages > 1 else f"single messages of {producers} producers"
     tell("P16", f"published once ÷ plain, {what}", rates, bar, messages)
@@ -174,18 +173,19 @@ def repeated(body: bytes) -> Requests:
         yield data
 
 
-def numbered(body: bytes, head: str) -> Requests:
+def numbered(body: bytes, head: str, sequences: Iterator[int]) -> Requests:
     front, back = f"{_HEAD}{head}X-TMS-Sequence: ".encode(), f"\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-    for sequence in _sequences:
+    for sequence in sequences:
         yield b"%s%d%s" % (front, sequence, back)
 
 
 def committing(service: TransactionClient, payloads: bytes, head: str) -> Requests:
     """Requests in a transaction that is committed, and followed by another one, each 100 ms."""
+    sequences = count(1)
     while True:
         tx, ends = service.start_short(), time.perf_counter() + COMMIT_SECONDS
         body = b"\0" + long(tx.write_pointer) + payloads
-        requests = numbered(body, head) if head else repeated(body)
+        requests = numbered(body, head, sequences) if head else repeated(body)
         while time.perf_counter() < ends:
             yield next(requests)
         service.commit(tx.transaction_id, tx.write_pointer)

@@ -32,6 +32,7 @@ from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producer_rows import Former, ProducerName, Registration, TransactionOutcome, tidy
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.requests import Sent
+from tms_core.messaging.work import Batch
 from tms_core.messaging.writer import MessageWriter
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
@@ -425,6 +426,86 @@ def test_given_a_producer_alone_when_it_publishes_then_one_announcement_is_for_m
         (one, other)[number % 2].publish(b"x")
     # One more takes back what was announced.
     assert len(announcements) == 11
+
+
+def at_once(*calls: tuple[Instance, Sequence[bytes]], again: bool = False) -> None:
+    """Publish in one batch, each for its instance."""
+    service, batches = calls[0][0].desk.service, list[Batch]()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(service.work, "run", batches.append)
+        answers = [service.submit_publish(BILLS, payloads, sent=one.sent(again=again)) for one, payloads in calls]
+    for batch in batches:
+        batch()
+    for answer in answers:
+        answer.result()
+
+
+def test_given_several_producers_at_once_when_they_publish_then_one_write_announces_many_requests_of_all(
+    desk: GroupDesk, announcements: list[bytes]
+) -> None:
+    some = [Instance(desk, name) for name in "abc"]
+    announcements.clear()
+    for number in range(40):
+        at_once(*((one, [b"%s%d" % (one.name.encode(), number)]) for one in reversed(some)))
+    assert len(announcements) < 25
+    assert everything(desk) == [b"%s%d" % (name, number) for number in range(40) for name in (b"c", b"b", b"a")]
+    announcements.clear()
+    # One write takes back what was announced for all.
+    desk.publish(b"other topic")
+    assert announcements == []
+    desk.service.publish(BILLS, [b"x"])
+    assert len(announcements) == 3
+
+
+@pytest.mark.parametrize("number", range(4, 42, 3))
+def test_given_several_producers_that_have_announced_when_the_server_is_killed_then_each_request_is_there_once(
+    desk: GroupDesk, number: int
+) -> None:
+    some = [Instance(desk, name) for name in "abc"]
+    expected: list[bytes] = []
+    for at in range(number):
+        # Not all of them each time, so that their announcements end at different times.
+        calls = [(one, [b"%s%d" % (one.name.encode(), at)] * 2) for one in some if at % 7 != ord(one.name) % 7]
+        at_once(*calls)
+        expected += [payload for _, payloads in calls for payload in payloads]
+    desk.restart()
+    for one in some:
+        with pytest.raises(BadRequest, match="comes after its request"):
+            desk.service.publish(BILLS, [b"x"], sent=Sent(BILLS, one.name, one.generation, one.sequence - 1))
+    at_once(*calls, again=True)
+    at_once(*((one, [b"last"]) for one in some))
+    assert sorted(everything(desk)) == sorted([*expected, *[b"last"] * 3])
+
+
+@pytest.mark.parametrize("then", ["others", "a larger request", "more than have seats", "one of them in a ttl"])
+def test_given_several_producers_that_have_announced_when_something_else_is_written_then_it_is_not_taken_for_theirs(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    monkeypatch.setattr("tms_core.messaging.requests._ALONE", 0)
+    one, other = Instance(desk, "a"), Instance(desk, "b")
+    one.sequence = other.sequence = 30
+    at_once((one, [b"31"]), (other, [b"31"]))
+    desk.clock.advance(1)
+    expected = [b"31", b"31"]
+    if then == "others":
+        desk.service.publish(BILLS, [b"x"])
+        expected += [b"x"]
+    elif then == "a larger request":
+        other.publish(*[b"x"] * 65)
+        expected += [b"x"] * 65
+    elif then == "one of them in a ttl":
+        other.publish(b"x", ttl_seconds=60)
+        expected += [b"x"]
+    else:
+        at_once(*((Instance(desk, f"c{number}"), [b"x"]) for number in range(31)))
+        expected += [b"x"] * 31
+    desk.restart()
+    for again in (False, True):
+        at_once((one, [b"32"]), again=again)
+    desk.restart()
+    at_once((one, [b"32"]), again=True)
+    at_once((one, [b"33"]), (other, [b"33"]))
+    assert everything(desk) == [*expected, b"32", b"33", b"33"]
 
 
 @pytest.mark.parametrize("end", ["goes on", "repeats"])

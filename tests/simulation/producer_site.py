@@ -22,9 +22,11 @@ from tests.simulation import group_site
 from tests.simulation.group_site import FaultySide, Violation
 from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest, MessagingError, ProducerFenced, StoreError, TmsError
-from tms_core.messaging.producer_rows import LastRequest, TransactionOutcome, tidy
+from tms_core.messaging.model import RollbackRange
+from tms_core.messaging.producer_rows import SEATED_ROWS, LastRequest, TransactionOutcome, tidy
 from tms_core.messaging.requests import Sent
 from tms_core.messaging.service import MessagingService, ServiceOptions
+from tms_core.messaging.work import Answer, Batch
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
@@ -100,6 +102,8 @@ class ProducerSite:
         for topic in (BILLS, ORDERS):
             self.service.create_topic(topic, {"ttl": "864000000"})
         self.instances: list[Instance] = []
+        #: Other producers by their names, of which each has one instance.
+        self.others: dict[str, Instance] = {}
         self.plain: list[Transaction] = []
         #: What must be visible, once; and what may be, since its answer never came.
         self.acknowledged: list[tuple[TopicId, bytes]] = []
@@ -226,6 +230,55 @@ class ProducerSite:
         self.service.publish(BILLS, [payload])
         self.acknowledged.append((BILLS, payload))
 
+    def together(self) -> None:
+        """Other producers publish at once, and repeat what was not answered; sometimes one has many messages."""
+        left: list[tuple[Sent, list[bytes]]] = []
+        for name in self.random.sample("abc", self.random.choice((1, 2, 3, 3))):
+            other = self.others.setdefault(name, Instance(UUID(int=self.random.getrandbits(128))))
+            other.generation = self.service.producers.register(BILLS, name, other.uuid).generation
+            other.sequence += self.random.choice((1, 1, 1, 5, 31))
+            number = SEATED_ROWS + 1 if self.random.random() < 0.03 else self.random.choice((1, 1, 3))
+            payloads = [self._payload() for _ in range(number)]
+            left.append((Sent(BILLS, name, other.generation, other.sequence), payloads))
+        self.side.fault = self._fault()
+        self.writes.fault = self.random.choice(("",) * 4 + ("before", "after"))
+        for _ in range(ATTEMPTS):
+            unanswered = []
+            for one, answer in zip(left, self._at_once(left), strict=True):
+                try:
+                    answer.result()
+                except BadRequest as error:
+                    raise Violation(f"Q9: {error}") from error
+                except (Died, TmsError):
+                    unanswered.append(one)
+                else:
+                    self.acknowledged += [(BILLS, payload) for payload in one[1]]
+            self.side.fault = self.writes.fault = ""
+            self.reached["seated"] += any(one.seat for one in self._last())
+            if not unanswered:
+                return
+            # Of those who were written together one may come back alone.
+            left = unanswered if self.random.random() < 0.5 else unanswered[:1]
+            self.doubtful.update((BILLS, payload) for one in unanswered for payload in one[1])
+            if self.random.random() < 0.7:
+                self.restart()
+            if self.random.random() < 0.3:
+                self.publish()
+        raise Violation("Q9: a request was never answered")
+
+    def _at_once(self, requests: Sequence[tuple[Sent, list[bytes]]]) -> list[Answer[RollbackRange | None]]:
+        """Publish in one batch."""
+        batches: list[Batch] = []
+        self.service.work.run = batches.append  # type: ignore[assignment,method-assign]
+        answers = [self.service.submit_publish(BILLS, payloads, sent=sent) for sent, payloads in requests]
+        del self.service.work.run
+        for batch in batches:
+            batch()
+        return answers
+
+    def _last(self) -> list[LastRequest]:
+        return [LastRequest.parse(value) for _, value in self.side.rows(b"q", b"r", 10).items]
+
     def wait(self) -> None:
         self.clock.advance(self.random.choice((1, SECOND, 11 * SECOND)))
         self.manager.expire()
@@ -307,8 +360,7 @@ class ProducerSite:
 
         done = self._repeated(publish, restarts=self.random.random() < 0.7)
         self.writes.fault = ""
-        last = [LastRequest.parse(value) for _, value in self.side.rows(b"q", b"r", 10).items]
-        self.reached["ahead"] += bool(done) and any(one.announces(*sent[2:4]) for one in last)
+        self.reached["ahead"] += bool(done) and any(one.announces(*sent[2:4]) for one in self._last())
         if instance.generation < newest:
             self.never.add((topic, payload))
             if done:
@@ -390,6 +442,7 @@ def _sees(reader: Transaction, pointer: int) -> bool:
 #: How often each step is drawn, against the others.
 WEIGHTS: dict[str, float] = {
     "send": 12,
+    "together": 5,
     "begin": 5,
     "finish": 5,
     "register": 3,

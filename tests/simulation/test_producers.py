@@ -15,10 +15,10 @@ from tms_core.messaging import lines
 from tms_core.messaging.producer_rows import LastRequest, Registration
 from tms_core.messaging.producers import Producers
 from tms_core.messaging.queue import Queue
-from tms_core.messaging.requests import Admitted, Requests
+from tms_core.messaging.requests import Admitted, AnnouncedAhead, Requests
 from tms_core.transaction.manager.manager import TransactionManager
 
-REACHED = {"ahead", "died", "answer lost", "truncated", "late", "arrived late", "fenced", "refused"}
+REACHED = {"ahead", "seated", "died", "answer lost", "truncated", "late", "arrived late", "fenced", "refused"}
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def former_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def announced_ahead_and_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Requests, "take_back", lambda *_: None)
+    monkeypatch.setattr(Requests, "take_back", lambda *_: {})
 
 
 def announced_ahead_and_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,32 @@ def announced_ahead_and_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LastRequest, "found", lambda self, _: self)
 
 
+def seats_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever comes behind an announcement is taken for its producer's."""
+    found = LastRequest.found
+    monkeypatch.setattr(LastRequest, "found", lambda self, positions: found(self._replace(seat=0), positions))
+
+
+def seats_without_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What announces the next requests is written where there is room."""
+    monkeypatch.setattr(Requests, "places", lambda *_: None)
+
+
+def stale_announcements_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others come, and those that have announced go on."""
+    monkeypatch.setattr(AnnouncedAhead, "note", lambda self, keys, **_: _seat_all(self, keys))
+
+
+def _seat_all(ahead: AnnouncedAhead, keys: Sequence[bytes]) -> None:
+    ahead.batches += 1
+    for key in keys:
+        ahead.seats.setdefault(key, len(ahead.seats) + 1)
+
+
 BUGS: list[Plant] = [
+    seats_not_told_apart,
+    seats_without_places,
+    stale_announcements_followed,
     announced_ahead_and_not_taken_back,
     announced_ahead_and_not_looked_at,
     generation_not_durable_first,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from threading import Condition
+from threading import Condition, Lock
 
 from tms_core.errors import Unavailable
 
@@ -20,24 +20,24 @@ class InFlight:
     def __init__(self) -> None:
         #: By the key of a request, its producer's and the generation that it names.
         self._busy: dict[bytes, tuple[bytes, int]] = {}
-        self._changed = Condition()
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
 
-    def begin(self, requests: Iterable[tuple[bytes, bytes, int]]) -> list[bool]:
-        """Requests are under way, whether their generations count or not.
+    def begin(self, key: bytes, producer: bytes, generation: int) -> bool:
+        """A request is under way, whether its generation counts or not.
 
         Args:
-            requests: of each its key, its producer's, and the generation that it names.
+            producer: the key of its producer.
+            generation: the one that it names.
 
         Returns:
-            For each whether it is; not where one with the same key was before.
+            Whether it is; not where one with the same key was before.
         """
-        begun = []
-        with self._changed:
-            for key, producer, generation in requests:
-                begun.append(key not in self._busy)
-                if begun[-1]:
-                    self._busy[key] = producer, generation
-        return begun
+        with self._lock:
+            is_new = key not in self._busy
+            if is_new:
+                self._busy[key] = producer, generation
+        return is_new
 
     def end(self, keys: Iterable[bytes]) -> None:
         """Requests are written, or never will be."""

@@ -33,8 +33,12 @@ _PRODUCER, _TRANSACTIONAL, _BEGUN, _REQUEST = b"w", b"t", b"p", b"q"
 _REGISTRATION = struct.Struct(">q16sqqBB")
 _POINTER, _BEGUN_VALUE = struct.Struct(">q"), struct.Struct(">qB")
 _REQUEST_VALUE = struct.Struct(f">qq{MESSAGE_TAIL_BYTES}sI")
-#: How many requests one announcement is for at most, and how many rows each of those behind the first may have.
-_PLACES, _PLACE_BITS = 32, SEQUENCE_BITS - 5
+#: How many requests one announcement is for at most, and how many producers may write by turns that have announced.
+_PLACES, SEATS = 32, 32
+#: How many of the sequence numbers a place takes where a producer is alone, as many as a seat; and how many elsewhere.
+_PLACE_BITS, _SEATED_BITS = SEQUENCE_BITS - 5, SEQUENCE_BITS - 10
+#: How many rows a request has at most whose producer has a seat.
+SEATED_ROWS = 1 << _SEATED_BITS
 #: The instance of a producer that was forgotten.
 NO_INSTANCE = UUID(int=0)
 #: A producer that has done nothing for so long is forgotten, unless it has something open.
@@ -185,12 +189,14 @@ class LastRequest(NamedTuple):
 
     It may be written down for the requests behind it as well, while its producer is alone with the topic. Then all rows
     behind it and before a position are of these requests, and where one begins tells its number: the sequence numbers
-    of a millisecond are divided into places, which requests have by turns.
+    of a millisecond are divided into places, which requests have by turns. Where several producers write, each has a
+    seat: a part of the sequence numbers of its own, and these are divided so.
 
     Attributes:
         first: the position of its first row: of the message table, or of the transaction's stored payloads.
         number: how many rows it has.
         until: before which position the requests behind it are; 0: they are announced themselves.
+        seat: which part of the sequence numbers they have, from 1; 0: all.
     """
 
     generation: int
@@ -198,12 +204,13 @@ class LastRequest(NamedTuple):
     first: int
     number: int
     until: int = 0
+    seat: int = 0
 
     def pack(self) -> bytes:
         """Its value."""
         first = self.first.to_bytes(MESSAGE_TAIL_BYTES, "big")
-        until = self.until.to_bytes(MESSAGE_TAIL_BYTES, "big") if self.until else b""
-        return _REQUEST_VALUE.pack(self.generation, self.sequence, first, self.number) + until
+        ahead = self.until.to_bytes(MESSAGE_TAIL_BYTES, "big") + bytes([self.seat] * (self.seat > 0))
+        return _REQUEST_VALUE.pack(self.generation, self.sequence, first, self.number) + (ahead if self.until else b"")
 
     @classmethod
     def parse(cls, value: bytes) -> LastRequest:
@@ -212,11 +219,13 @@ class LastRequest(NamedTuple):
         Raises:
             FormatError: it is none.
         """
-        size, until = _REQUEST_VALUE.size, value[_REQUEST_VALUE.size :]
-        if len(value) < size or len(until) not in (0, MESSAGE_TAIL_BYTES):
+        size = _REQUEST_VALUE.size
+        until, seat = value[size : size + MESSAGE_TAIL_BYTES], value[size + MESSAGE_TAIL_BYTES :]
+        if len(value) < size or len(until) not in (0, MESSAGE_TAIL_BYTES) or len(seat) > 1:
             raise FormatError(f"a producer's last request has {len(value)} bytes, not {size}")
         generation, sequence, first, number = _REQUEST_VALUE.unpack(value[:size])
-        return cls(generation, sequence, int.from_bytes(first, "big"), number, int.from_bytes(until, "big"))
+        firsts = int.from_bytes(first, "big"), number, int.from_bytes(until, "big"), int.from_bytes(seat, "big")
+        return cls(generation, sequence, *firsts)
 
     @property
     def stop(self) -> int:
@@ -230,21 +239,35 @@ class LastRequest(NamedTuple):
 
     def next(self, generation: int, sequence: int, at: int, number: int) -> LastRequest | None:
         """A request behind it, from a position on; None: it is not announced by this."""
-        if not self.announces(generation, sequence) or number > 1 << _PLACE_BITS:
+        if not self.announces(generation, sequence) or number > 1 << (_SEATED_BITS if self.seat else _PLACE_BITS):
             return None
-        milliseconds, taken = divmod(at, 1 << SEQUENCE_BITS)
-        place = sequence % _PLACES << _PLACE_BITS
-        first = position(milliseconds + (taken > place), place)
+        first = placed(self.seat, sequence, at)
         return LastRequest(generation, sequence, first, number) if first + number <= self.until else None
 
     def found(self, positions: Sequence[int]) -> LastRequest:
         """The last one that was written, by the positions of the rows that there are behind it."""
+        bits = _SEATED_BITS if self.seat else _PLACE_BITS
+        if self.seat:
+            positions = [at for at in positions if (at >> _PLACE_BITS) % SEATS == self.seat - 1]
         if not positions:
             return self
-        place = positions[-1] >> _PLACE_BITS
+        place = positions[-1] >> bits
         sequence = self.sequence + (place - self.sequence) % _PLACES
-        number = sum(at >> _PLACE_BITS == place for at in positions)
-        return LastRequest(self.generation, sequence, place << _PLACE_BITS, number)
+        number = sum(at >> bits == place for at in positions)
+        return LastRequest(self.generation, sequence, place << bits, number)
+
+
+def placed(seat: int, sequence: int, at: int) -> int:
+    """Where a request begins that has a place, from a position on.
+
+    Args:
+        seat: of its producer; 0: it is alone.
+    """
+    milliseconds, taken = divmod(at, 1 << SEQUENCE_BITS)
+    place = sequence % _PLACES << (_SEATED_BITS if seat else _PLACE_BITS)
+    if seat:
+        place += seat - 1 << _PLACE_BITS
+    return position(milliseconds + (taken > place), place)
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------

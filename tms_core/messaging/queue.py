@@ -259,7 +259,7 @@ class Queue(ABC, Generic[R]):
             Whether there are any of these.
         """
         asked = [
-            (request, (request.admitted, request.pointer, first, len(request.messages) or 1))
+            (request, (request.admitted, first))
             for request, first in zip(written, firsts, strict=True)
             if request.admitted is not None
         ]

@@ -3,17 +3,17 @@
 Before the rows of a request are written, it is written down at which positions they will be. A repetition looks there:
 what is there is not written again. The same write notes the transaction, so that the next instance finds it.
 
-Each of these writes is synced, as the rows are. A producer that is alone with a topic has them seldom: one is for its
+Each of these writes is synced, as the rows are. Where only producers write to a topic they are seldom: one is for their
 next requests, too (:class:`AnnouncedAhead`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.positions import NAME
@@ -21,7 +21,16 @@ from tms_core.consumers.retention import announced
 from tms_core.errors import BadRequest, ProducerFenced, TmsError, TransactionEnded, Unavailable
 from tms_core.messaging.ids import ReadKeys, position, tail
 from tms_core.messaging.in_flight import InFlight
-from tms_core.messaging.producer_rows import LABEL_BYTES, Begun, LastRequest, ProducerName, begun_by, counting
+from tms_core.messaging.producer_rows import (
+    LABEL_BYTES,
+    SEATS,
+    Begun,
+    LastRequest,
+    ProducerName,
+    begun_by,
+    counting,
+    placed,
+)
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.topics import TopicRegistry
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, generation_prefix
@@ -33,8 +42,8 @@ from tms_core.transaction.model import transaction_ms
 
 #: Of how many producers and topics the last request is remembered.
 _KNOWN_REQUESTS = 20_000
-#: Behind how many batches of a producer alone its next requests are announced as well, and for how long. After a crash
-#: no other message gets an id of that time.
+#: Behind how many batches of the same producers alone their next requests are announced as well, and for how long.
+#: After a crash no other message gets an id of that time.
 _ALONE, _AHEAD_MS = 4, 250
 
 
@@ -55,30 +64,61 @@ class Sent(NamedTuple):
 
 
 @dataclass(slots=True)
-class AnnouncedAhead:
-    """What is announced for the next requests of the producer that alone writes to a line of messages.
-
-    Only the writer of the line's messages has it. Before it writes anything else it takes it back; or else these rows
-    could be taken for those of a request, after the process has ended.
+class _Window:
+    """What is announced for the next requests of a producer.
 
     Attributes:
-        key: of the producer's last request; empty: others wrote as well.
-        batches: how many batches were its alone, one behind the other.
-        announced: what stands at the key, or may stand there; None: it is for no next requests.
-        value: the same as it is written down.
+        announced: what stands at the key, or may stand there.
         last: the last request that may have been written by it.
     """
 
-    key: bytes = b""
-    batches: int = 0
-    announced: LastRequest | None = None
-    value: bytes = b""
-    last: LastRequest | None = None
+    announced: LastRequest
+    last: _Last
 
-    def wrote(self, key: bytes, *, lasts: bool) -> None:
-        """Note a batch of a producer alone, with an empty key of others as well; and whether its rows stay for long."""
-        self.batches = (self.batches if key == self.key else 0) + 1 if key and lasts else 0
-        self.key = key
+
+@dataclass(slots=True)
+class AnnouncedAhead:
+    """What is announced for the next requests of the producers that alone write to a line of messages.
+
+    Only the writer of the line's messages has it. Before anything else is written it is taken back; or else these rows
+    could be taken for those of a request, after the process has ended. A producer by itself has all positions; several
+    have a seat each, and small requests.
+
+    Attributes:
+        batches: how many batches were theirs alone, one behind the other.
+        seats: theirs by the keys of their last requests, from 1.
+        windows: what is announced, by the same keys.
+        stale: whether it has to be taken back before anything is written.
+    """
+
+    batches: int = 0
+    seats: dict[bytes, int] = field(default_factory=dict)
+    windows: dict[bytes, _Window] = field(default_factory=dict)
+    stale: bool = False
+
+    def note(self, keys: Sequence[bytes], *, small: bool) -> None:
+        """Something is about to be written.
+
+        Args:
+            keys: of the last requests of those whose it is; none: others write as well, or it does not stay for long.
+            small: whether each has a place in a seat.
+        """
+        if not self._goes_on(keys, small=small):
+            self.batches, self.seats, self.stale = 0, {}, bool(self.windows)
+        if self._goes_on(keys, small=small):
+            self.batches += 1
+            for key in keys:
+                self.seats.setdefault(key, len(self.seats) + 1)
+
+    def _goes_on(self, keys: Sequence[bytes], *, small: bool) -> bool:
+        known = len(self.seats)
+        if known == 1 or len(keys) == 1 >= known:
+            return len(keys) == 1 and (not known or keys[0] in self.seats)
+        return bool(keys) and small and known + sum(key not in self.seats for key in keys) <= SEATS
+
+    def seat(self, key: bytes) -> int:
+        """That of a producer by the key of its last request; 0: it needs none, or has none."""
+        return self.seats.get(key, 0) if len(self.seats) > 1 else 0
 
 
 class _Keys(NamedTuple):
@@ -124,6 +164,8 @@ class Admitted(NamedTuple):
     """A request that its producer may send.
 
     Attributes:
+        pointer: the write pointer of its transaction; None: it has none.
+        number: how many rows it has.
         keys: of its producer and of its last request to the topic.
         registered: the registration by which it was admitted.
         former: the last request as it is written down; None: there is none.
@@ -133,6 +175,8 @@ class Admitted(NamedTuple):
     """
 
     sent: Sent
+    pointer: int | None
+    number: int
     keys: _Keys
     registered: bytes | None
     former: bytes | None
@@ -201,30 +245,29 @@ class Requests:
             For each what is known of its producer, or why it is refused.
         """
         self._rows.forget_old(now_ms)
-        found: list[Admitted | TmsError | None] = []
-        asked: list[tuple[_Keys, int]] = []
-        for sent, _, _ in batch:
-            try:
-                home = topic if sent.home == topic.topic else self._topics.get(sent.home)
-                keys = _keys(home.topic, home.generation, sent.name, topic.topic, topic.generation)
-                asked.append((keys, len(found)))
-                found.append(None)
-            except TmsError as error:
-                found.append(error)
-        # Before it is looked whether they count, or a newer instance might not wait for them.
-        begun = self.in_flight.begin((keys.request, keys.registered, batch[at][0].generation) for keys, at in asked)
+        found: list[Admitted | TmsError] = []
+        begun: list[bytes] = []
         try:
-            for (keys, at), is_begun in zip(asked, begun, strict=True):
+            for sent, pointer, number in batch:
                 try:
-                    found[at] = self._admit(keys, *batch[at], is_begun=is_begun)
+                    is_home = sent.home is topic.topic or sent.home == topic.topic
+                    home = topic if is_home else self._topics.get(sent.home)
+                    keys = _keys(home.topic, home.generation, sent.name, topic.topic, topic.generation)
+                    # Before it is looked whether it counts, or a newer instance might not wait for it.
+                    if not self.in_flight.begin(keys.request, keys.registered, sent.generation):
+                        raise Unavailable(
+                            f"A request of producer {sent.name} to this topic is under way.", "Try again."
+                        )
+                    begun.append(keys.request)
+                    found.append(self._admit(keys, sent, pointer, number))
                 except TmsError as error:
-                    found[at] = error
-            yield cast(list[Admitted | TmsError], found)
+                    found.append(error)
+            yield found
         finally:
-            self.in_flight.end(keys.request for (keys, _), is_begun in zip(asked, begun, strict=True) if is_begun)
+            self.in_flight.end(begun)
 
     def announce(
-        self, requests: Sequence[tuple[Admitted, int | None, int, int]], ahead: AnnouncedAhead | None = None
+        self, requests: Sequence[tuple[Admitted, int]], ahead: AnnouncedAhead | None = None
     ) -> list[TmsError | None]:
         """Write down where the rows of requests will be, and whose transactions they belong to. Durable on return.
 
@@ -232,8 +275,8 @@ class Requests:
         instance that it registers from now on finds written down it ends.
 
         Args:
-            requests: each with its write pointer, the position of its first row, and how many it has.
-            ahead: of the line, where the only one of these is all that is written; it may be for the next ones, too.
+            requests: each with the position of its first row.
+            ahead: of the line, where these are messages; they may be announced for the next ones, too.
 
         Returns:
             For each why it is not to be written, or None.
@@ -243,63 +286,89 @@ class Requests:
             StoreError: the store failed.
         """
         changes = []
+        is_ahead = ahead is not None and self._is_ahead(ahead)
         if len(self._last) >= _KNOWN_REQUESTS:
             self._last.clear()
-        for admitted, pointer, first, number in requests:
+        for admitted, first in requests:
             sent, key = admitted.sent, admitted.keys.request
-            is_alone = ahead is not None and ahead.batches > _ALONE and self._side.private
-            until = first + position(_AHEAD_MS) if is_alone else 0
-            request = LastRequest(sent.generation, sent.sequence, first, number, until)
-            value = request.pack()
-            if ahead is not None and until:
+            until, seat = (first + position(_AHEAD_MS), ahead.seat(key)) if ahead is not None and is_ahead else (0, 0)
+            request = LastRequest(sent.generation, sent.sequence, first, admitted.number, until, seat)
+            self._last[key] = last = _Last(request.pack(), request)
+            if ahead is not None and is_ahead:
                 # It may be there also where the write fails.
-                ahead.announced = ahead.last = request
-                ahead.value = value
-            self._last[key] = _Last(value, request)
-            changes.append(SideChange(key, admitted.former, value, *self._noted(admitted, pointer)))
-        self.change(changes, [admitted.sent.name for admitted, *_ in requests])
-        if ahead is not None and not until:
-            ahead.announced = None
-        return [self._refusal_since(admitted) for admitted, *_ in requests]
+                ahead.windows[key] = _Window(request, last)
+            changes.append(SideChange(key, admitted.former, last.value, *self._noted(admitted)))
+        self.change(changes, [admitted.sent.name for admitted, _ in requests])
+        return [self._refusal_since(admitted) for admitted, _ in requests]
 
-    def next(
-        self, ahead: AnnouncedAhead, admitted: Admitted, pointer: int | None, at: int, number: int
-    ) -> LastRequest | None:
-        """Where a request will be that was announced before, from a position on; None: it is to be announced."""
-        # Repeated, it is announced as what it is.
-        if ahead.announced is None or admitted.repeated is not None:
-            return None
-        if ahead.key != admitted.keys.request or admitted.former != ahead.value:
-            return None
-        if pointer is not None and self._rows.get(admitted.keys.producer.begun_key(pointer)) is None:
-            return None
-        return ahead.announced.next(admitted.sent.generation, admitted.sent.sequence, at, number)
+    def places(self, ahead: AnnouncedAhead, asked: Sequence[Admitted], at: int) -> list[int] | None:
+        """Where requests begin that have seats, in whose order they are; None: where there is room.
 
-    def follow(self, ahead: AnnouncedAhead, request: LastRequest) -> None:
-        """A request that was announced before is about to be written."""
-        ahead.last = request
-        self._last[ahead.key] = _Last(ahead.value, request)
+        Args:
+            at: the first position that is free.
+        """
+        if len(ahead.seats) < 2 or not self._is_ahead(ahead):
+            return None
+        places = []
+        for admitted in asked:
+            places.append(placed(ahead.seat(admitted.keys.request), admitted.sent.sequence, at))
+            at = places[-1] + admitted.number
+        return places
 
-    def take_back(self, ahead: AnnouncedAhead, at: int) -> bytes | None:
+    def next(self, ahead: AnnouncedAhead, asked: Sequence[Admitted], at: int) -> list[LastRequest] | None:
+        """Where requests will be that were announced before, from a position on; None: they are to be announced.
+
+        Args:
+            asked: in the order of their seats.
+        """
+        found: list[LastRequest] = []
+        for admitted in asked:
+            window = None if ahead.stale else ahead.windows.get(admitted.keys.request)
+            # Repeated, it is announced as what it is.
+            if window is None or admitted.repeated is not None or admitted.former != window.last.value:
+                return None
+            pointer, sent = admitted.pointer, admitted.sent
+            if pointer is not None and self._rows.get(admitted.keys.producer.begun_key(pointer)) is None:
+                return None
+            request = window.announced.next(sent.generation, sent.sequence, at, admitted.number)
+            if request is None:
+                return None
+            found.append(request)
+            at = request.first + request.number
+        return found
+
+    def follow(self, ahead: AnnouncedAhead, requests: Iterable[tuple[bytes, LastRequest]]) -> None:
+        """Requests that were announced before, each with its key, are about to be written."""
+        for key, request in requests:
+            last = ahead.windows[key].last
+            last.request, last.written = request, False
+            self._last[key] = last
+
+    def take_back(self, ahead: AnnouncedAhead, at: int) -> dict[bytes, bytes | None]:
         """Announce nothing but what may be written already, before others write from a position on. Durable on return.
 
         Returns:
-            What stands at its key then.
+            What stands at the keys then.
 
         Raises:
             StoreError: the store failed; nothing else may be written.
         """
-        announced, last = ahead.announced, ahead.last
-        raw = self._rows.get(ahead.key)
-        is_over = announced is None or last is None or at >= announced.until
-        if raw is not None and not is_over and LastRequest.parse(raw).until:
-            last = cast(LastRequest, last)._replace(until=0)
-            change = SideChange(ahead.key, raw, last.pack())
-            # Where that is not made, it was replaced by what announces itself only.
-            if all(self._rows.change([change])):
-                self._last[ahead.key] = _Last(raw := change.value, last)
-        ahead.announced = None
-        return raw
+        found = {key: self._rows.get(key) for key in ahead.windows}
+        changes: dict[bytes, tuple[SideChange, LastRequest]] = {}
+        for key, window in ahead.windows.items():
+            raw = found[key]
+            if raw is not None and at < window.announced.until and LastRequest.parse(raw).until:
+                last = window.last.request._replace(until=0, seat=0)
+                changes[key] = SideChange(key, raw, last.pack()), last
+        if changes:
+            made = self._rows.change([change for change, _ in changes.values()])
+            for (key, (change, last)), is_made in zip(changes.items(), made, strict=True):
+                # Where that is not made, it was replaced by what announces itself only.
+                if is_made:
+                    self._last[key] = _Last(change.value, last)
+                    found[key] = change.value
+        ahead.windows, ahead.stale = {}, False
+        return found
 
     def wrote(self, admitted: Admitted) -> None:
         """The rows of a request that was announced are there, so a repetition need not look."""
@@ -338,7 +407,7 @@ class Requests:
             BadRequest, TopicNotFound, MetadataError, StoreError: that is no name, or there is no such topic.
         """
         known = self._topics.get(home)
-        return _keys(home, known.generation, name, home, known.generation).producer
+        return _keys(known.topic, known.generation, name, known.topic, known.generation).producer
 
     def is_decided(self, begun: Begun) -> bool:
         """Whether a transaction can no longer be committed, or was."""
@@ -363,16 +432,17 @@ class Requests:
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
-    def _admit(self, keys: _Keys, sent: Sent, pointer: int | None, number: int, *, is_begun: bool) -> Admitted:
+    def _is_ahead(self, ahead: AnnouncedAhead) -> bool:
+        """Whether what is announced now is for the next requests, too."""
+        return ahead.batches > _ALONE and self._side.private
+
+    def _admit(self, keys: _Keys, sent: Sent, pointer: int | None, number: int) -> Admitted:
         """What is known of a producer that counts.
 
         Raises:
-            Unavailable: another request of it to the topic is under way.
             BadRequest: a later request was done, or it is another one under the same number; or another server may lead
                 the topic than the one that registers the producer's instances, which waits for what is under way here.
         """
-        if not is_begun:
-            raise Unavailable(f"A request of producer {sent.name} to this topic is under way.", "Try again.")
         if not self._side.have_one_leader(keys.registered, keys.request):
             raise BadRequest(
                 f"Producer {sent.name} of {sent.home} cannot publish to this topic: they are of different slots.",
@@ -387,14 +457,14 @@ class Requests:
             )
         raw = self._rows.get(keys.request)
         if raw is None:
-            return Admitted(sent, keys, registered, None)
+            return Admitted(sent, pointer, number, keys, registered, None)
         last = self._last.get(keys.request)
         if last is None or last.value != raw:
             self._last[keys.request] = last = self._found(raw, keys)
         former = last.request
         if former.generation != sent.generation or former.sequence < sent.sequence:
             may_be_done = last.since is not None and LastRequest.parse(raw).announces(sent.generation, sent.sequence)
-            return Admitted(sent, keys, registered, raw, since=last.since if may_be_done else None)
+            return Admitted(sent, pointer, number, keys, registered, raw, since=last.since if may_be_done else None)
         if former.sequence > sent.sequence:
             raise BadRequest(
                 f"Request {sent.sequence} of producer {sent.name} comes after its request {former.sequence}.",
@@ -405,11 +475,11 @@ class Requests:
                 f"Request {sent.sequence} of producer {sent.name} was sent before with other contents.",
                 "Repeat a request unchanged, or give the new request the next number.",
             )
-        return Admitted(sent, keys, registered, raw, former, last.written)
+        return Admitted(sent, pointer, number, keys, registered, raw, former, last.written)
 
-    def _noted(self, admitted: Admitted, pointer: int | None) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+    def _noted(self, admitted: Admitted) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
         """Rows to write and to delete so that a transaction is written down."""
-        producer = admitted.keys.producer
+        producer, pointer = admitted.keys.producer, admitted.pointer
         if pointer is None or self._rows.get(key := producer.begun_key(pointer)) is not None:
             return [], []
         sent = admitted.sent

@@ -19,7 +19,7 @@ from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import expires_ms, id_parts, tail
 from tms_core.messaging.lines import Line
 from tms_core.messaging.model import RollbackRange
-from tms_core.messaging.producer_rows import IDLE_MS, LastRequest
+from tms_core.messaging.producer_rows import IDLE_MS, SEATED_ROWS, LastRequest
 from tms_core.messaging.queue import Queue, WriterContext, WriteRequest, ended
 from tms_core.messaging.work import Once
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix
@@ -54,20 +54,20 @@ class MessageWriter(Queue[RollbackRange | None]):
     def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[RollbackRange | None]]) -> None:
         line = self._context.lines.messages(topic)
         first = line.ids.first(now_ms)
-        announced = self._announced(line, batch, first)
-        written, runs, stop = self._placed(topic, batch, announced.first if announced else first)
+        # What is published without transactions and producers, as most is, is not looked at any further.
+        looks = any(request.pointer is not None or request.admitted is not None for request in batch)
+        followed: dict[bytes, LastRequest] = {}
+        places: list[int] | None = None
+        if looks or line.ahead.seats:
+            batch, followed, places = self._seated(topic, line, batch, first)
+        written, runs, stop = self._placed(topic, batch, first, places)
         if not runs:
             return
         line.ids.take(first, stop)
         try:
-            # What is published without transactions and producers, as most is, is not looked at any further.
-            looks = any(request.pointer is not None or request.admitted is not None for request in written)
-            rows = None
-            if announced is not None:
-                self._context.requests.follow(line.ahead, announced)
-            else:
-                self._take_back(topic, line, written, first)
-                rows = self._announce_sent(line, runs, written) if looks else None
+            if line.ahead.stale:
+                self._take_back(line, written, first)
+            rows = self._announce_sent(line, runs, written, followed) if looks else None
             if rows is None and looks:
                 runs = [run for request, run in zip(written, runs, strict=True) if not request.answer.done()]
                 written = [request for request in written if not request.answer.done()]
@@ -88,55 +88,80 @@ class MessageWriter(Queue[RollbackRange | None]):
                 request.answer.set_result(_rollback_range(run))
         line.tell()
 
+    def _seated(
+        self, topic: TopicMetadata, line: Line, batch: Sequence[WriteRequest[RollbackRange | None]], at: int
+    ) -> tuple[Sequence[WriteRequest[RollbackRange | None]], dict[bytes, LastRequest], list[int] | None]:
+        """A batch in the order in which it is written from a position on, what was announced of it, and its places.
+
+        What was announced is there if it is for all, by the keys of last requests; places, if they are not any.
+        """
+        ahead, requests = line.ahead, self._context.requests
+        asked = [request.admitted for request in batch if request.admitted is not None]
+        # Of what may be gone it could not be told after a crash whether it was there, not even that a request is new;
+        # who does nothing for as long as these live is forgotten.
+        lasts = topic.ttl_seconds * 1000 >= IDLE_MS and not topic.consumed
+        if not lasts or len(asked) < len(batch) or any(request.ttl_ms is not None for request in batch):
+            ahead.note((), small=False)
+            return batch, {}, None
+        small = max(admitted.number for admitted in asked) <= SEATED_ROWS
+        ahead.note([admitted.keys.request for admitted in asked], small=small)
+        if len(asked) > 1 and small:
+            pairs = sorted(zip(asked, batch, strict=True), key=lambda pair: ahead.seat(pair[0].keys.request))
+            asked, batch = [admitted for admitted, _ in pairs], [request for _, request in pairs]
+        found = requests.next(ahead, asked, at)
+        if found is None:
+            return batch, {}, requests.places(ahead, asked, at)
+        followed = {admitted.keys.request: one for admitted, one in zip(asked, found, strict=True)}
+        return batch, followed, [one.first for one in found]
+
     def _placed(
-        self, topic: TopicMetadata, batch: Sequence[WriteRequest[RollbackRange | None]], at: int
+        self,
+        topic: TopicMetadata,
+        batch: Sequence[WriteRequest[RollbackRange | None]],
+        at: int,
+        places: Sequence[int] | None = None,
     ) -> tuple[list[WriteRequest[RollbackRange | None]], list[CachedRun], int]:
-        """The requests that may be written, what each becomes from a position on, and the first one behind them."""
+        """The requests that may be written, what each becomes from a position on, and the first one behind them.
+
+        Args:
+            places: where each begins; None: behind the one before.
+        """
         written: list[WriteRequest[RollbackRange | None]] = []
         runs: list[CachedRun] = []
-        for request in batch:
+        for number, request in enumerate(batch):
+            if places is not None:
+                at = places[number]
             if self._in_time(request, at) and self._hides_nothing(topic, request):
                 written.append(request)
                 runs.append(CachedRun(at, request.pointer, request.messages or None, request.size, request.ttl_ms))
                 at += len(request.messages) or 1
         return written, runs, at
 
-    def _announced(
-        self, line: Line, batch: Sequence[WriteRequest[RollbackRange | None]], at: int
-    ) -> LastRequest | None:
-        """Where the only request of a batch will be that was announced with one before it."""
-        one = batch[0] if len(batch) == 1 else None
-        if one is None or one.admitted is None or one.ttl_ms is not None:
-            return None
-        return self._context.requests.next(line.ahead, one.admitted, one.pointer, at, len(one.messages) or 1)
-
-    def _take_back(
-        self, topic: TopicMetadata, line: Line, written: Sequence[WriteRequest[RollbackRange | None]], at: int
-    ) -> None:
-        """See that what is written next cannot be taken for what was announced for a producer."""
-        ahead = line.ahead
-        sole = written[0].admitted if len(written) == 1 else None
-        key = sole.keys.request if sole is not None else b""
-        if ahead.announced is not None and ahead.key != key:
-            raw = self._context.requests.take_back(ahead, at)
-            for request in written:
-                if request.admitted is not None and request.admitted.keys.request == ahead.key:
-                    request.admitted = request.admitted._replace(former=raw)
-        # Of what may be gone it could not be told after a crash whether it was there, not even that a request is new;
-        # who does nothing for as long as these live is forgotten.
-        lasts = topic.ttl_seconds * 1000 >= IDLE_MS and not topic.consumed and written[0].ttl_ms is None
-        ahead.wrote(key, lasts=lasts)
+    def _take_back(self, line: Line, written: Sequence[WriteRequest[RollbackRange | None]], at: int) -> None:
+        """See that what is written next cannot be taken for what was announced for producers."""
+        found = self._context.requests.take_back(line.ahead, at)
+        for request in written:
+            if request.admitted is not None and request.admitted.keys.request in found:
+                request.admitted = request.admitted._replace(former=found[request.admitted.keys.request])
 
     def _announce_sent(
-        self, line: Line, runs: Sequence[CachedRun], written: Sequence[WriteRequest[RollbackRange | None]]
+        self,
+        line: Line,
+        runs: Sequence[CachedRun],
+        written: Sequence[WriteRequest[RollbackRange | None]],
+        followed: dict[bytes, LastRequest],
     ) -> Rows | None:
-        """Write down where the rows of producers will be; answers those refused.
+        """Write down where the rows of producers will be, unless that was done before; answers those refused.
 
         Returns:
             The rows, where there are many, made while the disk was waited for; None: they are to be made.
         """
+        if followed:
+            admitted = [request.admitted for request in written if request.admitted is not None]
+            self._context.requests.follow(line.ahead, [(key := one.keys.request, followed[key]) for one in admitted])
+            return None
         rows = Once(partial(self._rows, line.prefix, runs))
-        many = runs[-1].stop - runs[0].first >= _MANY_ROWS and any(request.admitted is not None for request in written)
+        many = sum(run.rows for run in runs) >= _MANY_ROWS and any(request.admitted is not None for request in written)
         if many:
             self._context.work.aside(rows.begin)
         refused = self._announce_requests(written, [run.first for run in runs], line.ahead)
