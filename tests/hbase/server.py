@@ -307,7 +307,8 @@ def _ask(connection: socket.socket, line: str) -> str:
 def _is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
+        # The second where it ends between opening and reading.
         return False
 
 
