@@ -31,9 +31,10 @@ from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producer_rows import Former, ProducerName, Registration, TransactionOutcome, tidy
 from tms_core.messaging.remembered import RememberedRows
-from tms_core.messaging.requests import Sent
+from tms_core.messaging.requests import AHEAD_MS, Sent
 from tms_core.messaging.work import Batch
 from tms_core.messaging.writer import MessageWriter
+from tms_core.rowkey import MessageId
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide, SideChange
@@ -506,6 +507,73 @@ def test_given_several_producers_that_have_announced_when_something_else_is_writ
     at_once((one, [b"32"]), again=True)
     at_once((one, [b"33"]), (other, [b"33"]))
     assert everything(desk) == [*expected, b"32", b"33", b"33"]
+
+
+@pytest.mark.parametrize("how", ["by turns", "together", "each in the place before"])
+def test_given_more_batches_than_milliseconds_when_each_begins_one_then_ids_stay_near_the_clock(
+    desk: GroupDesk, announcements: list[bytes], how: str
+) -> None:
+    one, other = Instance(desk, "a"), Instance(desk, "b")
+    sent = 0
+
+    def publish(number: int) -> None:
+        nonlocal sent
+        if how == "each in the place before":
+            one.sequence += 30
+            calls = [(one, [b"x"])]
+        elif how == "by turns" and number:
+            calls = [((one, other)[number % 2], [b"x"])]
+        else:
+            calls = [(one, [b"x"]), (other, [b"x"])]
+        sent += len(calls)
+        for again in (False, True):
+            at_once(*calls, again=again)
+
+    def latest_ms() -> int:
+        return max(
+            MessageId.parse(each.id).publish_ms for page in desk.service.fetch(BILLS, FetchRequest()) for each in page
+        )
+
+    for number in range(600):
+        publish(number)
+    assert NOW_MS + AHEAD_MS <= latest_ms() <= NOW_MS + AHEAD_MS + 1
+    # After a crash no id is given that may have been announced.
+    for _ in range(3):
+        desk.restart()
+        publish(0)
+        assert latest_ms() <= NOW_MS + 2 * AHEAD_MS + 2
+    desk.clock.advance(2 * AHEAD_MS)
+    announcements.clear()
+    for number in range(60):
+        publish(number)
+    assert len(announcements) < 40
+    assert everything(desk) == [b"x"] * sent
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_given_requests_announced_ahead_when_rows_of_a_write_that_failed_were_negated_then_they_are_not_taken_for_done(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, *, together: bool
+) -> None:
+    monkeypatch.setattr("tms_core.messaging.requests._ALONE", 0)
+    one, other, tx = Instance(desk, "a"), Instance(desk, "b"), desk.begin()
+    if together:
+        at_once((one, [b"0"]), (other, [b"0"]))
+    one.publish(b"1", tx=tx)
+    put = desk.store.message.put
+
+    def fails(rows: Sequence[tuple[bytes, MessageValue]]) -> None:
+        put(rows)
+        raise StoreError("The disk is full.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(desk.store.message, "put", fails)
+        with pytest.raises(StoreError):
+            one.publish(b"2", tx=tx)
+    desk.restart()
+    for _ in range(2):
+        one.publish(b"2", tx=tx, again=True)
+    desk.commit(tx)
+    assert seen(desk) == [*[b"0"] * 2 * together, b"1", b"2"]
 
 
 @pytest.mark.parametrize("end", ["goes on", "repeats"])

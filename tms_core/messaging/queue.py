@@ -136,10 +136,11 @@ class Queue(ABC, Generic[R]):
                 if any(request.pointer is not None or request.sent is not None for request in fitting):
                     with self._in_progress(fitting, now_ms) as open_, self._sent(topic, open_, now_ms) as counting:
                         # What was written before a partition took no more is answered as it was.
-                        _require_open(topic, counting)
-                        self._write(topic, now_ms, counting)
+                        if counting:
+                            _require_open(topic)
+                            self._write(topic, now_ms, counting)
                 else:
-                    _require_open(topic, fitting)
+                    _require_open(topic)
                     self._write(topic, now_ms, fitting)
         self._context.work.done(len(batch), sum(request.weight for request in batch))
         with self._lock:
@@ -319,10 +320,8 @@ def _fits(topic: TopicMetadata, request: WriteRequest[R]) -> bool:
     return False
 
 
-def _require_open(topic: TopicMetadata, requests: Sequence[object]) -> None:
-    """See that a topic takes messages, and no partition of it does in its place, if there are any."""
-    if not requests:
-        return
+def _require_open(topic: TopicMetadata) -> None:
+    """See that a topic takes messages, and no partition of it does in its place."""
     if FAMILIES in topic.properties or SEALED in topic.properties:
         name = topic.topic if FAMILIES in topic.properties else topic.properties.get(PART_OF)
         raise PartitionsChanged(

@@ -43,8 +43,9 @@ from tms_core.transaction.model import transaction_ms
 #: Of how many producers and topics the last request is remembered.
 _KNOWN_REQUESTS = 20_000
 #: Behind how many batches of the same producers alone their next requests are announced as well, and for how long.
-#: After a crash no other message gets an id of that time.
-_ALONE, _AHEAD_MS = 4, 250
+#: After a crash no other message gets an id of that time. Where batches begin a millisecond each, ids are no farther
+#: ahead of the clock either: then they are written where there is room, until the clock has come near.
+_ALONE, AHEAD_MS = 4, 250
 
 
 class Sent(NamedTuple):
@@ -291,7 +292,7 @@ class Requests:
             self._last.clear()
         for admitted, first in requests:
             sent, key = admitted.sent, admitted.keys.request
-            until, seat = (first + position(_AHEAD_MS), ahead.seat(key)) if ahead is not None and is_ahead else (0, 0)
+            until, seat = (first + position(AHEAD_MS), ahead.seat(key)) if ahead is not None and is_ahead else (0, 0)
             request = LastRequest(sent.generation, sent.sequence, first, admitted.number, until, seat)
             self._last[key] = last = _Last(request.pack(), request)
             if ahead is not None and is_ahead:
@@ -498,8 +499,8 @@ class Requests:
         since = announced.first + announced.number
         found = every(self._messages, keys.messages + tail(since), keys.messages + tail(announced.until))
         tails = (key[len(keys.messages) :][:MESSAGE_TAIL_BYTES] for key in found)
-        request = announced.found([int.from_bytes(one, "big") for one in tails])
-        return _Last(raw, request, request is not announced, since)
+        # Whether they count is looked up by who repeats it: what a failed write left of a transaction is negated.
+        return _Last(raw, announced.found([int.from_bytes(one, "big") for one in tails]), since=since)
 
     def _require_newest(self, producer: ProducerName, key: bytes, generation: int) -> bytes | None:
         """Return the registration by which an instance counts; raises ``ProducerFenced`` where it does not."""

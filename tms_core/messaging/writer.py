@@ -16,11 +16,12 @@ from typing import cast
 
 from tms_core.errors import BadRequest, StoreError
 from tms_core.messaging.cache import CachedRun, MessageCache
-from tms_core.messaging.ids import expires_ms, id_parts, tail
+from tms_core.messaging.ids import expires_ms, id_parts, milliseconds, tail
 from tms_core.messaging.lines import Line
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.producer_rows import IDLE_MS, SEATED_ROWS, LastRequest
 from tms_core.messaging.queue import Queue, WriterContext, WriteRequest, ended
+from tms_core.messaging.requests import AHEAD_MS
 from tms_core.messaging.work import Once
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix
 from tms_core.tables.base import KeyTable, MessageTable, MessageValue, PayloadTable, TxCell, every
@@ -59,7 +60,7 @@ class MessageWriter(Queue[RollbackRange | None]):
         followed: dict[bytes, LastRequest] = {}
         places: list[int] | None = None
         if looks or line.ahead.seats:
-            batch, followed, places = self._seated(topic, line, batch, first)
+            batch, followed, places = self._seated(topic, line, batch, first, now_ms)
         written, runs, stop = self._placed(topic, batch, first, places)
         if not runs:
             return
@@ -89,7 +90,12 @@ class MessageWriter(Queue[RollbackRange | None]):
         line.tell()
 
     def _seated(
-        self, topic: TopicMetadata, line: Line, batch: Sequence[WriteRequest[RollbackRange | None]], at: int
+        self,
+        topic: TopicMetadata,
+        line: Line,
+        batch: Sequence[WriteRequest[RollbackRange | None]],
+        at: int,
+        now_ms: int,
     ) -> tuple[Sequence[WriteRequest[RollbackRange | None]], dict[bytes, LastRequest], list[int] | None]:
         """A batch in the order in which it is written from a position on, what was announced of it, and its places.
 
@@ -100,7 +106,9 @@ class MessageWriter(Queue[RollbackRange | None]):
         # Of what may be gone it could not be told after a crash whether it was there, not even that a request is new;
         # who does nothing for as long as these live is forgotten.
         lasts = topic.ttl_seconds * 1000 >= IDLE_MS and not topic.consumed
-        if not lasts or len(asked) < len(batch) or any(request.ttl_ms is not None for request in batch):
+        keeps_time = milliseconds(at) < now_ms + AHEAD_MS
+        alone = len(asked) == len(batch) and all(request.ttl_ms is None for request in batch)
+        if not (lasts and keeps_time and alone):
             ahead.note((), small=False)
             return batch, {}, None
         small = max(admitted.number for admitted in asked) <= SEATED_ROWS
