@@ -144,6 +144,20 @@ def test_given_two_that_each_need_what_the_other_has_then_one_is_told_to_come_ag
     asyncio.run(scene())
 
 
+def test_given_many_that_wait_for_each_other_then_all_are_refused_but_the_first() -> None:
+    async def scene() -> None:
+        shares = Shares(500)
+        first, *others = (shares() for _ in range(500))
+        for share in (first, *others):
+            await share.take(1)
+        taking = [asyncio.ensure_future(share.take(499)) for share in (first, *others)]
+        outcomes = await asyncio.gather(*taking, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [type(None), *[Unavailable] * 499]
+        assert (first.size, shares.memory.used_bytes, shares.memory.waiting) == (500, 500, 0)
+
+    asyncio.run(scene())
+
+
 def test_given_one_who_waits_no_more_then_the_next_is_not_held_up() -> None:
     async def scene() -> None:
         shares = Shares(10)

@@ -6,8 +6,8 @@ which they asked, and the first of them goes on as soon as enough is given back;
 
 What is given back soon needs no rule. What waits for its client does, a body that does not come or an answer that is
 not read: when the first request has waited for a few seconds, the clients that have kept others waiting for longest are
-cut off until there is room. Where all that is taken is held by requests that wait for more, time brings nothing, and
-the one that has waited for longest is refused at once. While there is room no client is cut off, however slow.
+cut off until there is room. Where all that is taken is held by requests that wait for more, time brings nothing, so
+others of them are refused at once until the first has room. While there is room no client is cut off, however slow.
 
 A part of it is kept for what is small and soon over, so that honest clients need not wait for hostile ones at all: what
 may last may use three quarters of it. Bodies of up to :data:`FREE_BYTES` take no share, because the connection has
@@ -125,12 +125,9 @@ class Memory:
                 return
 
     def _unlock(self) -> None:
-        """Make room for the first, if all there is waits for each other."""
-        while self._waiting and sum(waiter.share.size for waiter in self._waiting) == self._used_bytes:
-            first, refused = self._waiting[0], len(self._waiting)
-            self._cut_off_for(first, asyncio.get_running_loop().time())
-            if first.granted.done() or len(self._waiting) == refused:
-                return
+        """Make room for the first, if all that is taken is held by requests that wait."""
+        if self._waiting and sum(waiter.share.size for waiter in self._waiting) == self._used_bytes:
+            self._cut_off_for(self._waiting[0], asyncio.get_running_loop().time())
 
     def _cut_off_for(self, waiter: _Waiter, before: float) -> None:
         """Cut off those not used since a moment, the longest at it first, until one can go on or none is left."""
@@ -138,7 +135,7 @@ class Memory:
         for share, since in list(self._shares.items()):
             if waiter.granted.done() or since > before:
                 return
-            if share is waiter.share or not share.size:
+            if share is waiter.share:
                 continue
             if share in waiting:
                 waiting[share].granted.set_exception(_no_room())
@@ -147,10 +144,14 @@ class Memory:
                 share.abort()
             else:
                 continue
-            share.close()
+            self._shrink(share, share.size)
 
     def give(self, share: Share, size: int) -> None:
         """A share needs so much less."""
+        self._shrink(share, size)
+        self._unlock()
+
+    def _shrink(self, share: Share, size: int) -> None:
         self._used_bytes -= size
         share.size -= size
         if not share.size:
@@ -170,7 +171,6 @@ class Memory:
             if not waiter.granted.done():
                 self._grant(waiter.share, waiter.size)
                 waiter.granted.set_result(None)
-        self._unlock()
 
     def _fits(self, size: int) -> bool:
         return self._used_bytes + size <= int(self.limit_bytes * _LASTING)
