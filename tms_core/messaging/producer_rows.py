@@ -224,8 +224,8 @@ class LastRequest(NamedTuple):
         if len(value) < size or len(until) not in (0, MESSAGE_TAIL_BYTES) or len(seat) > 1:
             raise FormatError(f"a producer's last request has {len(value)} bytes, not {size}")
         generation, sequence, first, number = _REQUEST_VALUE.unpack(value[:size])
-        firsts = int.from_bytes(first, "big"), number, int.from_bytes(until, "big"), int.from_bytes(seat, "big")
-        return cls(generation, sequence, *firsts)
+        numbers = (int.from_bytes(first, "big"), number, int.from_bytes(until, "big"), int.from_bytes(seat, "big"))
+        return cls(generation, sequence, *numbers)
 
     @property
     def stop(self) -> int:

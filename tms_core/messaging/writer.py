@@ -127,7 +127,7 @@ class MessageWriter(Queue[RollbackRange | None]):
         topic: TopicMetadata,
         batch: Sequence[WriteRequest[RollbackRange | None]],
         at: int,
-        places: Sequence[int] | None = None,
+        places: Sequence[int] | None,
     ) -> tuple[list[WriteRequest[RollbackRange | None]], list[CachedRun], int]:
         """The requests that may be written, what each becomes from a position on, and the first one behind them.
 

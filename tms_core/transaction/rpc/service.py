@@ -304,6 +304,7 @@ class TransactionService:
             self._unread.pop(writer, None)
 
     async def _repeat(self, seconds: float, work: Callable[[], object]) -> None:
+        seldom = SeldomLogger(logger)
         while True:
             await asyncio.sleep(seconds)
             if self._several is not None and not self._several.log_name:
@@ -311,7 +312,7 @@ class TransactionService:
             try:
                 await self._work(work)
             except TmsError as error:
-                self._seldom.log(logging.ERROR, str(error))
+                seldom.log(logging.ERROR, "%s", error)
 
     async def _work(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
