@@ -22,8 +22,9 @@ from tests.simulation import group_site
 from tests.simulation.group_site import FaultySide, Violation
 from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest, MessagingError, ProducerFenced, StoreError, TmsError
+from tms_core.messaging.last_request import SEATED_ROWS, LastRequest
 from tms_core.messaging.model import RollbackRange
-from tms_core.messaging.producer_rows import SEATED_ROWS, LastRequest, TransactionOutcome, tidy
+from tms_core.messaging.producer_rows import TransactionOutcome, tidy
 from tms_core.messaging.requests import Sent
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.messaging.work import Answer, Batch

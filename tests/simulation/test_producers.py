@@ -12,10 +12,11 @@ from tests.simulation import producer_site
 from tests.simulation.producer_site import play
 from tests.simulation.test_groups import ENOUGH, SEEDS, Plant, assert_found, side_not_fenced
 from tms_core.messaging import lines
-from tms_core.messaging.producer_rows import LastRequest, Registration
+from tms_core.messaging.last_request import AnnouncedAhead, LastRequest
+from tms_core.messaging.producer_rows import Registration
 from tms_core.messaging.producers import Producers
 from tms_core.messaging.queue import Queue
-from tms_core.messaging.requests import Admitted, AnnouncedAhead, Requests
+from tms_core.messaging.requests import Admitted, Requests
 from tms_core.transaction.manager.manager import TransactionManager
 
 REACHED = {"ahead", "seated", "died", "answer lost", "truncated", "late", "arrived late", "fenced", "refused"}
@@ -23,7 +24,7 @@ REACHED = {"ahead", "seated", "died", "answer lost", "truncated", "late", "arriv
 
 @pytest.fixture(autouse=True)
 def announced_ahead_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tms_core.messaging.requests._ALONE", 0)
+    monkeypatch.setattr("tms_core.messaging.last_request._ALONE", 0)
 
 
 def test_given_histories_when_played_then_every_invariant_holds_and_everything_was_reached() -> None:

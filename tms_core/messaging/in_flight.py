@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from threading import Condition, Lock
+from threading import Condition
 
 from tms_core.errors import Unavailable
 
@@ -20,8 +20,7 @@ class InFlight:
     def __init__(self) -> None:
         #: By the key of a request, its producer's and the generation that it names.
         self._busy: dict[bytes, tuple[bytes, int]] = {}
-        self._lock = Lock()
-        self._changed = Condition(self._lock)
+        self._changed = Condition()
 
     def begin(self, key: bytes, producer: bytes, generation: int) -> bool:
         """A request is under way, whether its generation counts or not.
@@ -33,7 +32,7 @@ class InFlight:
         Returns:
             Whether it is; not where one with the same key was before.
         """
-        with self._lock:
+        with self._changed:
             is_new = key not in self._busy
             if is_new:
                 self._busy[key] = producer, generation

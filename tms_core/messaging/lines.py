@@ -26,9 +26,9 @@ from tms_core.consumers.retention import announced_in
 from tms_core.logs.loggers import harmless
 from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.ids import Ids, first_free, milliseconds, position, tail
+from tms_core.messaging.last_request import AnnouncedAhead
 from tms_core.messaging.model import MessageList
 from tms_core.messaging.producer_rows import first_unannounced
-from tms_core.messaging.requests import AnnouncedAhead
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix, stop_key
 from tms_core.tables.base import Store
 from tms_core.tables.side import Expiries, SideTable

@@ -6,8 +6,9 @@ an older one sends is refused from then on. All of it is in the side table (:mod
 * ``w`` + home + generation of the home + name: the producer (:class:`Registration`);
 * ``t`` + home + generation of the home + ``p`` + name + 0 + write pointer: a transaction that it has begun
   (:class:`Begun`). Like a claim it is true exactly if its transaction is, and what was rolled back is marked void;
-* ``q`` + topic + generation + home + 0 + name: its last request to that topic (:class:`LastRequest`), whose ids no
-  other message gets; in a store of this machine sometimes with those of the next ones.
+* ``q`` + topic + generation + home + 0 + name: its last request to that topic
+  (:class:`~tms_core.messaging.last_request.LastRequest`), whose ids no other message gets; in a store of this machine
+  sometimes with those of the next ones.
 
 Here are the rows and the rules, without a clock and without waiting.
 """
@@ -15,15 +16,16 @@ Here are the rows and the rules, without a clock and without waiting.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
 from tms_core.errors import FormatError
-from tms_core.messaging.ids import SEQUENCE_BITS, position, tail
-from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, stop_key, topic_prefix
+from tms_core.messaging.ids import tail
+from tms_core.messaging.last_request import LastRequest
+from tms_core.rowkey import GENERATION_BYTES, generation_prefix, stop_key, topic_prefix
 from tms_core.tables.base import every
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
@@ -32,13 +34,6 @@ from tms_core.transaction.model import transaction_ms
 _PRODUCER, _TRANSACTIONAL, _BEGUN, _REQUEST = b"w", b"t", b"p", b"q"
 _REGISTRATION = struct.Struct(">q16sqqBB")
 _POINTER, _BEGUN_VALUE = struct.Struct(">q"), struct.Struct(">qB")
-_REQUEST_VALUE = struct.Struct(f">qq{MESSAGE_TAIL_BYTES}sI")
-#: How many requests one announcement is for at most, and how many producers may write by turns that have announced.
-_PLACES, SEATS = 32, 32
-#: How many of the sequence numbers a place takes where a producer is alone, as many as a seat; and how many elsewhere.
-_PLACE_BITS, _SEATED_BITS = SEQUENCE_BITS - 5, SEQUENCE_BITS - 10
-#: How many rows a request has at most whose producer has a seat.
-SEATED_ROWS = 1 << _SEATED_BITS
 #: The instance of a producer that was forgotten.
 NO_INSTANCE = UUID(int=0)
 #: A producer that has done nothing for so long is forgotten, unless it has something open.
@@ -182,92 +177,6 @@ class Begun(NamedTuple):
             return cls(pointer, generation, bool(void), value[_BEGUN_VALUE.size :].decode())
         except (struct.error, UnicodeDecodeError) as error:
             raise FormatError(f"a producer's transaction {key!r} cannot be read: {error}") from error
-
-
-class LastRequest(NamedTuple):
-    """The last request of a producer to a topic, written down before its rows.
-
-    It may be written down for the requests behind it as well, while its producer is alone with the topic. Then all rows
-    behind it and before a position are of these requests, and where one begins tells its number: the sequence numbers
-    of a millisecond are divided into places, which requests have by turns. Where several producers write, each has a
-    seat: a part of the sequence numbers of its own, and these are divided so.
-
-    Attributes:
-        first: the position of its first row: of the message table, or of the transaction's stored payloads.
-        number: how many rows it has.
-        until: before which position the requests behind it are; 0: they are announced themselves.
-        seat: which part of the sequence numbers they have, from 1; 0: all.
-    """
-
-    generation: int
-    sequence: int
-    first: int
-    number: int
-    until: int = 0
-    seat: int = 0
-
-    def pack(self) -> bytes:
-        """Its value."""
-        first = self.first.to_bytes(MESSAGE_TAIL_BYTES, "big")
-        ahead = self.until.to_bytes(MESSAGE_TAIL_BYTES, "big") + bytes([self.seat] * (self.seat > 0))
-        return _REQUEST_VALUE.pack(self.generation, self.sequence, first, self.number) + (ahead if self.until else b"")
-
-    @classmethod
-    def parse(cls, value: bytes) -> LastRequest:
-        """Read a value.
-
-        Raises:
-            FormatError: it is none.
-        """
-        size = _REQUEST_VALUE.size
-        until, seat = value[size : size + MESSAGE_TAIL_BYTES], value[size + MESSAGE_TAIL_BYTES :]
-        if len(value) < size or len(until) not in (0, MESSAGE_TAIL_BYTES) or len(seat) > 1:
-            raise FormatError(f"a producer's last request has {len(value)} bytes, not {size}")
-        generation, sequence, first, number = _REQUEST_VALUE.unpack(value[:size])
-        numbers = (int.from_bytes(first, "big"), number, int.from_bytes(until, "big"), int.from_bytes(seat, "big"))
-        return cls(generation, sequence, *numbers)
-
-    @property
-    def stop(self) -> int:
-        """The first position behind all that it announces."""
-        return max(self.first + self.number, self.until)
-
-    def announces(self, generation: int, sequence: int) -> bool:
-        """Whether it is also for a request with a higher number."""
-        ahead = sequence - self.sequence
-        return self.until > 0 and generation == self.generation and 0 < ahead < _PLACES
-
-    def next(self, generation: int, sequence: int, at: int, number: int) -> LastRequest | None:
-        """A request behind it, from a position on; None: it is not announced by this."""
-        if not self.announces(generation, sequence) or number > 1 << (_SEATED_BITS if self.seat else _PLACE_BITS):
-            return None
-        first = placed(self.seat, sequence, at)
-        return LastRequest(generation, sequence, first, number) if first + number <= self.until else None
-
-    def found(self, positions: Sequence[int]) -> LastRequest:
-        """The last one that was written, by the positions of the rows that there are behind it."""
-        bits = _SEATED_BITS if self.seat else _PLACE_BITS
-        if self.seat:
-            positions = [at for at in positions if (at >> _PLACE_BITS) % SEATS == self.seat - 1]
-        if not positions:
-            return self
-        place = positions[-1] >> bits
-        sequence = self.sequence + (place - self.sequence) % _PLACES
-        number = sum(at >> bits == place for at in positions)
-        return LastRequest(self.generation, sequence, place << bits, number)
-
-
-def placed(seat: int, sequence: int, at: int) -> int:
-    """Where a request begins that has a place, from a position on.
-
-    Args:
-        seat: of its producer; 0: it is alone.
-    """
-    milliseconds, taken = divmod(at, 1 << SEQUENCE_BITS)
-    place = sequence % _PLACES << (_SEATED_BITS if seat else _PLACE_BITS)
-    if seat:
-        place += seat - 1 << _PLACE_BITS
-    return position(milliseconds + (taken > place), place)
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------

@@ -24,10 +24,10 @@ from tms_core.errors import (
     TransactionExpired,
 )
 from tms_core.messaging.ids import expires_ms, milliseconds, position
+from tms_core.messaging.last_request import AnnouncedAhead, LastRequest
 from tms_core.messaging.lines import Lines
 from tms_core.messaging.partitions import FAMILIES, PART_OF, SEALED
-from tms_core.messaging.producer_rows import LastRequest
-from tms_core.messaging.requests import Admitted, AnnouncedAhead, Requests, Sent
+from tms_core.messaging.requests import Admitted, Requests, Sent
 from tms_core.messaging.topics import FORBIDDEN, REQUIRED, TRANSACTIONS, TopicRegistry
 from tms_core.messaging.work import Answer, Work
 from tms_core.rowkey import Cutoff

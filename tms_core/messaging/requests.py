@@ -4,14 +4,13 @@ Before the rows of a request are written, it is written down at which positions 
 what is there is not written again. The same write notes the transaction, so that the next instance finds it.
 
 Each of these writes is synced, as the rows are. Where only producers write to a topic they are seldom: one is for their
-next requests, too (:class:`AnnouncedAhead`).
+next requests, too (:class:`~tms_core.messaging.last_request.AnnouncedAhead`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,16 +20,8 @@ from tms_core.consumers.retention import announced
 from tms_core.errors import BadRequest, ProducerFenced, TmsError, TransactionEnded, Unavailable
 from tms_core.messaging.ids import ReadKeys, position, tail
 from tms_core.messaging.in_flight import InFlight
-from tms_core.messaging.producer_rows import (
-    LABEL_BYTES,
-    SEATS,
-    Begun,
-    LastRequest,
-    ProducerName,
-    begun_by,
-    counting,
-    placed,
-)
+from tms_core.messaging.last_request import AHEAD_MS, AnnouncedAhead, LastRequest, RememberedRequest, Window, placed
+from tms_core.messaging.producer_rows import LABEL_BYTES, Begun, ProducerName, begun_by, counting
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.topics import TopicRegistry
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, generation_prefix
@@ -42,10 +33,6 @@ from tms_core.transaction.model import transaction_ms
 
 #: Of how many producers and topics the last request is remembered.
 _KNOWN_REQUESTS = 20_000
-#: Behind how many batches of the same producers alone their next requests are announced as well, and for how long.
-#: After a crash no other message gets an id of that time. Where batches begin a millisecond each, ids are no farther
-#: ahead of the clock either: then they are written where there is room, until the clock has come near.
-_ALONE, AHEAD_MS = 4, 250
 
 
 class Sent(NamedTuple):
@@ -62,64 +49,6 @@ class Sent(NamedTuple):
     generation: int
     sequence: int
     label: str = ""
-
-
-@dataclass(slots=True)
-class _Window:
-    """What is announced for the next requests of a producer.
-
-    Attributes:
-        announced: what stands at the key, or may stand there.
-        last: the last request that may have been written by it.
-    """
-
-    announced: LastRequest
-    last: _Last
-
-
-@dataclass(slots=True)
-class AnnouncedAhead:
-    """What is announced for the next requests of the producers that alone write to a line of messages.
-
-    Only the writer of the line's messages has it. Before anything else is written it is taken back; or else these rows
-    could be taken for those of a request, after the process has ended. A producer by itself has all positions; several
-    have a seat each, and small requests.
-
-    Attributes:
-        batches: how many batches were theirs alone, one behind the other.
-        seats: theirs by the keys of their last requests, from 1.
-        windows: what is announced, by the same keys.
-        stale: whether it has to be taken back before anything is written.
-    """
-
-    batches: int = 0
-    seats: dict[bytes, int] = field(default_factory=dict)
-    windows: dict[bytes, _Window] = field(default_factory=dict)
-    stale: bool = False
-
-    def note(self, keys: Sequence[bytes], *, small: bool) -> None:
-        """Something is about to be written.
-
-        Args:
-            keys: of the last requests of those whose it is; none: others write as well, or it does not stay for long.
-            small: whether each has a place in a seat.
-        """
-        if not self._goes_on(keys, small=small):
-            self.batches, self.seats, self.stale = 0, {}, bool(self.windows)
-        if self._goes_on(keys, small=small):
-            self.batches += 1
-            for key in keys:
-                self.seats.setdefault(key, len(self.seats) + 1)
-
-    def _goes_on(self, keys: Sequence[bytes], *, small: bool) -> bool:
-        known = len(self.seats)
-        if known == 1 or len(keys) == 1 >= known:
-            return len(keys) == 1 and (not known or keys[0] in self.seats)
-        return bool(keys) and small and known + sum(key not in self.seats for key in keys) <= SEATS
-
-    def seat(self, key: bytes) -> int:
-        """That of a producer by the key of its last request; 0: it needs none, or has none."""
-        return self.seats.get(key, 0) if len(self.seats) > 1 else 0
 
 
 class _Keys(NamedTuple):
@@ -144,21 +73,6 @@ def _keys(home: TopicId, home_generation: int, name: str, topic: TopicId, genera
     producer = ProducerName(home, home_generation, name)
     messages = generation_prefix(topic.prefix, generation)
     return _Keys(producer, producer.key, producer.request_key(messages), messages)
-
-
-@dataclass(slots=True)
-class _Last:
-    """A last request, and whether its rows are there.
-
-    Attributes:
-        value: it as it was written down, or one before it that announces it.
-        since: where the rows begin by which it was found; None: that was not necessary.
-    """
-
-    value: bytes
-    request: LastRequest
-    written: bool = False
-    since: int | None = None
 
 
 class Admitted(NamedTuple):
@@ -231,7 +145,7 @@ class Requests:
         self._messages = messages
         self._rows = RememberedRows(side)
         #: Last requests by their keys.
-        self._last: dict[bytes, _Last] = {}
+        self._last: dict[bytes, RememberedRequest] = {}
 
     @contextmanager
     def sending(
@@ -251,8 +165,7 @@ class Requests:
         try:
             for sent, pointer, number in batch:
                 try:
-                    is_home = sent.home is topic.topic or sent.home == topic.topic
-                    home = topic if is_home else self._topics.get(sent.home)
+                    home = topic if sent.home == topic.topic else self._topics.get(sent.home)
                     keys = _keys(home.topic, home.generation, sent.name, topic.topic, topic.generation)
                     # Before it is looked whether it counts, or a newer instance might not wait for it.
                     if not self.in_flight.begin(keys.request, keys.registered, sent.generation):
@@ -287,17 +200,19 @@ class Requests:
             StoreError: the store failed.
         """
         changes = []
-        is_ahead = ahead is not None and self._is_ahead(ahead)
+        if ahead is not None and not self._is_ahead(ahead):
+            ahead = None
         if len(self._last) >= _KNOWN_REQUESTS:
             self._last.clear()
         for admitted, first in requests:
             sent, key = admitted.sent, admitted.keys.request
-            until, seat = (first + position(AHEAD_MS), ahead.seat(key)) if ahead is not None and is_ahead else (0, 0)
-            request = LastRequest(sent.generation, sent.sequence, first, admitted.number, until, seat)
-            self._last[key] = last = _Last(request.pack(), request)
-            if ahead is not None and is_ahead:
+            request = LastRequest(sent.generation, sent.sequence, first, admitted.number)
+            if ahead is not None:
+                request = request._replace(until=first + position(AHEAD_MS), seat=ahead.seat(key))
+            self._last[key] = last = RememberedRequest(request.pack(), request)
+            if ahead is not None:
                 # It may be there also where the write fails.
-                ahead.windows[key] = _Window(request, last)
+                ahead.windows[key] = Window(request, last)
             changes.append(SideChange(key, admitted.former, last.value, *self._noted(admitted)))
         self.change(changes, [admitted.sent.name for admitted, _ in requests])
         return [self._refusal_since(admitted) for admitted, _ in requests]
@@ -338,9 +253,9 @@ class Requests:
             at = request.first + request.number
         return found
 
-    def follow(self, ahead: AnnouncedAhead, requests: Iterable[tuple[bytes, LastRequest]]) -> None:
-        """Requests that were announced before, each with its key, are about to be written."""
-        for key, request in requests:
+    def follow(self, ahead: AnnouncedAhead, requests: Mapping[bytes, LastRequest]) -> None:
+        """Requests that were announced before, by their keys, are about to be written."""
+        for key, request in requests.items():
             last = ahead.windows[key].last
             last.request, last.written = request, False
             self._last[key] = last
@@ -366,7 +281,7 @@ class Requests:
             for (key, (change, last)), is_made in zip(changes.items(), made, strict=True):
                 # Where that is not made, it was replaced by what announces itself only.
                 if is_made:
-                    self._last[key] = _Last(change.value, last)
+                    self._last[key] = RememberedRequest(change.value, last)
                     found[key] = change.value
         ahead.windows, ahead.stale = {}, False
         return found
@@ -435,7 +350,7 @@ class Requests:
 
     def _is_ahead(self, ahead: AnnouncedAhead) -> bool:
         """Whether what is announced now is for the next requests, too."""
-        return ahead.batches > _ALONE and self._side.private
+        return ahead.lasting and self._side.private
 
     def _admit(self, keys: _Keys, sent: Sent, pointer: int | None, number: int) -> Admitted:
         """What is known of a producer that counts.
@@ -491,16 +406,16 @@ class Requests:
         row = (key, Begun(pointer, sent.generation, void=False, label=sent.label).pack())
         return [row], [key for key, _ in decided if key != last]
 
-    def _found(self, raw: bytes, keys: _Keys) -> _Last:
+    def _found(self, raw: bytes, keys: _Keys) -> RememberedRequest:
         """A last request by its row, and by the rows of messages where that is for the next requests, too."""
         announced = LastRequest.parse(raw)
         if not announced.until:
-            return _Last(raw, announced)
+            return RememberedRequest(raw, announced)
         since = announced.first + announced.number
         found = every(self._messages, keys.messages + tail(since), keys.messages + tail(announced.until))
         tails = (key[len(keys.messages) :][:MESSAGE_TAIL_BYTES] for key in found)
         # Whether they count is looked up by who repeats it: what a failed write left of a transaction is negated.
-        return _Last(raw, announced.found([int.from_bytes(one, "big") for one in tails]), since=since)
+        return RememberedRequest(raw, announced.found([int.from_bytes(one, "big") for one in tails]), since=since)
 
     def _require_newest(self, producer: ProducerName, key: bytes, generation: int) -> bytes | None:
         """Return the registration by which an instance counts; raises ``ProducerFenced`` where it does not."""

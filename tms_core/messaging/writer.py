@@ -17,11 +17,11 @@ from typing import cast
 from tms_core.errors import BadRequest, StoreError
 from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import expires_ms, id_parts, milliseconds, tail
+from tms_core.messaging.last_request import AHEAD_MS, SEATED_ROWS, LastRequest
 from tms_core.messaging.lines import Line
 from tms_core.messaging.model import RollbackRange
-from tms_core.messaging.producer_rows import IDLE_MS, SEATED_ROWS, LastRequest
+from tms_core.messaging.producer_rows import IDLE_MS
 from tms_core.messaging.queue import Queue, WriterContext, WriteRequest, ended
-from tms_core.messaging.requests import AHEAD_MS
 from tms_core.messaging.work import Once
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix
 from tms_core.tables.base import KeyTable, MessageTable, MessageValue, PayloadTable, TxCell, every
@@ -165,8 +165,8 @@ class MessageWriter(Queue[RollbackRange | None]):
             The rows, where there are many, made while the disk was waited for; None: they are to be made.
         """
         if followed:
-            admitted = [request.admitted for request in written if request.admitted is not None]
-            self._context.requests.follow(line.ahead, [(key := one.keys.request, followed[key]) for one in admitted])
+            keys = [request.admitted.keys.request for request in written if request.admitted is not None]
+            self._context.requests.follow(line.ahead, {key: followed[key] for key in keys})
             return None
         rows = Once(partial(self._rows, line.prefix, runs))
         many = sum(run.rows for run in runs) >= _MANY_ROWS and any(request.admitted is not None for request in written)

@@ -23,7 +23,8 @@ from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, pointer, topi
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, Refused, StoreError
 from tms_core.messaging.ids import position
-from tms_core.messaging.producer_rows import LastRequest, ProducerName
+from tms_core.messaging.last_request import LastRequest
+from tms_core.messaging.producer_rows import ProducerName
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.memory import MemoryStore

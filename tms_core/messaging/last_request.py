@@ -1,0 +1,209 @@
+"""The last request of a producer to a topic, and what is announced with it for the next ones.
+
+Positions are those of :mod:`tms_core.messaging.ids`. The sequence numbers of a millisecond are divided into places,
+which a producer's requests have by turns, so that where a request begins tells its number. Where several producers
+announce at once each has a seat, a part of the sequence numbers of its own, and it is the seat that is divided.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tms_core.errors import FormatError
+from tms_core.messaging.ids import SEQUENCE_BITS, position
+from tms_core.rowkey import MESSAGE_TAIL_BYTES
+
+_VALUE = struct.Struct(f">qq{MESSAGE_TAIL_BYTES}sI")
+#: How many requests one announcement is for at most, and how many producers may announce at once.
+_PLACES, SEATS = 32, 32
+#: How many bits of the sequence number are a place's where a producer is alone, and a seat's; and a place's in a seat.
+_PLACE_BITS, _SEATED_BITS = SEQUENCE_BITS - 5, SEQUENCE_BITS - 10
+#: How many rows a request has at most whose producer has a seat.
+SEATED_ROWS = 1 << _SEATED_BITS
+#: Behind how many batches of the same producers alone their next requests are announced as well.
+_ALONE = 4
+#: For how long they are, in milliseconds; after a crash no other message gets an id of that time. Where batches begin a
+#: millisecond each, ids are no farther ahead of the clock either: then they are written where there is room, until the
+#: clock has come near.
+AHEAD_MS = 250
+
+
+class LastRequest(NamedTuple):
+    """The last request of a producer to a topic, written down before its rows.
+
+    It may be written down for the requests behind it as well, while producers alone write to the topic. Then all rows
+    behind it and before a position, of its seat if it has one, are of these requests.
+
+    Attributes:
+        first: the position of its first row: of the message table, or of the transaction's stored payloads.
+        number: how many rows it has.
+        until: before which position the requests behind it are; 0: they are announced themselves.
+        seat: which part of the sequence numbers they have, from 1; 0: all.
+    """
+
+    generation: int
+    sequence: int
+    first: int
+    number: int
+    until: int = 0
+    seat: int = 0
+
+    def pack(self) -> bytes:
+        """Its value."""
+        first = self.first.to_bytes(MESSAGE_TAIL_BYTES, "big")
+        value = _VALUE.pack(self.generation, self.sequence, first, self.number)
+        if self.until:
+            value += self.until.to_bytes(MESSAGE_TAIL_BYTES, "big")
+            if self.seat:
+                value += bytes([self.seat])
+        return value
+
+    @classmethod
+    def parse(cls, value: bytes) -> LastRequest:
+        """Read a value.
+
+        Raises:
+            FormatError: it is none.
+        """
+        until, seat = value[_VALUE.size :][:MESSAGE_TAIL_BYTES], value[_VALUE.size + MESSAGE_TAIL_BYTES :]
+        if len(value) < _VALUE.size or len(until) not in (0, MESSAGE_TAIL_BYTES) or len(seat) > 1:
+            raise FormatError(f"a producer's last request has {len(value)} bytes, not {_VALUE.size}")
+        generation, sequence, first, number = _VALUE.unpack(value[: _VALUE.size])
+        return cls(
+            generation,
+            sequence,
+            int.from_bytes(first, "big"),
+            number,
+            int.from_bytes(until, "big"),
+            int.from_bytes(seat, "big"),
+        )
+
+    @property
+    def stop(self) -> int:
+        """The first position behind all that it announces."""
+        return max(self.first + self.number, self.until)
+
+    def announces(self, generation: int, sequence: int) -> bool:
+        """Whether it is also for a request with a higher number."""
+        ahead = sequence - self.sequence
+        return self.until > 0 and generation == self.generation and 0 < ahead < _PLACES
+
+    def next(self, generation: int, sequence: int, at: int, number: int) -> LastRequest | None:
+        """A request behind it, from a position on; None: it is not announced by this."""
+        if not self.announces(generation, sequence) or number > 1 << _place_bits(self.seat):
+            return None
+        first = placed(self.seat, sequence, at)
+        return LastRequest(generation, sequence, first, number) if first + number <= self.until else None
+
+    def found(self, positions: Sequence[int]) -> LastRequest:
+        """The last one that was written, by the positions of the rows that there are behind it."""
+        if self.seat:
+            positions = [at for at in positions if (at >> _PLACE_BITS) % SEATS == self.seat - 1]
+        if not positions:
+            return self
+        bits = _place_bits(self.seat)
+        place = positions[-1] >> bits
+        sequence = self.sequence + (place - self.sequence) % _PLACES
+        number = sum(at >> bits == place for at in positions)
+        return LastRequest(self.generation, sequence, place << bits, number)
+
+
+def placed(seat: int, sequence: int, at: int) -> int:
+    """Where a request begins that has a place, from a position on.
+
+    Args:
+        seat: of its producer; 0: it is alone.
+    """
+    milliseconds, taken = divmod(at, 1 << SEQUENCE_BITS)
+    place = sequence % _PLACES << _place_bits(seat)
+    if seat:
+        place += seat - 1 << _PLACE_BITS
+    return position(milliseconds + (taken > place), place)
+
+
+def _place_bits(seat: int) -> int:
+    return _SEATED_BITS if seat else _PLACE_BITS
+
+
+@dataclass(slots=True)
+class RememberedRequest:
+    """A last request, and whether its rows are there.
+
+    Attributes:
+        value: it as it was written down, or one before it that announces it.
+        since: where the rows begin by which it was found; None: that was not necessary.
+    """
+
+    value: bytes
+    request: LastRequest
+    written: bool = False
+    since: int | None = None
+
+
+@dataclass(slots=True)
+class Window:
+    """What is announced for the next requests of a producer.
+
+    Attributes:
+        announced: what stands at the key, or may stand there.
+        last: the last request that may have been written by it.
+    """
+
+    announced: LastRequest
+    last: RememberedRequest
+
+
+@dataclass(slots=True)
+class AnnouncedAhead:
+    """What is announced for the next requests of the producers that alone write to a line of messages.
+
+    Only the writer of the line's messages has it. Before anything else is written it is taken back; or else these rows
+    could be taken for those of a request, after the process has ended. A producer by itself has all positions; several
+    have a seat each, and small requests.
+
+    Attributes:
+        batches: how many batches were theirs alone, one behind the other.
+        seats: theirs by the keys of their last requests, from 1.
+        windows: what is announced, by the same keys.
+        stale: whether it has to be taken back before anything is written.
+    """
+
+    batches: int = 0
+    seats: dict[bytes, int] = field(default_factory=dict)
+    windows: dict[bytes, Window] = field(default_factory=dict)
+    stale: bool = False
+
+    @property
+    def lasting(self) -> bool:
+        """Whether the same producers have been alone for long enough."""
+        return self.batches > _ALONE
+
+    def note(self, keys: Sequence[bytes], *, small: bool) -> None:
+        """Something is about to be written.
+
+        Args:
+            keys: of the last requests of those whose it is; none: others write as well, or it does not stay for long.
+            small: whether each has a place in a seat.
+        """
+        if not self._goes_on(keys, small=small):
+            self.batches, self.seats, self.stale = 0, {}, bool(self.windows)
+        if self._goes_on(keys, small=small):
+            self.batches += 1
+            for key in keys:
+                self.seats.setdefault(key, len(self.seats) + 1)
+
+    def _goes_on(self, keys: Sequence[bytes], *, small: bool) -> bool:
+        """Whether a batch may be written beside what is announced: its producer is alone, or all of them have seats."""
+        if len(self.seats) == 1:
+            return list(keys) == list(self.seats)
+        if not self.seats and len(keys) == 1:
+            return True
+        new = sum(key not in self.seats for key in keys)
+        return bool(keys) and small and len(self.seats) + new <= SEATS
+
+    def seat(self, key: bytes) -> int:
+        """That of a producer by the key of its last request; 0: it needs none, or has none."""
+        return self.seats.get(key, 0) if len(self.seats) > 1 else 0
