@@ -114,22 +114,21 @@ class Background:
                 return datetime.fromtimestamp(clock.now_ms() / 1000, tz)
 
         @contextmanager
-        def ending(ask: Callable[[], None], *, hangup: Callable[[], None] | None = None) -> Iterator[None]:
+        def ending(
+            ask: Callable[[], None],
+            *,
+            said: bytes = b"",
+            hangup: Callable[[], None] | None = None,  # noqa: ARG001 it has no terminal
+        ) -> Iterator[None]:
             background._signals = Signals(ask, hangup)
             yield
-
-        @contextmanager
-        def stopping() -> Iterator[Event]:
-            stop = Event()
-            background._signals = Signals(stop.set)
-            yield stop
 
         monkeypatch.setattr("apscheduler.schedulers.base.datetime", Now)
         monkeypatch.setattr("janitor.app.serve.Daemon", Sweeping)
         monkeypatch.setattr("janitor.app.serve.HttpServer", Server)
         monkeypatch.setattr("janitor.app.serve.ending", ending)
         monkeypatch.setattr("janitor.app.exporter.HttpServer", Server)
-        monkeypatch.setattr("janitor.app.exporter._signals", stopping)
+        monkeypatch.setattr("janitor.app.exporter.ending", ending)
 
 
 class Terminal:

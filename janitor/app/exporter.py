@@ -9,9 +9,7 @@ like a store that was never swept.
 from __future__ import annotations
 
 import logging
-import signal
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from threading import Event
 
@@ -24,6 +22,7 @@ from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
 from janitor.status.collect import Deployment, collect
 from janitor.status.status import Status
+from tms_core.cli.entry import ending
 from tms_core.clock import Clock
 from tms_core.errors import TmsError
 
@@ -117,19 +116,7 @@ def export(current: Session) -> None:
     exporter = Exporter(current.place, site, metrics, current.clock)
     exporter.refresh()
     app = make_app(exporter, wanted.http.host, typed)
-    with _signals() as stop, HttpServer(app, wanted.http.host, wanted.http.port) as http:
+    stop = Event()
+    with ending(stop.set, said=b""), HttpServer(app, wanted.http.host, wanted.http.port) as http:
         logger.info("metrics: %s/metrics (status page: %s/)", http.url, http.url)
         exporter.keep_fresh(stop)
-
-
-@contextmanager
-def _signals() -> Iterator[Event]:
-    """An event that SIGTERM and SIGINT set."""
-    stop = Event()
-
-    former = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield stop
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)

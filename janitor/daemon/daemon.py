@@ -156,13 +156,13 @@ class Daemon:
             self._schedule.shutdown(wait=True)
 
     def halt(self) -> None:
-        """Stop everything within one batch; safe in a signal handler."""
+        """Stop everything within one batch; for any thread."""
         self.stop.set()
         # Any wish wakes the loop that watches the schedule.
         self._schedule.run_now("tick")
 
     def sweep_now(self) -> None:
-        """Sweep as soon as possible, and leave no topic for later; safe in a signal handler."""
+        """Sweep as soon as possible, and leave no topic for later; for any thread."""
         self._full_wanted = True
         self._schedule.run_now("sweep")
 

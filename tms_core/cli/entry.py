@@ -45,30 +45,47 @@ def ending(
 ) -> Iterator[None]:
     """Handle signals while the block runs; outside the main thread, where no handler can be set, nothing changes.
 
+    A thread of its own does what a signal asks for, and reads which one came from a pipe that Python writes to
+    (``signal.set_wakeup_fd``). A handler in Python would run in the main thread only, as soon as that goes on: where it
+    waits for a lock, and the system hands the signal to another thread, that is never.
+
     Args:
-        ask: called by the first SIGTERM or SIGINT.
+        ask: called by the first SIGTERM or SIGINT, in another thread.
         said: what a person who sent it is told.
-        hangup: called by SIGHUP; None leaves that signal as it is.
+        hangup: called by SIGHUP, in another thread; None leaves that signal as it is.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked: list[int] = []
-
-    def end(number: int, _: FrameType | None) -> None:
-        if asked:
-            os._exit(128 + number)
-        asked.append(number)
-        # Not by way of the streams: the signal may have come in the middle of a write to one.
-        os.write(2, said)
-        ask()
-
-    wanted: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {signal.SIGTERM: end, signal.SIGINT: end}
-    if hangup is not None:
-        wanted[signal.SIGHUP] = lambda *_: hangup()
-    former = {number: signal.signal(number, handler) for number, handler in wanted.items()}
+    wanted = [signal.SIGTERM, signal.SIGINT, *([] if hangup is None else [signal.SIGHUP])]
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    listening = threading.Thread(target=_listen, args=(reading, ask, said, hangup), name="signals", daemon=True)
+    listening.start()
+    outer = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    former = {number: signal.signal(number, lambda *_: None) for number in wanted}
     try:
         yield
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(outer)
+        os.close(writing)
+        listening.join()
+        os.close(reading)
+
+
+def _listen(reading: int, ask: Callable[[], None], said: bytes, hangup: Callable[[], None] | None) -> None:
+    """Do what signals ask for, until the pipe that names them is closed."""
+    asked = False
+    while came := os.read(reading, 1):
+        number = came[0]
+        if number == signal.SIGHUP and hangup is not None:
+            hangup()
+        elif number in (signal.SIGTERM, signal.SIGINT):
+            if asked:
+                os._exit(128 + number)
+            asked = True
+            # Not by way of the streams: the main thread may be in the middle of a write to one.
+            os.write(2, said)
+            ask()
