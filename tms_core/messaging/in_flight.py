@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from threading import Condition
+from threading import Condition, Lock
 
 from tms_core.errors import Unavailable
 
@@ -20,7 +20,9 @@ class InFlight:
     def __init__(self) -> None:
         #: By the key of a request, its producer's and the generation that it names.
         self._busy: dict[bytes, tuple[bytes, int]] = {}
-        self._changed = Condition()
+        # Entered for each request; that of a condition is entered in Python.
+        self._lock = Lock()
+        self._changed = Condition(self._lock)
 
     def begin(self, key: bytes, producer: bytes, generation: int) -> bool:
         """A request is under way, whether its generation counts or not.
@@ -32,7 +34,7 @@ class InFlight:
         Returns:
             Whether it is; not where one with the same key was before.
         """
-        with self._changed:
+        with self._lock:
             is_new = key not in self._busy
             if is_new:
                 self._busy[key] = producer, generation

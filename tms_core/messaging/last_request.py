@@ -21,6 +21,8 @@ _VALUE = struct.Struct(f">qq{MESSAGE_TAIL_BYTES}sI")
 _PLACES, SEATS = 32, 32
 #: How many bits of the sequence number are a place's where a producer is alone, and a seat's; and a place's in a seat.
 _PLACE_BITS, _SEATED_BITS = SEQUENCE_BITS - 5, SEQUENCE_BITS - 10
+#: What of a position is its sequence number.
+_TAKEN = (1 << SEQUENCE_BITS) - 1
 #: How many rows a request has at most whose producer has a seat.
 SEATED_ROWS = 1 << _SEATED_BITS
 #: Behind how many batches of the same producers alone their next requests are announced as well.
@@ -88,14 +90,14 @@ class LastRequest(NamedTuple):
 
     def announces(self, generation: int, sequence: int) -> bool:
         """Whether it is also for a request with a higher number."""
-        ahead = sequence - self.sequence
-        return self.until > 0 and generation == self.generation and 0 < ahead < _PLACES
+        return self.until > 0 and generation == self.generation and 0 < sequence - self.sequence < _PLACES
 
     def next(self, generation: int, sequence: int, at: int, number: int) -> LastRequest | None:
         """A request behind it, from a position on; None: it is not announced by this."""
-        if not self.announces(generation, sequence) or number > 1 << _place_bits(self.seat):
+        seat = self.seat
+        if not self.announces(generation, sequence) or number > (SEATED_ROWS if seat else 1 << _PLACE_BITS):
             return None
-        first = placed(self.seat, sequence, at)
+        first = placed(seat, sequence, at)
         return LastRequest(generation, sequence, first, number) if first + number <= self.until else None
 
     def found(self, positions: Sequence[int]) -> LastRequest:
@@ -117,11 +119,12 @@ def placed(seat: int, sequence: int, at: int) -> int:
     Args:
         seat: of its producer; 0: it is alone.
     """
-    milliseconds, taken = divmod(at, 1 << SEQUENCE_BITS)
-    place = sequence % _PLACES << _place_bits(seat)
+    place = sequence % _PLACES << (_SEATED_BITS if seat else _PLACE_BITS)
     if seat:
         place += seat - 1 << _PLACE_BITS
-    return position(milliseconds + (taken > place), place)
+    taken = at & _TAKEN
+    first = at - taken + place
+    return first if taken <= place else first + position(1)
 
 
 def _place_bits(seat: int) -> int:
@@ -188,9 +191,11 @@ class AnnouncedAhead:
             keys: of the last requests of those whose it is; none: others write as well, or it does not stay for long.
             small: whether each has a place in a seat.
         """
-        if not self._goes_on(keys, small=small):
+        goes_on = self._goes_on(keys, small=small)
+        if not goes_on:
             self.batches, self.seats, self.stale = 0, {}, bool(self.windows)
-        if self._goes_on(keys, small=small):
+            goes_on = self._goes_on(keys, small=small)
+        if goes_on:
             self.batches += 1
             for key in keys:
                 self.seats.setdefault(key, len(self.seats) + 1)
@@ -201,8 +206,7 @@ class AnnouncedAhead:
             return list(keys) == list(self.seats)
         if not self.seats and len(keys) == 1:
             return True
-        new = sum(key not in self.seats for key in keys)
-        return bool(keys) and small and len(self.seats) + new <= SEATS
+        return bool(keys) and small and len(self.seats.keys() | keys) <= SEATS
 
     def seat(self, key: bytes) -> int:
         """That of a producer by the key of its last request; 0: it needs none, or has none."""

@@ -214,7 +214,7 @@ class Queue(ABC, Generic[R]):
         sent = [(sent, request.pointer, len(request.messages) or 1) for request, sent in asked]
         with requests.sending(topic, now_ms, sent) as found:
             for (request, _), one in zip(asked, found, strict=True):
-                if not isinstance(one, Admitted):
+                if isinstance(one, TmsError):
                     request.answer.set_exception(one)
                     continue
                 request.admitted = one

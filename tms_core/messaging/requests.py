@@ -9,7 +9,7 @@ next requests, too (:class:`~tms_core.messaging.last_request.AnnouncedAhead`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import NamedTuple
@@ -253,11 +253,11 @@ class Requests:
             at = request.first + request.number
         return found
 
-    def follow(self, ahead: AnnouncedAhead, requests: Mapping[bytes, LastRequest]) -> None:
-        """Requests that were announced before, by their keys, are about to be written."""
-        for key, request in requests.items():
+    def follow(self, ahead: AnnouncedAhead, keys: Iterable[bytes], requests: Mapping[bytes, LastRequest]) -> None:
+        """Those of the requests with these keys are about to be written; they were announced before."""
+        for key in keys:
             last = ahead.windows[key].last
-            last.request, last.written = request, False
+            last.request, last.written = requests[key], False
             self._last[key] = last
 
     def take_back(self, ahead: AnnouncedAhead, at: int) -> dict[bytes, bytes | None]:
@@ -359,12 +359,12 @@ class Requests:
             BadRequest: a later request was done, or it is another one under the same number; or another server may lead
                 the topic than the one that registers the producer's instances, which waits for what is under way here.
         """
-        if not self._side.have_one_leader(keys.registered, keys.request):
+        if not (self._side.private or self._side.have_one_leader(keys.registered, keys.request)):
             raise BadRequest(
                 f"Producer {sent.name} of {sent.home} cannot publish to this topic: they are of different slots.",
                 "Register a producer at this topic, or set server.leader.slots to 1.",
             )
-        if not 0 < sent.sequence <= LONG_MAX or len(sent.label.encode()) > LABEL_BYTES:
+        if not 0 < sent.sequence <= LONG_MAX or (sent.label and len(sent.label.encode()) > LABEL_BYTES):
             raise BadRequest("A sequence number is at least 1, and a label has 1,000 bytes at most.", "Send others.")
         registered = self._require_newest(keys.producer, keys.registered, sent.generation)
         if pointer is not None and self.is_void(keys.producer, pointer):
@@ -379,8 +379,10 @@ class Requests:
             self._last[keys.request] = last = self._found(raw, keys)
         former = last.request
         if former.generation != sent.generation or former.sequence < sent.sequence:
-            may_be_done = last.since is not None and LastRequest.parse(raw).announces(sent.generation, sent.sequence)
-            return Admitted(sent, pointer, number, keys, registered, raw, since=last.since if may_be_done else None)
+            since = last.since
+            if since is not None and not LastRequest.parse(raw).announces(sent.generation, sent.sequence):
+                since = None
+            return Admitted(sent, pointer, number, keys, registered, raw, None, written=False, since=since)
         if former.sequence > sent.sequence:
             raise BadRequest(
                 f"Request {sent.sequence} of producer {sent.name} comes after its request {former.sequence}.",

@@ -69,13 +69,16 @@ class MessageWriter(Queue[RollbackRange | None]):
             if line.ahead.stale:
                 self._take_back(line, written, first)
             rows = self._announce_sent(line, runs, written, followed) if looks else None
-            if rows is None and looks:
+            if looks and not followed and rows is None:
                 runs = [run for request, run in zip(written, runs, strict=True) if not request.answer.done()]
                 written = [request for request in written if not request.answer.done()]
             self._announce(line, runs)
             self._put(line.prefix, runs, written, rows or self._rows(line.prefix, runs))
             if looks:
-                runs = [self._looked_at(line, request, run) for request, run in zip(written, runs, strict=True)]
+                runs = [
+                    run if run.pointer is None else self._looked_at(line, request, run)
+                    for request, run in zip(written, runs, strict=True)
+                ]
             self._cache.add(line.prefix, runs)
         except BaseException:
             self._cache.forget(line.prefix, stop)
@@ -166,7 +169,7 @@ class MessageWriter(Queue[RollbackRange | None]):
         """
         if followed:
             keys = [request.admitted.keys.request for request in written if request.admitted is not None]
-            self._context.requests.follow(line.ahead, {key: followed[key] for key in keys})
+            self._context.requests.follow(line.ahead, keys, followed)
             return None
         rows = Once(partial(self._rows, line.prefix, runs))
         many = sum(run.rows for run in runs) >= _MANY_ROWS and any(request.admitted is not None for request in written)
@@ -216,7 +219,7 @@ class MessageWriter(Queue[RollbackRange | None]):
             )
 
     def _looked_at(self, line: Line, request: WriteRequest[RollbackRange | None], run: CachedRun) -> CachedRun:
-        """What was written of a request, negated if its transaction ended while it was on its way to the disk."""
+        """What was written in a transaction, negated if that ended while it was on its way to the disk."""
         if run.pointer is None or not self._is_late(request):
             return run
         # Where this fails it is not seen either: a transaction that is aborted meanwhile is invalid.
