@@ -117,8 +117,8 @@ class Background:
         def ending(
             ask: Callable[[], None],
             *,
-            said: bytes = b"",
-            hangup: Callable[[], None] | None = None,  # noqa: ARG001 it has no terminal
+            said: bytes = b"",  # noqa: ARG001 it has no terminal
+            hangup: Callable[[], None] | None = None,
         ) -> Iterator[None]:
             background._signals = Signals(ask, hangup)
             yield

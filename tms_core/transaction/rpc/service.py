@@ -25,6 +25,8 @@ from hmac import compare_digest
 from itertools import chain, islice
 from typing import Protocol, TypeVar, cast
 
+import uvloop
+
 from tms_core.errors import ConfigurationError, FormatError, TmsError
 from tms_core.logs.loggers import SeldomLogger, get_logger
 from tms_core.transaction.codec import wire
@@ -141,7 +143,7 @@ class TransactionService:
         self.port = listener.getsockname()[1]
         started = threading.Event()
         self._thread = threading.Thread(
-            target=asyncio.run, args=[self._serve(listener, started)], name="transaction-service", daemon=True
+            target=uvloop.run, args=[self._serve(listener, started)], name="transaction-service", daemon=True
         )
         self._thread.start()
         started.wait()
