@@ -502,3 +502,73 @@ def test_given_tls_when_clients_never_agree_on_keys_then_the_slowest_of_them_giv
         assert select.select([silent[3].socket], [], [], 0) == ([], [], [])
     assert [path for _, path, _ in echo.asked] == ["/a"]
     assert caplog.text == ""
+
+
+# --- how answers are written -----------------------------------------------------------------------------------------
+
+
+class Written:
+    """Stands for a connection's transport: what was written, piece by piece, and then None if it was closed."""
+
+    def __init__(self, transport: asyncio.Transport | None = None) -> None:
+        self._transport = transport
+        self.pieces: list[bytes | None] = []
+
+    def write(self, data: bytes) -> None:
+        self.pieces.append(data)
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self.pieces.append(None)
+
+
+HEAD, BODY = b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 is what this body is about"
+LARGE = bytes(protocol._JOINED_BYTES + 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "written"),
+    [
+        ([HEAD, b"", None], [HEAD, None]),
+        ([HEAD, BODY, BODY, b"", BODY], [HEAD + BODY, BODY, b"", BODY]),
+        ([b"HTTP/1.1 100 Continue\r\n\r\n", HEAD, BODY], [b"HTTP/1.1 100 Continue\r\n\r\n", HEAD + BODY]),
+        ([HEAD, LARGE, BODY], [HEAD, LARGE, BODY]),
+        ([HEAD, None], [HEAD, None]),
+    ],
+    ids=["no body", "pieces", "interim", "large", "cut short"],
+)
+def test_given_an_answer_then_its_head_is_written_with_the_first_piece_of_its_body_and_nothing_is_kept_back(
+    said: list[bytes | None], written: list[bytes | None]
+) -> None:
+    transport = Written()
+    joining = protocol._Joining(transport)  # type: ignore[arg-type]
+    for piece in said:
+        joining.close() if piece is None else joining.write(piece)
+    assert transport.pieces == written
+
+
+@pytest.mark.parametrize("body", [b"", b"body", LARGE], ids=["none", "small", "large"])
+@pytest.mark.parametrize("method", ["POST", "HEAD"])
+def test_given_any_answer_on_a_connection_that_stays_then_it_comes_whole(port: int, method: str, body: bytes) -> None:
+    with Client(port) as client:
+        for _ in range(2):
+            client.send(method, "/", body)
+            found = client.answer(head=method == "HEAD")
+            assert (found.status, found.body) == (200, b"" if method == "HEAD" else body)
+
+
+def test_given_a_small_answer_then_the_server_writes_once(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    seen: list[Written] = []
+    joining = protocol._Joining
+
+    def spied(transport: asyncio.Transport) -> object:
+        seen.append(Written(transport))
+        return joining(seen[-1])  # type: ignore[arg-type]
+
+    monkeypatch.setattr(protocol, "_Joining", spied)
+    with Client(port) as client:
+        assert client.ask("POST", "/", b"body").body == b"body"
+    ((piece,),) = (transport.pieces for transport in seen)
+    assert piece is not None
+    assert piece.endswith(b"\r\n\r\nbody")

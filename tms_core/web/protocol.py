@@ -13,6 +13,7 @@
   only, so that a server that has much to do is not restarted by who watches over it, and is answered 503 to all else.
 * **A head may not grow without end**, and nor may what follows a body; trailers do not count as headers.
 * **A client that has said all and closes its half** is answered (not over TLS, which has no halves).
+* **An answer's head goes with the first piece of its body**, which uvicorn writes one after the other.
 
 Traded: it overrides what uvicorn's protocol calls and keeps, so that a new version of uvicorn has to pass
 ``tests/server/test_protocol.py``.
@@ -46,6 +47,10 @@ _PING_CONNECTIONS = 16
 #: How long these may take to ask, in seconds.
 _PING_SECONDS = 2.0
 _PING = b"/ping"
+#: How what precedes an answer begins ("100 Continue").
+_INTERIM = b"HTTP/1.1 1"
+#: What is copied for it at most: this takes no longer than another write.
+_JOINED_BYTES = 128 << 10
 #: For how long a client must have owed the rest of its request before another one takes its place, in seconds.
 _OWED_SECONDS = 1.0
 #: And for how long one must have asked nothing that was answered before, in seconds: longer than from one request of a
@@ -316,6 +321,8 @@ class Protocol(HttpToolsProtocol):
             raise httptools.HttpParserError("there are too many connections")
         self.scope["state"] |= {_ABORT: self.transport.abort, _PROBE: self.probe}
         super().on_headers_complete()
+        if self.parser.get_method() != b"HEAD":
+            self.cycle.transport = _Joining(self.transport)  # type: ignore[assignment]
         if self._ping_only:
             self.cycle.keep_alive = False
         self.headers = []  # for trailers, which are never read
@@ -329,6 +336,36 @@ class Protocol(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             self._stretch = self._owing_since = None
             super().on_message_complete()
+
+
+class _Joining:
+    """Where one answer is written: its head goes with the first piece of its body, as two writes wake a client twice.
+
+    Args:
+        transport: of the connection.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._begun, self._head = False, b""
+
+    def write(self, data: bytes) -> None:
+        if not self._begun and not data.startswith(_INTERIM):
+            self._begun, self._head = True, data
+            return
+        head, self._head = self._head, b""
+        if len(data) > _JOINED_BYTES:
+            self._transport.write(head)
+            head = b""
+        self._transport.write(head + data if head else data)
+
+    def close(self) -> None:
+        if self._head:
+            self._transport.write(self._head)
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
 
 class _Stretch(NamedTuple):
