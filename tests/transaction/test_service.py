@@ -541,6 +541,99 @@ class SlowStorage(SpyStorage):
         return log
 
 
+class Doers:
+    """Remembers which thread has done each call, and says how long each takes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.threads: list[str] = []
+        self.seconds = self._now = 0.0
+        monkeypatch.setattr(module, "answer", self._answer)
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self._now))
+
+    def _answer(self, manager: TransactionManager, frame: bytes) -> bytes:
+        self.threads.append(threading.current_thread().name.partition("_")[0])
+        self._now += self.seconds
+        return answer(manager, frame)
+
+    def last(self, connection: socket.socket, name: str = "startShort", *fields: bytes) -> str:
+        """Have a call done; returns who did it."""
+        self.send(connection, name, *fields)
+        self.receive(connection)
+        return self.threads[-1]
+
+    @staticmethod
+    def send(connection: socket.socket, name: str, *fields: bytes) -> None:
+        data = wire.message(MessageKind.CALL, name, 1, *fields)
+        connection.sendall(len(data).to_bytes(4) + data)
+
+    @staticmethod
+    def receive(connection: socket.socket) -> None:
+        received(connection, int.from_bytes(received(connection, 4)))
+
+
+LOOP, WORKER = "transaction-service", "transactions"
+
+
+@pytest.fixture
+def doers(monkeypatch: pytest.MonkeyPatch) -> Doers:
+    return Doers(monkeypatch)
+
+
+def test_given_calls_one_by_one_then_the_loop_does_them_itself(doers: Doers, service: TransactionService) -> None:
+    with connected(service) as connection:
+        found = [doers.last(connection) for _ in range(module._QUICK_AFTER + 2)]
+    assert found == [WORKER] * module._QUICK_AFTER + [LOOP] * 2
+
+
+def test_given_calls_one_by_one_when_one_takes_long_or_is_no_start_then_a_worker_does_it(
+    monkeypatch: pytest.MonkeyPatch, doers: Doers, service: TransactionService, manager: TransactionManager
+) -> None:
+    with connected(service) as connection:
+        while doers.last(connection) != LOOP:
+            pass
+        assert doers.last(connection, "startShortClientId", wire.string(1, "x" * module._QUICK_BYTES)) == WORKER
+        assert doers.last(connection, "getSnapshot") == WORKER
+        assert doers.last(connection) == LOOP
+        monkeypatch.setattr(module, "_QUICK_IDS", 0)
+        manager.invalidate(manager.start_short().transaction_id)
+        assert doers.last(connection) == WORKER
+
+
+def test_given_a_disk_that_has_become_slow_then_the_loop_waits_for_it_once(
+    doers: Doers, service: TransactionService
+) -> None:
+    with connected(service) as connection:
+        while doers.last(connection) != LOOP:
+            pass
+        doers.seconds = module._QUICK_SECONDS
+        assert [doers.last(connection) for _ in range(3)] == [LOOP, WORKER, WORKER]
+        doers.seconds = 0
+        assert [doers.last(connection) for _ in range(2)] == [WORKER, LOOP]
+
+
+def test_given_calls_that_come_at_once_then_workers_do_them_and_share_a_sync(
+    doers: Doers, service: TransactionService
+) -> None:
+    with connected(service) as first, connected(service) as second:
+        while LOOP not in (doers.last(first), doers.last(second)):
+            pass
+        held, go_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            held.set()
+            go_on.wait(PATIENCE_SECONDS)
+
+        assert service._loop is not None
+        service._loop.call_soon_threadsafe(hold)
+        assert held.wait(PATIENCE_SECONDS)
+        for connection in (first, second):
+            doers.send(connection, "startShort")
+        go_on.set()
+        for connection in (first, second):
+            doers.receive(connection)
+    assert doers.threads[-2:] == [WORKER, WORKER]
+
+
 def test_given_time_then_the_service_has_transactions_expire_and_takes_snapshots(clock: ManualClock) -> None:
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
