@@ -33,7 +33,7 @@ from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producer_rows import Former, ProducerName, Registration, TransactionOutcome, tidy
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.requests import Sent
-from tms_core.messaging.work import Batch
+from tms_core.messaging.work import Answer, Batch
 from tms_core.messaging.writer import MessageWriter
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import MessageValue
@@ -1099,3 +1099,19 @@ def test_given_a_row_that_is_forgotten_while_it_is_looked_for_then_it_is_read_an
     rows = RememberedRows(side)
     rows._rows = Forgetful({b"key": b"rolled back"})
     assert rows.get(b"key") == b"rolled back"
+
+
+def test_given_a_client_that_goes_on_as_soon_as_it_is_answered_then_nothing_of_its_request_is_in_the_way(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, tx, settle = Instance(desk), desk.begin(), Answer.set_result
+    steps: Iterator[Callable[[], object]] = iter([lambda: one.publish(tx=tx), lambda: desk.manager.abort(tx)])
+
+    def goes_on(answer: Answer[object], result: object) -> None:
+        if step := next(steps, None):
+            step()
+        settle(answer, result)
+
+    monkeypatch.setattr(Answer, "set_result", goes_on)
+    one.store(b"a", tx=tx)
+    assert (desk.manager.is_in_progress(tx.write_pointer), desk.manager.invalid_size()) == (False, 0)

@@ -228,7 +228,11 @@ class Lines:
         return False
 
     def _stored_of(self, topic: TopicMetadata) -> _Stored:
-        return self._stored.setdefault(generation_prefix(topic.topic.prefix, topic.generation), _Stored())
+        prefix = generation_prefix(topic.topic.prefix, topic.generation)
+        found = self._stored.get(prefix)
+        if found is None:
+            found = self._stored[prefix] = _Stored()
+        return found
 
     def forget(self, concerns: Callable[[bytes], bool]) -> None:
         """Read again before the next use, because another process may have written.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from threading import Lock
 from typing import Generic, NamedTuple, TypeVar
 
@@ -71,6 +71,22 @@ class WriteRequest(Generic[R]):
         self.answer: Answer[R] = Answer()
 
 
+def _nothing() -> None:
+    """No reader waits for it."""
+
+
+class Written(NamedTuple, Generic[R]):
+    """What was written of a batch.
+
+    Attributes:
+        answers: the requests, and what each is answered.
+        tell: what is to be called when they are answered.
+    """
+
+    answers: Sequence[tuple[WriteRequest[R], R]]
+    tell: Callable[[], None] = _nothing
+
+
 class WriterContext(NamedTuple):
     """The parts that all writers of a store share.
 
@@ -123,8 +139,8 @@ class Queue(ABC, Generic[R]):
             self.submit(WriteRequest((), None)).result()
 
     @abstractmethod
-    def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[R]]) -> None:
-        """Write a batch and answer it."""
+    def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[R]]) -> Written[R]:
+        """Write a batch, and answer what was not written."""
 
     def _run(self) -> None:
         """Write the next batch, and have this called again if there is more."""
@@ -132,21 +148,32 @@ class Queue(ABC, Generic[R]):
         with _Owed(batch):
             topic = self._context.topics.get(self.topic)
             if fitting := [request for request in batch if _fits(topic, request)]:
-                now_ms = self._context.clock.publish_ms()
-                if any(request.pointer is not None or request.sent is not None for request in fitting):
-                    with self._in_progress(fitting, now_ms) as open_, self._sent(topic, open_, now_ms) as counting:
-                        # What was written before a partition took no more is answered as it was.
-                        if counting:
-                            _require_open(topic)
-                            self._write(topic, now_ms, counting)
-                else:
-                    _require_open(topic)
-                    self._write(topic, now_ms, fitting)
+                written = self._written(topic, fitting)
+                # Not before all that was noted of them is taken back: their clients may end the transaction, or send
+                # the next request, at once.
+                for request, result in written.answers:
+                    request.answer.set_result(result)
+                written.tell()
         self._context.work.done(len(batch), sum(request.weight for request in batch))
         with self._lock:
             more = self._busy = bool(self._queue)
         if more:
             self._context.work.run(self._run)
+
+    def _written(self, topic: TopicMetadata, batch: Sequence[WriteRequest[R]]) -> Written[R]:
+        """Write the requests of a batch that may still be written; answers the others."""
+        now_ms = self._context.clock.publish_ms()
+        transactional = any(request.pointer is not None for request in batch)
+        sent = any(request.sent is not None for request in batch)
+        with (
+            self._in_progress(batch, now_ms) if transactional else nullcontext(batch) as open_,
+            self._sent(topic, open_, now_ms) if sent else nullcontext(open_) as counting,
+        ):
+            # What was written before a partition took no more is answered as it was.
+            if not counting:
+                return Written([])
+            _require_open(topic)
+            return self._write(topic, now_ms, counting)
 
     def _take(self) -> list[WriteRequest[R]]:
         """Take what is queued, up to a number of bytes."""
@@ -208,9 +235,6 @@ class Queue(ABC, Generic[R]):
         """The requests without a producer, and those to be written of the others; answers what was written before."""
         requests = self._context.requests
         asked = [(request, request.sent) for request in batch if request.sent is not None]
-        if not asked:
-            yield list(batch)
-            return
         sent = [(sent, request.pointer, len(request.messages) or 1) for request, sent in asked]
         with requests.sending(topic, now_ms, sent) as found:
             for (request, _), one in zip(asked, found, strict=True):

@@ -21,7 +21,7 @@ from tms_core.messaging.last_request import AHEAD_MS, SEATED_ROWS, LastRequest
 from tms_core.messaging.lines import Line
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.producer_rows import IDLE_MS
-from tms_core.messaging.queue import Queue, WriterContext, WriteRequest, ended
+from tms_core.messaging.queue import Queue, WriterContext, WriteRequest, Written, ended
 from tms_core.messaging.work import Once
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix
 from tms_core.tables.base import KeyTable, MessageTable, MessageValue, PayloadTable, TxCell, every
@@ -52,29 +52,32 @@ class MessageWriter(Queue[RollbackRange | None]):
         self._cache = cache
         self._expiries = expiries
 
-    def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[RollbackRange | None]]) -> None:
+    def _write(
+        self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[RollbackRange | None]]
+    ) -> Written[RollbackRange | None]:
         line = self._context.lines.messages(topic)
         first = line.ids.first(now_ms)
         # What is published without transactions and producers, as most is, is not looked at any further.
-        looks = any(request.pointer is not None or request.admitted is not None for request in batch)
+        transactional = any(request.pointer is not None for request in batch)
+        sent = any(request.admitted is not None for request in batch)
         followed: dict[bytes, LastRequest] = {}
         places: list[int] | None = None
-        if looks or line.ahead.seats:
+        if sent or line.ahead.seats:
             batch, followed, places = self._seated(topic, line, batch, first, now_ms)
         written, runs, stop = self._placed(topic, batch, first, places)
         if not runs:
-            return
+            return Written([])
         line.ids.take(first, stop)
         try:
             if line.ahead.stale:
                 self._take_back(line, written, first)
-            rows = self._announce_sent(line, runs, written, followed) if looks else None
-            if looks and not followed and rows is None:
+            rows = self._announce_sent(line, runs, written, followed) if sent else None
+            if sent and not followed and rows is None:
                 runs = [run for request, run in zip(written, runs, strict=True) if not request.answer.done()]
                 written = [request for request in written if not request.answer.done()]
             self._announce(line, runs)
             self._put(line.prefix, runs, written, rows or self._rows(line.prefix, runs))
-            if looks:
+            if transactional:
                 runs = [
                     run if run.pointer is None else self._looked_at(line, request, run)
                     for request, run in zip(written, runs, strict=True)
@@ -85,12 +88,12 @@ class MessageWriter(Queue[RollbackRange | None]):
             raise
         finally:
             line.ids.release()
-        for request, run in zip(written, runs, strict=True):
-            if looks:
-                self._written(topic, request, run)
-            if not request.answer.done():
-                request.answer.set_result(_rollback_range(run))
-        line.tell()
+        answers = [
+            (request, _rollback_range(run))
+            for request, run in zip(written, runs, strict=True)
+            if not (sent or transactional) or self._note(topic, request, run)
+        ]
+        return Written(answers, line.tell)
 
     def _seated(
         self,
@@ -178,17 +181,20 @@ class MessageWriter(Queue[RollbackRange | None]):
         refused = self._announce_requests(written, [run.first for run in runs], line.ahead)
         return rows() if many and not refused else None
 
-    def _written(self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None], run: CachedRun) -> None:
-        """Note what was written in a transaction or by a producer; answers what came too late."""
+    def _note(self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None], run: CachedRun) -> bool:
+        """Note what was written in a transaction or by a producer; False: it came too late, and is answered."""
         self._note_written(request)
         pointer = run.pointer
-        if pointer is not None and pointer < 0:
+        if pointer is None:
+            return True
+        if pointer < 0:
             request.answer.set_exception(ended(request.pointer))
-        elif pointer is not None:
-            if self._context.transactions is not None:
-                self._context.transactions.note_published(pointer, str(topic.topic), id_parts(run.first)[0])
-            if run.payloads is None:
-                self._context.lines.show(topic, pointer)
+            return False
+        if self._context.transactions is not None:
+            self._context.transactions.note_published(pointer, str(topic.topic), milliseconds(run.first))
+        if run.payloads is None:
+            self._context.lines.show(topic, pointer)
+        return True
 
     def _hides_nothing(self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None]) -> bool:
         """Whether all that its transaction has stored here is published already; answers if not.
@@ -278,7 +284,7 @@ class PayloadWriter(Queue[None]):
         super().__init__(topic, context)
         self._table = table
 
-    def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[None]]) -> None:
+    def _write(self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[None]]) -> Written[None]:
         written: list[WriteRequest[None]] = []
         firsts: list[int] = []
         for request in batch:
@@ -296,6 +302,7 @@ class PayloadWriter(Queue[None]):
             row for request, first in zip(written, firsts, strict=True) for row in self._rows(topic, request, first)
         ]
         self._put(rows)
+        answers: list[tuple[WriteRequest[None], None]] = []
         for request, first in zip(written, firsts, strict=True):
             if self._is_late(request):
                 with suppress(StoreError):
@@ -304,7 +311,8 @@ class PayloadWriter(Queue[None]):
                 continue
             self._note_written(request)
             self._context.lines.hide(topic, cast(int, request.pointer))
-            request.answer.set_result(None)
+            answers.append((request, None))
+        return Written(answers)
 
     def _put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         if not rows:

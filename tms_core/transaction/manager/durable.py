@@ -116,12 +116,6 @@ class DurableState:
         if refusal is not None:
             raise refusal
 
-    @contextmanager
-    def looking(self) -> Iterator[ManagerState]:
-        """The state, for one thread at a time, without waiting for the disk: for what decides nothing."""
-        with self._lock:
-            yield self._state
-
     def record(self, edit: Edit) -> None:
         """Apply an edit to the state and put it in the log; within :meth:`deciding`."""
         self.append(edit)

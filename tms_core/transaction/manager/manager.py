@@ -213,28 +213,27 @@ class TransactionManager(DurableState):
         Returns:
             Whether it is; then :meth:`end_write` is to follow.
         """
-        with self.looking() as state:
-            found = pointer in state.in_progress
+        with self._lock:
+            found = self.is_in_progress(pointer)
             if found:
                 self._writes[pointer] += 1
             return found
 
     def end_write(self, pointer: int) -> None:
         """What was noted is written, or never will be."""
-        with self.looking():
+        with self._lock:
             left = self._writes.pop(pointer) - 1
             if left:
                 self._writes[pointer] = left
 
     def is_in_progress(self, pointer: int) -> bool:
-        """Whether a pointer is in progress, a transaction's or a checkpoint's; takes no disk."""
-        with self.looking() as state:
-            return pointer in state.in_progress
+        """Whether a pointer is in progress, a transaction's or a checkpoint's; takes no lock and no disk."""
+        return pointer in self._state.in_progress
 
     def transaction_of(self, pointer: int) -> int:
         """The transaction of a checkpoint that is in progress; of any other pointer itself. Takes no disk."""
-        with self.looking() as state:
-            entries = state.in_progress.values()
+        with self._lock:
+            entries = self._state.in_progress.values()
             return next((entry.write_pointer for entry in entries if pointer in entry.checkpoints), pointer)
 
     # --- the invalid list --------------------------------------------------------------------------------------------
