@@ -214,7 +214,8 @@ def test_given_a_manager_that_forgot_what_was_changed_when_asked_again_then_it_c
 
     def restarted(pointer: int) -> None:
         """As a manager that has recovered what was on its disk."""
-        with monkeypatch.context() as once, case.site.manager.looking() as state:
+        state = case.site.manager._state
+        with monkeypatch.context() as once:
             once.setattr(state, "recovered_pointer", pointer)
             if case.faults.seen["commit"] == 1:
                 state.committing.pop(pointer, None)
