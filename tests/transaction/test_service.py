@@ -611,8 +611,9 @@ def test_given_a_disk_that_has_become_slow_then_the_loop_waits_for_it_once(
         assert [doers.last(connection) for _ in range(2)] == [WORKER, LOOP]
 
 
+@pytest.mark.parametrize("other", ["startShort", "getSnapshot"])
 def test_given_calls_that_come_at_once_then_workers_do_them_and_share_a_sync(
-    doers: Doers, service: TransactionService
+    doers: Doers, service: TransactionService, other: str
 ) -> None:
     with connected(service) as first, connected(service) as second:
         while LOOP not in (doers.last(first), doers.last(second)):
@@ -626,8 +627,8 @@ def test_given_calls_that_come_at_once_then_workers_do_them_and_share_a_sync(
         assert service._loop is not None
         service._loop.call_soon_threadsafe(hold)
         assert held.wait(PATIENCE_SECONDS)
-        for connection in (first, second):
-            doers.send(connection, "startShort")
+        for connection, name in ((first, "startShort"), (second, other)):
+            doers.send(connection, name)
         go_on.set()
         for connection in (first, second):
             doers.receive(connection)

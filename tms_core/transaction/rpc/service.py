@@ -257,7 +257,7 @@ class TransactionService:
             # What else has come in this turn shares a sync with it.
             with self._counted():
                 await asyncio.sleep(0)
-            if self._alone:
+            if self._alone and not self._under_way:
                 return self._timed(frame, direct)
         return await self._work(self._timed, frame, direct)
 
