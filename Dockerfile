@@ -25,8 +25,8 @@ RUN --mount=type=secret,id=ca,target=/run/ca.pem \
     if [ -s /run/ca.pem ]; then export PIP_CERT=/run/ca.pem; fi; \
     compiled="${COMPILED}"; if [ -z "$compiled" ] && [ "$(uname -m)" != x86_64 ]; then compiled=plyvel; fi; \
     python3 -m venv /opt/build && python3 -m venv --without-pip /opt/tms \
-    && /opt/build/bin/pip install --no-cache-dir --quiet --require-hashes -r image/build.lock \
-    && /opt/build/bin/pip wheel --no-cache-dir --quiet --require-hashes --only-binary :all: --no-binary "${compiled:-:none:}" \
+    && /opt/build/bin/pip install --no-cache-dir --quiet --no-deps --require-hashes -r image/build.lock \
+    && /opt/build/bin/pip wheel --no-cache-dir --quiet --no-deps --require-hashes --only-binary :all: --no-binary "${compiled:-:none:}" \
        --no-build-isolation --wheel-dir /tmp/wheels -r image/runtime.lock ${ARCHIVE:+-r image/archive.lock} \
     && /opt/build/bin/pip --python /opt/tms/bin/python install --no-cache-dir --quiet --no-deps --no-index /tmp/wheels/*.whl
 COPY pyproject.toml README.md LICENSE ./

@@ -65,14 +65,14 @@ $(RUN_STAMP): requirements-run.lock pyproject.toml
 	  done; \
 	  [ -x $(PY) ] || { echo "Python 3.11 or newer is missing; install it: apt-get install python3 python3-venv" >&2; exit 1; }; \
 	fi
-	@$(PY) -m pip install --quiet --require-hashes -r requirements-run.lock || { \
+	@$(PY) -m pip install --quiet --no-deps --require-hashes -r requirements-run.lock || { \
 	  echo "the locked packages could not be installed; if plyvel failed to compile: apt-get install g++ python3-dev libleveldb-dev," \
 	    "or set PYTHON to a Python 3.11 or 3.12" >&2; exit 1; }
 	@$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(STAMP): requirements.lock $(RUN_STAMP)
-	@$(PY) -m pip install --quiet --require-hashes -r requirements.lock || { \
+	@$(PY) -m pip install --quiet --no-deps --require-hashes -r requirements.lock || { \
 	  echo "the locked packages of the tests could not be installed; pip says above which" >&2; exit 1; }
 	@touch $@
 

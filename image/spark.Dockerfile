@@ -13,8 +13,8 @@ COPY image/build.lock image/spark.lock image/
 RUN --mount=type=secret,id=ca,target=/run/ca.pem \
     if [ -s /run/ca.pem ]; then export PIP_CERT=/run/ca.pem; fi; \
     python3 -m venv /opt/build && python3 -m venv --without-pip /opt/tms \
-    && /opt/build/bin/pip install --no-cache-dir --quiet --require-hashes -r image/build.lock \
-    && /opt/build/bin/pip wheel --no-cache-dir --quiet --require-hashes --only-binary :all: --no-binary pyspark \
+    && /opt/build/bin/pip install --no-cache-dir --quiet --no-deps --require-hashes -r image/build.lock \
+    && /opt/build/bin/pip wheel --no-cache-dir --quiet --no-deps --require-hashes --only-binary :all: --no-binary pyspark \
        --no-build-isolation --wheel-dir /tmp/wheels -r image/spark.lock \
     && /opt/build/bin/pip --python /opt/tms/bin/python install --no-cache-dir --quiet --no-deps --no-index /tmp/wheels/*.whl
 COPY pyproject.toml README.md LICENSE ./

@@ -82,6 +82,15 @@ def test_given_a_missing_tool_when_a_test_needs_it_then_ci_fails_and_a_desk_skip
 # --- the lock --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["Makefile", "Dockerfile", "image/spark.Dockerfile"])
+def test_what_is_locked_is_installed_without_resolving_anything(name: str) -> None:
+    """A lock is whole. pip would look for a requirement with extras anew, and refuse a version that came out since."""
+    text = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
+    installs = re.findall(r"pip [^&\n]*--require-hashes[^&\n]*", text)
+    assert installs
+    assert [line for line in installs if "--no-deps" not in line] == []
+
+
 def locked(lock: str = LOCK) -> dict[str, str]:
     """Each locked requirement by its name."""
     lines = [line.removesuffix(" \\") for line in lock.splitlines() if line[:1] not in {"", " ", "#"}]
