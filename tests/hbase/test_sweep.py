@@ -85,4 +85,4 @@ def test_given_payloads_when_swept_then_those_a_live_message_of_any_salt_refers_
 def test_given_a_random_store_when_swept_on_hbase_then_every_row_is_as_the_law_says(
     hbase_tables: Tables, scene: Scene
 ) -> None:
-    check(scene, hbase_tables.store(), 5, workers=3)
+    check(scene, hbase_tables.store(), 5, workers=3, tells=False)

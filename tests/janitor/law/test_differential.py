@@ -37,9 +37,9 @@ from tms_core.clock import ManualClock
 from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import MetadataError
 from tms_core.rowkey import Cutoff, MessageId, MessageKey, PayloadKey, generation_prefix, java_abs
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import MessageValue, Page, Store, TxCell
 from tms_core.tables.leveldb.store import LevelDBStore
-from tms_core.tables.memory import MemoryStore
+from tms_core.tables.memory import MemoryMessageTable, MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId, TopicMetadata, encode_properties
 from tms_core.transaction.model import InProgress, InProgressType, VisibilityState
@@ -269,8 +269,12 @@ class FixedSource:
         return Loaded(self._snapshot, "fixed")
 
 
-def judge(scene: Scene) -> tuple[dict[bytes, Verdict], dict[bytes, Verdict], set[bytes]]:
-    """The law, row by row: verdicts on messages and payloads, and the payloads of which both answers are right."""
+def judge(scene: Scene, *, tells: bool = True) -> tuple[dict[bytes, Verdict], dict[bytes, Verdict], set[bytes]]:
+    """The law, row by row: verdicts on messages and payloads, and the payloads of which both answers are right.
+
+    Args:
+        tells: whether the store's cells say which rows take their payload from the payload table; else all may.
+    """
     view = TransactionView(scene.snapshot, scene.now_ms, LIFETIME.undecided_ms)
     messages: dict[bytes, Verdict] = {}
     references: dict[bytes, int] = {}
@@ -278,7 +282,8 @@ def judge(scene: Scene) -> tuple[dict[bytes, Verdict], dict[bytes, Verdict], set
         parsed = MessageKey.parse(key)
         topic, frontier = scene.topic(parsed.topic) if parsed else (None, None)
         messages[key] = decide(Row("message", parsed, value.pointer), topic, frontier, view, False, None)
-        if value.payload is None and value.pointer is not None and not isinstance(messages[key], Delete):
+        refers = value.payload is None or not tells
+        if refers and value.pointer is not None and not isinstance(messages[key], Delete):
             # Of a key that is too long as well: it stays, and a reader may take it for a message.
             references[key] = java_abs(value.pointer)
     payloads: dict[bytes, Verdict] = {}
@@ -301,6 +306,14 @@ def judge(scene: Scene) -> tuple[dict[bytes, Verdict], dict[bytes, Verdict], set
             found = inside
         payloads[key] = decide(Row("payload", row), topic, frontier, view, bool(found), None)
     return messages, payloads, either
+
+
+class SilentCells(MemoryMessageTable):
+    """Messages in memory whose cells do not say which rows refer, as HBase's do not."""
+
+    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
+        page = super().cells(start, stop, limit)
+        return Page([cell._replace(refers=True) for cell in page.items], page.resume)
 
 
 @contextmanager
@@ -336,9 +349,9 @@ def sweep(scene: Scene, store: Store, batch_rows: int, workers: int = 1) -> tupl
         return engine.preview(), engine.run_once()
 
 
-def check(scene: Scene, store: Store, batch_rows: int, workers: int = 1) -> None:
+def check(scene: Scene, store: Store, batch_rows: int, workers: int = 1, *, tells: bool = True) -> None:
     planned, report = sweep(scene, store, batch_rows, workers)
-    messages, payloads, either = judge(scene)
+    messages, payloads, either = judge(scene, tells=tells)
     left_messages = dict(every(store.message.rows))
     left_payloads = dict(every(store.payload.rows))
 
@@ -408,6 +421,32 @@ def test_given_a_reference_under_a_key_too_long_when_swept_then_its_payload_stay
         assert len(list(every(store.payload.rows))) == 1
 
 
+def test_given_cells_that_do_not_say_whether_they_refer_when_swept_then_all_count_as_if_they_did() -> None:
+    topic, now_ms = NAMES[0], NOWS[4]
+    scene, pointer = Scene(now_ms), (now_ms - 1000) * 10**6
+    scene.snapshot = VisibilityState(now_ms, now_ms * 10**6, now_ms * 10**6, array("q"))
+    anchor = ClockAnchor(now_ms, 0, "manual")
+    scene.records[topic] = FrontierRecord(1, now_ms - 60_000, anchor, first_seen_ms=now_ms)
+    scene.metadata[topic.prefix] = encode_properties({"generation": "1", "ttl": "60"})
+    scene.messages[MessageKey(topic, 1, now_ms, 0).pack()] = MessageValue(pointer, b"x")
+    scene.payloads[PayloadKey(topic, 1, pointer, now_ms - 61_000, 0).pack()] = b"y"
+    for tells, left in ((True, 0), (False, 1)):
+        with memory_store() as store:
+            if not tells:
+                store.message = SilentCells(store.calls)
+            check(scene, store, 1, tells=tells)
+            assert len(list(every(store.payload.rows))) == left
+
+
+@given(scenes() | processed_scenes(), st.integers(1, 7))
+def test_given_a_random_store_of_such_cells_when_swept_then_every_row_is_as_the_law_says(
+    scene: Scene, batch_rows: int
+) -> None:
+    with memory_store() as store:
+        store.message = SilentCells(store.calls)
+        check(scene, store, batch_rows, tells=False)
+
+
 @given(scenes(), st.integers(1, 7))
 def test_given_a_random_store_when_swept_on_leveldb_then_every_row_is_as_the_law_says(
     scene: Scene, batch_rows: int
@@ -457,7 +496,9 @@ def test_given_a_plan_of_a_random_store_when_applied_later_then_exactly_what_it_
         # More has come due by then, which is none of the plan's business.
         clock.advance(min(later_ms, 100_000))
         applied = engine.carry_out(Path(folder) / "plan.json")
-        assert {rule: planned.total(rule) for rule in Rule} == {rule: applied.total(rule) for rule in Rule}
+        _, _, either = judge(scene)
+        differ = {rule: planned.total(rule) - applied.total(rule) for rule in Rule}
+        assert all(0 <= rows <= len(either) for rows in differ.values())
         assert store.message.rows(b"", None, 10_000) == twin.message.rows(b"", None, 10_000)
         assert store.payload.rows(b"", None, 10_000) == twin.payload.rows(b"", None, 10_000)
 
