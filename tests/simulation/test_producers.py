@@ -59,8 +59,8 @@ def sequence_written_behind_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         waiting.update((one[0], one) for one in requests)
         return [None for _ in requests]
 
-    def wrote(self: Requests, admitted: Admitted, *_: int) -> None:
-        announce(self, [waiting.pop(admitted)])
+    def wrote(self: Requests, written: Sequence[Admitted]) -> None:
+        announce(self, [waiting.pop(admitted) for admitted in written])
 
     monkeypatch.setattr(Requests, "announce", later)
     monkeypatch.setattr(Requests, "wrote", wrote)

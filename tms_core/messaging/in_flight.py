@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Condition, Lock
 
@@ -23,6 +23,8 @@ class InFlight:
         # Entered for each request; that of a condition is entered in Python.
         self._lock = Lock()
         self._changed = Condition(self._lock)
+        #: How many wait for a change.
+        self._waiting = 0
 
     def begin(self, key: bytes, producer: bytes, generation: int) -> bool:
         """A request is under way, whether its generation counts or not.
@@ -42,16 +44,17 @@ class InFlight:
 
     def end(self, keys: Iterable[bytes]) -> None:
         """Requests are written, or never will be."""
-        with self._changed:
+        with self._lock:
             for key in keys:
                 del self._busy[key]
-            self._changed.notify_all()
+            if self._waiting:
+                self._changed.notify_all()
 
     @contextmanager
     def only(self, key: bytes) -> Iterator[None]:
         """Be the only one that changes a registration."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: key not in self._busy, _WAIT_SECONDS):
+        with self._lock:
+            if not self._wait_for(lambda: key not in self._busy):
                 raise Unavailable("Another instance of the producer is being registered.", "Try again.")
             self._busy[key] = _CHANGING
         try:
@@ -65,8 +68,16 @@ class InFlight:
         def is_over() -> bool:
             return not any(who == producer and older < generation for who, older in self._busy.values())
 
-        with self._changed:
-            if not self._changed.wait_for(is_over, _WAIT_SECONDS):
+        with self._lock:
+            if not self._wait_for(is_over):
                 raise Unavailable(
                     f"Requests of the former instance of producer {name} are still being written.", "Try again."
                 )
+
+    def _wait_for(self, change: Callable[[], bool]) -> bool:
+        """Wait, with the lock, until something has come about; returns whether it has."""
+        self._waiting += 1
+        try:
+            return self._changed.wait_for(change, _WAIT_SECONDS)
+        finally:
+            self._waiting -= 1

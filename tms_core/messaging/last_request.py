@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from tms_core.errors import FormatError
@@ -94,11 +95,11 @@ class LastRequest(NamedTuple):
 
     def next(self, generation: int, sequence: int, at: int, number: int) -> LastRequest | None:
         """A request behind it, from a position on; None: it is not announced by this."""
-        seat = self.seat
+        seat, until = self.seat, self.until
         if not self.announces(generation, sequence) or number > (SEATED_ROWS if seat else 1 << _PLACE_BITS):
             return None
         first = placed(seat, sequence, at)
-        return LastRequest(generation, sequence, first, number) if first + number <= self.until else None
+        return _request((generation, sequence, first, number, 0, 0)) if first + number <= until else None
 
     def found(self, positions: Sequence[int]) -> LastRequest:
         """The last one that was written, by the positions of the rows that there are behind it."""
@@ -111,6 +112,10 @@ class LastRequest(NamedTuple):
         sequence = self.sequence + (place - self.sequence) % _PLACES
         number = sum(at >> bits == place for at in positions)
         return LastRequest(self.generation, sequence, place << bits, number)
+
+
+#: One of its parts, without a call in between.
+_request = partial(tuple.__new__, LastRequest)
 
 
 def placed(seat: int, sequence: int, at: int) -> int:

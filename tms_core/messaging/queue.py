@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from threading import Lock
 from typing import Generic, NamedTuple, TypeVar
@@ -296,9 +296,8 @@ class Queue(ABC, Generic[R]):
                 request.answer.set_exception(error)
         return any(errors)
 
-    def _note_written(self, request: WriteRequest[R]) -> None:
-        if request.admitted is not None:
-            self._context.requests.wrote(request.admitted)
+    def _note_written(self, written: Iterable[WriteRequest[R]]) -> None:
+        self._context.requests.wrote([request.admitted for request in written if request.admitted is not None])
 
     def _is_late(self, request: WriteRequest[R]) -> bool:
         """Whether a request was written after the end of its transaction, or after that was rolled back."""

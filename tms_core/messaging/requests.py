@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import NamedTuple, cast
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.positions import NAME
@@ -66,12 +66,15 @@ class _Keys(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _keys(home: TopicId, home_generation: int, name: str, topic: TopicId, generation: int) -> _Keys:
-    """Those of a producer by its home and its name; raises ``BadRequest`` where it cannot have that name."""
+def _keys(home: bytes, home_generation: int, name: str, messages: bytes) -> _Keys:
+    """Those of a producer by the start of its home's row keys, and its name, for messages whose keys begin so.
+
+    Raises:
+        BadRequest: it cannot have that name.
+    """
     if not NAME.fullmatch(name):
         raise BadRequest(f"{name!r} cannot be a producer.", "Use at most 255 letters, digits, '_' and '-'.")
-    producer = ProducerName(home, home_generation, name)
-    messages = generation_prefix(topic.prefix, generation)
+    producer = ProducerName(cast(TopicId, TopicId.from_prefix(home)), home_generation, name)
     return _Keys(producer, producer.key, producer.request_key(messages), messages)
 
 
@@ -98,6 +101,10 @@ class Admitted(NamedTuple):
     repeated: LastRequest | None = None
     written: bool = False
     since: int | None = None
+
+
+#: One of its parts, without a call in between: there is one for each request.
+_admitted = partial(tuple.__new__, Admitted)
 
 
 def _refusal(producer: ProducerName, generation: int, raw: bytes | None) -> ProducerFenced | None:
@@ -162,11 +169,15 @@ class Requests:
         self._rows.forget_old(now_ms)
         found: list[Admitted | TmsError] = []
         begun: list[bytes] = []
+        messages = generation_prefix(topic.topic.prefix, topic.generation)
+        named: TopicId | None = None
         try:
             for sent, pointer, number in batch:
                 try:
-                    home = topic if sent.home == topic.topic else self._topics.get(sent.home)
-                    keys = _keys(home.topic, home.generation, sent.name, topic.topic, topic.generation)
+                    if sent.home is not named:
+                        home = topic if sent.home == topic.topic else self._topics.get(sent.home)
+                        named, prefix = sent.home, home.topic.prefix
+                    keys = _keys(prefix, home.generation, sent.name, messages)
                     # Before it is looked whether it counts, or a newer instance might not wait for it.
                     if not self.in_flight.begin(keys.request, keys.registered, sent.generation):
                         raise Unavailable(
@@ -238,8 +249,9 @@ class Requests:
             asked: in the order of their seats.
         """
         found: list[LastRequest] = []
+        windows = {} if ahead.stale else ahead.windows
         for admitted in asked:
-            window = None if ahead.stale else ahead.windows.get(admitted.keys.request)
+            window = windows.get(admitted.keys.request)
             # Repeated, it is announced as what it is.
             if window is None or admitted.repeated is not None or admitted.former != window.last.value:
                 return None
@@ -286,11 +298,12 @@ class Requests:
         ahead.windows, ahead.stale = {}, False
         return found
 
-    def wrote(self, admitted: Admitted) -> None:
-        """The rows of a request that was announced are there, so a repetition need not look."""
-        last = self._last.get(admitted.keys.request)
-        if last is not None:
-            last.written = True
+    def wrote(self, requests: Iterable[Admitted]) -> None:
+        """The rows of requests that were announced are there, so a repetition need not look."""
+        known = self._last
+        for admitted in requests:
+            if (last := known.get(admitted.keys.request)) is not None:
+                last.written = True
 
     def is_void(self, producer: ProducerName, pointer: int) -> bool:
         """Whether a transaction was rolled back by its producer."""
@@ -323,7 +336,8 @@ class Requests:
             BadRequest, TopicNotFound, MetadataError, StoreError: that is no name, or there is no such topic.
         """
         known = self._topics.get(home)
-        return _keys(known.topic, known.generation, name, known.topic, known.generation).producer
+        prefix = known.topic.prefix
+        return _keys(prefix, known.generation, name, generation_prefix(prefix, known.generation)).producer
 
     def is_decided(self, begun: Begun) -> bool:
         """Whether a transaction can no longer be committed, or was."""
@@ -382,7 +396,7 @@ class Requests:
             since = last.since
             if since is not None and not LastRequest.parse(raw).announces(sent.generation, sent.sequence):
                 since = None
-            return Admitted(sent, pointer, number, keys, registered, raw, None, written=False, since=since)
+            return _admitted((sent, pointer, number, keys, registered, raw, None, False, since))
         if former.sequence > sent.sequence:
             raise BadRequest(
                 f"Request {sent.sequence} of producer {sent.name} comes after its request {former.sequence}.",

@@ -88,10 +88,12 @@ class MessageWriter(Queue[RollbackRange | None]):
             raise
         finally:
             line.ids.release()
+        if sent:
+            self._note_written(written)
         answers = [
             (request, _rollback_range(run))
             for request, run in zip(written, runs, strict=True)
-            if not (sent or transactional) or self._note(topic, request, run)
+            if run.pointer is None or self._note(topic, request, run, run.pointer)
         ]
         return Written(answers, line.tell)
 
@@ -113,11 +115,11 @@ class MessageWriter(Queue[RollbackRange | None]):
         # who does nothing for as long as these live is forgotten.
         lasts = topic.ttl_seconds * 1000 >= IDLE_MS and not topic.consumed
         keeps_time = milliseconds(at) < now_ms + AHEAD_MS
-        alone = len(asked) == len(batch) and all(request.ttl_ms is None for request in batch)
+        alone = len(asked) == len(batch) and not any(request.ttl_ms for request in batch)
         if not (lasts and keeps_time and alone):
             ahead.note((), small=False)
             return batch, {}, None
-        small = max(admitted.number for admitted in asked) <= SEATED_ROWS
+        small = max([admitted.number for admitted in asked]) <= SEATED_ROWS
         ahead.note([admitted.keys.request for admitted in asked], small=small)
         if len(asked) > 1 and small:
             pairs = sorted(zip(asked, batch, strict=True), key=lambda pair: ahead.seat(pair[0].keys.request))
@@ -181,12 +183,10 @@ class MessageWriter(Queue[RollbackRange | None]):
         refused = self._announce_requests(written, [run.first for run in runs], line.ahead)
         return rows() if many and not refused else None
 
-    def _note(self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None], run: CachedRun) -> bool:
-        """Note what was written in a transaction or by a producer; False: it came too late, and is answered."""
-        self._note_written(request)
-        pointer = run.pointer
-        if pointer is None:
-            return True
+    def _note(
+        self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None], run: CachedRun, pointer: int
+    ) -> bool:
+        """Note what was written in a transaction; False: it came too late, and is answered."""
         if pointer < 0:
             request.answer.set_exception(ended(request.pointer))
             return False
@@ -309,7 +309,7 @@ class PayloadWriter(Queue[None]):
                     self._table.delete(self._keys_of(topic, request, first))
                 request.answer.set_exception(ended(request.pointer))
                 continue
-            self._note_written(request)
+            self._note_written([request])
             self._context.lines.hide(topic, cast(int, request.pointer))
             answers.append((request, None))
         return Written(answers)

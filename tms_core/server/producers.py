@@ -68,36 +68,32 @@ def sent_by(site: Site, scope: Scope, headers: Headers, *, numbered: bool = True
         if any(name in headers for name in (GENERATION, SEQUENCE, LABEL)):
             raise BadRequest("X-TMS-Producer: it is missing beside what else is said of a producer.", "Send it, too.")
         return None
-    found, name = _named(named)
+    found, name, generation = _instance(named, headers.get(GENERATION, b""))
     if site.gate is not None:
         site.gate.require(scope["principal"], found, Need.PUBLISH)
-    sequence = _number(headers, SEQUENCE, "X-TMS-Sequence") if numbered else 0
-    return Sent(found, name, _number(headers, GENERATION, "X-TMS-Generation"), sequence, _label(headers))
+    sequence = _number(headers.get(SEQUENCE, b""), "X-TMS-Sequence") if numbered else 0
+    return Sent(found, name, generation, sequence, _label(headers) if LABEL in headers else "")
 
 
 @remembered(4096)
-def _named(producer: bytes) -> tuple[TopicId, str]:
-    """Home and name of a producer."""
+def _instance(producer: bytes, generation: bytes) -> tuple[TopicId, str, int]:
+    """Home and name of a producer, and which of its instances it is."""
     home, slash, name = producer.decode("latin-1").partition("/")
     namespace, colon, topic = home.partition(":")
     if not (slash and colon and topic):
         raise BadRequest("X-TMS-Producer: this is no producer.", "Send namespace:topic/name.")
-    return named_topic(namespace, topic), name
+    return named_topic(namespace, topic), name, _number(generation, "X-TMS-Generation")
 
 
-def _number(headers: Headers, name: bytes, shown: str) -> int:
-    given = headers.get(name, b"")
+def _number(given: bytes, shown: str) -> int:
     if not given.isdigit() or len(given) > _DIGITS:
         raise BadRequest(f"{shown}: this is no number.", "A producer's request has a generation and a number.")
     return int(given)
 
 
 def _label(headers: Headers) -> str:
-    label = headers.get(LABEL)
-    if label is None:
-        return ""
     try:
-        return unquote_to_bytes(label).decode()
+        return unquote_to_bytes(headers[LABEL]).decode()
     except UnicodeDecodeError as error:
         raise BadRequest("X-TMS-Label: this is no UTF-8.", "Percent-encode the label's UTF-8.") from error
 
