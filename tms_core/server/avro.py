@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate, repeat
 from operator import add
 
@@ -85,7 +86,7 @@ class AvroCodec:
         return FetchRequest(start, inclusive, limit, reads_in)
 
     def write_published(self, written: RollbackRange) -> bytes:
-        return _END + b"".join(map(varint, written))
+        return _END + b"".join(map(_number, written))
 
     def write_messages(self, pages: Iterable[Sequence[Message]]) -> Iterator[bytes]:
         """One array, a block for each piece; the last one carries the array's end.
@@ -250,4 +251,6 @@ class _Lengths(dict[int, bytes]):
         return varint(length)
 
 
+#: The numbers of what was published: a transaction publishes again and again, and most requests begin and end alike.
+_number = lru_cache(maxsize=1024)(varint)
 _LENGTHS = _Lengths((length, varint(length)) for length in range(4096))
