@@ -668,6 +668,21 @@ def test_given_requests_announced_ahead_when_a_restore_ends_during_the_next_writ
     assert everything(desk) == [b"31", b"x", b"32"]
 
 
+def test_given_what_was_negated_when_its_transaction_goes_on_all_the_same_then_its_repetition_is_written(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, tx = Instance(desk), desk.begin()
+    # Its time was over, and the manager could not write that down.
+    monkeypatch.setattr(MessageWriter, "_is_late", lambda *_: True)
+    with pytest.raises(TransactionEnded):
+        one.publish(b"a", tx=tx)
+    monkeypatch.undo()
+    one.publish(b"a", tx=tx, again=True)
+    desk.manager.can_commit(tx.transaction_id, [])
+    desk.manager.commit(tx.transaction_id)
+    assert seen(desk) == [b"a"]
+
+
 def test_given_a_slow_producer_and_messages_that_live_for_less_when_the_server_was_restarted_then_it_goes_on(
     desk: GroupDesk,
 ) -> None:

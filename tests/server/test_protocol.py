@@ -510,8 +510,8 @@ def test_given_tls_when_clients_never_agree_on_keys_then_the_slowest_of_them_giv
 class Written:
     """Stands for a connection's transport: what was written, piece by piece, and then None if it was closed."""
 
-    def __init__(self, transport: asyncio.Transport | None = None) -> None:
-        self._transport = transport
+    def __init__(self, transport: asyncio.Transport | None = None, *, closed: bool = False) -> None:
+        self._transport, self._closed = transport, closed
         self.pieces: list[bytes | None] = []
 
     def write(self, data: bytes) -> None:
@@ -521,6 +521,9 @@ class Written:
 
     def close(self) -> None:
         self.pieces.append(None)
+
+    def is_closing(self) -> bool:
+        return self._closed
 
 
 HEAD, BODY = b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 is what this body is about"
@@ -546,6 +549,32 @@ def test_given_an_answer_then_its_head_is_written_with_the_first_piece_of_its_bo
     for piece in said:
         joining.close() if piece is None else joining.write(piece)
     assert transport.pieces == written
+
+
+def test_given_a_client_that_is_gone_when_its_answer_ends_before_its_body_then_nothing_is_written() -> None:
+    transport = Written(closed=True)
+    joining = protocol._Joining(transport)  # type: ignore[arg-type]
+    joining.write(HEAD)
+    joining.close()
+    assert transport.pieces == [None]
+
+
+def test_given_nonsense_in_a_body_when_its_answer_has_begun_then_the_head_of_that_is_sent() -> None:
+    class Early(Echo):
+        """Begins its answer before the body has come."""
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            self.begun.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+    early = Early()
+    with listening(early) as port, Client(port) as client:
+        client.socket.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
+        assert early.begun.wait(PATIENCE_SECONDS)
+        client.socket.sendall(b"no chunk\r\n")
+        assert rest(client).startswith(b"HTTP/1.1 200 OK")
 
 
 @pytest.mark.parametrize("body", [b"", b"body", LARGE], ids=["none", "small", "large"])

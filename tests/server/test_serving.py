@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -391,6 +391,46 @@ def test_given_a_signal_that_another_thread_gets_when_the_main_thread_waits_then
         other.start()
         assert asked.wait(60)
         other.join()
+
+
+WAITING = """
+import threading
+from tms_core.cli.entry import ending
+asked = threading.Event()
+with ending(asked.set):
+    print("ready", flush=True)
+    asked.wait()
+"""
+
+
+@pytest.mark.parametrize("why", ["its reader is gone", "its disk is full", "its reader does not read"])
+def test_given_a_standard_error_that_takes_nothing_when_a_signal_comes_then_the_process_ends(why: str) -> None:
+    reading, writing = os.pipe()
+    try:
+        if why == "its reader is gone":
+            os.close(reading)
+        elif why == "its disk is full":
+            os.dup2(full := os.open("/dev/full", os.O_WRONLY), writing)
+            os.close(full)
+        else:
+            os.set_blocking(writing, False)
+            with suppress(BlockingIOError):
+                while True:
+                    os.write(writing, b"x")
+            os.set_blocking(writing, True)
+        command = [sys.executable, "-c", WAITING]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writing) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"ready\n"
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(PATIENCE_SECONDS) == 0
+            finally:
+                process.kill()
+    finally:
+        os.close(writing)
+        if why != "its reader is gone":
+            os.close(reading)
 
 
 def test_given_another_thread_when_it_waits_for_signals_then_they_stay_as_they_are() -> None:

@@ -611,6 +611,27 @@ def test_given_a_disk_that_has_become_slow_then_the_loop_waits_for_it_once(
         assert [doers.last(connection) for _ in range(2)] == [WORKER, LOOP]
 
 
+def test_given_a_slow_disk_when_calls_that_need_none_are_quick_then_the_loop_still_waits_for_it_once(
+    monkeypatch: pytest.MonkeyPatch, doers: Doers, service: TransactionService
+) -> None:
+    done: list[tuple[str, str]] = []
+
+    def slow_but(_: TransactionManager, frame: bytes) -> bytes:
+        name = wire.read_message(frame).name
+        done.append((name, threading.current_thread().name.partition("_")[0]))
+        doers._now += 0 if name == "canCommitTx" else doers.seconds
+        return wire.message(MessageKind.REPLY, name, 1)
+
+    with connected(service) as connection:
+        while doers.last(connection) != LOOP:
+            pass
+        monkeypatch.setattr(module, "answer", slow_but)
+        doers.seconds = module._QUICK_SECONDS
+        for name in ["startShort", "canCommitTx", "commitTx"] * 3:
+            doers.last(connection, name)
+    assert [name for name, who in done if who == LOOP and name != "canCommitTx"] == ["startShort"]
+
+
 @pytest.mark.parametrize("other", ["startShort", "getSnapshot"])
 def test_given_calls_that_come_at_once_then_workers_do_them_and_share_a_sync(
     doers: Doers, service: TransactionService, other: str

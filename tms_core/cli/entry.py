@@ -16,8 +16,11 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+
+#: How long the thread that hears signals waits at most until a person is told, in seconds.
+_SAYING_SECONDS = 1.0
 
 
 def main(module: str = "tms_core.cli.main") -> None:
@@ -86,6 +89,14 @@ def _listen(reading: int, ask: Callable[[], None], said: bytes, hangup: Callable
             if asked:
                 os._exit(128 + number)
             asked = True
-            # Not by way of the streams: the main thread may be in the middle of a write to one.
-            os.write(2, said)
             ask()
+            # By a thread of its own, as it may wait for whoever reads it, and the next signal must not.
+            saying = threading.Thread(target=_say, args=(said,), daemon=True)
+            saying.start()
+            saying.join(_SAYING_SECONDS)
+
+
+def _say(text: bytes) -> None:
+    """Tell a person, if that can be done; not by way of the streams: the main thread may be in a write to one."""
+    with suppress(OSError):
+        os.write(2, text)

@@ -89,7 +89,10 @@ class MessageWriter(Queue[RollbackRange | None]):
         finally:
             line.ids.release()
         if sent:
-            self._note_written(written)
+            # What was negated may be asked for again, where its transaction goes on: its manager has forgotten the end.
+            forgets = self._context.transactions is not None
+            pairs = zip(written, runs, strict=True)
+            self._note_written([request for request, run in pairs if not (forgets and (run.pointer or 0) < 0)])
         answers = [
             (request, _rollback_range(run))
             for request, run in zip(written, runs, strict=True)

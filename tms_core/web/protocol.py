@@ -275,8 +275,8 @@ class Protocol(HttpToolsProtocol):
     def _end(self, status: bytes = b"400 Bad Request", reason: bytes = b"This is no HTTP request.") -> None:
         """Nothing more is read, and no request that is being answered takes this for its answer."""
         cycle = self._last
-        if self.pipeline or (cycle is not None and cycle.more_body and cycle.response_started):
-            self.transport.close()
+        if cycle is not None and (self.pipeline or (cycle.more_body and cycle.response_started)):
+            cycle.transport.close()
         elif cycle is None or cycle.more_body or cycle.response_complete:
             self._refuse(status, reason)
         else:
@@ -360,7 +360,7 @@ class _Joining:
         self._transport.write(head + data if head else data)
 
     def close(self) -> None:
-        if self._head:
+        if self._head and not self._transport.is_closing():
             self._transport.write(self._head)
         self._transport.close()
 

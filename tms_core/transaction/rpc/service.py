@@ -66,7 +66,8 @@ _SHORT_BYTES = 128
 _LENGTH = struct.Struct(">i")
 #: What the event loop does itself: calls whose names begin so, at this place, of so many bytes at most, where no more
 #: ids are listed, so many calls before came one by one, too, and the last took no longer, in seconds.
-_QUICK_NAMES, _NAME_AT = (b"start", b"canCommit", b"commit"), 8
+_NO_SYNC = b"canCommit"
+_QUICK_NAMES, _NAME_AT = (b"start", _NO_SYNC, b"commit"), 8
 _QUICK_BYTES, _QUICK_IDS, _QUICK_AFTER, _QUICK_SECONDS = 4096, 1000, 8, 0.001
 
 T = TypeVar("T")
@@ -274,7 +275,10 @@ class TransactionService:
     def _timed(self, frame: bytes, direct: bool) -> tuple[bytes | None, bool]:
         started = time.perf_counter()
         found = self._answered(frame, direct)
-        self._quick = time.perf_counter() - started < _QUICK_SECONDS
+        is_quick = time.perf_counter() - started < _QUICK_SECONDS
+        # A canCommit waits for no disk, so that one was quick says nothing of it.
+        if not (is_quick and frame.startswith(_NO_SYNC, _NAME_AT)):
+            self._quick = is_quick
         return found
 
     def _answered(self, frame: bytes, direct: bool) -> tuple[bytes | None, bool]:
