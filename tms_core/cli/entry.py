@@ -90,7 +90,7 @@ def _listen(reading: int, ask: Callable[[], None], said: bytes, hangup: Callable
                 os._exit(128 + number)
             asked = True
             ask()
-            # By a thread of its own, as it may wait for whoever reads it, and the next signal must not.
+            # By a thread of its own: it may wait for its reader, and the next signal must not.
             saying = threading.Thread(target=_say, args=(said,), daemon=True)
             saying.start()
             saying.join(_SAYING_SECONDS)

@@ -66,9 +66,10 @@ _SHORT_BYTES = 128
 _LENGTH = struct.Struct(">i")
 #: What the event loop does itself: calls whose names begin so, at this place, of so many bytes at most, where no more
 #: ids are listed, so many calls before came one by one, too, and the last took no longer, in seconds.
-_NO_SYNC = b"canCommit"
-_QUICK_NAMES, _NAME_AT = (b"start", _NO_SYNC, b"commit"), 8
+_QUICK_NAMES, _NAME_AT = (b"start", b"canCommit", b"commit"), 8
 _QUICK_BYTES, _QUICK_IDS, _QUICK_AFTER, _QUICK_SECONDS = 4096, 1000, 8, 0.001
+#: Those of them that wait for no disk.
+_NO_SYNC = b"canCommit"
 
 T = TypeVar("T")
 
