@@ -89,10 +89,12 @@ class MessageWriter(Queue[RollbackRange | None]):
         finally:
             line.ids.release()
         if sent:
-            # What was negated may be asked for again, where its transaction goes on: its manager has forgotten the end.
-            forgets = self._context.transactions is not None
-            pairs = zip(written, runs, strict=True)
-            self._note_written([request for request, run in pairs if not (forgets and (run.pointer or 0) < 0)])
+            there = written
+            if transactional and self._context.transactions is not None:
+                # What was negated is written again when it is repeated: a manager whose log failed may forget an end.
+                pairs = zip(written, runs, strict=True)
+                there = [request for request, run in pairs if run.pointer is None or run.pointer > 0]
+            self._note_written(there)
         answers = [
             (request, _rollback_range(run))
             for request, run in zip(written, runs, strict=True)

@@ -496,11 +496,15 @@ def test_given_a_plan_of_a_random_store_when_applied_later_then_exactly_what_it_
         # More has come due by then, which is none of the plan's business.
         clock.advance(min(later_ms, 100_000))
         applied = engine.carry_out(Path(folder) / "plan.json")
-        _, _, either = judge(scene)
-        differ = {rule: planned.total(rule) - applied.total(rule) for rule in Rule}
-        assert all(0 <= rows <= len(either) for rows in differ.values())
         assert store.message.rows(b"", None, 10_000) == twin.message.rows(b"", None, 10_000)
-        assert store.payload.rows(b"", None, 10_000) == twin.payload.rows(b"", None, 10_000)
+        payloads, others = (dict(every(one.payload.rows)) for one in (store, twin))
+        # Of some payloads both answers are right, but a plan is never exceeded.
+        _, _, either = judge(scene)
+        assert payloads.items() >= others.items()
+        assert (kept := payloads.keys() - others.keys()) <= either
+        differ = {rule: planned.total(rule) - applied.total(rule) for rule in Rule}
+        assert min(differ.values()) >= 0
+        assert sum(differ.values()) == len(kept)
 
 
 @pytest.mark.parametrize("generation", [1, 3, -3, INT_MAX, -INT_MAX])
