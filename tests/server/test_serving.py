@@ -243,7 +243,9 @@ NO_TRANSACTIONS = {"TMS_TRANSACTIONS__SOURCE": "none"}
 def test_given_hbase_when_served_then_it_leads_and_messages_may_have_a_ttl(hbase: Path, more: dict[str, str]) -> None:
     with serving(hbase, NO_TRANSACTIONS | more, {}, janitor=False) as started, Client(port_of(started.url)) as client:
         assert started.transactions is None
-        topic = TopicClient(client, "t").create()
+        topic = TopicClient(client, "t")
+        while (answer := client.ask("PUT", topic.path, b"{}")).status != 200:
+            assert answer.status == 503  # of several servers, one listens before it leads
         while (answer := topic.post("publish", {"messages": ["a"], "ttlSeconds": 60})).status != 200:
             assert answer.status == 503
         assert topic.poll() == ["a"]
