@@ -121,7 +121,8 @@ def test_given_a_companion_when_served_then_it_gets_what_is_open_and_is_stopped_
 
 
 def test_given_a_store_that_is_made_when_served_then_no_one_else_may_look_into_its_folders(tmp_path: Path) -> None:
-    with serving(None, {}, {"leveldb": str(tmp_path / "shop")}, janitor=False):
+    free_ports = {"TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
+    with serving(None, free_ports, {"leveldb": str(tmp_path / "shop")}, janitor=False):
         pass
     folders = [path for path in tmp_path.rglob("*") if path.is_dir()]
     assert {path.name for path in folders} >= {"shop", "shop.tx", "system.tms.message"}

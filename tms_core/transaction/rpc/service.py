@@ -6,10 +6,6 @@ server does. A client that sends what is no call, or a frame above the limit, is
 all, one that does not finish a frame it began, and, where memory is short, the one that has not read its answer for
 longest. Where there are too many connections, a new one takes the place of one that was silent for long.
 
-To hand a call to a worker and be called back takes longer than to sync the log. So where starts and commits come one by
-one, the event loop does them itself, as long as the disk of this machine is quick: one that has become slow holds up
-the loop once.
-
 There is no authentication in Tephra's protocol: who can reach the port can end any transaction. So a token may be
 demanded, which is shown by a call of our own, the first of a connection; Tephra's client has none to show.
 """
@@ -20,12 +16,10 @@ import asyncio
 import logging
 import resource
 import socket
-import struct
 import threading
-import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from hmac import compare_digest
 from itertools import chain, islice
 from typing import Protocol, TypeVar, cast
@@ -39,6 +33,7 @@ from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.rpc.calls import answer, failure
 from tms_core.transaction.rpc.line import ANSWER_YOURSELF, AUTHENTICATE, NOT_HERE, ServiceUnavailable
+from tms_core.transaction.rpc.quick_calls import LENGTH, QuickCalls, QuickConnection
 
 #: The largest request, in bytes (``data.tx.thrift.max.read.buffer``).
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -63,13 +58,6 @@ CLEANUP_SECONDS = 1
 _BACKLOG = 128
 #: What the call is shorter than that a server begins with which passes others on, in bytes.
 _SHORT_BYTES = 128
-_LENGTH = struct.Struct(">i")
-#: What the event loop does itself: calls whose names begin so, at this place, of so many bytes at most, where no more
-#: ids are listed, so many calls before came one by one, too, and the last took no longer, in seconds.
-_QUICK_NAMES, _NAME_AT = (b"start", b"canCommit", b"commit"), 8
-_QUICK_BYTES, _QUICK_IDS, _QUICK_AFTER, _QUICK_SECONDS = 4096, 1000, 8, 0.001
-#: Those of them that wait for no disk.
-_NO_SYNC = b"canCommit"
 
 T = TypeVar("T")
 
@@ -131,16 +119,14 @@ class TransactionService:
         self._stopping = asyncio.Event()
         self._thread: threading.Thread | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self._quick = QuickCalls(manager, lambda frame: answer(manager, frame), is_here=several is None)
         #: Those of which bytes are awaited, and since when; the longest comes first.
-        self._awaiting: dict[asyncio.Task[None], float] = {}
+        self._awaiting = self._quick.awaiting
         #: Those that have not had an answer yet.
         self._new: set[asyncio.Task[None]] = set()
         self._seldom = SeldomLogger(logger)
         self._large = asyncio.Semaphore(LARGE_REQUESTS)
         self._unread: dict[asyncio.StreamWriter, int] = {}
-        #: How many calls are under way, how many in a row came while none was, and whether the last of these was quick.
-        self._under_way = self._alone = 0
-        self._quick = True
 
     @property
     def address(self) -> str:
@@ -185,8 +171,8 @@ class TransactionService:
             ) from error
 
     async def _serve(self, listener: socket.socket, started: threading.Event) -> None:
-        self._loop = asyncio.get_running_loop()
-        server = await asyncio.start_server(self._accepted, sock=listener)
+        loop = self._loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: QuickConnection(self._quick, self._accepted, loop), sock=listener)
         jobs = [asyncio.create_task(self._repeat(*job)) for job in self._jobs]
         started.set()
         await self._stopping.wait()
@@ -204,7 +190,8 @@ class TransactionService:
             self._seldom.log(logging.WARNING, text, len(self._connections))
             writer.close()
             return
-        connection = asyncio.create_task(self._converse(reader, writer))
+        protocol = cast(QuickConnection, writer.transport.get_protocol())
+        connection = protocol.task = asyncio.create_task(self._converse(reader, writer, protocol))
         for known in (self._connections, self._new):
             known.add(connection)
             connection.add_done_callback(known.discard)
@@ -221,7 +208,9 @@ class TransactionService:
                 return True
         return False
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, protocol: QuickConnection
+    ) -> None:
         """Answer the requests of one connection until either side has enough."""
         wait_seconds: float | None = REQUEST_SECONDS
         known, direct = self._token is None, False
@@ -240,6 +229,7 @@ class TransactionService:
                 if not known:
                     raise FormatError("it has not shown the token that is demanded (transactions.token_file)")
                 wait_seconds = None
+                protocol.answered(LENGTH.size + size)
                 self._new.discard(cast("asyncio.Task[None]", asyncio.current_task()))
         except FormatError as error:
             self._seldom.log(logging.WARNING, "%s is cut off: %s", writer.get_extra_info("peername"), error)
@@ -251,36 +241,11 @@ class TransactionService:
             writer.close()
 
     async def _done(self, frame: bytes, direct: bool) -> tuple[bytes | None, bool]:
-        """What :meth:`_answered` returns, by a worker or by the loop itself."""
-        if not self._is_quick(frame):
+        """What :meth:`_answered` returns, by a worker."""
+        if not self._quick.is_quick(frame):
             return await self._work(self._answered, frame, direct)
-        self._alone = 0 if self._under_way else self._alone + 1
-        if self._quick and self._alone > _QUICK_AFTER:
-            # What else has come in this turn shares a sync with it.
-            with self._counted():
-                await asyncio.sleep(0)
-            if self._alone and not self._under_way:
-                return self._timed(frame, direct)
-        return await self._work(self._timed, frame, direct)
-
-    def _is_quick(self, frame: bytes) -> bool:
-        """Whether a call takes no longer than a sync of the log, and that is on this machine."""
-        return (
-            self._several is None
-            and len(frame) <= _QUICK_BYTES
-            and frame.startswith(_QUICK_NAMES, _NAME_AT)
-            and self._manager.listed_ids <= _QUICK_IDS
-            and self._manager.running
-        )
-
-    def _timed(self, frame: bytes, direct: bool) -> tuple[bytes | None, bool]:
-        started = time.perf_counter()
-        found = self._answered(frame, direct)
-        is_quick = time.perf_counter() - started < _QUICK_SECONDS
-        # A canCommit waits for no disk, so that one was quick says nothing of it.
-        if not (is_quick and frame.startswith(_NO_SYNC, _NAME_AT)):
-            self._quick = is_quick
-        return found
+        self._quick.note()
+        return await self._work(self._quick.do, frame), direct
 
     def _answered(self, frame: bytes, direct: bool) -> tuple[bytes | None, bool]:
         """The answer to a frame, and whether those of its connection are passed on no further from here on.
@@ -321,7 +286,7 @@ class TransactionService:
 
     async def _size(self, reader: asyncio.StreamReader, seconds: float | None, most: int) -> int:
         """The size of the next frame."""
-        (size,) = _LENGTH.unpack(await self._awaited(reader.readexactly(_LENGTH.size), seconds))
+        (size,) = LENGTH.unpack(await self._awaited(reader.readexactly(LENGTH.size), seconds))
         if not 0 <= size <= most:
             raise FormatError(f"a frame of {size} bytes, where {most} are the most")
         return int(size)
@@ -339,7 +304,7 @@ class TransactionService:
     async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         """Send an answer, at the cost of those who have not read theirs for longest."""
         self._unread[writer] = len(data)
-        writer.write(_LENGTH.pack(len(data)) + data)
+        writer.write(LENGTH.pack(len(data)) + data)
         while len(self._unread) > 1 and sum(self._unread.values()) > MAX_UNREAD_BYTES:
             slowest = next(iter(self._unread))
             del self._unread[slowest]
@@ -363,16 +328,11 @@ class TransactionService:
                 seldom.log(logging.ERROR, "%s", error)
 
     async def _work(self, work: Callable[..., T], *arguments: object) -> T:
-        with self._counted():
-            return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
-
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
-        self._under_way += 1
+        self._quick.under_way += 1
         try:
-            yield
+            return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
         finally:
-            self._under_way -= 1
+            self._quick.under_way -= 1
 
 
 def _refusal(request: RpcMessage, text: str) -> bytes:

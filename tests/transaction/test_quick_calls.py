@@ -1,0 +1,387 @@
+"""Calls that the event loop of the transaction service does itself: which, when, and what else may come meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from tests.transaction.test_service import PATIENCE_SECONDS, connected, is_closed, received, wait_for
+from tms_core.clock import ManualClock
+from tms_core.transaction.codec import wire
+from tms_core.transaction.codec.wire import MessageKind
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.rpc import quick_calls
+from tms_core.transaction.rpc import service as module
+from tms_core.transaction.rpc.calls import answer
+from tms_core.transaction.rpc.quick_calls import LENGTH, QuickCalls, QuickConnection
+from tms_core.transaction.rpc.service import TransactionService
+
+
+@pytest.fixture
+def manager(clock: ManualClock) -> Iterator[TransactionManager]:
+    with TransactionManager(MemoryStorage(), clock) as manager:
+        yield manager
+
+
+def call(name: str = "startShort", *fields: bytes, number: int = 1) -> bytes:
+    data = wire.message(MessageKind.CALL, name, number, *fields)
+    return LENGTH.pack(len(data)) + data
+
+
+class Doers:
+    """Remembers which thread has done each call, and says how long each takes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.threads: list[str] = []
+        self.seconds = self._now = 0.0
+        monkeypatch.setattr(module, "answer", self._answer)
+        monkeypatch.setattr(quick_calls, "time", SimpleNamespace(perf_counter=lambda: self._now))
+
+    def _answer(self, manager: TransactionManager, frame: bytes) -> bytes:
+        self.threads.append(threading.current_thread().name.partition("_")[0])
+        self._now += self.seconds
+        return answer(manager, frame)
+
+    def last(self, connection: socket.socket, name: str = "startShort", *fields: bytes) -> str:
+        """Have a call done; returns who did it."""
+        self.send(connection, name, *fields)
+        self.receive(connection)
+        return self.threads[-1]
+
+    def until_loop(self, connection: socket.socket) -> None:
+        """Have calls done until the loop does them."""
+        while self.last(connection) != LOOP:
+            pass
+
+    @staticmethod
+    def send(connection: socket.socket, name: str, *fields: bytes) -> None:
+        connection.sendall(call(name, *fields))
+
+    @staticmethod
+    def receive(connection: socket.socket) -> None:
+        received(connection, int.from_bytes(received(connection, 4)))
+
+
+@contextmanager
+def one_turn(service: TransactionService) -> Iterator[None]:
+    """What comes in the block comes to the service in one turn of its loop."""
+    held, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        go_on.wait(PATIENCE_SECONDS)
+
+    assert service._loop is not None
+    service._loop.call_soon_threadsafe(hold)
+    assert held.wait(PATIENCE_SECONDS)
+    yield
+    go_on.set()
+
+
+LOOP, WORKER = "transaction-service", "transactions"
+
+
+@pytest.fixture
+def doers(monkeypatch: pytest.MonkeyPatch) -> Doers:
+    return Doers(monkeypatch)
+
+
+def test_given_calls_one_by_one_then_the_loop_does_them_itself(doers: Doers, service: TransactionService) -> None:
+    with connected(service) as connection:
+        found = [doers.last(connection) for _ in range(quick_calls.AFTER + 2)]
+    assert found == [WORKER] * quick_calls.AFTER + [LOOP] * 2
+
+
+def test_given_calls_one_by_one_when_one_takes_long_or_is_no_start_then_a_worker_does_it(
+    monkeypatch: pytest.MonkeyPatch, doers: Doers, service: TransactionService, manager: TransactionManager
+) -> None:
+    with connected(service) as connection:
+        doers.until_loop(connection)
+        assert doers.last(connection, "startShortClientId", wire.string(1, "x" * quick_calls.MAX_BYTES)) == WORKER
+        assert doers.last(connection, "getSnapshot") == WORKER
+        assert doers.last(connection) == LOOP
+        monkeypatch.setattr(quick_calls, "MAX_IDS", 0)
+        manager.invalidate(manager.start_short().transaction_id)
+        assert doers.last(connection) == WORKER
+
+
+def test_given_a_disk_that_has_become_slow_then_the_loop_waits_for_it_once(
+    doers: Doers, service: TransactionService
+) -> None:
+    with connected(service) as connection:
+        doers.until_loop(connection)
+        doers.seconds = quick_calls.MAX_SECONDS
+        assert [doers.last(connection) for _ in range(3)] == [LOOP, WORKER, WORKER]
+        doers.seconds = 0
+        assert [doers.last(connection) for _ in range(2)] == [WORKER, LOOP]
+
+
+def test_given_a_slow_disk_when_calls_that_need_none_are_quick_then_the_loop_still_waits_for_it_once(
+    monkeypatch: pytest.MonkeyPatch, doers: Doers, service: TransactionService
+) -> None:
+    done: list[tuple[str, str]] = []
+
+    def slow_but(_: TransactionManager, frame: bytes) -> bytes:
+        name = wire.read_message(frame).name
+        done.append((name, threading.current_thread().name.partition("_")[0]))
+        doers._now += 0 if name == "canCommitTx" else doers.seconds
+        return wire.message(MessageKind.REPLY, name, 1)
+
+    with connected(service) as connection:
+        doers.until_loop(connection)
+        monkeypatch.setattr(module, "answer", slow_but)
+        doers.seconds = quick_calls.MAX_SECONDS
+        for name in ["startShort", "canCommitTx", "commitTx"] * 3:
+            doers.last(connection, name)
+    assert [name for name, who in done if who == LOOP and name != "canCommitTx"] == ["startShort"]
+
+
+@pytest.mark.parametrize("other", ["startShort", "getSnapshot"])
+def test_given_calls_that_come_at_once_then_workers_do_them_and_share_a_sync(
+    doers: Doers, service: TransactionService, other: str
+) -> None:
+    with connected(service) as first, connected(service) as second:
+        while LOOP not in (doers.last(first), doers.last(second)):
+            pass
+        with one_turn(service):
+            for connection, name in ((first, "startShort"), (second, other)):
+                doers.send(connection, name)
+        for connection in (first, second):
+            doers.receive(connection)
+    assert doers.threads[-2:] == [WORKER, WORKER]
+
+
+def test_given_a_new_connection_then_its_first_call_is_read_from_the_stream(
+    doers: Doers, service: TransactionService
+) -> None:
+    with connected(service) as old, connected(service) as new:
+        doers.until_loop(old)
+        assert len(service._new) == 1
+        assert [doers.last(new) for _ in range(2)] == [WORKER, LOOP]
+        assert not service._new
+
+
+def test_given_a_token_is_demanded_when_a_quick_call_comes_before_it_then_it_is_not_done(
+    doers: Doers, manager: TransactionManager
+) -> None:
+    service = TransactionService(manager, port=0, token=lambda: b"secret")
+    service.start()
+    with connected(service) as friend, connected(service) as foe:
+        doers.send(friend, "authenticate", wire.string(1, "secret"))
+        doers.receive(friend)
+        doers.until_loop(friend)
+        done = len(doers.threads)
+        doers.send(foe, "startShort")
+        doers.receive(foe)
+        assert is_closed(foe)
+        assert len(doers.threads) == done
+    service.stop()
+
+
+def test_given_several_calls_of_one_client_at_once_then_they_are_answered_in_their_order(
+    doers: Doers, service: TransactionService
+) -> None:
+    with connected(service) as connection:
+        doers.until_loop(connection)
+        connection.sendall(b"".join(call(number=number) for number in range(2, 40)) + call(number=40)[:9])
+        connection.sendall(call(number=40)[9:])
+        for number in range(2, 41):
+            frame = received(connection, LENGTH.unpack(received(connection, LENGTH.size))[0])
+            assert wire.read_message(frame).number == number
+
+
+def test_given_a_client_that_says_nothing_behind_a_call_then_that_is_answered(
+    doers: Doers, service: TransactionService
+) -> None:
+    with connected(service) as connection:
+        doers.until_loop(connection)
+        with one_turn(service):
+            doers.send(connection, "startShort")
+            connection.shutdown(socket.SHUT_WR)
+        doers.receive(connection)
+        assert is_closed(connection)
+
+
+def test_given_what_begins_like_a_quick_call_and_is_none_then_it_is_cut_off(
+    doers: Doers, service: TransactionService
+) -> None:
+    with connected(service) as connection:
+        doers.until_loop(connection)
+        broken = call()[LENGTH.size : -1]
+        connection.sendall(LENGTH.pack(len(broken)) + broken)
+        assert is_closed(connection)
+        wait_for(lambda: not service._connections)
+    with connected(service) as connection:
+        assert doers.last(connection) == WORKER
+
+
+def test_given_a_call_that_is_answered_at_once_then_its_connection_is_not_the_one_that_was_silent_for_longest(
+    doers: Doers, service: TransactionService
+) -> None:
+    with connected(service) as first, connected(service) as second:
+        doers.until_loop(second)
+        doers.last(first)
+        latest: list[object] = []
+        for connection in (second, first, second):
+            assert doers.last(connection) == LOOP
+            latest.append(list(service._awaiting)[-1])
+    assert latest[0] is latest[2] is not latest[1]
+
+
+# --- a connection by itself ------------------------------------------------------------------------------------------
+
+
+class Alone:
+    """A connection without a socket, on which calls have come one by one; each is answered with its bytes."""
+
+    def __init__(self, manager: TransactionManager) -> None:
+        self.done: list[bytes] = []
+        self.sent: list[bytes] = []
+        self.unread, self.aborted = 0, False
+        self.failure: Exception | None = None
+        self.quick = QuickCalls(manager, self.do, is_here=True)
+        for _ in range(quick_calls.AFTER):
+            self.quick.note()
+        self.loop = asyncio.get_running_loop()
+        self.loop.set_exception_handler(lambda *_: None)
+        self.connection = QuickConnection(self.quick, self.accept, self.loop)
+        self.connection.connection_made(cast(asyncio.Transport, self))
+        self.connection.task = cast("asyncio.Task[None]", asyncio.current_task())
+        self.quick.awaiting[self.connection.task] = 0
+        self.connection.data_received(b"first")
+        self.connection.answered(5)
+
+    def accept(self, reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        self.reader = reader
+
+    def do(self, frame: bytes) -> bytes:
+        self.done.append(frame)
+        if self.failure is not None:
+            raise self.failure
+        return frame
+
+    async def read(self) -> bytes:
+        """All that is in the stream behind the first call, until nothing more comes in this turn."""
+        await asyncio.sleep(0)
+        self.connection.eof_received()
+        return (await self.reader.read()).removeprefix(b"first")
+
+    # --- the transport
+
+    def write(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def get_extra_info(self, _: str) -> None:
+        """Nothing is known of it."""
+
+    def is_closing(self) -> bool:
+        """Nothing is to be closed."""
+        return True
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_given_a_quick_call_alone_then_it_is_answered_without_the_stream(manager: TransactionManager) -> None:
+    async def run() -> None:
+        alone = Alone(manager)
+        alone.connection.data_received(call())
+        assert (alone.done, alone.quick.under_way) == ([], 1)
+        assert await alone.read() == b""
+        assert alone.sent == [call()]
+        assert alone.quick.under_way == 0
+
+    asyncio.run(run())
+
+
+def test_given_an_answer_that_is_not_read_then_the_next_call_is_read_from_the_stream(
+    manager: TransactionManager,
+) -> None:
+    async def run() -> None:
+        alone = Alone(manager)
+        alone.unread = 1
+        alone.connection.data_received(call())
+        assert await alone.read() == call()
+        assert not alone.done
+
+    asyncio.run(run())
+
+
+def test_given_more_bytes_while_a_call_is_held_then_both_are_read_from_the_stream(manager: TransactionManager) -> None:
+    async def run() -> None:
+        alone = Alone(manager)
+        alone.connection.data_received(call(number=1))
+        alone.connection.data_received(call(number=2))
+        assert await alone.read() == call(number=1) + call(number=2)
+        assert (alone.done, alone.quick.under_way) == ([], 0)
+
+    asyncio.run(run())
+
+
+def test_given_a_call_that_has_begun_then_what_comes_behind_it_is_read_from_the_stream(
+    manager: TransactionManager,
+) -> None:
+    async def run() -> None:
+        alone = Alone(manager)
+        for data in (b"whole", call()):
+            alone.connection.data_received(data)
+        await asyncio.sleep(0)
+        alone.connection.answered(len(b"whole"))
+        alone.connection.data_received(call())
+        assert await alone.read() == b"whole" + 2 * call()
+        assert not alone.done
+
+    asyncio.run(run())
+
+
+def test_given_the_end_of_a_stream_while_a_call_is_held_then_that_is_read_before_it(
+    manager: TransactionManager,
+) -> None:
+    async def run() -> None:
+        alone = Alone(manager)
+        alone.connection.data_received(call())
+        alone.connection.eof_received()
+        assert await alone.reader.read() == b"first" + call()
+        await asyncio.sleep(0)
+        assert not alone.done
+
+    asyncio.run(run())
+
+
+def test_given_a_connection_that_is_lost_while_a_call_is_held_then_it_counts_no_more(
+    manager: TransactionManager,
+) -> None:
+    async def run() -> None:
+        alone = Alone(manager)
+        alone.connection.data_received(call())
+        alone.connection.connection_lost(None)
+        assert alone.quick.under_way == 0
+        await asyncio.sleep(0)
+        assert not alone.done
+
+    asyncio.run(run())
+
+
+def test_given_a_call_that_fails_without_an_answer_then_the_connection_is_closed_and_it_is_not_done_again(
+    manager: TransactionManager,
+) -> None:
+    async def run() -> None:
+        alone = Alone(manager)
+        alone.failure = MemoryError()
+        alone.connection.data_received(call())
+        assert await alone.read() == b""
+        assert alone.aborted
+        assert (len(alone.done), alone.quick.under_way) == (1, 0)
+
+    asyncio.run(run())

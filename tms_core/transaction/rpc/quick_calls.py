@@ -1,0 +1,179 @@
+"""Calls that the event loop of the transaction service does itself, as soon as their bytes have come.
+
+To hand a call to a worker and be called back takes longer than to sync the log, and to have a task read it from a
+stream takes longer than to do it. So where starts and commits come one by one, the loop does them itself, as long as
+the disk of this machine is quick: one that has become slow holds up the loop once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import Callable
+from typing import cast
+
+from tms_core.errors import FormatError
+from tms_core.transaction.manager.manager import TransactionManager
+
+#: The length of a call or an answer, which comes before it.
+LENGTH = struct.Struct(">i")
+#: What the event loop does itself: calls whose names begin so, at this place, of so many bytes at most, where no more
+#: ids are listed, so many calls before came one by one, too, and the last took no longer, in seconds.
+_NAMES, _NAME_AT = (b"start", b"canCommit", b"commit"), 8
+MAX_BYTES, MAX_IDS, AFTER, MAX_SECONDS = 4096, 1000, 8, 0.001
+#: Those of them that wait for no disk.
+_NO_SYNC = b"canCommit"
+
+
+class QuickCalls:
+    """Knows which calls are quick, and whether they come one by one; for the loop's thread, but :meth:`do`.
+
+    Args:
+        manager: who answers them.
+        does: does a call; returns its answer, both without their lengths.
+        is_here: whether the manager of this process has to answer.
+
+    Attributes:
+        under_way: how many calls are under way.
+        arrivals: how often bytes have come, on any connection.
+        awaiting: the connections of which bytes are awaited, and since when; the longest comes first.
+    """
+
+    def __init__(self, manager: TransactionManager, does: Callable[[bytes], bytes], *, is_here: bool) -> None:
+        self._manager = manager
+        self._does = does
+        self._is_here = is_here
+        self.under_way = self.arrivals = 0
+        self.awaiting: dict[asyncio.Task[None], float] = {}
+        self._alone = 0
+        self._was_quick = True
+
+    def is_quick(self, frame: bytes) -> bool:
+        """Whether a call takes no longer than a sync of the log, and that is on this machine."""
+        return (
+            self._is_here
+            and len(frame) <= MAX_BYTES
+            and frame.startswith(_NAMES, _NAME_AT)
+            and self._manager.listed_ids <= MAX_IDS
+            and self._manager.running
+        )
+
+    @property
+    def come_alone(self) -> bool:
+        """Whether quick calls come one by one and the disk was quick, so that the loop does the next one."""
+        return self._was_quick and self._alone >= AFTER and not self.under_way
+
+    def note(self) -> None:
+        """A quick call has come."""
+        self._alone = 0 if self.under_way else self._alone + 1
+
+    def do(self, frame: bytes) -> bytes:
+        """Do a quick call, in any thread."""
+        started = time.perf_counter()
+        found = self._does(frame)
+        is_quick = time.perf_counter() - started < MAX_SECONDS
+        # A canCommit waits for no disk, so that one was quick says nothing of it.
+        if not (is_quick and frame.startswith(_NO_SYNC, _NAME_AT)):
+            self._was_quick = is_quick
+        return found
+
+
+class QuickConnection(asyncio.StreamReaderProtocol):
+    """A connection whose calls are read from a stream, but for quick ones that come whole and one by one.
+
+    Attributes:
+        task: what reads from the stream.
+    """
+
+    def __init__(
+        self,
+        quick: QuickCalls,
+        accepted: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(asyncio.StreamReader(loop=loop), accepted, loop)
+        self._quick = quick
+        self._event_loop = loop
+        self.task: asyncio.Task[None] | None = None
+        #: How many bytes of the stream have not been answered, and whether all have, and there were some.
+        self._unanswered, self._between_calls = 0, False
+        #: A call that is to be done, and the arrival that it was.
+        self._held, self._held_as = b"", 0
+
+    def answered(self, size: int) -> None:
+        """So many bytes of the stream, a call, are answered."""
+        self._unanswered -= size
+        self._between_calls = not self._unanswered
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See ``asyncio.Protocol``, as the others here."""
+        self._socket = cast(asyncio.Transport, transport)
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Hold a quick call until the end of the loop's turn; what else has come until then shares a sync with it."""
+        quick = self._quick
+        quick.arrivals += 1
+        if self._between_calls and not self._held and quick.come_alone and self._is_quick(data):
+            self._held, self._held_as = data, quick.arrivals
+            quick.under_way += 1
+            self._event_loop.call_soon(self._do)
+            return
+        self._let_go()
+        self._feed(data)
+
+    def eof_received(self) -> bool | None:
+        """Nothing comes behind what was held."""
+        self._let_go()
+        return super().eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing comes behind what was held."""
+        self._let_go()
+        super().connection_lost(exc)
+
+    def _is_quick(self, data: bytes) -> bool:
+        """Whether it is a quick call, whole and alone, and no answer waits to be read."""
+        size = len(data) - LENGTH.size
+        return (
+            size > 0
+            and LENGTH.unpack_from(data)[0] == size
+            and self._quick.is_quick(data[LENGTH.size :])
+            and not self._socket.get_write_buffer_size()
+        )
+
+    def _feed(self, data: bytes) -> None:
+        self._unanswered += len(data)
+        self._between_calls = False
+        super().data_received(data)
+
+    def _let_go(self) -> None:
+        """Have what is held read from the stream."""
+        if self._held:
+            data, self._held = self._held, b""
+            self._quick.under_way -= 1
+            self._feed(data)
+
+    def _do(self) -> None:
+        """Do what is held, if nothing else has come."""
+        quick = self._quick
+        if quick.arrivals != self._held_as:
+            self._let_go()
+        if not self._held:
+            return
+        data, self._held = self._held, b""
+        quick.under_way -= 1
+        quick.note()
+        try:
+            answer = quick.do(data[LENGTH.size :])
+        except FormatError:
+            self._feed(data)
+            return
+        except BaseException:
+            self._socket.abort()
+            raise
+        task = cast("asyncio.Task[None]", self.task)
+        del quick.awaiting[task]
+        quick.awaiting[task] = self._event_loop.time()
+        self._socket.write(LENGTH.pack(len(answer)) + answer)
