@@ -435,6 +435,51 @@ def test_given_a_short_one_that_timed_out_when_it_is_aborted_then_it_is_not_inva
     assert invalid(manager) == [long.transaction_id]
 
 
+@pytest.mark.parametrize("ends", ["aborted", "invalidated", "timed out"])
+@pytest.mark.parametrize("writes", ["transaction", "checkpoint"])
+@pytest.mark.parametrize("written", [True, False], ids=["written", "being written"])
+def test_given_an_end_while_something_is_written_when_aborted_again_then_it_stays_invalid(
+    manager: TransactionManager, clock: ManualClock, ends: str, writes: str, written: bool
+) -> None:
+    one = manager.checkpoint(manager.start_short())
+    pointer = one.write_pointer if writes == "checkpoint" else one.transaction_id
+    assert manager.begin_write(pointer)
+    if ends == "aborted":
+        manager.abort(one)
+    elif ends == "invalidated":
+        manager.invalidate(one.transaction_id)
+    else:
+        clock.advance(DAY)
+        manager.expire()
+    if written:
+        manager.end_write(pointer)
+    manager.abort(one)
+    assert invalid(manager) == [one.transaction_id, one.write_pointer]
+
+
+def test_given_an_invalid_one_that_began_before_a_restart_when_aborted_then_it_stays_invalid(
+    clock: ManualClock, tmp_path: Path
+) -> None:
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
+        one = former.start_short()
+        former.invalidate(one.transaction_id)
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
+        manager.abort(one)
+        assert invalid(manager) == [one.transaction_id]
+
+
+def test_given_many_late_writes_then_those_are_forgotten_that_are_not_invalid_any_more(
+    manager: TransactionManager,
+) -> None:
+    for _ in range(1000):
+        one = manager.start_short()
+        manager.begin_write(one.transaction_id)
+        manager.abort(one)
+        manager.end_write(one.transaction_id)
+        manager.truncate_invalid([one.transaction_id])
+    assert len(manager._written_late) <= 101
+
+
 # --- the invalid list ------------------------------------------------------------------------------------------------
 
 

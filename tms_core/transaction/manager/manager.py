@@ -78,6 +78,8 @@ class TransactionManager(DurableState):
         self._max_timeout_seconds = max_timeout_seconds
         self._limits = limits or ChangeLimits()
         self._writes: Counter[int] = Counter()
+        #: Invalid pointers with which something was still being written when they ended.
+        self._written_late: set[int] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -159,16 +161,16 @@ class TransactionManager(DurableState):
         """End a transaction whose client has taken back what it wrote; a long one becomes invalid all the same.
 
         So does one for which something is just being written (:meth:`begin_write`), since that cannot have been taken
-        back. Without effect on one that has ended otherwise, or never began.
+        back; and where that may have been so, an invalid one stays invalid. Without effect on one that has ended
+        otherwise, or never began.
         """
-        pointer = transaction.transaction_id
+        pointer, named = transaction.transaction_id, tuple(transaction.checkpoint_write_pointers)
         with self.deciding() as state:
             entry = state.in_progress.get(pointer)
             if entry is not None and not self._writes.keys().isdisjoint((pointer, *entry.checkpoints)):
                 self.record(Edit(pointer, EditState.INVALID))
-            elif entry is not None or pointer in state.invalid:
-                checkpoints = tuple(transaction.checkpoint_write_pointers)
-                self.record(Edit(pointer, EditState.ABORTED, type=transaction.type, checkpoints=checkpoints))
+            elif entry is not None or (pointer in state.invalid and not self._may_be_written_late(pointer, *named)):
+                self.record(Edit(pointer, EditState.ABORTED, type=transaction.type, checkpoints=named))
 
     def invalidate(self, transaction_id: int) -> bool:
         """Hide for good what a transaction wrote, because it was not taken back.
@@ -225,6 +227,8 @@ class TransactionManager(DurableState):
             left = self._writes.pop(pointer) - 1
             if left:
                 self._writes[pointer] = left
+            if not self.is_in_progress(pointer):
+                self._note_late(pointer)
 
     def is_in_progress(self, pointer: int) -> bool:
         """Whether a pointer is in progress, a transaction's or a checkpoint's; takes no lock and no disk."""
@@ -346,6 +350,18 @@ class TransactionManager(DurableState):
                     logger.info("transaction %d timed out (client: %s)", pointer, client)
             state.time_out(late)
             return len(late)
+
+    def _note_late(self, pointer: int) -> None:
+        """Note that something was written with a pointer that had ended; those are forgotten that are not invalid."""
+        late, invalid = self._written_late, self._state.invalid
+        late.add(pointer)
+        if len(late) > 2 * len(invalid) + 100:
+            self._written_late = {one for one in late if one in invalid}
+
+    def _may_be_written_late(self, *pointers: int) -> bool:
+        """Whether something may have been written with pointers when they had ended; of a restart that is not known."""
+        late = self._writes.keys() | self._written_late
+        return any(pointer in late or pointer <= self._state.recovered_pointer for pointer in pointers)
 
     def _start(self, kind: TransactionType, timeout_ms: int, client: str) -> Transaction:
         with self.deciding() as state:
