@@ -266,16 +266,18 @@ class MessageWriter(Queue[RollbackRange | None]):
         prefix = generation_prefix(topic.topic.prefix, topic.generation)
         run = CachedRun(last.first, request.pointer, request.messages or None, request.size)
         keys = _keys(prefix, run)
+        # What no reader is shown does not count; cells have that, too.
+        found = _present(self._table, keys)
         if request.pointer is None:
-            found = _present(self._table, keys)
             if 0 < len(found) < last.number and not keeps:
                 self._table.delete(found)
-        else:
-            cells = list(every(self._table.cells, keys[0], keys[-1] + b"\0"))
-            found = [cell.key for cell in cells if cell.pointer == request.pointer]
-            if 0 < len(found) < last.number and not keeps:
-                self._table.invert([cell for cell in cells if cell.pointer == request.pointer])
-        return len(found) == last.number
+            return len(found) == last.number
+        shown = frozenset(found)
+        cells = every(self._table.cells, keys[0], keys[-1] + b"\0")
+        own = [cell for cell in cells if cell.pointer == request.pointer and cell.key in shown]
+        if 0 < len(own) < last.number and not keeps:
+            self._table.invert(own)
+        return len(own) == last.number
 
     def _answer_again(self, request: WriteRequest[RollbackRange | None], first: int, number: int) -> None:
         run = CachedRun(first, request.pointer, request.messages or None, request.size)

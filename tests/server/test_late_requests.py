@@ -1,0 +1,87 @@
+"""What producers request while the lead changes: rows of a deposed leader come late, and requests are repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tests.builders import NOW_MS, pointer
+from tests.messaging.desk import reader
+from tests.server.test_fenced import TOPIC, Server, Site
+from tms_core.errors import StoreUnavailable
+from tms_core.messaging.model import FetchRequest
+from tms_core.messaging.requests import Sent
+
+EVERY_ROW = reader()
+#: Of a transaction that can be committed.
+POINTER = pointer(NOW_MS)
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site()
+    yield made
+    for server in (made.one, made.other):
+        server.service.close()
+
+
+@pytest.fixture
+def sent(site: Site) -> Sent:
+    """The first request of a producer that the first server has registered."""
+    return Sent(TOPIC, "importer", site.one.service.producers.register(TOPIC, "importer", UUID(int=1)).generation, 1)
+
+
+def committed(server: Server) -> list[bytes]:
+    """What is read when all transactions are committed."""
+    pages = server.service.fetch(TOPIC, FetchRequest(transaction=EVERY_ROW))
+    return [message.payload for page in pages for message in page]
+
+
+def held_up(table: Any, meanwhile: Callable[[], object]) -> None:
+    """While the next write of a table is on its way, something happens."""
+    put = table.put
+
+    def late(rows: Sequence[Any]) -> None:
+        table.put = put
+        meanwhile()
+        put(rows)
+
+    table.put = late
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [None, POINTER])
+def test_given_a_late_request_in_a_gap_when_repeated_then_it_is_written_where_readers_see_it(
+    site: Site, sent: Sent, at: int | None
+) -> None:
+    def meanwhile() -> None:
+        site.other.leads()
+        site.other.service.publish(TOPIC, [b"of another program"])
+
+    held_up(site.one.message, meanwhile)
+    with pytest.raises(StoreUnavailable):
+        site.one.service.publish(TOPIC, [b"a", b"b"], pointer=at, sent=sent)
+    for _ in range(2):
+        site.other.service.publish(TOPIC, [b"a", b"b"], pointer=at, sent=sent)
+    assert committed(site.other) == [b"of another program", b"a", b"b"]
+    assert site.rows() == [b"a", b"b", b"of another program", b"a", b"b"]
+
+
+@pytest.mark.parametrize("at", [None, POINTER])
+def test_given_a_request_of_which_a_part_lies_in_a_gap_when_repeated_then_it_is_there_once(
+    site: Site, sent: Sent, at: int | None
+) -> None:
+    def meanwhile() -> None:
+        site.other.leads()
+        site.other.service.publish(TOPIC, [b"of another program"])
+
+    site.one.interrupted(lambda rows: rows[:1], meanwhile)
+    with pytest.raises(StoreUnavailable):
+        site.one.service.publish(TOPIC, [b"a", b"b"], pointer=at, sent=sent)
+    site.other.service.publish(TOPIC, [b"a", b"b"], pointer=at, sent=sent)
+    assert committed(site.other) == [b"of another program", b"a", b"b"]
