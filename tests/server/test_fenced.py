@@ -333,6 +333,16 @@ def test_given_keys_that_are_of_no_topic_when_read_then_nothing_is_hidden(site: 
     assert site.one.fenced.message.rows(b"default:t:", None, 10).items == []
 
 
+def test_given_gaps_in_a_generation_when_read_up_to_a_later_one_then_nothing_of_that_is_hidden(site: Site) -> None:
+    site.one.service.publish(TOPIC, [b"a"])
+    [key] = site.store.message.keys(PREFIX, None, 10).items
+    site.other.leads()
+    start, stop = generation_prefix(TOPIC.prefix, 0), generation_prefix(TOPIC.prefix, 2)
+    assert site.other.fenced.message.reserved(start) > int.from_bytes(key[-10:], "big")
+    assert site.other.fenced.message.keys(start, stop, 10).items == [key]
+    assert [found for found, _ in site.other.fenced.message.rows(start, stop, 10).items] == [key]
+
+
 # --- positions and claims ---------------------------------------------------------------------------------------------
 
 FIRST, SECOND_ID = MessageId(NOW_MS, 0), MessageId(NOW_MS, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from threading import Event, Thread
 from typing import Any
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from tests.server.test_fenced import TOPIC, Server, Site
 from tms_core.errors import StoreUnavailable
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.requests import Sent
+from tms_core.tables.base import Page
 
 EVERY_ROW = reader()
 #: Of a transaction that can be committed.
@@ -85,3 +87,39 @@ def test_given_a_request_of_which_a_part_lies_in_a_gap_when_repeated_then_it_is_
         site.one.service.publish(TOPIC, [b"a", b"b"], pointer=at, sent=sent)
     site.other.service.publish(TOPIC, [b"a", b"b"], pointer=at, sent=sent)
     assert committed(site.other) == [b"of another program", b"a", b"b"]
+
+
+@pytest.mark.parametrize("at", [None, POINTER])
+@pytest.mark.parametrize("read", range(3))
+def test_given_a_repetition_when_the_late_rows_arrive_behind_one_of_its_reads_then_it_is_there_once(
+    site: Site, sent: Sent, at: int | None, read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_sent, arrives, arrived = Event(), Event(), Event()
+
+    def meanwhile() -> None:
+        is_sent.set()
+        arrives.wait(20)
+
+    def first() -> None:
+        with pytest.raises(StoreUnavailable):
+            site.one.service.publish(TOPIC, [b"once"], pointer=at, sent=sent)
+        arrived.set()
+
+    held_up(site.one.message, meanwhile)
+    thread = Thread(target=first)
+    thread.start()
+    assert is_sent.wait(20)
+    site.other.leads()
+    keys, reads = site.store.message.keys, iter(range(10_000))
+
+    def arrive(start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+        page = keys(start, stop, limit)
+        if next(reads) == read:
+            arrives.set()
+            assert arrived.wait(20)
+        return page
+
+    monkeypatch.setattr(site.store.message, "keys", arrive)
+    site.other.service.publish(TOPIC, [b"once"], pointer=at, sent=sent)
+    thread.join()
+    assert committed(site.other) == [b"once"]

@@ -146,19 +146,20 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
         with self._reading(start) as term:
+            is_shown = self._shown(term, start)
             page = self._table.keys(start, stop, limit)
-            hidden = self._hidden(term, start, page.items)
-        return Page([key for key in page.items if key not in hidden], page.resume) if hidden else page
+        return Page(list(filter(is_shown, page.items)), page.resume) if is_shown else page
 
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
     ) -> Page[tuple[bytes, MessageValue]]:
         with self._reading(start) as term:
+            is_shown = self._shown(term, start)
             page = self._table.rows(start, stop, limit, most_bytes)
-            hidden = self._hidden(term, start, [key for key, _ in page.items])
-        return Page([row for row in page.items if row[0] not in hidden], page.resume) if hidden else page
+        return Page([row for row in page.items if is_shown(row[0])], page.resume) if is_shown else page
 
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
+        """Those of rows that no reader is shown, too: they are negated as all others."""
         with self._reading(start):
             return self._table.cells(start, stop, limit)
 
@@ -169,19 +170,22 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
         self._put(rows, self._table.put)
 
-    def _hidden(self, term: Term, start: bytes, keys: Sequence[bytes]) -> frozenset[bytes]:
-        """Those of some keys, of one generation, that no reader is shown."""
+    def _shown(self, term: Term, start: bytes) -> Callable[[bytes], bool] | None:
+        """Tell which keys readers are shown, by where the gaps of a generation are; None: all of them.
+
+        Asked before the table is read: of a row that comes between, it would not be known whether it is there.
+        """
         prefix = _generation(start)
         if prefix is None:
-            return frozenset()
+            return None
         size = len(prefix) + MESSAGE_TAIL_BYTES
         gaps = self._seals.gaps(term, prefix)
-        return (
-            frozenset(
-                key for key in keys if len(key) == size and gaps.hides(int.from_bytes(key[-MESSAGE_TAIL_BYTES:], "big"))
-            )
-            if gaps.spans
-            else frozenset()
+        if not gaps.spans:
+            return None
+        return lambda key: (
+            len(key) != size
+            or not key.startswith(prefix)
+            or not gaps.hides(int.from_bytes(key[-MESSAGE_TAIL_BYTES:], "big"))
         )
 
 
