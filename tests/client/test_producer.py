@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from tests.client.faults import Faults, When, faulty_client
+from tests.support import raising
 from tms_core.client import (
     BadRequest,
     Client,
@@ -23,6 +25,7 @@ from tms_core.client import (
 )
 from tms_core.client.testing import InProcess
 from tms_core.clock import ManualClock
+from tms_core.transaction.rpc.client import TransactionClient
 
 ORDERS, BILLS = "default:orders", "default:bills"
 
@@ -101,16 +104,89 @@ def test_given_a_transaction_of_the_former_when_the_next_instance_begins_then_it
 def test_given_a_server_that_manages_no_transactions_when_registered_then_the_client_finds_out(
     site: InProcess, client: Client
 ) -> None:
-    site.service.producers._transactions = site.service.producers._requests._transactions = None
-    for outcome in ("committed", "aborted"):
+    elsewhere(site)
+    expected = None
+    for outcome in ("aborted", "committed", "aborted"):
         with site.client(limits=SMALL) as other, other.producer(BILLS, "importer") as producer:
             context = producer.transaction(outcome)
             tx = context.__enter__()
             tx.publish(BILLS, [outcome.encode()])
             if outcome == "committed":
                 context.__exit__(None, None, None)
-            assert last(client) == FormerTransaction(tx.transaction.transaction_id, outcome, outcome)
+            if expected is None or outcome == "committed":
+                expected = FormerTransaction(tx.transaction.transaction_id, outcome, outcome)
+            # Told of the aborted one behind it, the next instance would do the committed one again.
+            assert last(client) == expected
     assert committed(client) == [b"committed"]
+
+
+def elsewhere(site: InProcess) -> None:
+    """Have the server know nothing of transactions."""
+    site.service.producers._transactions = site.service.producers._requests._transactions = None
+
+
+def left_open(client: Client, *labels: str) -> list[Any]:
+    """Transactions of one instance that have published, and are in progress."""
+    producer = client.producer(BILLS, "importer").__enter__()
+    contexts = [producer.transaction(label) for label in labels]
+    for label, context in zip(labels, contexts, strict=True):
+        context.__enter__().publish(BILLS, [label.encode()])
+    return contexts
+
+
+def refuse_to_commit(contexts: list[Any]) -> None:
+    for context in contexts:
+        with pytest.raises(TmsError):
+            context.__exit__(None, None, None)
+
+
+def test_given_several_open_transactions_and_a_manager_elsewhere_when_the_next_begins_then_none_becomes_visible(
+    site: InProcess, client: Client
+) -> None:
+    elsewhere(site)
+    with site.client(limits=SMALL) as other:
+        contexts = left_open(other, "one", "two", "three")
+        contexts.pop(0).__exit__(None, None, None)
+        found = last(client)
+        assert found is not None
+        assert (found.label, found.outcome) == ("one", "committed")
+        assert site.manager.invalid_size() == 2
+        refuse_to_commit(contexts)
+        assert last(client) == found
+    assert committed(client) == [b"one"]
+
+
+@pytest.mark.parametrize("dies", ["before the end", "before the answer"])
+def test_given_an_instance_that_dies_while_it_ends_what_is_open_when_the_next_begins_then_that_ends_it(
+    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, dies: str
+) -> None:
+    elsewhere(site)
+    with site.client(limits=SMALL) as other:
+        contexts = left_open(other, "one", "two")
+        with monkeypatch.context() as patched:
+            name = "invalidate" if dies == "before the end" else "abort"
+            patched.setattr(TransactionClient, name, raising(KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                last(client)
+        found = last(client)
+        assert found is not None
+        assert (found.label, found.outcome) == ("two", "aborted")
+        refuse_to_commit(contexts)
+        # It is told to the next one as it was found out.
+        assert last(client) == found
+    assert committed(client) == []
+
+
+def test_given_a_producer_that_is_deleted_and_a_manager_elsewhere_then_its_next_instance_ends_what_was_open(
+    site: InProcess, client: Client
+) -> None:
+    elsewhere(site)
+    with site.client(limits=SMALL) as other:
+        contexts = left_open(other, "one")
+        client.delete_producer(BILLS, "importer")
+        assert last(client) is not None
+        refuse_to_commit(contexts)
+    assert committed(client) == []
 
 
 @pytest.mark.parametrize("when", ["before", "after", "late"])

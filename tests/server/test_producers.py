@@ -54,7 +54,10 @@ def test_given_a_producer_when_registered_then_a_request_is_done_once_and_a_form
 ) -> None:
     one = uuid4()
     answer = producer.register(one)
-    assert (answer.status, answer.json) == (200, {"generation": str(NOW_MS), "former": None})
+    assert (answer.status, answer.json) == (
+        200,
+        {"generation": str(NOW_MS), "former": None, "undecided": []},
+    )
     assert producer.register(one).json == answer.json
     for _ in range(2):
         assert producer.send("publish", NOW_MS, 1, avro(b"a"), content_type=AVRO).status == 200
@@ -90,6 +93,37 @@ def test_given_a_transaction_of_a_producer_then_it_is_shown_and_taken_back_and_t
     for method in ("GET", "DELETE"):
         assert producer.ask(method, producer.path).status == 404
     assert producer.send("rollback", generation, None, pointer).headers["x-tms-fenced"] == "true"
+
+
+def test_given_transactions_that_are_managed_elsewhere_when_registered_then_the_client_tells_how_they_have_ended() -> (
+    None
+):
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    with (
+        TransactionManager(MemoryStorage(), clock) as manager,
+        serving(clock=clock) as server,
+        Client(server.port) as client,
+    ):
+        producer = ProducerClient(TopicClient(client, "bills").create(), manager)
+        generation, heir = producer.register(uuid4()).json["generation"], uuid4()
+        one, two = str(manager.start_short().write_pointer), str(manager.start_short().write_pointer)
+        for number, pointer in enumerate((one, two), 1):
+            sent = {"messages": ["a"], "transactionWritePointer": pointer}
+            assert producer.send("publish", generation, number, sent, x_tms_label=pointer).status == 200
+        pending = {"transaction": two, "label": two, "outcome": "pending"}
+        for _ in range(2):
+            told = producer.register(heir).json
+            assert (told["former"], told["undecided"]) == (pending, [one, two])
+        wrong: list[object] = [{one: "open"}, {"one": "aborted"}, ["aborted"]]
+        for ended in ({one: "aborted"}, *wrong):
+            body = json.dumps({"instance": str(heir), "ended": ended}).encode()
+            answer = producer.ask("POST", producer.path, body)
+            assert answer.status == 400 or answer.json["undecided"] == [two]
+        body = json.dumps({"instance": str(heir), "ended": {one: "committed", two: "aborted"}}).encode()
+        former = {"transaction": one, "label": one, "outcome": "committed"}
+        for instance in (body, body, json.dumps({"instance": str(uuid4())}).encode()):
+            told = producer.ask("POST", producer.path, instance).json
+            assert (told["former"], told["undecided"]) == (former, [])
 
 
 @pytest.mark.parametrize(

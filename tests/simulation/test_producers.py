@@ -14,7 +14,7 @@ from tests.simulation.test_groups import ENOUGH, SEEDS, Plant, assert_found, sid
 from tms_core.messaging import lines
 from tms_core.messaging.last_request import AnnouncedAhead, LastRequest
 from tms_core.messaging.producer_rows import Registration
-from tms_core.messaging.producers import Producers
+from tms_core.messaging.producers import Producers, Registered
 from tms_core.messaging.queue import Queue
 from tms_core.messaging.requests import Admitted, Requests
 from tms_core.transaction.manager.manager import TransactionManager
@@ -98,7 +98,7 @@ def void_not_marked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def former_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Producers, "_settle", lambda _, __, known: known)
+    monkeypatch.setattr(Producers, "_settle", lambda _, __, known, ___: Registered(known.generation, known.former, []))
 
 
 def announced_ahead_and_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,8 @@ one may be repeated. A refusal because a newer instance counts is final.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from datetime import timedelta
 from typing import Self, TypeVar
 from uuid import uuid4
@@ -20,8 +19,8 @@ from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.core import Core
 from tms_core.client.participant import Participant
 from tms_core.client.partitions import Key, Rotations
-from tms_core.client.producer_calls import FormerTransaction, Signature
-from tms_core.client.transaction import ClientTransaction, is_visible_now, publish
+from tms_core.client.producer_calls import FormerTransaction, RegisteredInstance, Signature
+from tms_core.client.transaction import ClientTransaction, publish, visible_now
 from tms_core.client.values import Limits
 from tms_core.client.wire import run, waits
 from tms_core.errors import NotInProgress, ProducerFenced
@@ -37,7 +36,7 @@ class Instance:
 
     Args:
         core: who asks.
-        service: who says what became of the former's last transaction, where the server does not know.
+        service: ends what older instances have open, and says what became of it, where the server does not know.
         home: the producer's topic.
         name: its name.
         lock: held while a request is under way.
@@ -74,12 +73,11 @@ class Instance:
         return self._generation
 
     async def register(self) -> None:
-        """Have it count from now on, and find out what became of the former's last transaction."""
-        call = producer_calls.register(self.home, self.name, self._uuid)
-        generation, former = await self.core.ask(call)
-        if former is not None and former.outcome == "pending":
-            former = replace(former, outcome=await self._decide(former.transaction))
-        self._generation, self.former = generation, former
+        """Have it count from now on, end what older ones have open, and find out what became of the last of it."""
+        registered = await self._register({})
+        if registered.undecided:
+            registered = await self._register(await self._end(registered.undecided))
+        self._generation, self.former = registered.generation, registered.former
 
     async def send(self, call: Call[T], label: str) -> T:
         """Send a request that is done once, however often it is sent.
@@ -111,11 +109,23 @@ class Instance:
         signature = Signature(str(self.home), self.name, self.generation, None, "")
         await self.core.ask(signature.on(calls.rollback(self.home, pointer)))
 
-    async def _decide(self, pointer: int) -> str:
-        """End a transaction whose outcome the server does not know, and tell that."""
-        service, blocking = self._service, self.core.wire.blocking
-        open_ = await self.core.repeat(lambda _: blocking(service.invalidate, pointer), again=True)
-        return "committed" if not open_ and await is_visible_now(self.core, service, pointer) else "aborted"
+    async def _register(self, ended: Mapping[int, str]) -> RegisteredInstance:
+        return await self.core.ask(producer_calls.register(self.home, self.name, self._uuid, ended))
+
+    async def _end(self, pointers: Sequence[int]) -> dict[int, str]:
+        """End transactions of older instances, and tell what became of each."""
+        committed = await visible_now(self.core, self._service, pointers)
+        left = [pointer for pointer in pointers if pointer not in committed]
+        for pointer in left:
+            await self._invalidate(pointer)
+        if left:
+            # One may have been committed in between.
+            committed |= await visible_now(self.core, self._service, left)
+        return {pointer: "committed" if pointer in committed else "aborted" for pointer in pointers}
+
+    async def _invalidate(self, pointer: int) -> None:
+        blocking = self.core.wire.blocking
+        await self.core.repeat(lambda _: blocking(self._service.invalidate, pointer), again=True)
 
 
 class _Begun(Participant):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 from uuid import UUID
 
@@ -79,12 +79,27 @@ class Signature:
         return replace(call, headers={**call.headers, **said}, again=True)
 
 
-def register(home: Topic, name: str, instance: UUID) -> Call[tuple[int, FormerTransaction | None]]:
-    def read(body: bytes) -> tuple[int, FormerTransaction | None]:
-        given = json.loads(body)
-        return int(given["generation"]), _former(given["former"])
+class RegisteredInstance(NamedTuple):
+    """What an instance is told when it is registered.
 
-    body = json.dumps({"instance": str(instance)}).encode()
+    Attributes:
+        generation: its number.
+        former: what became of the last transaction before it; None: there was none.
+        undecided: transactions of older instances that it has to end, and to tell how they have ended.
+    """
+
+    generation: int
+    former: FormerTransaction | None
+    undecided: list[int]
+
+
+def register(home: Topic, name: str, instance: UUID, ended: Mapping[int, str]) -> Call[RegisteredInstance]:
+    def read(body: bytes) -> RegisteredInstance:
+        given = json.loads(body)
+        return RegisteredInstance(int(given["generation"]), _former(given["former"]), [*map(int, given["undecided"])])
+
+    told = {"ended": {str(pointer): outcome for pointer, outcome in ended.items()}} if ended else {}
+    body = json.dumps({"instance": str(instance), **told}).encode()
     return Call("POST", _path(home, name), read, body, again=True)
 
 

@@ -277,7 +277,7 @@ class ClientTransaction:
 
     async def _sees(self, pointer: int) -> bool:
         """Whether a transaction that begins now sees one that is not in progress any more."""
-        return await is_visible_now(self._core, self._service, pointer)
+        return pointer in await visible_now(self._core, self._service, [pointer])
 
     async def _end(self) -> None:
         """Abort if all was taken back for certain, else invalidate."""
@@ -360,11 +360,11 @@ async def publish(
     await transaction.commit()
 
 
-async def is_visible_now(core: Core, service: TransactionClient, pointer: int) -> bool:
-    """Whether a transaction that begins now sees what was written with a pointer."""
+async def visible_now(core: Core, service: TransactionClient, pointers: Sequence[int]) -> set[int]:
+    """Those pointers of which a transaction that begins now sees what was written with them."""
     later = await core.repeat(lambda _: core.wire.blocking(service.start_short), again=True)
     await core.repeat(lambda _: core.wire.blocking(service.abort, later), again=False)
-    return later.is_visible(pointer)
+    return {pointer for pointer in pointers if later.is_visible(pointer)}
 
 
 @contextmanager

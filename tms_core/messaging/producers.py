@@ -6,7 +6,9 @@ transactions that they have left open. So once it is answered, nothing of an old
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 from uuid import UUID
 
 from tms_core.clock import HonestClock
@@ -14,6 +16,7 @@ from tms_core.errors import BadRequest, ProducerNotFound
 from tms_core.messaging.producer_rows import (
     NO_INSTANCE,
     Begun,
+    Former,
     ProducerName,
     Registration,
     TransactionOutcome,
@@ -33,6 +36,22 @@ from tms_core.transaction.manager.manager import TransactionManager
 
 #: What to do where a topic has too many producers.
 _USE_AGAIN = "Use a name again, as each start of one program does; names that were idle for a week are forgotten."
+#: Nothing is said of transactions that have ended.
+_NOTHING: Mapping[int, TransactionOutcome] = MappingProxyType({})
+
+
+class Registered(NamedTuple):
+    """What an instance is told when it is registered.
+
+    Attributes:
+        former: what became of the last transaction before it; None: there was none.
+        undecided: the transactions of older instances of which it is for the client to end them and to tell how they
+            have ended; until then they may become visible. There are none where the manager is in this process.
+    """
+
+    generation: int
+    former: Former | None
+    undecided: Sequence[int]
 
 
 class Producers:
@@ -58,14 +77,14 @@ class Producers:
         self._requests = requests
         self._names = CountedNames(side)
 
-    def register(self, home: TopicId, name: str, instance: UUID) -> Registration:
+    def register(
+        self, home: TopicId, name: str, instance: UUID, ended: Mapping[int, TransactionOutcome] = _NOTHING
+    ) -> Registered:
         """Have an instance count from now on, and no older one. Durable on return; the same instance may ask again.
 
         Args:
             instance: a number of its own, drawn at random.
-
-        Returns:
-            Its generation, and what became of the last transaction before it.
+            ended: how the transactions have ended that were undecided when it asked before.
 
         Raises:
             BadRequest: that is no name, or no number of an instance; or the topic has too many producers.
@@ -87,7 +106,7 @@ class Producers:
                 self._change(producer.key, raw, made)
                 known = made
             self._requests.in_flight.wait_for_older(producer.key, name, known.generation)
-            return known if known.settled else self._settle(producer, known)
+            return self._settle(producer, known, ended)
 
     def of(self, home: TopicId) -> list[tuple[str, Registration, list[Begun]]]:
         """A topic's producers by their names, each with the transactions it has open; raises as :meth:`register`."""
@@ -116,10 +135,12 @@ class Producers:
             gone = known._replace(generation=known.generation + 1, instance=NO_INSTANCE, settled=False)
             self._change(producer.key, raw, gone)
             self._requests.in_flight.wait_for_older(producer.key, name, gone.generation)
-            settled = self._settle(producer, gone)
+            older = self._older(producer, gone)
+            # What cannot be ended here stays written down, so that a later instance of the name ends it.
+            decided = [key for key, _, outcome in older if outcome is not TransactionOutcome.PENDING]
             # The row stays until the janitor comes, so that no generation is given twice.
-            forgotten = settled._replace(former=None)
-            self._change(producer.key, settled.pack(), forgotten, requests_by(self._side, producer))
+            forgotten = gone._replace(former=None, settled=True)
+            self._change(producer.key, gone.pack(), forgotten, [*decided, *requests_by(self._side, producer)])
 
     def roll_back(self, sent: Sent, pointer: int) -> None:
         """Mark a transaction as rolled back, before what it has published is taken back. Durable on return.
@@ -163,20 +184,40 @@ class Producers:
     def _change(self, key: bytes, raw: bytes | None, known: Registration, deletes: Sequence[bytes] = ()) -> None:
         self._requests.change([SideChange(key, raw, known.pack(), deletes=deletes)], ["of this name"])
 
-    def _settle(self, producer: ProducerName, known: Registration) -> Registration:
-        """End what older generations have open, and write down what became of the last of it."""
-        rows = [(key, begun) for key, begun in begun_by(self._side, producer) if begun.generation < known.generation]
-        outcomes = [(begun, self._outcome(begun)) for _, begun in rows]
-        settled = known._replace(former=last_of(outcomes, known.former), settled=True)
-        self._change(producer.key, known.pack(), settled, [key for key, _ in rows])
-        return settled
+    def _settle(
+        self, producer: ProducerName, known: Registration, ended: Mapping[int, TransactionOutcome]
+    ) -> Registered:
+        """End what older generations have open, and write down what became of the last of it.
 
-    def _outcome(self, begun: Begun) -> TransactionOutcome:
+        While something is undecided all stays as it is: an instance that comes meanwhile has to find it, too.
+        """
+        if known.settled:
+            return Registered(known.generation, known.former, [])
+        older, inherited = self._older(producer, known, ended), known.former
+        outcomes = [(begun, outcome) for _, begun, outcome in older]
+        if inherited is not None and inherited.outcome is TransactionOutcome.PENDING:
+            left = Begun(inherited.transaction, 0, void=False, label=inherited.label)
+            outcomes, inherited = [(left, self._outcome(left, ended)), *outcomes], None
+        former = last_of(outcomes, inherited)
+        undecided = [begun.pointer for begun, outcome in outcomes if outcome is TransactionOutcome.PENDING]
+        if not undecided:
+            settled = known._replace(former=former, settled=True)
+            self._change(producer.key, known.pack(), settled, [key for key, *_ in older])
+        return Registered(known.generation, former, undecided)
+
+    def _older(
+        self, producer: ProducerName, known: Registration, ended: Mapping[int, TransactionOutcome] = _NOTHING
+    ) -> list[tuple[bytes, Begun, TransactionOutcome]]:
+        """What older generations have begun, ended where that can be done here."""
+        rows = [(key, begun) for key, begun in begun_by(self._side, producer) if begun.generation < known.generation]
+        return [(key, begun, self._outcome(begun, ended)) for key, begun in rows]
+
+    def _outcome(self, begun: Begun, ended: Mapping[int, TransactionOutcome]) -> TransactionOutcome:
         manager = self._transactions
         if begun.void:
             return TransactionOutcome.ABORTED
         if manager is None:
-            return TransactionOutcome.PENDING
+            return ended.get(begun.pointer, TransactionOutcome.PENDING)
         if manager.invalidate(manager.transaction_of(begun.pointer)) or self._requests.is_given_up(begun):
             return TransactionOutcome.ABORTED
         return TransactionOutcome.COMMITTED

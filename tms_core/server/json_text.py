@@ -18,6 +18,7 @@ from uuid import UUID
 
 from tms_core.errors import BadRequest, FormatError
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.messaging.producer_rows import TransactionOutcome
 from tms_core.rowkey import MessageId
 from tms_core.server.codec import CHUNK_BYTES, PublishRequest, too_many, transaction
 from tms_core.topic import INT_MAX, INT_MIN
@@ -147,13 +148,20 @@ def read_position(body: bytes) -> MessageId:
     return _id("position", given.get("position"))
 
 
-def read_instance(body: bytes) -> UUID:
-    """Which instance of a producer is registered: ``{"instance": "a UUID"}``."""
-    given = _object(body, {"instance"}).get("instance")
+def read_registration(body: bytes) -> tuple[UUID, dict[int, TransactionOutcome]]:
+    """Which instance of a producer is registered, and how transactions have ended.
+
+    ``{"instance": "a UUID", "ended": {"170…": "committed", "171…": "aborted"}}``
+    """
+    given = _object(body, {"instance", "ended"})
+    instance, ended = given.get("instance"), given.get("ended", {})
     try:
-        return UUID(given if isinstance(given, str) else "")
+        found = UUID(instance if isinstance(instance, str) else "")
     except ValueError as error:
         raise BadRequest("instance: this is no UUID.", "Draw one at random, and keep it for this instance.") from error
+    if not isinstance(ended, dict) or not all(outcome in ("committed", "aborted") for outcome in ended.values()):
+        raise BadRequest('ended: this does not say of transactions that they are "committed" or "aborted".')
+    return found, {_number("ended", name): TransactionOutcome(outcome) for name, outcome in ended.items()}
 
 
 def _object(body: bytes, fields: set[str]) -> dict[str, Any]:

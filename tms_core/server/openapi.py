@@ -152,9 +152,23 @@ _SCHEMAS: Document = {
         ),
     },
     "Registration": _record(
-        instance={"type": "string", "format": "uuid", "description": "Drawn at random by each instance."}
+        ["instance"],
+        instance={"type": "string", "format": "uuid", "description": "Drawn at random by each instance."},
+        ended={
+            "type": "object",
+            "description": "How the transactions have ended that were undecided, by their numbers.",
+            "additionalProperties": {"enum": ["committed", "aborted"]},
+        },
     ),
-    "Registered": _record(generation=_is("Long"), former=_or_null(_is("Former"))),
+    "Registered": _record(
+        generation=_is("Long"),
+        former=_or_null(_is("Former")),
+        undecided={
+            "type": "array",
+            "description": "Transactions of older instances that are to be ended, and told of when asked again.",
+            "items": _is("Long"),
+        },
+    ),
     "Former": _record(
         transaction=_is("Long"),
         label={"type": "string", "description": "What the producer has called it."},

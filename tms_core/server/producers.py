@@ -14,7 +14,7 @@ from tms_core.messaging.producer_rows import Begun, Former, Registration
 from tms_core.messaging.requests import Sent
 from tms_core.server.auth.gate import Need
 from tms_core.server.body import BodyLimit, Headers
-from tms_core.server.json_text import read_instance
+from tms_core.server.json_text import read_registration
 from tms_core.server.site import Site, SiteRoute, named_topic, topic_of
 from tms_core.topic import TopicId, remembered
 
@@ -24,8 +24,8 @@ PRODUCER, GENERATION = b"x-tms-producer", b"x-tms-generation"
 SEQUENCE, LABEL = b"x-tms-sequence", b"x-tms-label"
 #: The header of a refusal that is final, because a newer instance of the producer counts.
 FENCED = b"x-tms-fenced"
-#: The largest body of a registration, which is the number of an instance.
-_INSTANCE = BodyLimit(16 << 10, "an instance is 32 digits")
+#: The largest body of a registration: the number of an instance, and how transactions have ended, in 30 bytes each.
+_REGISTRATION = BodyLimit(16 << 20, "an instance is 32 digits, and has few transactions to tell of")
 _DIGITS = 19
 
 
@@ -43,9 +43,11 @@ class ProducerRoutes(SiteRoute):
         site, topic, name = self._site, topic_of(request.scope), request.path_params["name"]
         producers = site.service.producers
         if request.method == "POST":
-            instance = await site.body_of(request, read_instance, _INSTANCE)
-            known = await site.in_thread(producers.register, topic, name, instance)
-            return JSONResponse({"generation": str(known.generation), "former": _former(known.former)})
+            instance, ended = await site.body_of(request, read_registration, _REGISTRATION)
+            known = await site.in_thread(producers.register, topic, name, instance, ended)
+            undecided = [str(pointer) for pointer in known.undecided]
+            told = {"generation": str(known.generation), "former": _former(known.former), "undecided": undecided}
+            return JSONResponse(told)
         if request.method == "DELETE":
             await site.in_thread(producers.delete, topic, name)
             return Response()
