@@ -1052,6 +1052,70 @@ def test_given_an_invalid_transaction_when_its_id_leaves_the_list_then_it_stays_
     assert heir.former.outcome is TransactionOutcome.ABORTED
 
 
+@pytest.mark.parametrize("end", ["invalid", "committed"])
+def test_given_a_former_that_is_pending_when_its_id_leaves_the_invalid_list_then_it_is_told_as_it_ended(
+    desk: GroupDesk, end: str
+) -> None:
+    one, tx = Instance(desk), desk.begin()
+    desk.commit(tx) if end == "committed" else desk.time_out(tx)
+    key = ProducerName(BILLS, 1, "importer").key
+    former = Former(tx.write_pointer, "file 17", TransactionOutcome.PENDING)
+    known = Registration(one.generation, one.uuid, NOW_MS, former, settled=True)
+    desk.side.put([(key, known.pack())])
+    desk.service.forget()
+    assert clean(desk) == (int(end == "invalid"), 0)
+    assert clean(desk) == (0, 0)
+    desk.manager.truncate_invalid([tx.transaction_id])
+    outcome = TransactionOutcome.COMMITTED if end == "committed" else TransactionOutcome.ABORTED
+    assert Instance(desk).former == former._replace(outcome=outcome)
+
+
+def test_given_a_producer_that_is_changed_while_its_former_is_marked_then_it_is_marked_all_the_same(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tx = desk.begin()
+    desk.time_out(tx)
+    key = ProducerName(BILLS, 1, "importer").key
+    former = Former(tx.write_pointer, "file 17", TransactionOutcome.PENDING)
+    known = Registration(NOW_MS, uuid4(), NOW_MS, former, settled=True)
+    desk.side.put([(key, known.pack())])
+    exchange = desk.side.exchange
+
+    def late(*change: Any, **more: Any) -> bool:
+        monkeypatch.setattr(desk.side, "exchange", exchange)
+        desk.side.put([(key, known._replace(generation=NOW_MS + 1).pack())])
+        return exchange(*change, **more)
+
+    monkeypatch.setattr(desk.side, "exchange", late)
+    assert clean(desk) == (1, 0)
+    found = Registration.parse(desk.side.get(key) or b"")
+    assert found == known._replace(generation=NOW_MS + 1, former=former._replace(outcome=TransactionOutcome.ABORTED))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_given_a_producer_that_is_registered_while_the_janitor_looks_then_nothing_of_it_is_forgotten(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, *, inside: bool
+) -> None:
+    made: list[Instance] = []
+    rows = desk.side.rows
+
+    def later(start: bytes, *rest: Any) -> Any:
+        found = rows(start, *rest)
+        if start == b"w" and not made:
+            made.append(Instance(desk))
+            made[0].publish(b"a", tx=desk.begin() if inside else None)
+        return found
+
+    monkeypatch.setattr(desk.side, "rows", later)
+    clean(desk)
+    made[0].publish(b"a", tx=None, again=True) if not inside else None
+    assert everything(desk) == [b"a"]
+    assert len(desk.service.producers.get(BILLS, "importer")[1]) == int(inside)
+    desk.restart()
+    made[0].publish(b"a", again=True) if not inside else None
+    assert everything(desk) == [b"a"]
+
+
 def test_given_a_producer_that_does_nothing_for_a_week_then_it_is_forgotten_unless_something_is_open(
     desk: GroupDesk,
 ) -> None:

@@ -263,9 +263,10 @@ def tidy(
     is_gone: Callable[[TopicId, int], bool],
     idle_before_ms: int,
 ) -> tuple[int, int]:
-    """Mark what invalid transactions have begun, and forget idle producers and those of topics that are gone.
+    """Mark what was begun in invalid transactions, and forget idle producers and those of topics that are gone.
 
-    The marks come before an id leaves the invalid list: from then on its transaction would count as committed.
+    The marks come before an id leaves the invalid list: from then on its transaction would count as committed. So also
+    a former that was not decided when its producer was registered is one that was aborted.
 
     Args:
         is_invalid: whether a transaction is on the invalid list.
@@ -280,14 +281,19 @@ def tidy(
         FormatError: a row is damaged.
         StoreError: the table could not be read or written.
     """
-    producers = dict(_rows(side, _PRODUCER))
+    # What producers have written is read before they are: of one that is registered meanwhile nothing is taken.
     marked, begun, active = _tidy_begun(side, is_invalid, is_undecided, idle_before_ms)
+    requested = list(_rows(side, _REQUEST))
+    producers = dict(_rows(side, _PRODUCER))
+    for key, value in producers.items():
+        producers[key] = _former_marked(side, key, value, is_invalid)
+        marked += producers[key] != value
     homes: dict[tuple[TopicId | None, str], bytes] = {
         (one.home, one.name): key for key in producers if (one := _producer(key)) is not None
     }
     requests: dict[bytes, list[bytes]] = {}
     gone: list[bytes] = []
-    for key, value in _rows(side, _REQUEST):
+    for key, value in requested:
         home, topic = homes.get(_requested(key)), _producer(key)
         if home is None or topic is None or is_gone(topic.home, topic.home_generation):
             gone.append(key)
@@ -336,6 +342,20 @@ def _tidy_begun(
         active[producer.key] = max(active.get(producer.key, 0), active_ms)
         keys.setdefault(producer.key, []).append(key)
     return marked, keys, active
+
+
+def _former_marked(side: SideTable, key: bytes, value: bytes, is_invalid: Callable[[int], bool]) -> bytes:
+    """Mark a former that is invalid; returns what the producer's row holds then."""
+    while True:
+        known = Registration.parse(value)
+        former = known.former
+        if former is None or former.outcome is not TransactionOutcome.PENDING or not is_invalid(former.transaction):
+            return value
+        marked = known._replace(former=former._replace(outcome=TransactionOutcome.ABORTED)).pack()
+        if side.exchange(key, value, marked):
+            return marked
+        # A server has changed it meanwhile.
+        value = side.get(key) or marked
 
 
 def _rows(side: SideTable, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
