@@ -231,6 +231,31 @@ def test_given_a_producer_when_listed_shown_and_deleted_then_its_instance_is_fen
     assert again.former is None
 
 
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("at", [1, 2])
+def test_given_a_deletion_that_is_cut_off_when_it_is_repeated_then_it_is_finished(
+    desk: GroupDesk, at: int, *, behind: bool
+) -> None:
+    one, tx = Instance(desk), desk.begin()
+    one.publish(b"a", tx=tx)
+    with pytest.MonkeyPatch.context() as patched:
+        dies, exchange = Dies(at, StoreError, behind=behind), desk.side.exchange_each
+        patched.setattr(desk.side, "exchange_each", lambda changes: dies.write(partial(exchange, changes)))
+        with pytest.raises(StoreError):
+            desk.service.producers.delete(BILLS, "importer")
+    if (at, behind) == (2, True):
+        with pytest.raises(ProducerNotFound):
+            desk.service.producers.delete(BILLS, "importer")
+    else:
+        desk.service.producers.delete(BILLS, "importer")
+    with pytest.raises(NotInProgress):
+        desk.commit(tx)
+    assert desk.side.rows(b"q", b"r", 10).items == desk.side.rows(b"t", b"u", 10).items == []
+    with pytest.raises(ProducerNotFound):
+        desk.service.producers.delete(BILLS, "importer")
+    assert Instance(desk).generation > one.generation + 1
+
+
 def test_given_as_many_producers_as_a_topic_may_have_then_no_other_name_is_taken_until_one_is_forgotten(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -314,7 +314,7 @@ def tidy(
             # The row itself goes with a later pass: its server may be about to change it. What it knows of a former is
             # older than what is forgotten here.
             forgotten += side.exchange(
-                key, value, known._replace(instance=NO_INSTANCE, former=None).pack(), deletes=rows
+                key, value, known._replace(instance=NO_INSTANCE, former=None, settled=True).pack(), deletes=rows
             )
     side.delete([*gone, *(key for keys in begun.values() for key in keys)])
     return marked, forgotten

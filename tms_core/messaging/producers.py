@@ -126,14 +126,17 @@ class Producers:
     def delete(self, home: TopicId, name: str) -> None:
         """Forget a producer; what it has open is invalidated first, and its instance is refused from now on.
 
+        A deletion that was cut off is finished by the next one.
+
         Raises:
             ProducerNotFound, BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`get`.
         """
         producer = self._requests.named(home, name)
         with self._requests.in_flight.only(producer.key):
-            raw, known = self._known(producer)
-            gone = known._replace(generation=known.generation + 1, instance=NO_INSTANCE, settled=False)
-            self._change(producer.key, raw, gone)
+            raw, gone = self._known(producer, deleting=True)
+            if gone.instance != NO_INSTANCE:
+                gone = gone._replace(generation=gone.generation + 1, instance=NO_INSTANCE, settled=False)
+                self._change(producer.key, raw, gone)
             self._requests.in_flight.wait_for_older(producer.key, name, gone.generation)
             older = self._older(producer, gone)
             # What cannot be ended here stays written down, so that a later instance of the name ends it.
@@ -168,10 +171,12 @@ class Producers:
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
-    def _known(self, producer: ProducerName) -> tuple[bytes, Registration]:
+    def _known(self, producer: ProducerName, *, deleting: bool = False) -> tuple[bytes, Registration]:
+        """A producer's row; also of one whose deletion was cut off, where that is wanted."""
         raw = self._side.get(producer.key)
         known = None if raw is None else registration(raw)
-        if raw is None or known is None or known.instance == NO_INSTANCE:
+        is_there = known is not None and (known.instance != NO_INSTANCE or (deleting and not known.settled))
+        if raw is None or known is None or not is_there:
             raise ProducerNotFound(
                 f"Topic {producer.home} has no producer {producer.name}.",
                 f"See those there are: tms producer list {producer.home}",
