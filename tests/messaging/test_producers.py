@@ -292,10 +292,12 @@ def test_given_more_topics_than_are_counted_then_what_is_known_of_them_does_not_
 
 def test_given_what_is_no_producer_then_it_is_refused(desk: GroupDesk) -> None:
     one = Instance(desk)
-    for sent in (Sent(BILLS, "a/b", 1, 1), Sent(BILLS, "importer", one.generation, 0)):
-        with pytest.raises(BadRequest):
-            desk.service.publish(BILLS, [b"a"], sent=sent)
-    with pytest.raises(BadRequest, match="1,000 bytes"):
+    with pytest.raises(BadRequest, match="cannot be a producer"):
+        desk.service.publish(BILLS, [b"a"], sent=Sent(BILLS, "a/b", 1, 1))
+    for sequence in (0, 2**63):
+        with pytest.raises(BadRequest, match=f"^{sequence} is no sequence number"):
+            desk.service.publish(BILLS, [b"a"], sent=Sent(BILLS, "importer", one.generation, sequence))
+    with pytest.raises(BadRequest, match="A label of 1002 bytes is too long"):
         one.publish(b"a", label="ü" * 501)
     with pytest.raises(BadRequest):
         desk.service.producers.register(BILLS, "x", UUID(int=0))

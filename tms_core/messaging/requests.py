@@ -107,6 +107,18 @@ class Admitted(NamedTuple):
 _admitted = partial(tuple.__new__, Admitted)
 
 
+def _check(sent: Sent) -> None:
+    """Check the number and the label of a request.
+
+    Raises:
+        BadRequest: one of them cannot be.
+    """
+    if not 0 < sent.sequence <= LONG_MAX:
+        raise BadRequest(f"{sent.sequence} is no sequence number.", f"Number requests from 1 to {LONG_MAX}.")
+    if sent.label and (size := len(sent.label.encode())) > LABEL_BYTES:
+        raise BadRequest(f"A label of {size} bytes is too long.", f"Give one of {LABEL_BYTES} bytes at most.")
+
+
 def _refusal(producer: ProducerName, generation: int, raw: bytes | None) -> ProducerFenced | None:
     """Why an instance does not count where its producer has this registration; or None."""
     known = None if raw is None else counting(raw)
@@ -378,8 +390,7 @@ class Requests:
                 f"Producer {sent.name} of {sent.home} cannot publish to this topic: they are of different slots.",
                 "Register a producer at this topic, or set server.leader.slots to 1.",
             )
-        if not 0 < sent.sequence <= LONG_MAX or (sent.label and len(sent.label.encode()) > LABEL_BYTES):
-            raise BadRequest("A sequence number is at least 1, and a label has 1,000 bytes at most.", "Send others.")
+        _check(sent)
         registered = self._require_newest(keys.producer, keys.registered, sent.generation)
         if pointer is not None and self.is_void(keys.producer, pointer):
             raise TransactionEnded(
