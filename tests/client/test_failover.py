@@ -15,6 +15,7 @@ from tests.client.faults import ToSite
 from tests.client.test_outcomes import BILLS, ORDERS
 from tms_core.client import (
     Attempt,
+    BadRequest,
     Buffer,
     BufferFull,
     Client,
@@ -421,6 +422,29 @@ def test_given_a_hook_when_requests_are_sent_then_it_is_around_each_and_its_head
     ]
     assert {headers["traceparent"] for headers in sent} == {"00-1-2-01"}
     assert {headers["authorization"] for headers in sent} == {"Bearer mine"}
+
+
+@pytest.mark.parametrize("header", [{"x-trace": " 1"}, {"x-trace": "a\nb"}, {"x trace": "1"}, {"x-trace": "\xe9"}])
+def test_given_a_request_that_cannot_be_written_down_then_it_is_refused_and_not_tried_again(
+    site: InProcess, header: dict[str, str]
+) -> None:
+    tried: list[Attempt] = []
+
+    @contextmanager
+    def hook(attempt: Attempt) -> Iterator[None]:
+        tried.append(attempt)
+        attempt.headers |= header
+        yield
+
+    async def ask() -> None:
+        async with site.async_client(hook=hook) as looping:
+            await looping.topics()
+
+    with site.client(hook=hook) as client, pytest.raises(BadRequest, match=r"GET /v1/\S+ was not sent: "):
+        client.topics()
+    with pytest.raises(BadRequest, match=r"GET /v1/\S+ was not sent: "):
+        asyncio.run(ask())
+    assert len(tried) == 2
 
 
 def test_given_a_hook_in_a_loop_when_requests_are_sent_then_it_is_around_each(site: InProcess) -> None:

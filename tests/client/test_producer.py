@@ -80,6 +80,24 @@ def test_given_a_producer_that_is_not_registered_or_has_no_name_then_that_is_sai
         pass
 
 
+@pytest.mark.parametrize("label", [" 17", "17 ", " ", "file 17", "a  b", "50%", "a%20b", "a+b/c", "a\nb", "\0", "é✓"])
+def test_given_a_label_of_any_characters_then_the_next_instance_is_told_it_as_it_is(client: Client, label: str) -> None:
+    with client.producer(BILLS, "importer") as producer, producer.transaction(label) as tx:
+        tx.publish(BILLS, [b"a"])
+    found = last(client)
+    assert found is not None
+    assert (found.label, found.outcome) == (label, "committed")
+
+
+@pytest.mark.parametrize("label", ["\ud800", b"x", 17, None])
+def test_given_what_is_no_label_then_that_is_said_before_anything_is_done(
+    site: InProcess, client: Client, label: str
+) -> None:
+    with client.producer(BILLS, "importer") as producer, pytest.raises(BadRequest, match="cannot be a label"):
+        producer.transaction(label)
+    assert site.manager.clients() == {}
+
+
 @pytest.mark.parametrize("end", ["commit", "roll back", "leave", "nothing sent"])
 def test_given_a_transaction_of_the_former_when_the_next_instance_begins_then_it_knows_what_became_of_it(
     site: InProcess, client: Client, end: str

@@ -70,13 +70,14 @@ def test_given_a_producer_when_registered_then_a_request_is_done_once_and_a_form
     assert "fenced" in fenced.text
 
 
+@pytest.mark.parametrize("quoted", ["file%2017%20%C3%BC", "file 17 %C3%BC"])
 def test_given_a_transaction_of_a_producer_then_it_is_shown_and_taken_back_and_told_to_the_next_one(
-    producer: ProducerClient,
+    producer: ProducerClient, quoted: str
 ) -> None:
     generation = producer.register(uuid4()).json["generation"]
     tx = producer.manager.start_short()
     pointer = {"transactionWritePointer": str(tx.write_pointer)}
-    label = {"x_tms_label": "file%2017%20%C3%BC"}
+    label = {"x_tms_label": quoted}
     stored = producer.send("store", generation, 1, {"messages": ["a"], **pointer}, **label)
     assert stored.status == 200
     opened = [{"transaction": str(tx.write_pointer), "label": "file 17 ü"}]

@@ -175,6 +175,7 @@ class _Producer:
         return self._instance.former
 
     def _transaction(self, kind: type[C], label: str, timeout_seconds: int | None, *, long: bool) -> C:
+        producer_calls.check_label(label)
         core, begun = self._instance.signing(label), _Begun(self._instance)
         return kind(
             core, self._service, self._limits, timeout_seconds, self._rotations, long=long, participants=[begun]

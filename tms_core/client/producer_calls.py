@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -16,6 +17,9 @@ from tms_core.consumers.positions import NAME
 from tms_core.errors import BadRequest, ProducerNotFound
 
 T = TypeVar("T")
+
+#: Half a surrogate pair, which no UTF-8 has.
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,18 @@ class Signature:
         if self.sequence is not None:
             said["x-tms-sequence"] = str(self.sequence)
         if self.label:
-            said["x-tms-label"] = quote(self.label, safe=" ")
+            said["x-tms-label"] = quote(self.label)
         return replace(call, headers={**call.headers, **said}, again=True)
+
+
+def check_label(label: object) -> None:
+    """Check that a transaction can be called that.
+
+    Raises:
+        BadRequest: it cannot.
+    """
+    if not isinstance(label, str) or _HALF_PAIR.search(label):
+        raise BadRequest(f"{label!r} cannot be a label.", "Give text that can be written as UTF-8.")
 
 
 class RegisteredInstance(NamedTuple):

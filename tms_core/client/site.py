@@ -25,12 +25,14 @@ import httpx2
 from tms_core.client.calls import Call
 from tms_core.client.values import Buffer, Limits, Retry, Timeouts
 from tms_core.client.wire import Stop
-from tms_core.errors import ClientClosed, ConfigurationError, Unanswered, Unavailable
+from tms_core.errors import BadRequest, ClientClosed, ConfigurationError, Unanswered, Unavailable
 from tms_core.transaction.rpc.client import TransactionClient
 
 _ADDRESS = re.compile(r"[^:\[\]]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 #: Raised before there was a connection to send anything on.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
+#: Raised before anything is sent, because of what was to be.
+_NOT_WRITTEN = (httpx2.LocalProtocolError, UnicodeEncodeError)
 #: What may follow ``Bearer`` (RFC 6750).
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
 
@@ -209,6 +211,10 @@ class Endpoint:
             reason = str(error) or type(error).__name__
             raise Unavailable(
                 f"{url} cannot be reached: {reason}.", "Start it (tms serve), or correct the URL."
+            ) from error
+        except _NOT_WRITTEN as error:
+            raise BadRequest(
+                f"{call} was not sent: {error}.", "Correct the header, which a hook may have added."
             ) from error
         except (httpx2.TimeoutException, TimeoutError) as error:
             raise Unanswered(f"{url} did not answer {call} in time.", _UNKNOWN) from error
