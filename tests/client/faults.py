@@ -23,6 +23,7 @@ When = Literal["before", "after", "late"]
 _STEPS = {
     "startShortClientId": "start",
     "startShortWithClientIdAndTimeOut": "start",
+    "startLongClientId": "start",
     "canCommitOrThrow": "canCommit",
     "commitOrThrow": "commit",
     "abortTx": "abort",

@@ -392,6 +392,71 @@ def test_given_a_task_that_is_cancelled_while_it_publishes_when_it_ends_then_it_
     assert visible(site) == []
 
 
+@pytest.mark.parametrize("moment", ["under way", "done", "answered"])
+@pytest.mark.parametrize("long", [False, True])
+def test_given_a_task_that_is_cancelled_while_its_transaction_begins_then_that_is_aborted(
+    site: InProcess, faults: Faults, moment: str, long: bool
+) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        began, cancelled, done = threading.Event(), threading.Event(), threading.Event()
+
+        def cancel() -> None:
+            if moment != "under way":
+                began.set()
+                client._wire._threads.submit(done.set)
+                assert done.wait(PATIENCE_SECONDS)
+            if moment == "answered":
+                loop.call_soon(task.cancel)
+            else:
+                task.cancel()
+            cancelled.set()
+
+        def meanwhile(step: str) -> None:
+            if step == "start":
+                loop.call_soon_threadsafe(cancel)
+                # This is the only thread, which does nothing else before that.
+                assert (cancelled if moment == "under way" else began).wait(PATIENCE_SECONDS)
+
+        async def work() -> None:
+            async with client.transaction(long=long):
+                raise AssertionError("it has begun")
+
+        faults.meanwhile = meanwhile
+        async with faulty_async_client(site, faults, limits=Limits(connections=1)) as client:
+            task = asyncio.create_task(work())
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+    assert (faults.seen["start"], faults.seen["abort"]) == (1, 1)
+    assert site.manager.clients() == {}
+
+
+def test_given_a_task_that_is_cancelled_when_its_transaction_has_not_begun_then_nothing_is_done(
+    site: InProcess, faults: Faults
+) -> None:
+    async def main() -> None:
+        busy = threading.Event()
+
+        async def work() -> None:
+            async with client.transaction():
+                raise AssertionError("it has begun")
+
+        async with faulty_async_client(site, faults, limits=Limits(connections=1)) as client:
+            client._wire._threads.submit(busy.wait)
+            task = asyncio.create_task(work())
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            busy.set()
+
+    asyncio.run(main())
+    assert not faults.seen
+
+
 class Interrupts(Recorder):
     """Is interrupted where a test wants."""
 

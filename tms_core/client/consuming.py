@@ -16,12 +16,12 @@ from typing import Protocol
 from tms_core.client import calls, consumer_calls
 from tms_core.client.core import NOT_DONE, UNKNOWN, Core, Reading
 from tms_core.client.messages import Message, Start
+from tms_core.client.transaction import view_of
 from tms_core.client.values import Retry
 from tms_core.client.wire import Stop
 from tms_core.errors import ClientClosed, ConsumerNotFound, TmsError
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
-from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
 
 logger = logging.getLogger(__name__)
@@ -185,16 +185,10 @@ class Consuming:
         self._start, self._inclusive = self._stored, False
 
     async def _poll(self) -> calls.Call[None]:
-        view = None if self._service is None else await self._view(self._service)
+        view = None if self._service is None else await self._core.wire.blocking(view_of, self._service)
         return calls.poll(
             self._topic, self._start, None, view, inclusive=self._inclusive, wait_seconds=self._wait_seconds
         )
-
-    async def _view(self, service: TransactionClient) -> Transaction:
-        """A view of what is committed. A transaction that only reads need not stay open while its messages are read."""
-        view = await self._core.wire.blocking(service.start_short)
-        await self._core.wire.blocking(service.abort, view)
-        return view
 
     async def _wait(self, pauses: Retry, error: TmsError | None) -> None:
         self._pauses = self._pauses + 1 if pauses is self._paused else 1

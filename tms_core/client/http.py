@@ -103,6 +103,9 @@ class BlockingWire:
     async def blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return function(*args, **kwargs)
 
+    async def begin(self, begins: Callable[[], T], ends: Callable[[T], object]) -> T:
+        return begins()
+
     async def close(self) -> None:
         """End pauses and close connections; closing twice is no error."""
         self._closed.set()
@@ -213,6 +216,17 @@ class LoopWire:
     async def blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         self.settle()
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))
+
+    async def begin(self, begins: Callable[[], T], ends: Callable[[T], object]) -> T:
+        self.settle()
+        call = self._threads.submit(begins)
+        try:
+            return await asyncio.wrap_future(call)
+        except asyncio.CancelledError:
+            # By a thread, so that no task is left behind; closing waits for it, as for all calls.
+            with suppress(RuntimeError):
+                self._threads.submit(lambda: ends(call.result()))
+            raise
 
     async def close(self) -> None:
         """End pauses, close connections, and wait for calls of the transaction service; closing twice is no error."""

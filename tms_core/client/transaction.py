@@ -68,7 +68,8 @@ class ClientTransaction:
     async def begin(
         cls, core: Core, service: TransactionClient, limits: Limits, timeout_seconds: int | None, *, long: bool
     ) -> ClientTransaction:
-        """Begin a transaction. One whose begin was not answered has written nothing, and times out.
+        """Begin a transaction. One whose begin was not answered has written nothing, and times out; one that a task
+        began which was cancelled meanwhile is aborted.
 
         Raises:
             TransactionError: the service does not answer, or refuses.
@@ -78,7 +79,11 @@ class ClientTransaction:
         def start() -> Transaction:
             return service.start_long(holder) if long else service.start_short(timeout_seconds, holder)
 
-        transaction = await core.repeat(lambda _: core.wire.blocking(start), again=True)
+        def abort(begun: Transaction) -> None:
+            with _left_to_time_out(begun.transaction_id):
+                service.abort(begun)
+
+        transaction = await core.repeat(lambda _: core.wire.begin(start, abort), again=True)
         return cls(core, service, limits, transaction)
 
     # --- while it is open --------------------------------------------------------------------------------------------
@@ -362,9 +367,15 @@ async def publish(
 
 async def visible_now(core: Core, service: TransactionClient, pointers: Sequence[int]) -> set[int]:
     """Those pointers of which a transaction that begins now sees what was written with them."""
-    later = await core.repeat(lambda _: core.wire.blocking(service.start_short), again=True)
-    await core.repeat(lambda _: core.wire.blocking(service.abort, later), again=False)
+    later = await core.repeat(lambda _: core.wire.blocking(view_of, service), again=True)
     return {pointer for pointer in pointers if later.is_visible(pointer)}
+
+
+def view_of(service: TransactionClient) -> Transaction:
+    """What a transaction sees that begins now. One that only reads need not stay open while its messages are read."""
+    view = service.start_short()
+    service.abort(view)
+    return view
 
 
 @contextmanager

@@ -81,6 +81,10 @@ class Wire(Protocol):
         """Call something that may block."""
         ...
 
+    async def begin(self, begins: Callable[[], T], ends: Callable[[T], object]) -> T:
+        """Call something that may block, and end what it has begun where that is not waited for any more."""
+        ...
+
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that never waits; returns its result.
