@@ -7,7 +7,13 @@ from pathlib import Path
 
 from tms_core.transaction.manager.manager import MAX_CLIENT_CHARACTERS
 from tms_core.transaction.rpc.calls import METHODS
-from tms_core.transaction.rpc.service import MAX_CONNECTIONS, MAX_UNREAD_BYTES, REQUEST_SECONDS
+from tms_core.transaction.rpc.service import (
+    LARGE_BYTES,
+    LARGE_SECONDS,
+    MAX_CONNECTIONS,
+    MAX_UNREAD_BYTES,
+    REQUEST_SECONDS,
+)
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/conformance/transactions.md").read_text(encoding="utf-8")
@@ -25,6 +31,7 @@ def test_the_page_has_the_limits() -> None:
     said = section("Transport")
     assert f"{MAX_CONNECTIONS:,}, and no more than a quarter of the files" in said
     assert f"within {REQUEST_SECONDS} s, or" in said
+    assert f"the next {LARGE_BYTES >> 10} KiB do not come within {LARGE_SECONDS} s" in said
     assert f"{MAX_UNREAD_BYTES >> 20} MiB" in said
     assert f"their first {MAX_CLIENT_CHARACTERS} characters" in section("Different on purpose")
 

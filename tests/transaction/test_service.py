@@ -392,6 +392,14 @@ def test_given_a_limit_of_open_files_then_there_are_not_so_many_connections_that
 STATUS = len(wire.message(MessageKind.CALL, "status", 1)).to_bytes(4) + wire.message(MessageKind.CALL, "status", 1)
 
 
+def large_call() -> bytes:
+    """A call that is larger than several may be at a time, with its length."""
+    changes = [b"%d" % number for number in range(20_000)]
+    call = wire.message(MessageKind.CALL, "canCommitOrThrow", 1, wire.i64(1, 7), wire.strings(2, changes, Kind.SET))
+    assert len(call) > 2 * module.LARGE_BYTES
+    return len(call).to_bytes(4) + call
+
+
 def asked(connection: socket.socket, data: bytes = STATUS) -> wire.RpcMessage:
     """The answer to a call."""
     connection.sendall(data)
@@ -416,14 +424,11 @@ def test_given_connections_without_a_whole_call_for_long_then_they_are_closed_an
 def test_given_large_calls_that_do_not_come_whole_then_others_that_are_large_wait_and_small_ones_do_not(
     service: TransactionService,
 ) -> None:
-    changes = [b"%d" % number for number in range(20_000)]
-    call = wire.message(MessageKind.CALL, "canCommitOrThrow", 1, wire.i64(1, 7), wire.strings(2, changes, Kind.SET))
-    large = len(call).to_bytes(4) + call
-    assert len(call) > module.LARGE_BYTES
+    large, begins = large_call(), 4 + module.LARGE_BYTES
     with ExitStack() as stack:
         begun = [stack.enter_context(connected(service)) for _ in range(module.LARGE_REQUESTS)]
         for connection in begun:
-            connection.sendall(large[:100])
+            connection.sendall(large[:begins])
         wait_for(service._large.locked)
         late, small = stack.enter_context(connected(service)), stack.enter_context(connected(service))
         late.sendall(large)
@@ -431,7 +436,34 @@ def test_given_large_calls_that_do_not_come_whole_then_others_that_are_large_wai
         assert select.select([late], [], [], 0) == ([], [], [])
         begun[0].close()
         assert wire.read_message(received(late, int.from_bytes(received(late, 4)))).name == "canCommitOrThrow"
-        assert asked(begun[1], large[100:]).name == "canCommitOrThrow"
+        assert asked(begun[1], large[begins:]).name == "canCommitOrThrow"
+
+
+def test_given_large_calls_of_which_no_more_comes_then_they_lose_their_places_soon(
+    service: TransactionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, begins = large_call(), 4 + module.LARGE_BYTES
+    with ExitStack() as stack:
+        begun = [stack.enter_context(connected(service)) for _ in range(module.LARGE_REQUESTS)]
+        late = stack.enter_context(connected(service))
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "LARGE_SECONDS", 0.01)
+            for connection in begun:
+                connection.sendall(large[:begins])
+            assert all(map(is_closed, begun))
+        assert asked(late, large).name == "canCommitOrThrow"
+
+
+def test_given_large_calls_that_have_hardly_begun_then_they_hold_no_place(service: TransactionService) -> None:
+    large = large_call()
+    with ExitStack() as stack:
+        begun = [stack.enter_context(connected(service)) for _ in range(module.LARGE_REQUESTS)]
+        late = stack.enter_context(connected(service))
+        for connection in begun:
+            connection.sendall(large[:100])
+        wait_for(lambda: len(service._awaiting) == len(begun) + 1)
+        assert asked(late, large).name == "canCommitOrThrow"
+        assert asked(begun[0], large[100:]).name == "canCommitOrThrow"
 
 
 def test_given_somebody_who_does_not_read_when_too_much_waits_then_he_is_cut_off_and_others_get_their_answers(

@@ -39,8 +39,9 @@ from tms_core.transaction.rpc.quick_calls import LENGTH, QuickCalls, QuickConnec
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 #: How many connections there may be; and never more than one for so many files that the process may open.
 MAX_CONNECTIONS, FILES_EACH = 1_000, 4
-#: How many requests above a size, in bytes, are taken in at a time; the others wait.
-LARGE_REQUESTS, LARGE_BYTES = 4, 64 * 1024
+#: How many requests above a size, in bytes, are taken in at a time, once so many bytes of them have come; the others
+#: wait. And how long so many more bytes may take then, in seconds.
+LARGE_REQUESTS, LARGE_BYTES, LARGE_SECONDS = 4, 64 * 1024, 5
 #: How long a new connection may take until its first request begins, and each request until it is whole, in seconds.
 REQUEST_SECONDS = 60
 #: How long a connection must have been silent before a new one takes its place, in seconds: one that has not had an
@@ -217,8 +218,10 @@ class TransactionService:
         try:
             while not self._stopping.is_set():
                 size = await self._size(reader, wait_seconds, MAX_FRAME_BYTES if known else LARGE_BYTES)
+                frame = await self._awaited(reader.readexactly(min(size, LARGE_BYTES)), REQUEST_SECONDS)
                 async with self._large if size > LARGE_BYTES else nullcontext():
-                    frame = await self._awaited(reader.readexactly(size), REQUEST_SECONDS)
+                    if size > LARGE_BYTES:
+                        frame = await self._whole(reader, frame, size)
                     if known:
                         found, direct = await self._done(frame, direct)
                         data = await self._passed_on(frame) if found is None else found
@@ -290,6 +293,15 @@ class TransactionService:
         if not 0 <= size <= most:
             raise FormatError(f"a frame of {size} bytes, where {most} are the most")
         return int(size)
+
+    async def _whole(self, reader: asyncio.StreamReader, begun: bytes, size: int) -> bytes:
+        """A large request that has begun; it has to come steadily, since others wait for its place."""
+        found = bytearray(begun)
+        async with asyncio.timeout(REQUEST_SECONDS):
+            while len(found) < size:
+                more = min(size - len(found), LARGE_BYTES)
+                found += await self._awaited(reader.readexactly(more), LARGE_SECONDS)
+        return bytes(found)
 
     async def _awaited(self, reading: Coroutine[None, None, bytes], seconds: float | None) -> bytes:
         """Wait for bytes of a request; until they have come whole, the connection may be closed."""
