@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import runpy
 import threading
@@ -14,6 +16,7 @@ from tests.server.conftest import serving
 from tms_core import client as package
 from tms_core.client import AsyncClient, Client, MessagingError, calls
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
+from tms_core.client.work import READS
 from tms_core.clock import SystemClock
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
@@ -74,3 +77,31 @@ def test_what_a_code_means_is_what_the_page_says(code: int) -> None:
 def test_every_error_and_value_that_the_page_names_is_exported() -> None:
     named = set(re.findall(r"`([A-Z][a-z]+\w*)(?:\(.*?\))?`", PAGE)) - {"HOST"}
     assert named - set(package.__all__) == set()
+
+
+def parameters(name: str) -> set[str]:
+    """The parameters of all that the client calls by this name."""
+    owners = (package, Client, package.Producer, package.TransactionContext)
+    found = [getattr(owner, name, None) for owner in owners]
+    return {parameter for one in found if callable(one) for parameter in inspect.signature(one).parameters}
+
+
+def calls_of_the_client(text: str) -> Iterator[tuple[str, ast.Call]]:
+    """The calls with keywords in a page's sentences that have the name of something of the client's."""
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    for code, name in re.findall(r"(?<!`)`((?:\w+\.)*(\w+)\([^`\n]*=[^`\n]*\))`(?!`)", prose):
+        if parameters(name):
+            call = ast.parse(code.replace("…", "..."), mode="eval").body
+            assert isinstance(call, ast.Call), code
+            yield name, call
+
+
+def test_every_argument_that_a_page_names_in_a_sentence_is_one() -> None:
+    pages = [path.read_text(encoding="utf-8") for path in (*DOCS.parent.glob("*.md"), *DOCS.rglob("*.md"))]
+    named = [call for page in pages for call in calls_of_the_client(page)]
+    assert len(named) > 5
+    for name, call in named:
+        for argument in call.keywords:
+            assert argument.arg in parameters(name), ast.unparse(call)
+            if argument.arg == "read":
+                assert ast.literal_eval(argument.value) in (*READS, ...), ast.unparse(call)
