@@ -191,7 +191,8 @@ class Player:
     def _read(self) -> None:
         for topic in ("orders", "bills"):
             committed = self._system.read(topic, committed=True)
-            # Of what is rolled back Kafka shows the messages to those who read all, and here they are gone.
+            # Of what is rolled back Kafka shows all to those who read all, and we what had been published; what was
+            # only stored for it is never read.
             assert set(committed) <= set(self._system.read(topic, committed=False))
             self.seen.append((topic, committed))
 
@@ -263,6 +264,25 @@ def test_given_a_history_when_played_on_kafka_and_here_then_the_same_is_committe
     assert here == there
     bills = here[-1][1]
     assert len(bills) == len(set(bills))
+
+
+def test_given_messages_that_were_rolled_back_when_all_is_read_then_they_are_shown_on_kafka_and_here(
+    network: tuple[Broker, Proxy],
+) -> None:
+    kafka = Kafka(network[0], -2)
+    kafka.register(0)
+    kafka.begin(0)
+    kafka.send(0, "orders", ["rolled back"])
+    kafka.end(0, commit=False)
+    with in_process() as site, site.client() as client:
+        here = Here(client)
+        with client.transaction() as tx:
+            published = client.publish("default:orders", [b"rolled back"], transaction=tx.transaction)
+            client.rollback("default:orders", published)
+            tx.roll_back()
+        for system in (kafka, here):
+            assert system.read("orders", committed=False) == ["rolled back"]
+            assert system.read("orders", committed=True) == []
 
 
 def test_given_answers_that_are_lost_when_requests_are_repeated_then_each_message_is_there_once_and_in_order(
