@@ -2,7 +2,8 @@
 
 One server of 16 slots, then two that share them, on one HBase behind a line on which each answer takes 20 ms: so what a
 server waits for is the limit, and not this machine's processors, which all processes share. Publishers each have a
-topic, publish some messages and read them back.
+topic, publish some messages and read them back. Each server has one connection to HBase (the default is 4), there are
+no transactions, and each rate is the best of some turns.
 
 The model beside it needs two rates, measured without that line:
 
@@ -53,6 +54,8 @@ PUBLISHERS = 16
 CONNECTIONS = 1
 SECONDS, TURNS = size("TMS_BENCH_SLOT_SECONDS", 5), size("TMS_BENCH_TURNS", 5)
 FEW = 20
+#: How servers are set while the ratio is measured, and of how many turns each rate is the best; said beside it.
+SET = {"connections": CONNECTIONS, "transactions": "none", "best_of": TURNS}
 #: Of the model.
 BATCH, BYTES = 500, 1000
 BATCHES = size("TMS_BENCH_SLOT_BATCHES", 60)
@@ -86,7 +89,7 @@ def main(arguments: list[str]) -> None:
         with Serve(configure(Path(folder))) as shared:
             service = shared.transactions
             measured = Measured(node_rate(running.thrift, tables.make(), Path(folder), service), tx_rate(service))
-    details = {"one": round(one), "two": round(two), "delay_ms": DELAY_SECONDS * 1000, "slots": SLOTS}
+    details = {"one": round(one), "two": round(two), "delay_ms": DELAY_SECONDS * 1000, "slots": SLOTS, **SET}
     name = "messages per second published and read: two servers ÷ one, on one HBase"
     figures = [Figure("P20", name, round(two / one, 2), at_least=1.8, details=details)]
     bars = {10: 100_000}
@@ -195,7 +198,7 @@ def serve(
     folder: Path, hbase: dict[str, object], ordinal: int, servers: int, transactions: str = ""
 ) -> Iterator[Serve]:
     """One of so many servers on one HBase."""
-    source = {"source": "thrift", "thrift": transactions} if transactions else {"source": "none"}
+    source = {"source": "thrift", "thrift": transactions} if transactions else {"source": SET["transactions"]}
     path = folder / f"{hbase['namespace']}-{ordinal}.yaml"
     leader = {"advertise": "http://127.0.0.1:0", "slots": SLOTS, "servers": servers, "ordinal": ordinal}
     path.write_text(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.p20_slots import BATCH, Measured, model, written
+from benchmarks.p20_slots import BATCH, SET, Measured, model, written
 
 PAGE = Path(__file__).parents[1] / "docs/scale.md"
 
@@ -25,6 +25,13 @@ def test_the_page_says_what_follows_from_the_figures_that_it_shows() -> None:
     assert [one["nodes"] for one in modelled] == [1, 10, 100]
     for one in modelled:
         assert one["value"] == model(one["nodes"], Measured(one["node_rate"], one["tx_rate"]), one["batch"])
+
+
+def test_the_page_says_how_servers_were_set_when_the_ratio_was_measured() -> None:
+    ratio = json.loads(figures()[0])
+    assert {name: ratio[name] for name in SET} == SET | {"best_of": 5}
+    sentence = "Each server has one connection to HBase (`storage.hbase.connections`, 4 by default)"
+    assert sentence in " ".join(PAGE.read_text(encoding="utf-8").split())
 
 
 def test_given_a_figure_that_was_changed_by_hand_when_checked_then_the_page_is_found_out() -> None:
