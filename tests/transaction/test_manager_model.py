@@ -233,7 +233,8 @@ class Histories(RuleBasedStateMachine):
         known = self.model.open.get(one.transaction_id)
         named = set(one.checkpoint_write_pointers)
         if known is None:
-            if one.transaction_id not in self.model.invalid:
+            # What was being written in it before a restart is not known.
+            if one.transaction_id not in self.model.invalid or one.transaction_id <= self.model.recovered:
                 return
             if one.type is TransactionType.SHORT:
                 self.model.invalid -= {one.transaction_id, *named}
