@@ -16,6 +16,7 @@ from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest, ProducerFenced, StoreError, StoreUnavailable, Unavailable
 from tms_core.messaging.model import FetchRequest
+from tms_core.messaging.producer_rows import ProducerName
 from tms_core.messaging.requests import Sent
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId
@@ -299,6 +300,24 @@ def test_given_a_producer_when_it_publishes_then_only_to_topics_of_its_home_s_sl
         with pytest.raises(BadRequest, match="of different slots"):
             leader.service.publish(TOPICS[slot], [b"2"], sent=sent)
         assert leader.payloads(TOPICS[slot]) == []
+
+
+def test_given_a_producer_of_any_slot_when_its_leader_deletes_it_then_it_is_gone_and_another_server_refuses(
+    site: Site, pair: tuple[Server, Server]
+) -> None:
+    one, other = pair
+    # More than is read at once.
+    others = [ProducerName(TOPICS[0], 1, f"p{number}").request_key(TOPICS[0].prefix) for number in range(1001)]
+    site.side.put([(key, b"") for key in others])
+    for slot, topic in TOPICS.items():
+        leader, follower = (one, other) if slot in one.led else (other, one)
+        known = leader.service.producers.register(topic, "importer", UUID(int=7))
+        leader.service.publish(topic, [b"1"], sent=Sent(topic, "importer", known.generation, 1))
+        with pytest.raises(StoreUnavailable):
+            follower.service.producers.delete(topic, "importer")
+        leader.service.producers.delete(topic, "importer")
+        assert leader.service.producers.of(topic) == []
+    assert [key for key, _ in site.side.rows(b"q", b"r", 2000).items] == sorted(others)
 
 
 def test_given_a_slot_that_was_handed_over_when_a_newer_instance_was_registered_there_then_the_older_is_fenced(

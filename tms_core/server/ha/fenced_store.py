@@ -234,7 +234,8 @@ class FencedSide(SideTable):
             return self._side.get(key)
 
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
-        if is_of_producer(start):
+        # A search through all topics is for what is of one; the change that follows is behind the lead of that.
+        if is_of_producer(start) or (stop is not None and not _about(stop)):
             return self._side.rows(start, stop, limit)
         with self._fence.reading(_about(start)):
             return self._side.rows(start, stop, limit)
