@@ -1060,10 +1060,15 @@ def test_given_a_request_under_way_when_a_newer_instance_is_registered_then_that
 # --- the janitor -----------------------------------------------------------------------------------------------------
 
 
-def clean(desk: GroupDesk, *, gone: bool = False) -> tuple[int, int]:
+def clean(desk: GroupDesk, *, gone: bool = False, bills: int = 0) -> tuple[int, int]:
+    """The janitor comes; all topics are gone, or the generations of one before some number."""
     seen = desk.manager.visibility()
     idle_before_ms = desk.clock.now_ms() - 7 * DAY
-    return tidy(desk.side, seen.is_invalid, seen.is_undecided, lambda *_: gone, idle_before_ms)
+
+    def is_gone(topic: TopicId, generation: int) -> bool:
+        return gone or (topic == BILLS and generation < bills)
+
+    return tidy(desk.side, seen.is_invalid, seen.is_undecided, is_gone, idle_before_ms)
 
 
 def test_given_an_invalid_transaction_when_its_id_leaves_the_list_then_it_stays_aborted(desk: GroupDesk) -> None:
@@ -1184,6 +1189,48 @@ def test_given_a_topic_that_is_made_again_then_its_producers_begin_anew(desk: Gr
     assert heir.generation > one.generation
     heir.publish(b"b")
     assert everything(desk) == [b"b"]
+
+
+@pytest.mark.parametrize("swept", [False, True])
+def test_given_a_home_that_is_made_again_when_an_instance_is_registered_then_nothing_of_older_ones_becomes_visible(
+    desk: GroupDesk, *, swept: bool
+) -> None:
+    for turn in range(2):
+        one, tx = Instance(desk), desk.begin()
+        one.publish(b"%d" % turn, tx=tx, topic=ORDERS)
+        desk.service.delete_topic(BILLS)
+        desk.service.create_topic(BILLS)
+        if swept:
+            clean(desk, bills=turn + 2)
+        desk.clock.advance(SECOND)
+        heir = Instance(desk)
+        assert heir.generation > one.generation
+        assert heir.former is None
+        with pytest.raises(NotInProgress):
+            desk.commit(tx)
+        if swept:
+            clean(desk, bills=turn + 2)
+            assert len(desk.side.rows(b"w", b"x", 10).items) == 1
+    assert seen(desk, ORDERS) == []
+
+
+def test_given_a_request_under_way_when_its_home_is_made_again_then_the_next_instance_waits_for_it(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tms_core.messaging.in_flight._WAIT_SECONDS", 0.01)
+    one, tx = Instance(desk), desk.begin()
+
+    def made_again() -> None:
+        desk.service.delete_topic(BILLS)
+        desk.service.create_topic(BILLS)
+        with pytest.raises(Unavailable, match="still being written"):
+            Instance(desk)
+
+    meanwhile(desk, monkeypatch, made_again)
+    one.publish(b"a", tx=tx, topic=ORDERS)
+    Instance(desk)
+    with pytest.raises(NotInProgress):
+        desk.commit(tx)
 
 
 def test_given_the_moment_of_the_test_then_generations_begin_with_it(desk: GroupDesk) -> None:

@@ -19,7 +19,7 @@ import struct
 from collections.abc import Callable, Iterator
 from enum import Enum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from tms_core.errors import FormatError
@@ -227,6 +227,19 @@ def producers_of(side: SideTable, home: TopicMetadata) -> list[tuple[ProducerNam
     return [(producer, one) for producer, one in found if producer is not None and one.instance != NO_INSTANCE]
 
 
+def earlier_homes(side: SideTable, producer: ProducerName) -> list[ProducerName]:
+    """The producers that a home had in earlier generations, by this name; some may not be there."""
+    found: list[ProducerName] = []
+    start, stop = (
+        _PRODUCER + generation_prefix(producer.home.prefix, number) for number in (0, producer.home_generation)
+    )
+    while rows := side.rows(start, stop, 1).items:
+        generation = cast(ProducerName, _producer(rows[0][0])).home_generation
+        found.append(producer._replace(home_generation=generation))
+        start = _PRODUCER + generation_prefix(producer.home.prefix, generation + 1)
+    return found
+
+
 def requests_by(side: SideTable, producer: ProducerName) -> list[bytes]:
     """The keys of a producer's last requests, of all topics."""
     return [key for key, _ in _rows(side, _REQUEST) if _requested(key) == (producer.home, producer.name)]
@@ -282,7 +295,7 @@ def tidy(
         StoreError: the table could not be read or written.
     """
     # What producers have written is read before they are: of one that is registered meanwhile nothing is taken.
-    marked, begun, active = _tidy_begun(side, is_invalid, is_undecided, idle_before_ms)
+    marked, begun, active, opened = _tidy_begun(side, is_invalid, is_undecided, idle_before_ms)
     requested = list(_rows(side, _REQUEST))
     producers = dict(_rows(side, _PRODUCER))
     for key, value in producers.items():
@@ -305,7 +318,8 @@ def tidy(
         producer, known = _producer(key), Registration.parse(value)
         rows = [*begun.pop(key, ()), *requests.get(key, ())]
         if producer is None or is_gone(producer.home, producer.home_generation):
-            gone += [key, *rows]
+            # What is open is ended by the first instance in the home that is made again.
+            gone += [] if key in opened else [key, *rows]
         elif max(known.updated_ms, active.get(key, 0)) >= idle_before_ms:
             continue
         elif known.instance == NO_INSTANCE:
@@ -325,9 +339,13 @@ def _tidy_begun(
     is_invalid: Callable[[int], bool],
     is_undecided: Callable[[int], bool],
     idle_before_ms: int,
-) -> tuple[int, dict[bytes, list[bytes]], dict[bytes, int]]:
-    """Mark void transactions; returns how many, and by producer the keys of all, and when the last one began."""
-    marked = 0
+) -> tuple[int, dict[bytes, list[bytes]], dict[bytes, int], set[bytes]]:
+    """Mark void transactions.
+
+    Returns:
+        How many, by producer the keys of all, and when the last one began; and which producers have any open.
+    """
+    marked, opened = 0, set[bytes]()
     keys: dict[bytes, list[bytes]] = {}
     active: dict[bytes, int] = {}
     for key, value in _rows(side, _TRANSACTIONAL):
@@ -338,10 +356,11 @@ def _tidy_begun(
         if not begun.void and is_invalid(begun.pointer):
             marked += side.exchange(key, value, begun._replace(void=True).pack())
         is_open = not begun.void and is_undecided(begun.pointer)
+        opened.update([producer.key] if is_open else [])
         active_ms = max(transaction_ms(begun.pointer), idle_before_ms if is_open else 0)
         active[producer.key] = max(active.get(producer.key, 0), active_ms)
         keys.setdefault(producer.key, []).append(key)
-    return marked, keys, active
+    return marked, keys, active, opened
 
 
 def _former_marked(side: SideTable, key: bytes, value: bytes, is_invalid: Callable[[int], bool]) -> bytes:

@@ -21,6 +21,7 @@ from tms_core.messaging.producer_rows import (
     Registration,
     TransactionOutcome,
     begun_by,
+    earlier_homes,
     last_of,
     next_generation,
     producers_of,
@@ -99,6 +100,9 @@ class Producers:
             known = None if raw is None else registration(raw)
             if known is None:
                 self._names.make_room(producer._replace(name="").key, home, "producers", _USE_AGAIN)
+                for earlier in earlier_homes(self._side, producer):
+                    with self._requests.in_flight.only(earlier.key):
+                        self._fence(earlier)
             if known is None or known.instance != instance:
                 now_ms = self._clock.now_ms()
                 former = None if known is None else known.former
@@ -121,7 +125,7 @@ class Producers:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`register`.
         """
         producer = self._requests.named(home, name)
-        return self._known(producer)[1], self._open(producer)
+        return self._known(producer), self._open(producer)
 
     def delete(self, home: TopicId, name: str) -> None:
         """Forget a producer; what it has open is invalidated first, and its instance is refused from now on.
@@ -133,11 +137,8 @@ class Producers:
         """
         producer = self._requests.named(home, name)
         with self._requests.in_flight.only(producer.key):
-            raw, gone = self._known(producer, deleting=True)
-            if gone.instance != NO_INSTANCE:
-                gone = gone._replace(generation=gone.generation + 1, instance=NO_INSTANCE, settled=False)
-                self._change(producer.key, raw, gone)
-            self._requests.in_flight.wait_for_older(producer.key, name, gone.generation)
+            self._known(producer, deleting=True)
+            gone = self._fence(producer)
             older = self._older(producer, gone)
             # What cannot be ended here stays written down, so that a later instance of the name ends it.
             decided = [key for key, _, outcome in older if outcome is not TransactionOutcome.PENDING]
@@ -171,23 +172,32 @@ class Producers:
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
-    def _known(self, producer: ProducerName, *, deleting: bool = False) -> tuple[bytes, Registration]:
-        """A producer's row; also of one whose deletion was cut off, where that is wanted."""
+    def _known(self, producer: ProducerName, *, deleting: bool = False) -> Registration:
+        """A producer; also one whose deletion was cut off, where that is wanted."""
         raw = self._side.get(producer.key)
         known = None if raw is None else registration(raw)
-        is_there = known is not None and (known.instance != NO_INSTANCE or (deleting and not known.settled))
-        if raw is None or known is None or not is_there:
+        if known is None or (known.instance == NO_INSTANCE and not (deleting and not known.settled)):
             raise ProducerNotFound(
                 f"Topic {producer.home} has no producer {producer.name}.",
                 f"See those there are: tms producer list {producer.home}",
             )
-        return raw, known
+        return known
 
     def _open(self, producer: ProducerName) -> list[Begun]:
         return [begun for _, begun in begun_by(self._side, producer) if not self._requests.is_decided(begun)]
 
     def _change(self, key: bytes, raw: bytes | None, known: Registration, deletes: Sequence[bytes] = ()) -> None:
         self._requests.change([SideChange(key, raw, known.pack(), deletes=deletes)], ["of this name"])
+
+    def _fence(self, producer: ProducerName) -> Registration:
+        """Have no instance of a producer count, and return when nothing of them is under way."""
+        raw = self._side.get(producer.key)
+        known = Registration(0, NO_INSTANCE, 0, None, settled=True) if raw is None else registration(raw)
+        if known.instance != NO_INSTANCE:
+            known = known._replace(generation=known.generation + 1, instance=NO_INSTANCE, settled=False)
+            self._change(producer.key, raw, known)
+        self._requests.in_flight.wait_for_older(producer.key, producer.name, known.generation)
+        return known
 
     def _settle(
         self, producer: ProducerName, known: Registration, ended: Mapping[int, TransactionOutcome]
@@ -204,6 +214,11 @@ class Producers:
             left = Begun(inherited.transaction, 0, void=False, label=inherited.label)
             outcomes, inherited = [(left, self._outcome(left, ended)), *outcomes], None
         former = last_of(outcomes, inherited)
+        # A home that was made again begins anew: what was begun in it before is ended, and not told.
+        for earlier in earlier_homes(self._side, producer):
+            left_there = [(key, begun, self._outcome(begun, ended)) for key, begun in begun_by(self._side, earlier)]
+            older += left_there
+            outcomes += [(begun, outcome) for _, begun, outcome in left_there]
         undecided = [begun.pointer for begun, outcome in outcomes if outcome is TransactionOutcome.PENDING]
         if not undecided:
             settled = known._replace(former=former, settled=True)
