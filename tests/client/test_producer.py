@@ -207,6 +207,54 @@ def test_given_a_producer_that_is_deleted_and_a_manager_elsewhere_then_its_next_
     assert committed(client) == []
 
 
+@pytest.mark.parametrize("ends", ["commit", "roll back", "leave"])
+def test_given_many_transactions_and_a_manager_elsewhere_then_those_that_have_ended_do_not_pile_up(
+    site: InProcess, client: Client, ends: str
+) -> None:
+    elsewhere(site)
+    with site.client(limits=SMALL) as other, other.producer(BILLS, "importer") as producer:
+        for number in range(20):
+            with producer.transaction(f"committed {number}") as tx:
+                tx.publish(BILLS, [b"a"])
+            with producer.transaction():
+                """Nothing is sent in it."""
+            context = producer.transaction(f"ended {number}")
+            tx = context.__enter__()
+            tx.publish(ORDERS, [b"sent at once"])
+            if ends == "roll back":
+                tx.roll_back()
+                context.__exit__(None, None, None)
+            elif ends == "commit":
+                context.__exit__(None, None, None)
+        rows = len(site.service.side.rows(b"t", b"u", 100).items)
+        # What was only left is not known to have ended.
+        assert rows == 40 if ends == "leave" else rows <= 3
+        found = last(client)
+        assert found is not None
+        expected = "ended 19" if ends == "commit" else "committed 19"
+        assert (found.label, found.outcome) == (expected, "committed")
+        assert site.service.side.rows(b"t", b"u", 100).items == []
+    assert len(committed(client)) == 20
+    assert len(committed(client, ORDERS)) == (20 if ends == "commit" else 0)
+
+
+def test_given_a_transaction_that_is_open_while_others_are_committed_and_a_manager_elsewhere_then_it_is_ended(
+    site: InProcess, client: Client
+) -> None:
+    elsewhere(site)
+    with site.client(limits=SMALL) as other, other.producer(BILLS, "importer") as producer:
+        left = producer.transaction("left")
+        left.__enter__().publish(BILLS, [b"never"])
+        for number in range(3):
+            with producer.transaction(str(number)) as tx:
+                tx.publish(BILLS, [b"%d" % number])
+        found = last(client)
+        assert found is not None
+        assert (found.label, found.outcome) == ("2", "committed")
+        refuse_to_commit([left])
+    assert committed(client) == [b"0", b"1", b"2"]
+
+
 @pytest.mark.parametrize("when", ["before", "after", "late"])
 @pytest.mark.parametrize("step", ["importer", "publish", "store", "commit"])
 def test_given_an_answer_that_is_lost_then_everything_is_there_once(

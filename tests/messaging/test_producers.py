@@ -208,6 +208,48 @@ def test_given_several_transactions_then_the_last_one_is_told_and_decided_ones_a
     assert desk.service.producers.get(BILLS, "importer")[1] == []
 
 
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_given_many_transactions_that_are_managed_elsewhere_when_another_begins_then_few_rows_are_read(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, *, told: bool, restarted: bool
+) -> None:
+    def elsewhere() -> None:
+        producers = desk.service.producers
+        producers._transactions = producers._requests._transactions = None
+
+    elsewhere()
+    one, most, rows = Instance(desk), list[int](), desk.side.rows
+
+    def read(start: bytes, *rest: Any) -> Any:
+        found = rows(start, *rest)
+        if start[:1] == b"t":
+            most.append(len(found.items))
+        return found
+
+    monkeypatch.setattr(desk.side, "rows", read)
+    for number in range(100):
+        tx = desk.begin()
+        sent = one.sent(label=str(number))._replace(oldest_open=tx.write_pointer if told else 0)
+        desk.service.publish(BILLS, [b"a"], pointer=tx.write_pointer, sent=sent)
+        desk.commit(tx)
+        if restarted and number % 10 == 0:
+            desk.restart()
+            elsewhere()
+    assert max(most) <= (2 if told else 32)
+    heir = Instance(desk)
+    assert heir.former is not None
+    assert (heir.former.label, heir.former.outcome) == ("99", TransactionOutcome.PENDING)
+    left = len(rows(b"t", b"u", 1000).items)
+    assert left == (2 if told else 100)
+    # As long as a transaction may last, nothing of the others is known.
+    desk.clock.advance(2 * HOUR)
+    for _ in range(5):
+        tx = desk.begin()
+        heir.publish(b"b", tx=tx)
+        desk.commit(tx)
+    assert len(rows(b"t", b"u", 1000).items) <= 6
+
+
 def test_given_a_producer_when_listed_shown_and_deleted_then_its_instance_is_fenced(desk: GroupDesk) -> None:
     one, tx = Instance(desk), desk.begin()
     one.publish(b"a", tx=tx, label="x")

@@ -60,6 +60,8 @@ class Instance:
         self._generation: int | None = None
         self._sequence = 0
         self._fenced: ProducerFenced | None = None
+        #: Its transactions of which it is not certain that they have ended.
+        self._open: set[int] = set()
 
     @property
     def generation(self) -> int:
@@ -89,9 +91,11 @@ class Instance:
             if self._fenced is not None:
                 raise self._fenced
             self._sequence += 1
-            signed = Signature(str(self.home), self.name, self.generation, self._sequence, label).on(call)
+            # All at once: other threads begin and end some meanwhile.
+            oldest = min(tuple(self._open), default=None)
+            signature = Signature(str(self.home), self.name, self.generation, self._sequence, label, oldest)
             try:
-                return await self.core.ask(signed)
+                return await self.core.ask(signature.on(call))
             except ProducerFenced as error:
                 self._fenced = error
                 raise
@@ -106,8 +110,17 @@ class Instance:
 
     async def roll_back(self, pointer: int) -> None:
         """Tell that a transaction is rolled back, before it is aborted."""
-        signature = Signature(str(self.home), self.name, self.generation, None, "")
+        signature = Signature(str(self.home), self.name, self.generation, None)
         await self.core.ask(signature.on(calls.rollback(self.home, pointer)))
+        self.ended(pointer)
+
+    def begun(self, pointer: int) -> None:
+        """It has begun a transaction."""
+        self._open.add(pointer)
+
+    def ended(self, pointer: int) -> None:
+        """A transaction was committed, or the server knows that it is rolled back."""
+        self._open.discard(pointer)
 
     async def _register(self, ended: Mapping[int, str]) -> RegisteredInstance:
         return await self.core.ask(producer_calls.register(self.home, self.name, self._uuid, ended))
@@ -129,7 +142,10 @@ class Instance:
 
 
 class _Begun(Participant):
-    """Tells the server before an abort that a transaction is rolled back, so that it does not count as committed."""
+    """Tells the server before an abort that a transaction is rolled back, so that it does not count as committed.
+
+    And it tells the instance when a transaction has ended.
+    """
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
@@ -137,6 +153,10 @@ class _Begun(Participant):
 
     def start_tx(self, transaction: Transaction) -> None:
         self._pointer = transaction.transaction_id
+        self._instance.begun(self._pointer)
+
+    def post_tx_commit(self) -> None:
+        self._instance.ended(self._pointer)
 
     async def rollback_tx(self) -> None:
         await self._instance.roll_back(self._pointer)

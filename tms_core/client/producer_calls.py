@@ -65,13 +65,16 @@ class Signature:
         generation: as it was registered.
         sequence: the number of the request; None: it has none.
         label: what it calls its transaction.
+        oldest_open: the first of its instance's transactions of which it is not certain that it has ended; None: there
+            is none.
     """
 
     home: str
     name: str
     generation: int
     sequence: int | None
-    label: str
+    label: str = ""
+    oldest_open: int | None = None
 
     def on(self, call: Call[T]) -> Call[T]:
         """A request that says this; it may be repeated."""
@@ -80,6 +83,8 @@ class Signature:
             said["x-tms-sequence"] = str(self.sequence)
         if self.label:
             said["x-tms-label"] = quote(self.label)
+        if self.oldest_open is not None:
+            said["x-tms-oldest-open"] = str(self.oldest_open)
         return replace(call, headers={**call.headers, **said}, again=True)
 
 

@@ -211,14 +211,22 @@ def is_of_producer(key: bytes) -> bool:
     return key[:1] == _PRODUCER or (prefix is not None and key[1 + len(prefix) + GENERATION_BYTES :][:1] == _BEGUN)
 
 
-def begun_by(side: SideTable, producer: ProducerName) -> list[tuple[bytes, Begun]]:
+def begun_by(
+    side: SideTable, producer: ProducerName, before: int | None = None, most: int | None = None
+) -> list[tuple[bytes, Begun]]:
     """The transactions of a producer that are written down, each with its key, the oldest first.
+
+    Args:
+        before: those with a lower pointer; None: all.
+        most: how many at most; None: all.
 
     Raises:
         FormatError: a row is damaged.
         StoreError: the table could not be read.
     """
-    return [(key, Begun.parse(key, value)) for key, value in _rows(side, producer.begun)]
+    stop = stop_key(producer.begun) if before is None else producer.begun_key(before)
+    rows = every(side.rows, producer.begun, stop) if most is None else side.rows(producer.begun, stop, most).items
+    return [(key, Begun.parse(key, value)) for key, value in rows]
 
 
 def producers_of(side: SideTable, home: TopicMetadata) -> list[tuple[ProducerName, Registration]]:

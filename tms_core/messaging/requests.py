@@ -33,6 +33,8 @@ from tms_core.transaction.model import transaction_ms
 
 #: Of how many producers and topics the last request is remembered.
 _KNOWN_REQUESTS = 20_000
+#: How many transactions that were begun before are looked at for each new one, the oldest first.
+_LOOKED_AT = 32
 
 
 class Sent(NamedTuple):
@@ -42,6 +44,8 @@ class Sent(NamedTuple):
         generation: as it was registered.
         sequence: the request's number, higher than that of any request before; the same when it is repeated.
         label: what it calls the transaction.
+        oldest_open: what the instance has begun before this transaction has ended: it was committed, or rolled back and
+            that was told; 0: that is not said.
     """
 
     home: TopicId
@@ -49,6 +53,7 @@ class Sent(NamedTuple):
     generation: int
     sequence: int
     label: str = ""
+    oldest_open: int = 0
 
 
 class _Keys(NamedTuple):
@@ -357,6 +362,11 @@ class Requests:
             return begun.void or not self._transactions.is_in_progress(begun.pointer)
         return begun.void or transaction_ms(begun.pointer) + self._max_lifetime_ms < self._clock.now_ms()
 
+    def _has_ended(self, begun: Begun, sent: Sent) -> bool:
+        """Whether a transaction has ended by what its instance says; needed only where it cannot be looked up here."""
+        own = begun.generation == sent.generation and begun.pointer < sent.oldest_open
+        return own and self._transactions is None
+
     def is_given_up(self, begun: Begun) -> bool:
         """Whether it is known that a transaction is never committed."""
         manager = self._transactions
@@ -426,8 +436,8 @@ class Requests:
         if pointer is None or self._rows.get(key := producer.begun_key(pointer)) is not None:
             return [], []
         sent = admitted.sent
-        rows = [row for row in begun_by(self._side, producer) if row[1].pointer < pointer]
-        decided = [(key, begun) for key, begun in rows if self.is_decided(begun)]
+        rows = begun_by(self._side, producer, before=pointer, most=_LOOKED_AT)
+        decided = [(key, begun) for key, begun in rows if self.is_decided(begun) or self._has_ended(begun, sent)]
         # The last one that may be committed is what the next instance goes on behind; should this one come to nothing.
         last = next((key for key, begun in reversed(decided) if not self.is_given_up(begun)), None)
         row = (key, Begun(pointer, sent.generation, void=False, label=sent.label).pack())

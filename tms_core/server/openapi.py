@@ -245,6 +245,11 @@ _PRODUCER_HEADERS = [
     _header_parameter("X-TMS-Generation", {"type": "string", "pattern": "^[0-9]{1,19}$"}, "As it was registered."),
     _header_parameter("X-TMS-Sequence", {"type": "string", "pattern": "^[0-9]{1,19}$"}, "The number of the request."),
     _header_parameter("X-TMS-Label", {"type": "string"}, "What it calls the transaction, percent-encoded."),
+    _header_parameter(
+        "X-TMS-Oldest-Open",
+        {"type": "string", "pattern": "^[0-9]{1,19}$"},
+        "What its instance has begun before this transaction has ended.",
+    ),
 ]
 _GROUP_HEADERS: Document = {
     "X-TMS-Deliveries": {"schema": {"type": "integer"}, "description": "How often these messages were given out."},

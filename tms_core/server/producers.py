@@ -19,9 +19,9 @@ from tms_core.server.site import Site, SiteRoute, named_topic, topic_of
 from tms_core.topic import TopicId, remembered
 
 #: The producer of a request, ``namespace:topic/name``; the generation that registering it was answered; the request's
-#: number; and what it calls its transaction, percent-encoded.
+#: number; what it calls its transaction, percent-encoded; and before which one all of its own have ended.
 PRODUCER, GENERATION = b"x-tms-producer", b"x-tms-generation"
-SEQUENCE, LABEL = b"x-tms-sequence", b"x-tms-label"
+SEQUENCE, LABEL, OLDEST_OPEN = b"x-tms-sequence", b"x-tms-label", b"x-tms-oldest-open"
 #: The header of a refusal that is final, because a newer instance of the producer counts.
 FENCED = b"x-tms-fenced"
 #: The largest body of a registration: the number of an instance, and how transactions have ended, in 30 bytes each.
@@ -67,14 +67,15 @@ def sent_by(site: Site, scope: Scope, headers: Headers, *, numbered: bool = True
     """
     named = headers.get(PRODUCER)
     if named is None:
-        if any(name in headers for name in (GENERATION, SEQUENCE, LABEL)):
+        if any(name in headers for name in (GENERATION, SEQUENCE, LABEL, OLDEST_OPEN)):
             raise BadRequest("X-TMS-Producer: it is missing beside what else is said of a producer.", "Send it, too.")
         return None
     found, name, generation = _instance(named, headers.get(GENERATION, b""))
     if site.gate is not None:
         site.gate.require(scope["principal"], found, Need.PUBLISH)
     sequence = _number(headers.get(SEQUENCE, b""), "X-TMS-Sequence") if numbered else 0
-    return Sent(found, name, generation, sequence, _label(headers) if LABEL in headers else "")
+    oldest_open = _number(headers[OLDEST_OPEN], "X-TMS-Oldest-Open") if OLDEST_OPEN in headers else 0
+    return Sent(found, name, generation, sequence, _label(headers) if LABEL in headers else "", oldest_open)
 
 
 @remembered(4096)
