@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from tests.messaging.desk import named
 from tms_core.consumers import claims
-from tms_core.consumers.claim_rows import all_claims, claims_of, pack
+from tms_core.consumers.claim_rows import (
+    all_claims,
+    claims_of,
+    drained_in,
+    drained_key,
+    free_void,
+    pack,
+    pack_drained,
+)
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim, Rank, Truth, limited, look, marks, rank, runs, truth
 from tms_core.errors import FormatError
 from tms_core.rowkey import MessageId
@@ -144,6 +152,26 @@ def test_given_a_row_of_another_length_then_it_is_said() -> None:
     side.put([(b"t" + b"x" * 40, b""), (b"tdefault:orders:\0\0\0\1pname\0" + bytes(8), b"")])
     side.delete([GROUP.prefix + bytes(28)])
     assert list(all_claims(side)) == []
+
+
+def test_given_a_partition_read_to_its_end_when_written_then_its_bytes_are_those_of_the_page() -> None:
+    assert pack_drained(GROUP, 7) == (b"tdefault:orders:\0\0\0\1dbilling\0", b"\0\0\0\0\0\0\0\7")
+    side = MemorySide()
+    side.put([pack_drained(GROUP, 7), (drained_key(GROUP._replace(name="bill")), b"short")])
+    assert (drained_in(side, GROUP), drained_in(side, GROUP._replace(name="other"))) == (7, None)
+    with pytest.raises(FormatError, match="5 bytes"):
+        drained_in(side, GROUP._replace(name="bill"))
+    assert claims_of(side, GROUP) == []
+    assert list(all_claims(side)) == []
+
+
+def test_given_groups_of_topics_that_are_gone_when_claims_are_freed_then_none_of_their_rows_stays() -> None:
+    side, lives = MemorySide(), GROUP._replace(generation=2)
+    for group in (GROUP, lives):
+        side.put([pack_drained(group, 7), pack(group, claim(1, 2, 7))])
+    kept = [pack(lives, claim(1, 2, 0)), pack_drained(lives, 7)]
+    assert free_void(side, lambda pointer: pointer == 7, lambda group: group.generation == 1) == 1
+    assert side.rows(b"", None, 10).items == kept
 
 
 # --- any rows --------------------------------------------------------------------------------------------------------

@@ -73,10 +73,10 @@ def seen(service: MessagingService) -> dict[str, Mapping[str, str]]:
     return {name: service.topic(named(name)) for name in service.topics("default")}
 
 
-def polled(service: MessagingService, topic: str, *, commit: bool = True, **options: Any) -> Any:
+def polled(service: MessagingService, topic: str, group: str = GROUP, *, commit: bool = True, **options: Any) -> Any:
     manager: TransactionManager = service.manager  # type: ignore[attr-defined]
     tx = manager.start_short()
-    given = service.groups.poll(named(topic), GROUP, GroupPoll(tx, 100, **options))
+    given = service.groups.poll(named(topic), group, GroupPoll(tx, 100, **options))
     if commit:
         manager.commit(tx.transaction_id)
     return given
@@ -371,6 +371,144 @@ def test_given_families_whose_messages_are_gone_when_the_number_changes_again_th
     assert layout is not None
     assert [family.partitions for family in layout.families] == [2, 9]
     assert set(seen(service)) == {"orders", *(one.topic for one in layout.parts)}
+
+
+# --- what a group has read to its end --------------------------------------------------------------------------------
+
+
+def changed(service: MessagingService, *groups: str) -> None:
+    """A topic whose number of partitions has changed, with a message of each time, and groups at its beginning."""
+    service.create_topic(ORDERS, {"partitions": "1"})
+    for group in groups:
+        service.consumers.put(named("orders-0"), group, MessageId(0, 0))
+    service.publish(named("orders-0"), [b"old"])
+    service.update_topic(ORDERS, {"partitions": "2"})
+    service.publish(named("orders-f2-0"), [b"new"])
+
+
+def read_to_the_end(service: MessagingService, group: str = GROUP) -> None:
+    assert payloads(polled(service, "orders-0", group)) == [b"old"]
+    assert polled(service, "orders-0", group).drained
+
+
+def payloads(given: Any) -> list[bytes]:
+    return [message.payload for message in given.messages]
+
+
+def test_given_groups_that_read_a_sealed_partition_to_its_end_at_the_same_time_then_each_goes_on(
+    service: MessagingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed(service, "billing", "audit")
+    for group in ("billing", "audit"):
+        assert payloads(polled(service, "orders-0", group)) == [b"old"]
+    settle = service._families._settle
+
+    def meanwhile(topic: TopicId) -> None:
+        monkeypatch.undo()
+        assert polled(service, "orders-0", "audit").drained
+        settle(topic)
+
+    monkeypatch.setattr(service._families, "_settle", meanwhile)
+    assert polled(service, "orders-0", "billing").drained
+    for group in ("billing", "audit"):
+        assert payloads(polled(service, "orders-f2-0", group)) == [b"new"], group
+
+
+def test_given_more_groups_than_a_topic_s_properties_have_room_for_then_each_leaves_the_sealed_partition(
+    service: MessagingService,
+) -> None:
+    changed(service)
+    before = service.topic(named("orders-0"))
+    for number in range(300):
+        group = f"{number:0255}"
+        service.consumers.put(named("orders-0"), group, MessageId(0, 0))
+        service.consumers.put(named("orders-f2-0"), group, MessageId(0, 0))
+        read_to_the_end(service, group)
+        assert payloads(polled(service, "orders-f2-0", group)) == [b"new"]
+    assert service.topic(named("orders-0")) == before
+
+
+def test_given_a_group_that_is_deleted_and_registered_again_then_it_reads_the_sealed_partition_again_first(
+    service: MessagingService,
+) -> None:
+    changed(service, GROUP)
+    rows = len(service.side.rows(b"", None, 100).items)
+    read_to_the_end(service)
+    assert payloads(polled(service, "orders-f2-0")) == [b"new"]
+    for topic in ("orders-0", "orders-f2-0"):
+        service.consumers.delete(named(topic), GROUP)
+        service.consumers.put(named(topic), GROUP, MessageId(0, 0))
+    assert polled(service, "orders-f2-0").behind == named("orders-0")
+    assert len(service.side.rows(b"", None, 100).items) == rows
+    read_to_the_end(service)
+    assert payloads(polled(service, "orders-f2-0")) == [b"new"]
+
+
+def test_given_a_sealed_partition_that_is_set_back_then_the_group_reads_it_again_before_anything_else(
+    service: MessagingService,
+) -> None:
+    changed(service, GROUP)
+    read_to_the_end(service)
+    assert polled(service, "orders-f2-1").behind is None
+    service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
+    for topic in ("orders-f2-0", "orders-f2-1"):
+        assert polled(service, topic).behind == named("orders-0")
+    read_to_the_end(service)
+    assert payloads(polled(service, "orders-f2-0")) == [b"new"]
+
+
+def test_given_a_position_that_is_set_while_a_group_is_asked_for_another_partition_then_that_is_not_remembered(
+    service: MessagingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed(service, GROUP)
+    read_to_the_end(service)
+    drained = service._families.drained
+
+    def late(*given: Any) -> Any:
+        noted = drained(*given)
+        monkeypatch.undo()
+        service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
+        return noted
+
+    monkeypatch.setattr(service._families, "drained", late)
+    polled(service, "orders-f2-1")
+    assert polled(service, "orders-f2-1").behind == named("orders-0")
+
+
+def noted_by_an_older_version(service: MessagingService, groups: str) -> None:
+    topics = service._topics
+    topics.update(named("orders-0"), {**topics.get(named("orders-0")).properties, "drained": groups})
+
+
+def test_given_a_sealed_partition_with_what_an_older_version_has_noted_then_that_holds_until_it_is_set_back(
+    service: MessagingService,
+) -> None:
+    changed(service, GROUP, "audit")
+    for group in (GROUP, "audit"):
+        polled(service, "orders-0", group)
+    noted_by_an_older_version(service, f"{GROUP}:7 other:0")
+    assert payloads(polled(service, "orders-f2-0")) == [b"new"]
+    assert polled(service, "orders-f2-0", "audit").behind == named("orders-0")
+    assert polled(service, "orders-0", "audit").drained
+    assert payloads(polled(service, "orders-f2-0", "audit")) == [b"new"]
+    service.update_topic(ORDERS, {"partitions": "2", "ttl": "60000000"})
+    assert service.topic(named("orders-0"))["drained"] == f"{GROUP}:7 other:0"
+    for undo in (service.consumers.put, lambda topic, group, _: service.consumers.delete(topic, group)):
+        undo(named("orders-0"), GROUP, MessageId(0, 0))
+        assert polled(service, "orders-f2-0").behind == named("orders-0")
+        service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
+        read_to_the_end(service)
+        assert polled(service, "orders-f2-0").behind is None
+
+
+def test_given_the_same_group_of_a_topic_that_was_made_again_then_it_has_read_nothing_to_its_end(
+    service: MessagingService,
+) -> None:
+    changed(service, GROUP)
+    read_to_the_end(service)
+    service.delete_topic(ORDERS)
+    changed(service, GROUP)
+    assert polled(service, "orders-f2-0").behind == named("orders-0")
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from tests.server.test_fenced import Watched
 from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest, ProducerFenced, StoreError, StoreUnavailable, Unavailable
+from tms_core.messaging.groups import Given, GroupPoll
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producer_rows import ProducerName
 from tms_core.messaging.requests import Sent
@@ -30,6 +31,7 @@ from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
+from tms_core.transaction.model import Transaction
 
 SECONDS, DELAY_SECONDS, SLOTS = 15, 5, 4
 #: A topic of each slot.
@@ -343,6 +345,36 @@ def test_given_a_slot_that_was_handed_over_when_a_newer_instance_was_registered_
 def changed(site: Site, server: Server, seconds: int = 3) -> list[int]:
     site.look(server, seconds=seconds)
     return server.led
+
+
+def test_given_a_group_that_one_server_has_set_back_in_a_former_partition_then_the_server_of_another_learns_of_it(
+    pair: tuple[Server, Server], site: Site
+) -> None:
+    whole = TopicId("default", "orders")
+    pair[0].service.create_topic(whole, {"partitions": "1"})
+    old = TopicId("default", "orders-0")
+    own = next(server for server in pair if server.slots.of(old.prefix).leads)
+    own.service.publish(old, [b"1"])
+    pair[0].service.update_topic(whole, {"partitions": "8"})
+    other = next(server for server in pair if server is not own)
+    parts = (TopicId("default", f"orders-f2-{number}") for number in range(8))
+    new = next(part for part in parts if other.slots.of(part.prefix).leads)
+    pointers = iter(range(1, 100))
+
+    def polled(server: Server, topic: TopicId) -> Given:
+        pointer = (NOW_MS + next(pointers)) * 1_000_000
+        return server.service.groups.poll(topic, "billing", GroupPoll(Transaction(pointer, pointer, pointer), 10))
+
+    own.service.consumers.put(old, "billing", MessageId(0, 0))
+    other.service.consumers.put(new, "billing", MessageId(0, 0))
+    for undo in (lambda: own.service.consumers.put(old, "billing", MessageId(0, 0)), None):
+        assert polled(other, new).behind == old
+        assert [message.payload for message in polled(own, old).messages] == [b"1"]
+        assert polled(own, old).drained
+        assert polled(other, new).behind is None
+        if undo is not None:
+            undo()
+            site.look(*pair, seconds=6)
 
 
 @pytest.mark.parametrize(("former", "slots"), [(1, 4), (4, 1), (4, 2), (2, 8)])

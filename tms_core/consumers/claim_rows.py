@@ -1,8 +1,12 @@
-"""Claims as rows of the side table (:mod:`tms_core.tables.side`).
+"""Claims as rows of the side table (:mod:`tms_core.tables.side`), and which groups have read a partition to its end.
 
 ``t`` + topic + generation + ``c`` + name + 0 + the id before a claim's first message (20 bytes) + pointer (8 bytes)
 holds the id of its last message (20 bytes) and how often they were given out (1 byte). No name has a zero byte, so no
 group's rows begin with those of another one.
+
+``t`` + topic + generation + ``d`` + name + 0 holds the transaction in which a group has read a sealed partition to its
+end (8 bytes). It is written and deleted with the group's position, by the server that leads the partition; servers that
+lead other partitions read it.
 """
 
 from __future__ import annotations
@@ -21,6 +25,12 @@ from tms_core.topic import TopicId, TopicMetadata
 _TAIL = struct.Struct(">20sq")
 _VALUE = struct.Struct(">20sB")
 _MOST_TRIES = 255
+#: What says that a row is about a partition that was read to its end, and its value.
+_DRAINED, _POINTER = b"d", struct.Struct(">q")
+#: Stands for a transaction where the group has not read it to its end, whatever an older version has noted.
+NOT_DRAINED = -1
+#: How long a key is behind the zero byte, by the kind of row.
+_TAIL_BYTES = {CLAIM: _TAIL.size, _DRAINED: 0}
 
 
 def pack(group: ConsumerGroup, claim: GroupClaim) -> tuple[bytes, bytes]:
@@ -47,13 +57,46 @@ def all_claims(side: SideTable, start: bytes = TRANSACTIONAL) -> Iterator[tuple[
         StoreError: the table could not be read.
     """
     for key, value in _rows(side, TRANSACTIONAL, start):
-        group = _group(key)
-        if group is not None:
+        kind, group = _group(key)
+        if group is not None and kind == CLAIM:
             yield key, group, _claim(key, value)
 
 
+def pack_drained(group: ConsumerGroup, pointer: int) -> tuple[bytes, bytes]:
+    """That a group has read a sealed partition to its end, as a row: its key and its value.
+
+    Args:
+        pointer: the last transaction it did it in; 0: that is not known.
+    """
+    return drained_key(group), _POINTER.pack(pointer)
+
+
+def drained_key(group: ConsumerGroup) -> bytes:
+    """The key of that row."""
+    start = generation_prefix(group.topic.prefix, group.generation)
+    return TRANSACTIONAL + start + _DRAINED + group.name.encode("ascii") + b"\0"
+
+
+def drained_in(side: SideTable, group: ConsumerGroup) -> int | None:
+    """The transaction in which a group has read a sealed partition to its end; None: there is no row.
+
+    Raises:
+        FormatError: the row is damaged.
+        StoreError: the table could not be read.
+    """
+    key = drained_key(group)
+    value = side.get(key)
+    if value is None:
+        return None
+    try:
+        (pointer,) = _POINTER.unpack(value)
+    except struct.error as error:
+        raise FormatError(f"the row {key!r} has {len(value)} bytes, not {_POINTER.size}") from error
+    return int(pointer)
+
+
 def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_gone: Callable[[ConsumerGroup], bool]) -> int:
-    """Make marks of the claims of invalid transactions, and delete those of topics that are gone. Durable on return.
+    """Make marks of the claims of invalid transactions, and delete the rows of topics that are gone. Durable on return.
 
     It comes before an id leaves the invalid list: from then on its claims would count as done. A server that serves the
     groups meanwhile does the same with such rows, and no claim becomes another one by it.
@@ -70,10 +113,13 @@ def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_gone: Calla
         StoreError: the table could not be read or written.
     """
     freed, gone = 0, []
-    for key, group, claim in all_claims(side):
+    for key, value in _rows(side, TRANSACTIONAL):
+        kind, group = _group(key)
+        if group is None:
+            continue
         if is_gone(group):
             gone.append(key)
-        elif claim.pointer > 0 and is_invalid(claim.pointer):
+        elif kind == CLAIM and (claim := _claim(key, value)).pointer > 0 and is_invalid(claim.pointer):
             _free(side, group, key, claim)
             freed += 1
     side.delete(gone)
@@ -93,7 +139,7 @@ def _free(side: SideTable, group: ConsumerGroup, key: bytes, claim: GroupClaim) 
 
 
 def former_claims(side: SideTable, topic: TopicMetadata) -> list[bytes]:
-    """The keys of the claims of a topic's earlier generations."""
+    """The keys of such rows of a topic's earlier generations."""
     start = TRANSACTIONAL + generation_prefix(topic.topic.prefix, 0)
     stop = TRANSACTIONAL + generation_prefix(topic.topic.prefix, topic.generation)
     return [key for key, _ in every(side.rows, start, stop)]
@@ -117,18 +163,19 @@ def _rows(side: SideTable, prefix: bytes, start: bytes | None = None) -> Iterato
     return every(side.rows, start or prefix, stop_key(prefix))
 
 
-def _group(key: bytes) -> ConsumerGroup | None:
-    """The group whose claim has this key; None: it is another kind of row."""
+def _group(key: bytes) -> tuple[bytes, ConsumerGroup | None]:
+    """The kind of the row with this key, and whose it is; None: no group's."""
     prefix = topic_prefix(key[1:])
     topic = None if prefix is None else TopicId.from_prefix(prefix)
     if topic is None or prefix is None:
-        return None
+        return b"", None
     rest = key[1 + len(prefix) :]
     kind = rest[GENERATION_BYTES : GENERATION_BYTES + 1]
     name, zero, tail = rest[GENERATION_BYTES + 1 :].partition(b"\0")
-    if kind != CLAIM or not zero or len(tail) != _TAIL.size:
-        return None
-    return ConsumerGroup(topic, int.from_bytes(rest[:GENERATION_BYTES], "big"), name.decode("ascii", "replace"))
+    if not zero or len(tail) != _TAIL_BYTES.get(kind):
+        return kind, None
+    generation = int.from_bytes(rest[:GENERATION_BYTES], "big")
+    return kind, ConsumerGroup(topic, generation, name.decode("ascii", "replace"))
 
 
 def _claim(key: bytes, value: bytes) -> GroupClaim:

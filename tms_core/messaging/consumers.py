@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from threading import Lock
+from typing import NamedTuple
 
 from tms_core.consumers import lag, retention
-from tms_core.consumers.claim_rows import claims_of, former_claims
-from tms_core.consumers.claims import ConsumerGroup, GroupClaim, look
+from tms_core.consumers.claim_rows import NOT_DRAINED, claims_of, drained_key, former_claims, pack_drained
+from tms_core.consumers.claims import ConsumerGroup, GroupClaim, look, rank
 from tms_core.consumers.lag import Lag
 from tms_core.consumers.positions import NAME, Position, Positions, cutoff_at, names
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound
 from tms_core.messaging.fetcher import Shelf
 from tms_core.messaging.ids import position
+from tms_core.messaging.partitions import drained_by
 from tms_core.messaging.remembered import CountedNames
 from tms_core.messaging.topics import TopicRegistry
 from tms_core.rowkey import MessageId
@@ -30,12 +32,22 @@ COUNTED_ROWS = 100_000
 _LOCKS = 64
 
 
+class _SideRows(NamedTuple):
+    """Rows of the side table to write, and keys of others to delete."""
+
+    puts: list[tuple[bytes, bytes]]
+    deletes: list[bytes]
+
+
 class ConsumerRegistry:
     """The consumers of one store's topics; threads may share it.
 
     Args:
         allowance_ms: how far the clocks of clients may be ahead, in milliseconds.
         transactions: the manager in this process; None: transactions are managed elsewhere.
+
+    Attributes:
+        taken_back: counts how often it came about that a group may not have read what it had read before.
     """
 
     def __init__(
@@ -55,14 +67,15 @@ class ConsumerRegistry:
         self._transactions = transactions
         self._locks = [Lock() for _ in range(_LOCKS)]
         self._lock = Lock()
+        self.taken_back = 0
 
     def put(
         self, topic: TopicId, name: str, message: MessageId, *, force: bool = False, only_new: bool = False
     ) -> None:
         """Store how far a consumer has read; the first time, it is registered. Durable on return.
 
-        Claims that the consumer has are forgotten. What was let go because all others had processed it (rule L7) is
-        not given back: it begins behind that.
+        Claims that the consumer has are forgotten, and that it has read a sealed partition to its end. What was let go
+        because all others had processed it (rule L7) is not given back: it begins behind that.
 
         Args:
             message: the last one it has read; all zeros for one that has read nothing yet.
@@ -110,8 +123,14 @@ class ConsumerRegistry:
         with self.lock(ConsumerGroup.of(metadata, name)), self._lock:
             self.found(metadata, name)
             claims = self._let_go(metadata, name, force=force)
-            self._positions.delete(metadata, name)
-            self._side.delete(claims)
+            puts, deletes = _undrained(metadata, name, claims)
+            try:
+                self._positions.delete(metadata, name)
+                if puts:
+                    self._side.put(puts)
+                self._side.delete(deletes)
+            finally:
+                self.taken_back += 1
 
     def forget(self) -> None:
         """Forget how many there are, because another process may have written."""
@@ -184,13 +203,19 @@ class ConsumerRegistry:
             if former is None:
                 self._positions.forget_former(metadata)
                 self._side.delete(former_claims(self._side, metadata))
-            begin = None
-            # Looked at again behind the write: what is announced later, the janitor asks this consumer for first.
-            while begin != (begin := retention.begin(self._side, metadata, message)):
-                since = cutoff_at(metadata, now_ms, self._shelf.floor, begin.publish_ms, self._shelf.lifetime_ms)
-                after = Position(name, begin, self._heard_ms(metadata, begin, now_ms), since.ms)
-                self._positions.move(metadata, former, after, deletes=claims)
-                former = after
+            begin, undrained = None, _SideRows([], claims)
+            goes_back = former is None or bool(claims) or rank(message) < rank(former.id)
+            if goes_back:
+                undrained = _undrained(metadata, name, claims)
+            try:
+                # Looked at again behind the write: what is announced later, the janitor asks this consumer for first.
+                while begin != (begin := retention.begin(self._side, metadata, message)):
+                    since = cutoff_at(metadata, now_ms, self._shelf.floor, begin.publish_ms, self._shelf.lifetime_ms)
+                    after = Position(name, begin, self._heard_ms(metadata, begin, now_ms), since.ms)
+                    self._positions.move(metadata, former, after, *undrained)
+                    former = after
+            finally:
+                self.taken_back += goes_back
 
     def _heard_ms(self, topic: TopicMetadata, message: MessageId, now_ms: int) -> int:
         """When a position is written; no id up to it is given out any more, as long as its message can be there.
@@ -228,6 +253,15 @@ class ConsumerRegistry:
         manager = self._transactions
         claims = [claim for _, claim in claims_of(self._side, ConsumerGroup.of(topic, name)) if claim.pointer]
         return [claim for claim in claims if manager is None or manager.status(claim.pointer) == "in progress"]
+
+
+def _undrained(topic: TopicMetadata, name: str, claims: list[bytes]) -> _SideRows:
+    """What is written and deleted where a group may not have read a sealed partition to its end any more."""
+    group = ConsumerGroup.of(topic, name)
+    if drained_by(topic.properties, name) is None:
+        return _SideRows([], [*claims, drained_key(group)])
+    # What an older version has noted stays where it is, and a row goes before it.
+    return _SideRows([pack_drained(group, NOT_DRAINED)], claims)
 
 
 def check_name(name: str) -> None:

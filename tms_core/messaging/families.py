@@ -7,7 +7,7 @@ same request, and one that had begun to count is finished by whatever asks next.
 Another number of partitions, step by step: the new family is made, with the groups of the old one; the topic names it,
 from when on groups know of it; the old one is sealed; the topic notes that, and only from then on anything is published
 to the new one. So of one key nothing in the new family is older than what is in the old one. That a group has read a
-sealed partition to its end is noted among the properties of the partition, by the server that leads it, so that the
+sealed partition to its end is noted in a row beside its position, by the server that leads the partition, so that the
 server of another partition need not read what it does not lead.
 """
 
@@ -18,6 +18,8 @@ from contextlib import suppress
 from threading import RLock
 
 from tms_core.clock import HonestClock
+from tms_core.consumers.claim_rows import NOT_DRAINED, drained_in
+from tms_core.consumers.claims import ConsumerGroup
 from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import BadRequest, TopicExists, TopicNotFound, Unavailable
 from tms_core.messaging.lines import Lines
@@ -37,11 +39,11 @@ from tms_core.messaging.partitions import (
     noted,
     routes_of,
     wanted,
-    with_drained,
 )
 from tms_core.messaging.topics import TopicRegistry, check_length
 from tms_core.rowkey import MessageId, stop_key
 from tms_core.tables.base import Store
+from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 
 Made = tuple[TopicId, dict[str, str]]
@@ -51,7 +53,7 @@ class Families:
     """The topics of a store, with and without partitions; threads may share it.
 
     Args:
-        positions: those of groups, which go on in another family, also where other servers lead that.
+        side: where groups are, which go on in another family, also where other servers lead that.
     """
 
     def __init__(
@@ -60,14 +62,15 @@ class Families:
         store: Store,
         lines: Lines,
         clock: HonestClock,
-        positions: Positions,
+        side: SideTable,
         settle: Callable[[TopicId], None],
     ) -> None:
         self._topics = topics
         self._store = store
         self._lines = lines
         self._clock = clock
-        self._positions = positions
+        self._side = side
+        self._positions = Positions(side)
         self._settle = settle
         self._newborn: dict[TopicId, TopicMetadata] = {}
         self._lock = RLock()
@@ -140,35 +143,37 @@ class Families:
                 row = self._finish(topic)
         return dict(row.properties)
 
-    def before(self, part: TopicMetadata) -> list[TopicMetadata]:
+    def before(self, part: TopicMetadata) -> list[TopicId]:
         """The partitions that a group in order reads to their ends before this one.
 
         Raises:
             MetadataError, StoreError: as :meth:`update`.
         """
-        found = []
         with suppress(TopicNotFound):
             whole = self._topics.get(TopicId(part.topic.namespace, part.properties[PART_OF]))
             layout = layout_of(whole.topic, whole.properties)
-            for topic in [] if layout is None else layout.before(part.topic):
-                with suppress(TopicNotFound):
-                    found.append(self._topics.get(topic))
-        return found
+            return [] if layout is None else layout.before(part.topic)
+        return []
 
     def settle(self, topic: TopicId) -> None:
         """Return when what was being written to a topic is there, as far as this server writes to it."""
         self._settle(topic)
 
-    def note_drained(self, part: TopicMetadata, group: str, pointer: int) -> None:
-        """Write down that a group has read a sealed partition to its end, for the servers that lead other partitions.
+    def drained(self, topic: TopicId, name: str) -> int | None:
+        """The transaction in which a group has read a sealed partition to its end, 0 if that is not known or the
+        partition is gone; None: it has not, or was set back since.
 
-        Args:
-            pointer: the last transaction it did it in, as far as that is known; 0: it is not.
+        Raises:
+            FormatError, MetadataError, StoreError: the row that says so is damaged, or could not be read.
         """
-        # Where the topic was changed meanwhile, the next poll writes it.
-        with suppress(Unavailable):
-            if drained_by(part.properties, group) is None:
-                self._topics.update(part.topic, with_drained(part.properties, group, pointer), former=part)
+        try:
+            part = self._topics.get(topic)
+        except TopicNotFound:
+            return 0
+        noted = drained_in(self._side, ConsumerGroup.of(part, name))
+        if noted is None:
+            return drained_by(part.properties, name)
+        return None if noted == NOT_DRAINED else noted
 
     def is_newborn(self, topic: TopicMetadata) -> bool:
         """Whether this process made the topic as it is, in its first life, and there was not a row of it.

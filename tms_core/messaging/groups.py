@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from tms_core.consumers.claim_rows import claims_of, pack
+from tms_core.consumers.claim_rows import NOT_DRAINED, claims_of, drained_in, pack, pack_drained
 from tms_core.consumers.claims import (
     LOWEST,
     ConsumerGroup,
@@ -37,7 +37,8 @@ from tms_core.messaging.families import Families
 from tms_core.messaging.fetcher import Fetch, Shelf
 from tms_core.messaging.ids import id_parts, position
 from tms_core.messaging.model import FetchRequest, Message
-from tms_core.messaging.partitions import PART_OF, SEALED, drained_by, layout_of
+from tms_core.messaging.partitions import PART_OF, SEALED, layout_of
+from tms_core.messaging.past import Past
 from tms_core.messaging.topics import TopicRegistry
 from tms_core.rowkey import LONG_MAX, MessageId
 from tms_core.tables.side import SideTable
@@ -47,7 +48,6 @@ from tms_core.transaction.model import Transaction, transaction_ms
 
 #: Groups of which it is remembered which transaction was merged last.
 _KNOWN_GROUPS = 10_000
-
 
 #: Claims that are free, and claims that stay.
 _Divided = tuple[list[GroupClaim], list[GroupClaim]]
@@ -139,8 +139,7 @@ class Groups:
         self._max_lifetime_ms = max_lifetime_ms
         self._transactions = transactions
         self._merged: dict[ConsumerGroup, int] = {}
-        #: Groups of partitions that have read all before those: the last transaction that they did it in, and where.
-        self._past: dict[ConsumerGroup, tuple[int, TopicId]] = {}
+        self._past = Past(families, consumers, shelf.clock, alone=side.private)
 
     def poll(self, topic: TopicId, name: str, request: GroupPoll) -> Given:
         """Claim messages for a transaction. The claim is durable on return.
@@ -188,15 +187,14 @@ class Groups:
                 # It may touch claims now that are done.
                 seen = look(found.base, claims, reader)
                 self._remember(group, seen.merged)
-            self._write(metadata, former, rows, seen, found._replace(base=seen.base))
+            drained = sealed and found.given.at_end and seen.own == LOWEST
+            noted = self._drained_row(group) if drained else []
+            self._write(metadata, former, rows, seen, found._replace(base=seen.base), noted)
             if found.taken and not self._is_open(pointer):
                 # It ended while the claim was on its way to the disk, and what it has claimed is not answered.
                 former, rows = self._consumers.found(metadata, name), claims_of(self._side, group)
                 self._free(metadata, former, rows, _without_those([claim for _, claim in rows], found.taken))
                 raise _ended(pointer)
-        drained = sealed and found.given.at_end and seen.own == LOWEST
-        if drained:
-            self._families.note_drained(metadata, name, self._merged.get(group, 0))
         return found.given._replace(sealed=sealed, drained=drained)
 
     def roll_back(self, topic: TopicId, name: str, pointer: int, after: MessageId | None = None) -> None:
@@ -232,7 +230,7 @@ class Groups:
             concerns: tells which, by the start of their keys.
         """
         self._merged = {group: at for group, at in self._merged.items() if not concerns(group.topic.prefix)}
-        self._past.clear()
+        self._past.forget()
 
     # -- what may be given out ----------------------------------------------------------------------------------------
 
@@ -256,21 +254,7 @@ class Groups:
         """The partition of an earlier family that a group in order has not read to its end, as the reader sees it."""
         if request.order is Order.NONE or PART_OF not in metadata.properties:
             return None
-        group = ConsumerGroup.of(metadata, name)
-        last = self._past.get(group)
-        if last is None:
-            before = self._families.before(metadata)
-            found = [drained_by(part.properties, name) for part in before]
-            if None in found:
-                return before[found.index(None)].topic
-            last = max(((pointer or 0, part.topic) for pointer, part in zip(found, before, strict=True)), default=None)
-            if last is None:
-                return None
-            if len(self._past) >= _KNOWN_GROUPS:
-                self._past.clear()
-            self._past[group] = last
-        # What was done by a transaction that this one does not see must not be built upon in it.
-        return last[1] if truth(last[0], request.transaction) is Truth.OPEN else None
+        return self._past.unread(metadata, name, request.transaction)
 
     def _read(self, metadata: TopicMetadata, seen: Look, request: GroupPoll) -> _Choice:
         """Read the first messages that are free."""
@@ -317,15 +301,20 @@ class Groups:
         rows: Sequence[tuple[bytes, GroupClaim]],
         seen: Look,
         found: _Choice,
+        noted: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        """Write the group's rows as they are from now on, if that is another way than they were."""
+        """Write the group's rows as they are from now on, if that is another way than they were.
+
+        Args:
+            noted: rows to write besides.
+        """
         group = ConsumerGroup.of(metadata, former.name)
         covered = sorted([*seen.kept, *found.taken], key=lambda claim: rank(claim.first))
         wanted = dict(
             pack(group, claim) for claim in [*seen.kept, *found.taken, *marks(seen.free, found.base, covered)]
         )
         there = dict(pack(group, claim) for _, claim in rows)
-        puts = [row for row in wanted.items() if there.get(row[0]) != row[1]]
+        puts = [row for row in wanted.items() if there.get(row[0]) != row[1]] + [*noted]
         deletes = [key for key, _ in rows if key not in wanted]
         if puts or deletes or found.base != former.id:
             read_ms = found.base.publish_ms if found.base != former.id else 0
@@ -333,6 +322,11 @@ class Groups:
             updated_ms = max(self._shelf.clock.now_ms(), former.updated_ms + 1, read_ms)
             after = Position(former.name, found.base, updated_ms, former.since_ms)
             self._consumers.move(metadata, former, after, puts, deletes)
+
+    def _drained_row(self, group: ConsumerGroup) -> list[tuple[bytes, bytes]]:
+        """What notes that a group has read a sealed partition to its end; nothing where that is known."""
+        known = drained_in(self._side, group)
+        return [pack_drained(group, self._merged.get(group, 0))] if known in (None, NOT_DRAINED) else []
 
     def _free(
         self, metadata: TopicMetadata, former: Position, rows: list[tuple[bytes, GroupClaim]], divided: _Divided

@@ -23,8 +23,8 @@ from tms_core.topic import TopicId
 
 #: What a topic asks for: a number of partitions, or a JSON object of the names of routes and their numbers.
 PARTITIONS, ROUTES = "partitions", "routes"
-#: What the server notes: the families of a topic, oldest first; in a part, whose it is, when it was sealed, and which
-#: groups have read it to its end since, each with the transaction it did it in.
+#: What the server notes: the families of a topic, oldest first; in a part, whose it is, and when it was sealed. An
+#: older version has noted, too, which groups have read it to its end since, each with the transaction it did it in.
 FAMILIES, PART_OF, SEALED, DRAINED = "families", "part_of", "sealed", "drained"
 _OWN = (FAMILIES, PART_OF, SEALED, DRAINED)
 
@@ -183,15 +183,10 @@ def routes_of(properties: Mapping[str, str]) -> dict[str, int]:
 
 
 def drained_by(properties: Mapping[str, str], group: str) -> int | None:
-    """The transaction in which a group has read a sealed partition to its end, 0 if that is not known; None: it has
-    not."""
+    """The transaction in which a group has read a sealed partition to its end, 0 if that is not known, as an older
+    version has noted it; None: it has not."""
     groups = dict(one.split(":") for one in properties.get(DRAINED, "").split(" ") if ":" in one)
     return int(groups[group]) if group in groups else None
-
-
-def with_drained(properties: Mapping[str, str], group: str, pointer: int) -> dict[str, str]:
-    """The properties of a partition that a group has read to its end."""
-    return {**properties, DRAINED: f"{properties.get(DRAINED, '')} {group}:{pointer}".strip()}
 
 
 def _routes(text: str) -> dict[str, int]:

@@ -122,8 +122,8 @@ class MessagingService:
             store, self._lines, self.cache, self.expiries, honest, cached_ms, self.first_reads, floor, lifetime_ms
         )
         self.consumers = ConsumerRegistry(self._topics, self._shelf, kept, self._allowance_ms, transactions)
-        # By the table itself: groups are registered also in new partitions that other servers lead.
-        self._families = Families(self._topics, store, self._lines, honest, Positions(side), self._writers.settle)
+        # By the table itself: groups are registered and looked for also in partitions that other servers lead.
+        self._families = Families(self._topics, store, self._lines, honest, side, self._writers.settle)
         self.groups = Groups(self._topics, self._families, self.consumers, kept, self._shelf, lifetime_ms, transactions)
 
     # -- topics -------------------------------------------------------------------------------------------------------
