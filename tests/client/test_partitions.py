@@ -11,6 +11,7 @@ from tms_core.client import BadRequest, Client, PartitionsChanged, Retry, partit
 from tms_core.client.testing import InProcess
 from tms_core.messaging.groups import Groups
 from tms_core.messaging.partitions import number_of
+from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
 EVENTS, BILLS, GROUP = "default:events", "default:bills", "billing"
@@ -231,6 +232,33 @@ def test_given_the_asynchronous_client_then_it_does_the_same(site: InProcess, cl
             return found
 
     assert sorted(asyncio.run(played())) == [b"%d" % number for number in range(7)]
+
+
+@pytest.mark.parametrize("order", ["partition", "none"])
+def test_given_partitions_that_are_set_back_then_a_consumer_that_runs_reads_them_again(
+    client: Client, order: str
+) -> None:
+    with_partitions(client, 1)
+    client.publish(EVENTS, [b"old"], key=b"k")
+    change(client, 2)
+    client.publish(EVENTS, [b"new"], key=b"k")
+    assert [message for _ in range(3) for message in consumed(client, order=order)] == [b"old", b"new"]
+    for partition in ("events-0", "events-f2-0", "events-f2-1"):
+        client.set_position(f"default:{partition}", GROUP, MessageId(0, 0))
+    found = [message for _ in range(4) for message in consumed(client, order=order)]
+    assert (found if order == "partition" else sorted(found, reverse=True)) == [b"old", b"new"]
+
+
+def test_given_a_consumer_deleted_from_a_sealed_partition_then_one_that_runs_reads_that_again_before_what_comes(
+    client: Client,
+) -> None:
+    with_partitions(client, 1)
+    client.publish(EVENTS, [b"old"])
+    change(client, 2)
+    assert [consumed(client) for _ in range(2)] == [[b"old"], []]
+    client.delete_position(f"{EVENTS}-0", GROUP)
+    client.publish(EVENTS, [b"new"])
+    assert [consumed(client) for _ in range(2)] == [[b"old"], [b"new"]]
 
 
 def test_given_a_message_that_cannot_be_processed_then_it_goes_to_the_dead_of_the_whole_topic(client: Client) -> None:

@@ -163,7 +163,8 @@ class Rotation:
         self._listed: float | None = None
         self._layouts: dict[TopicId, Layout | None] = {}
         self._wholes: dict[TopicId, TopicId] = {}
-        self._drained: set[TopicId] = set()
+        #: Sealed topics that the group has read to their ends, in the order in which they said so.
+        self._drained: dict[TopicId, None] = {}
         self._stale: set[TopicId] = set()
         self._last: TopicId | None = None
         # Consumers that begin together begin at different partitions.
@@ -190,6 +191,9 @@ class Rotation:
             self.positions[topic] = None
             yield topic
         self.is_complete = most is None or await self._next() is None
+        if self.is_complete and self._drained:
+            # There was nothing anywhere. A sealed topic that was set back has messages again: one is asked anew.
+            del self._drained[next(iter(self._drained))]
 
     def learn(self, topic: TopicId, batch: ClaimedBatch) -> None:
         """Take in what a topic has answered."""
@@ -198,10 +202,11 @@ class Rotation:
         if batch.messages:
             self._last, self.is_complete = topic, True
         if batch.drained:
-            self._drained.add(topic)
+            self._drained[topic] = None
             self.positions.pop(topic)
         if batch.behind is not None:
             self._blocked.add(whole)
+            self._drained.pop(batch.behind, None)
         is_news = batch.sealed and not self._is_sealed(topic)
         if is_news or (batch.behind is not None and batch.behind not in self._wholes):
             self._stale.add(whole)
