@@ -225,6 +225,23 @@ def test_given_a_message_that_always_fails_then_it_goes_to_the_dead_ones_and_all
     assert committed(client, DEAD) == [b"13"]
 
 
+@pytest.mark.parametrize("pattern", [False, True])
+def test_given_a_topic_whose_name_has_no_room_for_dead_ones_when_they_are_wanted_then_it_is_refused_at_once(
+    client: Client, pattern: bool
+) -> None:
+    long, longest = "default:" + "x" * 250, "default:" + "y" * 251
+    for topic in (long, longest):
+        client.create_topic(topic)
+        client.publish(topic, [b"bad"])
+    asked = f"{longest[:-1]}*" if pattern else longest
+    with pytest.raises(BadRequest, match="name of 250 bytes"):
+        list(client.work(asked, "billing", max_deliveries=1, idle_seconds=IDLE))
+    assert [len(batch) for _, batch in client.work(asked, "billing", idle_seconds=IDLE)] == [1]
+    for tx, _ in client.work(long, "billing", max_deliveries=1, idle_seconds=IDLE):
+        tx.roll_back()
+    assert committed(client, f"{long}-dead") == [b"bad"]
+
+
 def test_given_nothing_to_do_then_no_transaction_is_begun_until_a_message_comes(
     site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

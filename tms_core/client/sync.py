@@ -383,8 +383,8 @@ class Client(Topics):
             Iterate over it. What passes (a server away, a transaction that took too long) is logged and tried again.
 
         Raises:
-            BadRequest: a number or the order is none.
-            TopicNotFound, Unauthorized, Forbidden: while iterating.
+            BadRequest: a number or the order is none, or the topic's name has no room for ``-dead``.
+            TopicNotFound, Unauthorized, Forbidden: while iterating; of a pattern's topics BadRequest, too.
         """
         core, service, limits = self._core, self._transactions, self._limits
         begin = beginning(core, service, limits, timeout_seconds)

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from itertools import cycle
 
 from tms_core.client import calls, consumer_calls
-from tms_core.client.calls import Topic
+from tms_core.client.calls import Topic, topic_id
 from tms_core.client.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS, Consuming, MessageBatches, ReadPlan
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.core import Core, Reading
 from tms_core.client.messages import Message
 from tms_core.client.participant import GroupClaims
-from tms_core.client.partitions import Rotation
+from tms_core.client.partitions import Rotation, pattern_of
 from tms_core.client.transaction import ClientTransaction
 from tms_core.client.values import Limits, Retry
 from tms_core.client.wire import run
@@ -36,7 +36,7 @@ from tms_core.errors import (
     TopicExists,
 )
 from tms_core.rowkey import MessageId
-from tms_core.topic import TopicId
+from tms_core.topic import NAME_BYTES, TopicId
 from tms_core.transaction.rpc.client import TransactionClient
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ UNORDERED_BATCH = 100
 _COMES_AGAIN = (*PASSING, Conflict, ConsumerConflict, Invalidated, NotInProgress, PartitionsChanged)
 #: How many of several topics are asked in a row. Others hold those that have messages, mostly, so that it pays to wait.
 _ASKED_TOGETHER = 4
+#: What the name of the topic ends with that takes the messages of another one that cannot be processed.
+_DEAD = "-dead"
 #: How long the server waits for a message of one topic of several before the next has its turn.
 _WAIT_IN_TURN_SECONDS = 1
 
@@ -82,6 +84,10 @@ class Worker:
 
     Args:
         topic, group: what it works through, and for which group.
+
+    Raises:
+        BadRequest: messages that cannot be processed have nowhere to go.
+        ClientClosed: the client is closed.
     """
 
     def __init__(
@@ -92,6 +98,8 @@ class Worker:
         group: str,
         options: WorkOptions,
     ) -> None:
+        if options.max_deliveries is not None and pattern_of(topic) is None:
+            _dead_of(topic_id(topic))
         self._core = core
         self._begin = begin
         self._topics = Rotation(core, topic)
@@ -179,16 +187,20 @@ class Worker:
                 await self._until_there_is_something(places)
             return []
         topic, claims, batch = found
+        whole = self._topics.whole(topic)
+        if most is not None:
+            # Of a pattern topics are known only now.
+            _dead_of(whole)
         claims.given = batch.messages[-1].id
         self._claims, self._given = claims, [message.id for message in batch.messages]
         if most is not None and batch.deliveries > most and len(batch.messages) == 1:
-            await self._bury(current, self._topics.whole(topic), batch.messages[0])
+            await self._bury(current, whole, batch.messages[0])
             return []
         return batch.messages
 
     async def _bury(self, current: ClientTransaction, topic: TopicId, message: Message) -> None:
         """Publish a message that could not be processed to where such messages are kept, in the same transaction."""
-        dead = f"{topic}-dead"
+        dead = _dead_of(topic)
         with suppress(TopicExists):
             await self._core.ask(calls.create_topic(dead, None, None))
         logger.warning("message %s of %s could not be processed; it is in %s", message.id, topic, dead)
@@ -231,6 +243,21 @@ class Worker:
         if error is not None:
             logger.warning("a batch of %s for %s comes again in %.1f s: %s", self._topic, self._group, seconds, error)
         await self.stop.wait(seconds)
+
+
+def _dead_of(topic: TopicId) -> TopicId:
+    """The topic that takes the messages of another one that cannot be processed.
+
+    Raises:
+        BadRequest: its name would be too long.
+    """
+    dead = TopicId(topic.namespace, topic.topic + _DEAD)
+    if len(dead.topic) > NAME_BYTES:
+        raise BadRequest(
+            f"With max_deliveries messages of {topic} go to a topic whose name would have {len(dead.topic)} bytes.",
+            f"Leave max_deliveries out, or use a topic with a name of {NAME_BYTES - len(_DEAD)} bytes at most.",
+        )
+    return dead
 
 
 class UnorderedReading:
