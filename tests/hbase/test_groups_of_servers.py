@@ -1,30 +1,37 @@
-"""A consumer group on a real HBase with two servers, which are stopped and killed at work: each event once."""
+"""Publishers and a consumer group on a real HBase with two servers, which are stopped and killed while all are at work.
+
+Each order that is acknowledged is billed once. How often servers are hit: ``TMS_TEST_HAND_OVERS``.
+"""
 
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.hbase.publishers import KINDS, PARTITIONS, Publisher
 from tests.hbase.tables import Tables
 from tests.hbase.test_two_servers import until
 from tests.server.client import Client
 from tests.server.group_worker import BILLS, ORDERS
 from tests.server.process import Serve
 from tests.server.test_group_kill import billed, bills, worker
-from tests.support import free_port
+from tests.support import free_port, size
 from tms_core import client as library
 from tms_core.clock import SystemClock
-from tms_core.errors import TmsError
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc.service import TransactionService
 
-BATCH = 40
+#: How many orders of each publisher are acknowledged before the next blow.
+SOME = 6
+#: How often a server is stopped, and one killed.
+ROUNDS = size("TMS_TEST_HAND_OVERS", 1)
 
 
 class Servers:
@@ -43,7 +50,6 @@ class Servers:
         self._ports = [free_port(), free_port()]
         self._thrift = [f"127.0.0.1:{free_port()}" for _ in self._ports]
         self.running: dict[int, Serve] = {}
-        self.published = 0
 
     def start(self, ordinal: int) -> Serve:
         leader = {
@@ -94,18 +100,10 @@ class Servers:
         either = {own, own[::-1]} if self._slots == 1 else {own}
         until(lambda: (self.leads(0), self.leads(1)) in either)
 
-    def publish(self, ordinal: int) -> None:
-        """Publish a batch in a transaction; again in another one, until it is committed."""
-
-        def committed() -> bool:
-            payloads = [b"%d" % number for number in range(self.published, self.published + BATCH)]
-            with suppress(TmsError), self.client(ordinal) as client, client.transaction() as tx:
-                tx.publish(ORDERS, payloads)
-                return True
-            return False
-
-        until(committed)
-        self.published += BATCH
+    def leader(self, turn: int) -> int:
+        """One that leads; another in each turn, where there are several."""
+        leaders = [ordinal for ordinal in (0, 1) if self.leads(ordinal)]
+        return leaders[turn % len(leaders)]
 
     def client(self, ordinal: int) -> library.Client:
         server = self.running[ordinal]
@@ -132,9 +130,34 @@ def working(servers: Servers) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def publishing(servers: Servers) -> Iterator[dict[int, list[Publisher]]]:
+    """A publisher of each kind at each server."""
+    publishers = {
+        ordinal: [Publisher(server, kind) for kind in KINDS] for ordinal, server in sorted(servers.running.items())
+    }
+    with ExitStack() as stack:
+        for publisher in [*publishers[0], *publishers[1]]:
+            publisher.start()
+            stack.callback(publisher.stop)
+        yield publishers
+
+
+def more(publishers: list[Publisher]) -> None:
+    """Return when some more orders of each are acknowledged."""
+    wanted = {publisher: len(publisher.acknowledged) + SOME for publisher in publishers}
+
+    def enough() -> bool:
+        for publisher in publishers:
+            publisher.check()
+        return all(len(publisher.acknowledged) >= count for publisher, count in wanted.items())
+
+    until(enough)
+
+
 @pytest.mark.parametrize("own", [False, True], ids=["a service elsewhere", "their own manager"])
 @pytest.mark.parametrize("slots", [1, 5], ids=["one leader", "a leader for each slot"])
-def test_given_a_group_at_work_when_leaders_are_stopped_killed_and_back_then_each_event_is_in_the_output_once(
+def test_given_publishers_and_a_group_at_work_when_leaders_are_stopped_and_killed_then_each_order_is_billed_once(
     hbase_tables: Tables, tmp_path: Path, transactions: str, slots: int, own: bool
 ) -> None:
     servers = Servers(hbase_tables, tmp_path, None if own else transactions, slots)
@@ -143,23 +166,35 @@ def test_given_a_group_at_work_when_leaders_are_stopped_killed_and_back_then_eac
             servers.start(ordinal)
         servers.settle()
         with servers.client(0) as client:
-            client.create_topic(ORDERS)
+            client.create_topic(ORDERS, properties={"partitions": str(PARTITIONS)})
             client.create_topic(BILLS)
-        with working(servers):
-            for victim in (0, 1):
-                other = 1 - victim
-                servers.publish(victim)
-                servers.running[victim].process.send_signal(signal.SIGSTOP)
-                servers.publish(other)
-                servers.running[victim].process.send_signal(signal.SIGCONT)
-                servers.publish(victim)
-                servers.kill(victim)
-                servers.publish(other)
-                servers.start(victim)
+        with working(servers), publishing(servers) as publishers:
+            more([*publishers[0], *publishers[1]])
+            for turn in range(ROUNDS):
+                stopped = servers.leader(turn)
+                servers.running[stopped].process.send_signal(signal.SIGSTOP)
+                more(publishers[1 - stopped])
+                servers.running[stopped].process.send_signal(signal.SIGCONT)
+                more(publishers[stopped])
                 servers.settle()
-                servers.publish(victim)
-        billed(servers.running[0], servers.published)
-        assert sorted(bills(servers.running[1]), key=int) == [b"%d" % number for number in range(servers.published)]
+                killed = servers.leader(turn + 1)
+                servers.kill(killed)
+                more(publishers[1 - killed])
+                servers.start(killed)
+                servers.settle()
+                more([*publishers[0], *publishers[1]])
+        everybody = [*publishers[0], *publishers[1]]
+        billed(servers.running[0], sum(len(publisher.acknowledged) for publisher in everybody))
+        check(everybody, Counter(bills(servers.running[1])))
     finally:
         for ordinal in list(servers.running):
             servers.kill(ordinal)
+
+
+def check(publishers: list[Publisher], found: Counter[bytes]) -> None:
+    """Nothing that was acknowledged is lost, nothing was billed twice, and nothing that was refused was billed."""
+    acknowledged = {order for publisher in publishers for order in publisher.acknowledged}
+    unknown = {order for publisher in publishers for order in publisher.unknown}
+    assert [order for order, times in found.items() if times > 1] == []
+    assert acknowledged - set(found) == set()
+    assert set(found) - acknowledged - unknown == set()
