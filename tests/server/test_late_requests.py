@@ -12,7 +12,7 @@ import pytest
 from tests.builders import NOW_MS, pointer
 from tests.messaging.desk import reader
 from tests.server.test_fenced import TOPIC, Server, Site
-from tms_core.errors import StoreUnavailable
+from tms_core.errors import BadRequest, StoreError, StoreUnavailable
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.requests import Sent
 from tms_core.tables.base import Page
@@ -123,3 +123,64 @@ def test_given_a_repetition_when_the_late_rows_arrive_behind_one_of_its_reads_th
     site.other.service.publish(TOPIC, [b"once"], pointer=at, sent=sent)
     thread.join()
     assert committed(site.other) == [b"once"]
+
+
+# --- payloads --------------------------------------------------------------------------------------------------------
+
+
+def store(server: Server, sent: Sent, *payloads: bytes) -> None:
+    server.service.store(TOPIC, payloads, pointer=POINTER, sent=sent)
+
+
+@pytest.mark.parametrize("done", range(3))
+def test_given_payloads_that_come_late_when_they_were_stored_again_meanwhile_then_they_are_published_once(
+    site: Site, sent: Sent, done: int
+) -> None:
+    put = site.one.payload.put
+
+    def halfway(rows: Sequence[Any]) -> None:
+        site.one.payload.put = put
+        put(rows[:done])
+        site.other.leads()
+        store(site.other, sent, b"a", b"b")
+        store(site.other, sent._replace(sequence=2), b"c")
+        put(rows[done:])
+
+    site.one.payload.put = halfway
+    with pytest.raises(StoreUnavailable):
+        store(site.one, sent, b"a", b"b")
+    site.other.service.publish(TOPIC, [], pointer=POINTER, sent=sent._replace(sequence=3))
+    assert committed(site.other) == [b"a", b"b", b"c"]
+
+
+def test_given_a_store_that_failed_when_repeated_then_nothing_that_takes_it_back_comes_late(
+    site: Site, sent: Sent
+) -> None:
+    put, delete = site.one.payload.put, site.one.payload.delete
+
+    def fails(rows: Sequence[Any]) -> None:
+        put(rows[:1])
+        raise StoreError("HBase is away.")
+
+    def late(keys: Sequence[bytes]) -> None:
+        site.other.leads()
+        store(site.other, sent, b"a", b"b")
+        delete(keys)
+
+    site.one.payload.put, site.one.payload.delete = fails, late
+    with pytest.raises(StoreError, match="HBase is away"):
+        store(site.one, sent, b"a", b"b")
+    site.other.leads()
+    store(site.other, sent, b"a", b"b")
+    site.other.service.publish(TOPIC, [], pointer=POINTER, sent=sent._replace(sequence=2))
+    assert committed(site.other) == [b"a", b"b"]
+
+
+def test_given_payloads_of_a_part_of_another_request_when_stored_under_its_number_then_it_is_refused(
+    site: Site, sent: Sent
+) -> None:
+    site.one.payload.put = lambda rows: site.store.payload.put(rows[:1])
+    store(site.one, sent, b"a", b"b")
+    site.other.leads()
+    with pytest.raises(BadRequest, match="sent before with other contents"):
+        store(site.other, sent, b"c", b"d")

@@ -3,8 +3,9 @@
 Messages of one request are contiguous, and nothing of a batch is shown before all of it is durable.
 
 A write that fails may have been done in part (HBase has no batches): the rows of transactions are negated and stored
-payloads are deleted before the error is answered, as far as the store lets one. Nothing can be taken back of what was
-published outside transactions. A client that does not know the outcome invalidates its transaction.
+payloads are deleted before the error is answered, as far as the store lets one; a producer's stay, since it writes them
+over when it repeats the request. Nothing can be taken back of what was published outside transactions. A client that
+does not know the outcome invalidates its transaction.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tms_core.messaging.lines import Line
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.producer_rows import IDLE_MS
 from tms_core.messaging.queue import Queue, WriterContext, WriteRequest, Written, ended
+from tms_core.messaging.requests import Sent
 from tms_core.messaging.work import Once
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix
 from tms_core.tables.base import KeyTable, MessageTable, MessageValue, PayloadTable, TxCell, every
@@ -297,18 +299,16 @@ class PayloadWriter(Queue[None]):
         for request in batch:
             pointer = cast(int, request.pointer)
             ids = self._context.lines.payloads(topic, pointer)
-            first = ids.first(now_ms)
-            if self._in_time(request, first):
+            at = ids.first(now_ms)
+            if self._in_time(request, at):
+                first = _announced(request, at)
                 ids.skip(first + len(request.messages))
                 written.append(request)
                 firsts.append(first)
         if self._announce_requests(written, firsts):
             left = [one for one in zip(written, firsts, strict=True) if not one[0].answer.done()]
             written, firsts = [request for request, _ in left], [first for _, first in left]
-        rows = [
-            row for request, first in zip(written, firsts, strict=True) for row in self._rows(topic, request, first)
-        ]
-        self._put(rows)
+        self._put(topic, written, firsts)
         answers: list[tuple[WriteRequest[None], None]] = []
         for request, first in zip(written, firsts, strict=True):
             if self._is_late(request):
@@ -321,14 +321,19 @@ class PayloadWriter(Queue[None]):
             answers.append((request, None))
         return Written(answers)
 
-    def _put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+    def _put(self, topic: TopicMetadata, written: Sequence[WriteRequest[None]], firsts: Sequence[int]) -> None:
+        """Write rows; where that fails, those are taken back that no producer repeats: it writes them over."""
+        pairs = list(zip(written, firsts, strict=True))
+        rows = [row for request, first in pairs for row in self._rows(topic, request, first)]
         if not rows:
             return
         try:
             self._table.put(rows)
         except StoreError:
+            # A delete that came late would take what the producer has repeated meanwhile.
+            alone = [self._keys_of(topic, request, first) for request, first in pairs if request.sent is None]
             with suppress(StoreError):
-                self._table.delete([key for key, _ in rows])
+                self._table.delete([key for keys in alone for key in keys])
             raise
 
     def _rows(self, topic: TopicMetadata, request: WriteRequest[None], first: int) -> Iterator[tuple[bytes, bytes]]:
@@ -339,13 +344,28 @@ class PayloadWriter(Queue[None]):
         return _keys(prefix, CachedRun(first, None, request.messages, 0))
 
     def _is_written(self, topic: TopicMetadata, request: WriteRequest[None], last: LastRequest, *, keeps: bool) -> bool:
-        found = _present(self._table, self._keys_of(topic, request, last.first))
-        if 0 < len(found) < last.number and not keeps:
-            self._table.delete(found)
+        rows = dict(self._rows(topic, request, last.first))
+        keys = list(rows)
+        found = [row for row in every(self._table.rows, keys[0], keys[-1] + b"\0") if row[0] in rows]
+        if any(rows[key] != payload for key, payload in found):
+            sent = cast(Sent, request.sent)
+            raise BadRequest(
+                f"Request {sent.sequence} of producer {sent.name} was sent before with other contents.",
+                "Repeat a request unchanged, or give the new request the next number.",
+            )
         return len(found) == last.number
 
     def _answer_again(self, request: WriteRequest[None], first: int, number: int) -> None:
         request.answer.set_result(None)
+
+
+def _announced(request: WriteRequest[None], at: int) -> int:
+    """Where payloads are written: a repeated request's where they were announced before, all others at ``at``.
+
+    A write of them that comes late from a server that has lost the lead then changes nothing.
+    """
+    admitted = request.admitted
+    return at if admitted is None or admitted.repeated is None else admitted.repeated.first
 
 
 def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer: int) -> None:

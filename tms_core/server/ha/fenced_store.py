@@ -190,7 +190,11 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
 
 
 class FencedPayloadTable(_Fenced[PayloadTable], PayloadTable):
-    """The payload table, as a leader sees it. A late payload needs no gap: its transaction cannot be committed."""
+    """The payload table, as a leader sees it.
+
+    A late payload needs no gap. Its transaction cannot be committed, or its producer has stored it once more; and that
+    is in the same place (:class:`~tms_core.messaging.writer.PayloadWriter`).
+    """
 
     name: TableName = "payload"
 
