@@ -16,11 +16,12 @@ from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest, ProducerFenced, StoreError, StoreUnavailable, Unavailable
 from tms_core.messaging.groups import Given, GroupPoll
+from tms_core.messaging.last_request import LastRequest
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producer_rows import ProducerName
 from tms_core.messaging.requests import Sent
 from tms_core.messaging.service import MessagingService
-from tms_core.rowkey import MessageId
+from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.server.forward import _topic
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.leadership import REACH_MS
@@ -337,6 +338,15 @@ def test_given_a_slot_that_was_handed_over_when_a_newer_instance_was_registered_
         other.service.publish(TOPIC, [b"2"], sent=older._replace(sequence=2))
     other.service.publish(TOPIC, [b"3"], sent=older._replace(generation=newer.generation))
     assert other.payloads(TOPIC) == [b"1", b"3"]
+
+
+def test_given_requests_to_a_topic_of_another_slot_from_before_there_were_slots_when_registered_then_they_do_not_matter(
+    site: Site, pair: tuple[Server, Server]
+) -> None:
+    producer = ProducerName(TOPIC, 1, "importer")
+    requests = [producer.request_key(generation_prefix(topic.prefix, 1)) for topic in TOPICS.values()]
+    site.side.put([(key, LastRequest(1, 1, 0, 1).pack()) for key in requests])
+    assert pair[1].service.producers.register(TOPIC, "importer", UUID(int=7)).generation > 1
 
 
 # --- on how many slots -----------------------------------------------------------------------------------------------

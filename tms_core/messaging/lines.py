@@ -28,7 +28,7 @@ from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.ids import Ids, first_free, milliseconds, position, tail
 from tms_core.messaging.last_request import AnnouncedAhead
 from tms_core.messaging.model import MessageList
-from tms_core.messaging.producer_rows import first_unannounced
+from tms_core.messaging.producer_rows import ProducerName, first_unannounced, topics_requested
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix, stop_key
 from tms_core.tables.base import Store
 from tms_core.tables.side import Expiries, SideTable
@@ -39,6 +39,8 @@ from tms_core.transaction.model import TX_PER_MS, transaction_ms
 _KNOWN_POINTERS = 10_000
 #: How much of the message table is read at once when a reference is looked for: rows, and bytes of values.
 _PAGE_ROWS, _PAGE_BYTES = 1000, 1 << 20
+#: Stands for what a row of the side table is about.
+_ANY_KIND = b"q"
 #: Upper ends of what is counted together, in milliseconds: from a poll right behind the publish to one an hour later.
 BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000, 3_600_000)
 
@@ -125,6 +127,9 @@ class Lines:
         # Of a transaction up to this one, others may have stored payloads, or it was forgotten; None: up to any that is
         # there when this is next asked for.
         self._unknown: int | None = None
+        # Homes of producers of whose requests nothing comes late any more, since the last time something was forgotten.
+        self._without_late: set[bytes] = set()
+        self._forgotten = 0
         self._lock = Lock()
 
     def messages(self, topic: TopicMetadata) -> Line:
@@ -234,6 +239,25 @@ class Lines:
             found = self._stored[prefix] = _Stored()
         return found
 
+    def hide_late(self, producer: ProducerName) -> None:
+        """See that readers are shown nothing that a former leader may still write of a producer's requests.
+
+        It is done for all producers of its home at once, since their topics are searched for. Topics that another
+        server may lead than its home have nothing under way: the number of slots was another when it wrote to them.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        prefix, forgotten = generation_prefix(producer.home.prefix, producer.home_generation), self._forgotten
+        if self._side.private or prefix in self._without_late:
+            return
+        for one in {prefix, *topics_requested(self._side, producer.home)}:
+            if self._side.have_one_leader(_ANY_KIND + prefix, _ANY_KIND + one):
+                self._store.message.reserved(one)
+        with self._lock:
+            if forgotten == self._forgotten:
+                self._without_late.add(prefix)
+
     def forget(self, concerns: Callable[[bytes], bool]) -> None:
         """Read again before the next use, because another process may have written.
 
@@ -248,6 +272,8 @@ class Lines:
                 self._stored[prefix].pointers.clear()
                 self._stored[prefix].hidden.clear()
             self._unknown = None
+            self._without_late.clear()
+            self._forgotten += 1
 
     def drop(self, topic: TopicId) -> None:
         """The topic was deleted; its next life has another generation."""

@@ -253,6 +253,15 @@ def requests_by(side: SideTable, producer: ProducerName) -> list[bytes]:
     return [key for key, _ in _rows(side, _REQUEST) if _requested(key) == (producer.home, producer.name)]
 
 
+def topics_requested(side: SideTable, home: TopicId) -> set[bytes]:
+    """The starts of the row keys of all topics and generations to which producers of a home have sent requests."""
+    found = set()
+    for key, _ in _rows(side, _REQUEST):
+        if _requested(key)[0] == home and (topic := topic_prefix(key[1:])) is not None:
+            found.add(key[1 : 1 + len(topic) + GENERATION_BYTES])
+    return found
+
+
 def first_unannounced(side: SideTable, prefix: bytes) -> int:
     """The first position behind all that producers have requested of a generation of a topic.
 

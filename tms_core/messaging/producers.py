@@ -6,7 +6,7 @@ transactions that they have left open. So once it is answered, nothing of an old
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 from uuid import UUID
@@ -61,6 +61,7 @@ class Producers:
     Args:
         transactions: the manager in this process; None: transactions are managed elsewhere, and what became of one is
             for the client to find out.
+        hide_late: sees that no reader is shown what a former leader may still write of a producer's requests.
     """
 
     def __init__(
@@ -70,12 +71,14 @@ class Producers:
         clock: HonestClock,
         transactions: TransactionManager | None,
         requests: Requests,
+        hide_late: Callable[[ProducerName], None],
     ) -> None:
         self._topics = topics
         self._side = side
         self._clock = clock
         self._transactions = transactions
         self._requests = requests
+        self._hide_late = hide_late
         self._names = CountedNames(side)
 
     def register(
@@ -110,6 +113,7 @@ class Producers:
                 self._change(producer.key, raw, made)
                 known = made
             self._requests.in_flight.wait_for_older(producer.key, name, known.generation)
+            self._hide_late(producer)
             return self._settle(producer, known, ended)
 
     def of(self, home: TopicId) -> list[tuple[str, Registration, list[Begun]]]:
@@ -190,13 +194,14 @@ class Producers:
         self._requests.change([SideChange(key, raw, known.pack(), deletes=deletes)], ["of this name"])
 
     def _fence(self, producer: ProducerName) -> Registration:
-        """Have no instance of a producer count, and return when nothing of them is under way."""
+        """Have no instance of a producer count; returns when nothing of them is under way, and none comes late."""
         raw = self._side.get(producer.key)
         known = Registration(0, NO_INSTANCE, 0, None, settled=True) if raw is None else registration(raw)
         if known.instance != NO_INSTANCE:
             known = known._replace(generation=known.generation + 1, instance=NO_INSTANCE, settled=False)
             self._change(producer.key, raw, known)
         self._requests.in_flight.wait_for_older(producer.key, producer.name, known.generation)
+        self._hide_late(producer)
         return known
 
     def _settle(

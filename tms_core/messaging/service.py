@@ -113,7 +113,7 @@ class MessagingService:
         self.work = work or Work()
         lifetime_ms = options.max_lifetime_seconds * 1000
         requests = Requests(self._topics, kept, honest, lifetime_ms, transactions, store.message.keys)
-        self.producers = Producers(self._topics, kept, honest, transactions, requests)
+        self.producers = Producers(self._topics, kept, honest, transactions, requests, self._lines.hide_late)
         context = WriterContext(self._topics, self._lines, honest, lifetime_ms, self.work, requests, transactions)
         self._writers = Writers(context, store, self.cache, self.expiries)
         cached_ms = min(options.max_lifetime_seconds, options.grace_seconds) * 1000 // 2
