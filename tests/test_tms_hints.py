@@ -38,6 +38,15 @@ def test_given_a_producer_that_is_not_there_then_the_list_of_those_there_are_is_
     assert typed(*words)[0] == 0
 
 
+def test_given_a_topic_that_is_not_there_then_what_makes_it_is_what_is_typed_next(typed: Type) -> None:
+    code, _, err = typed("publish", "default:missing", "-m", "one")
+    assert code != 0
+    [words] = hints(err)
+    assert words == ["topic", "create", "default:missing"]
+    assert typed(*words)[0] == 0
+    assert typed("publish", "default:missing", "-m", "one")[0] == 0
+
+
 def test_given_a_consumer_with_open_claims_then_what_releases_them_is_what_is_typed_next(
     typed: Type, topic: str, client: Client, server: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:

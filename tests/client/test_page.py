@@ -26,12 +26,12 @@ from tms_core.transaction.rpc.service import TransactionService
 PATIENCE_SECONDS = 120
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "client.md").read_text(encoding="utf-8")
+#: The examples of these pages, each with the topics that its page says to make.
 EXAMPLES = [
-    pytest.param(code, id=f"{name}-{number}")
+    pytest.param(code, re.findall(r"^tms topic create (\S+)$", page, flags=re.MULTILINE), id=f"{name}-{number}")
     for name in ("client.md", "guide.md", "groups.md", "exactly-once.md")
-    for number, code in enumerate(
-        re.findall(r"^```python\n(.*?)^```", (DOCS / name).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    )
+    for page in [(DOCS / name).read_text(encoding="utf-8")]
+    for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL))
 ]
 
 
@@ -42,15 +42,17 @@ def addresses() -> Iterator[dict[str, str]]:
         service = TransactionService(manager, port=0)
         service.start()
         url = f"http://127.0.0.1:{server.port}"
-        with Client(url) as client:
-            client.create_topic("default:orders")
-            client.create_topic("default:bills")
         yield {DEFAULT_URL: url, DEFAULT_TRANSACTIONS: service.address}
         service.stop()
 
 
-@pytest.mark.parametrize("code", EXAMPLES)
-def test_an_example_runs(code: str, addresses: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("code", "topics"), EXAMPLES)
+def test_an_example_runs_where_the_topics_are_that_its_page_says_to_make(
+    code: str, topics: list[str], addresses: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(addresses[DEFAULT_URL]) as client:
+        for topic in topics:
+            client.create_topic(topic)
     for stated, real in addresses.items():
         code = code.replace(stated, real)
     for kind in (Client, AsyncClient):

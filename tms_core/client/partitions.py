@@ -226,7 +226,7 @@ class Rotation:
             TopicNotFound: there was no other.
         """
         if self._pattern is None and not self._wholes:
-            raise TopicNotFound(f"There is no topic {topic}.", "Create it first.")
+            raise TopicNotFound(f"There is no topic {topic}.", f"Create it first: tms topic create {topic}")
         self._drained.clear()
         self._listed = None
         self._stale |= {top for top, layout in self._layouts.items() if layout is not None}

@@ -91,7 +91,7 @@ class TopicRegistry:
             if known is not None and self._changed is not None:
                 self._changed(topic)
         if found is None or found.deleted:
-            raise TopicNotFound(f"There is no topic {topic}.", "Create it first.")
+            raise TopicNotFound(f"There is no topic {topic}.", f"Create it first: tms topic create {topic}")
         return found
 
     def read(self, topic: TopicId) -> TopicMetadata:
@@ -191,7 +191,7 @@ class TopicRegistry:
     def _living(self, topic: TopicId) -> _MetadataRow:
         row = self._row(topic)
         if not row.lives:
-            raise TopicNotFound(f"There is no topic {topic}.", "Create it first.")
+            raise TopicNotFound(f"There is no topic {topic}.", f"Create it first: tms topic create {topic}")
         return row
 
     def _row(self, topic: TopicId) -> _MetadataRow:
