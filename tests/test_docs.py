@@ -311,6 +311,7 @@ SPEAKING = {
     "Halted",
     "LeaseHeld",
     "LeaseLost",
+    "ProducerFenced",
     "TmsError",
     "_refused",
     "_not_understood",

@@ -14,6 +14,7 @@ from tests.test_docs import tables
 from tms_core.clock import ManualClock
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
 from tms_core.rowkey import MessageId
+from tms_core.server.app import routes
 from tms_core.server.avro import AvroCodec
 from tms_core.server.managing import TransactionMetrics
 from tms_core.server.metrics import LeadershipMetrics
@@ -93,3 +94,9 @@ def test_the_table_of_metrics_has_every_metric(client: Client) -> None:
     [rows] = [rows for head, *rows in tables(PAGE) if head[0] == "metric"]
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
     assert named == {name for name in shown if not name.endswith("_created")}
+
+
+def test_the_labels_of_the_metric_of_requests_name_every_route() -> None:
+    [row] = [row for _, *rows in tables(PAGE) for row in rows if row[0] == "`tms_requests_total`"]
+    labels = set(re.findall(r"`(\w+)`", row[2])) - {"route"}
+    assert labels == {route.name for route in routes(Mock())} | {"forwarded", "none"}
