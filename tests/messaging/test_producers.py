@@ -383,11 +383,23 @@ def test_given_payloads_that_are_stored_twice_then_they_are_published_once(desk:
     assert seen(desk) == [b"a", b"b", b"c"]
 
 
-def test_given_another_request_under_the_same_number_then_it_is_refused(desk: GroupDesk) -> None:
+def test_given_another_number_of_messages_under_the_same_number_then_it_is_refused(desk: GroupDesk) -> None:
     one = Instance(desk)
     one.publish(b"a")
-    with pytest.raises(BadRequest, match="sent before with other contents"):
+    with pytest.raises(BadRequest, match="was sent before with another number of messages"):
         one.publish(b"b", b"c", again=True)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_given_as_many_other_messages_under_the_same_number_then_the_former_are_answered_and_stay(
+    desk: GroupDesk, *, restarted: bool
+) -> None:
+    one = Instance(desk)
+    first = one.publish(b"a", b"b")
+    if restarted:
+        desk.restart()
+    assert one.publish(b"c", b"d", again=True) == first
+    assert seen(desk) == [b"a", b"b"]
 
 
 def test_given_a_repetition_after_the_messages_may_have_expired_then_what_is_not_known_is_said(desk: GroupDesk) -> None:

@@ -425,7 +425,7 @@ class Requests:
             )
         if former.number != number:
             raise BadRequest(
-                f"Request {sent.sequence} of producer {sent.name} was sent before with other contents.",
+                f"Request {sent.sequence} of producer {sent.name} was sent before with another number of messages.",
                 "Repeat a request unchanged, or give the new request the next number.",
             )
         return Admitted(sent, pointer, number, keys, registered, raw, former, last.written)
