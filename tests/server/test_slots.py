@@ -323,6 +323,29 @@ def test_given_a_producer_of_any_slot_when_its_leader_deletes_it_then_it_is_gone
     assert [key for key, _ in site.side.rows(b"q", b"r", 2000).items] == sorted(others)
 
 
+def test_given_a_producer_at_a_topic_with_partitions_then_it_reaches_those_of_its_slot_and_one_at_a_partition_that(
+    pair: tuple[Server, Server],
+) -> None:
+    whole = TopicId("default", "visits")
+    pair[0].service.create_topic(whole, {"partitions": "8"})
+    home = slot_of(whole.prefix, SLOTS)
+    refused = 0
+    for part in (TopicId("default", f"visits-{number}") for number in range(8)):
+        slot = slot_of(part.prefix, SLOTS)
+        service = pair[slot % 2].service
+        known = pair[home % 2].service.producers.register(whole, part.topic, UUID(int=7))
+        sent = Sent(whole, part.topic, known.generation, 1)
+        if slot == home:
+            service.publish(part, [b"1"], sent=sent)
+            continue
+        with pytest.raises(BadRequest, match="Register a producer at the topic or partition"):
+            service.publish(part, [b"1"], sent=sent)
+        known = service.producers.register(part, "importer", UUID(int=7))
+        service.publish(part, [b"1"], sent=Sent(part, "importer", known.generation, 1))
+        refused += 1
+    assert 0 < refused < 8
+
+
 def test_given_a_slot_that_was_handed_over_when_a_newer_instance_was_registered_there_then_the_older_is_fenced(
     site: Site, pair: tuple[Server, Server]
 ) -> None:

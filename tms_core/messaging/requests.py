@@ -398,7 +398,7 @@ class Requests:
         if not (self._side.private or self._side.have_one_leader(keys.registered, keys.request)):
             raise BadRequest(
                 f"Producer {sent.name} of {sent.home} cannot publish to this topic: they are of different slots.",
-                "Register a producer at this topic, or set server.leader.slots to 1.",
+                "Register a producer at the topic or partition that it publishes to, or set server.leader.slots to 1.",
             )
         _check(sent)
         registered = self._require_newest(keys.producer, keys.registered, sent.generation)
