@@ -577,6 +577,37 @@ def test_given_no_such_checkpoint_when_a_batch_comes_then_it_is_named(site: Site
 
 
 @pytest.mark.parametrize(
+    ("properties", "named"),
+    [({"partitions": "2"}, "default:visits-0"), ({"routes": '{"users": 2, "pages": 3}'}, "default:visits-users-0")],
+)
+def test_given_a_topic_with_partitions_when_a_publisher_is_made_then_it_names_one_to_publish_to(
+    properties: dict[str, str], named: str, site: Site
+) -> None:
+    site.at.client.create_topic("default:visits", properties=properties)
+    arguments: dict[str, Any] = {"url": "http://in.process", "checkpoint": str(site.checkpoint)}
+    with pytest.raises(ConfigurationError, match=f"default:visits has its messages in partitions.* such as {named}"):
+        publish_batches(topic="default:visits", **arguments)
+    publish(publish_batches(topic=named, **arguments), 0, 1, 2)
+    assert [message.payload for message in site.at.client.poll(named)] == texts(1, 2)
+
+
+@pytest.mark.parametrize("topic", [BILLS, "default:to-be-made"])
+def test_given_no_answer_about_the_topic_when_a_publisher_is_made_then_it_is_left_to_the_first_batch(
+    topic: str, site: Site
+) -> None:
+    faults = Faults()
+    site.served_by(faults)
+    if topic == BILLS:
+        faults.at("GET bills", "before")
+    made = publish_batches("http://in.process", topic, str(site.checkpoint))
+    faults.heal()
+    if topic != BILLS:
+        site.at.client.create_topic(topic)
+    publish(made, 0, 1)
+    assert [message.payload for message in site.at.client.poll(topic)] == texts(1)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"topic": "bills"}, "topic is bills"),

@@ -33,7 +33,8 @@ from tms_core.client.messages import time_at
 from tms_core.client.producer_calls import FormerTransaction
 from tms_core.client.site import service_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS
-from tms_core.errors import ConfigurationError, Refused
+from tms_core.errors import ConfigurationError, MessagingError, Refused
+from tms_core.messaging.partitions import layout_of
 from tms_core.transaction.model import transaction_ms
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 #: How long a batch's transaction may take, in seconds. Nothing of it holds up readers before its last moment.
 TIMEOUT_SECONDS = 300
+#: For how long the server is asked about the topic before there is a batch.
+_ASKING_SECONDS = 5
 #: What is handed over at a time; one message may be larger.
 _CHUNK_ROWS, _CHUNK_BYTES = 1_000, 1_000_000
 #: After how long the janitor forgets a producer that does nothing, in milliseconds.
@@ -66,7 +69,7 @@ def publish_batches(
 
     Args:
         url: of the server.
-        topic: where to, as ``namespace:topic``.
+        topic: where to, as ``namespace:topic``; of a topic with partitions one of these.
         checkpoint: the query's ``checkpointLocation``. It has the query's id, by which its batches are told from
             those of others; a new checkpoint is a new query, whose batches begin anew.
         column: whose values are published, bytes or text; in the order of the partitions, and of rows in them.
@@ -79,16 +82,42 @@ def publish_batches(
         ttl_seconds: how long these messages live, where that is shorter than the topic's ttl; whole seconds.
 
     Raises:
-        ConfigurationError: an argument is wrong.
+        ConfigurationError: an argument is wrong, or the topic has its messages in partitions.
     """
     target = named(topic)
     if timeout_seconds < 1:
         raise ConfigurationError(f"timeout_seconds is {timeout_seconds}.", "Give 1 or more.")
     if ttl_seconds is not None and ttl_seconds < 1:
         raise ConfigurationError(f"ttl_seconds is {ttl_seconds}.", "Give 1 or more.")
-    connect(url, transactions, token_file, ca_file).close()
+    with connect(url, transactions, token_file, ca_file) as client:
+        _require_no_partitions(client, target)
     site = _Site(url, transactions, token_file, ca_file, timeout_seconds)
     return BatchPublisher(site, target, checkpoint, column, first_batch, ttl_seconds)
+
+
+def _require_no_partitions(client: Client, topic: TopicId) -> None:
+    """See that a topic takes messages itself; where no server says so from here, the first batch sees it.
+
+    Raises:
+        ConfigurationError: partitions of it do.
+    """
+    try:
+        taking = _taking(client.within(_ASKING_SECONDS), topic)
+    except MessagingError:
+        return
+    if taking != topic:
+        raise ConfigurationError(
+            f"Topic {topic} has its messages in partitions, and a query publishes to one topic.",
+            f"Set topic to one of them, such as {taking}.",
+        )
+
+
+def _taking(client: Client, topic: TopicId) -> TopicId:
+    """What takes the messages of a topic: itself, or its first partition."""
+    layout = layout_of(topic, client.topic(topic).properties)
+    if layout is None:
+        return topic
+    return _taking(client, layout.route(layout.routes[0])) if layout.routes else layout.place(0)
 
 
 class _Site(NamedTuple):
