@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
 
-from tests.client.faults import Faults, When, faulty_client
+from tests.client.faults import Faults, When, faulty_async_client, faulty_client
 from tests.support import raising
 from tms_core.client import (
     BadRequest,
@@ -17,6 +17,7 @@ from tms_core.client import (
     Invalidated,
     Limits,
     NotInProgress,
+    Participant,
     ProducerFenced,
     ProducerNotFound,
     TmsError,
@@ -78,6 +79,140 @@ def test_given_a_producer_that_is_not_registered_or_has_no_name_then_that_is_sai
         client.producer(BILLS, "importer").publish([b"a"])
     with pytest.raises(BadRequest), client.producer(BILLS, "a/b"):
         pass
+
+
+# --- transactions in which nothing is sent ---------------------------------------------------------------------------
+
+
+class File(Participant):
+    """Keeps something elsewhere; it counts once the transaction is committed."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def post_tx_commit(self) -> None:
+        self.told.append("committed")
+
+    def rollback_tx(self) -> None:
+        self.told.append("rolled back")
+
+
+def manage_elsewhere(site: InProcess) -> None:
+    """Have the server know nothing of the transactions."""
+    site.service.producers._transactions = site.service.producers._requests._transactions = None
+
+
+@pytest.mark.parametrize("managed", [True, False])
+def test_given_an_older_instance_that_only_reads_when_it_commits_then_it_is_fenced_and_the_group_stays_where_it_is(
+    site: InProcess, client: Client, managed: bool
+) -> None:
+    client.publish(ORDERS, [b"1", b"2"])
+    if not managed:
+        manage_elsewhere(site)
+    file = File()
+    with client.producer(BILLS, "importer") as one:
+        context = one.transaction("file 2")
+        tx = context.__enter__()
+        tx.register(file)
+        assert [message.payload for message in tx.consume(ORDERS, "billing")] == [b"1", b"2"]
+        two = client.producer(BILLS, "importer").__enter__()
+        with pytest.raises(ProducerFenced):
+            context.__exit__(None, None, None)
+        assert file.told == ["rolled back"]
+        with two.transaction("file 2") as tx:
+            tx.register(file)
+            assert [message.payload for message in tx.consume(ORDERS, "billing")] == [b"1", b"2"]
+        assert file.told == ["rolled back", "committed"]
+        found = last(client)
+        assert found == FormerTransaction(tx.transaction.transaction_id, "file 2", "committed")
+    assert (committed(client), site.manager.clients()) == ([], {})
+
+
+@pytest.mark.parametrize("managed", [True, False])
+def test_given_a_transaction_that_only_reads_when_a_newer_instance_comes_before_its_commit_then_that_ends_it(
+    site: InProcess, client: Client, faults: Faults, managed: bool
+) -> None:
+    client.publish(ORDERS, [b"1"])
+    if not managed:
+        manage_elsewhere(site)
+    told: list[FormerTransaction | None] = []
+    pointers: list[int] = []
+
+    def meanwhile(step: str) -> None:
+        if step == "commit" and not told:
+            told.append(None)
+            told[0] = last(client)
+
+    async def main() -> None:
+        async with faulty_async_client(site, faults) as loop, loop.producer(BILLS, "importer") as one:
+            for _ in range(2):
+                context = one.transaction("orders")
+                tx = await context.__aenter__()
+                assert [message.payload async for message in tx.consume(ORDERS, "billing")] == [b"1"]
+                pointers.append(tx.transaction.transaction_id)
+                with pytest.raises(ProducerFenced):
+                    await context.__aexit__(None, None, None)
+
+    faults.meanwhile = meanwhile
+    asyncio.run(main())
+    assert told == [FormerTransaction(pointers[0], "orders", "aborted")]
+    with client.transaction() as tx:
+        assert [message.payload for message in tx.consume(ORDERS, "billing")] == [b"1"]
+
+
+@pytest.mark.parametrize("limits", [Limits(), SMALL])
+def test_given_a_transaction_that_publishes_then_nothing_else_is_sent_for_it(
+    site: InProcess, faults: Faults, limits: Limits
+) -> None:
+    with faulty_client(site, faults, limits=limits) as client, client.producer(BILLS, "importer") as producer:
+        client.publish(ORDERS, [b"12"])
+        before = faults.seen["publish"]
+        with producer.transaction("x") as tx:
+            for message in tx.consume(ORDERS, "billing"):
+                tx.publish(BILLS, [message.payload])
+        assert (faults.seen["publish"] - before, faults.seen["store"]) == (1, int(limits is SMALL))
+        with pytest.raises(KeyError), producer.transaction("y"):
+            raise KeyError
+        with client.transaction() as tx:
+            list(tx.consume(ORDERS, "billing"))
+        assert (faults.seen["publish"] - before, faults.seen["store"]) == (1, int(limits is SMALL))
+        assert committed(client) == [b"12"]
+
+
+@pytest.mark.parametrize("when", ["before", "after", "late"])
+@pytest.mark.parametrize("times", [1, 1000])
+def test_given_a_transaction_that_only_reads_when_no_answer_says_that_it_is_known_then_it_is_all_or_nothing(
+    site: InProcess, client: Client, faults: Faults, when: When, times: int
+) -> None:
+    client.publish(ORDERS, [b"1"])
+    faults.at("store", when, times)
+    with faulty_client(site, faults) as other, other.producer(BILLS, "importer") as producer:
+        with pytest.raises(Unanswered) if times > 1 else nullcontext(), producer.transaction("x") as tx:
+            list(tx.consume(ORDERS, "billing"))
+        for late in faults.late:
+            late()
+    outcome = "committed" if times == 1 else "aborted" if when == "after" else None
+    found = last(client)
+    assert (found.outcome if found else None) == outcome
+    with client.transaction() as tx:
+        assert [message.payload for message in tx.consume(ORDERS, "billing")] == ([] if times == 1 else [b"1"])
+
+
+@pytest.mark.parametrize(
+    "properties", [{"partitions": "2"}, {"transactions": "forbidden"}, {"transactions": "required"}]
+)
+def test_given_a_home_to_which_nothing_is_published_then_transactions_that_only_read_are_known_all_the_same(
+    client: Client, properties: dict[str, str]
+) -> None:
+    client.create_topic("default:home", properties=properties)
+    client.publish(ORDERS, [b"1"])
+    with client.producer("default:home", "importer") as producer, producer.transaction("x") as tx:
+        list(tx.consume(ORDERS, "billing"))
+    with client.producer("default:home", "importer") as producer:
+        assert producer.former == FormerTransaction(tx.transaction.transaction_id, "x", "committed")
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("label", [" 17", "17 ", " ", "file 17", "a  b", "50%", "a%20b", "a+b/c", "a\nb", "\0", "é✓"])

@@ -30,7 +30,7 @@ from tms_core.messaging import remembered
 from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.last_request import AHEAD_MS
 from tms_core.messaging.model import FetchRequest
-from tms_core.messaging.producer_rows import Former, ProducerName, Registration, TransactionOutcome, tidy
+from tms_core.messaging.producer_rows import Former, ProducerName, Registration, TransactionOutcome, begun_by, tidy
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.requests import Sent
 from tms_core.messaging.work import Answer, Batch
@@ -69,6 +69,9 @@ class Instance:
 
     def store(self, *messages: bytes, tx: Transaction, again: bool = False) -> None:
         self.desk.service.store(BILLS, messages, pointer=tx.write_pointer, sent=self.sent(again=again))
+
+    def begin(self, tx: Transaction, label: str = "") -> None:
+        self.desk.service.note_begun(self.sent(label=label), tx.write_pointer)
 
     def roll_back(self, tx: Transaction) -> None:
         self.desk.service.producers.roll_back(self.sent(again=True), tx.write_pointer)
@@ -193,6 +196,76 @@ def test_given_a_transaction_with_a_checkpoint_when_a_newer_instance_is_register
     with pytest.raises(NotInProgress):
         desk.commit(tx)
     assert desk.poll(desk.begin()) == [b"order"]
+
+
+def test_given_a_transaction_that_only_reads_when_a_newer_instance_is_registered_then_nothing_of_it_is_committed(
+    desk: GroupDesk,
+) -> None:
+    desk.publish(b"order")
+    one, tx = Instance(desk), desk.begin()
+    assert desk.poll(tx) == [b"order"]
+    for _ in range(2):
+        one.begin(tx, "file 1")
+    [begun] = desk.service.producers.get(BILLS, "importer")[1]
+    assert (begun.pointer, begun.label) == (tx.write_pointer, "file 1")
+    desk.restart()
+    heir = Instance(desk)
+    assert heir.former == Former(tx.write_pointer, "file 1", TransactionOutcome.ABORTED)
+    with pytest.raises(NotInProgress):
+        desk.commit(tx)
+    late = desk.begin()
+    assert desk.poll(late) == [b"order"]
+    with pytest.raises(ProducerFenced):
+        one.begin(late)
+    heir.begin(late, "file 1")
+    desk.commit(late)
+    assert Instance(desk).former == Former(late.write_pointer, "file 1", TransactionOutcome.COMMITTED)
+    assert (everything(desk), desk.poll(desk.begin())) == ([], [])
+
+
+def test_given_transactions_that_only_read_then_decided_ones_are_not_kept_and_ended_ones_are_refused(
+    desk: GroupDesk,
+) -> None:
+    one = Instance(desk)
+    for number in range(5):
+        tx = desk.begin()
+        one.begin(tx, str(number))
+        assert [begun.label for begun in desk.service.producers.get(BILLS, "importer")[1]] == [str(number)]
+        desk.commit(tx)
+    assert len(begun_by(desk.side, ProducerName(BILLS, 1, "importer"))) == 2
+    with pytest.raises(TransactionEnded):
+        one.begin(tx)
+    rolled_back = desk.begin()
+    one.begin(rolled_back)
+    one.roll_back(rolled_back)
+    with pytest.raises(TransactionEnded):
+        one.begin(rolled_back)
+    with pytest.raises(BadRequest, match="too long"):
+        one.begin(desk.begin(), "x" * 1001)
+    for pointer in (0, desk.begin().write_pointer + 10**6):
+        with pytest.raises(BadRequest, match=f"{pointer}"):
+            desk.service.note_begun(one.sent(), pointer)
+
+
+@pytest.mark.parametrize("managed", [True, False])
+def test_given_a_newer_instance_that_comes_while_a_transaction_is_written_down_then_it_is_refused_or_ended(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, managed: bool
+) -> None:
+    one, tx = Instance(desk), desk.begin()
+    if not managed:
+        desk.service.producers._transactions = desk.service.producers._requests._transactions = None
+    exchange_each = desk.side.exchange_each
+    heirs: list[Instance] = []
+
+    def late(changes: Sequence[SideChange]) -> list[bool]:
+        monkeypatch.setattr(desk.side, "exchange_each", exchange_each)
+        heirs.append(Instance(desk))
+        return exchange_each(changes)
+
+    monkeypatch.setattr(desk.side, "exchange_each", late)
+    with pytest.raises(ProducerFenced):
+        one.begin(tx)
+    assert heirs[0].former is None
 
 
 def test_given_several_transactions_then_the_last_one_is_told_and_decided_ones_are_not_kept(desk: GroupDesk) -> None:

@@ -127,6 +127,25 @@ def test_given_transactions_that_are_managed_elsewhere_when_registered_then_the_
             assert (told["former"], told["undecided"]) == (former, [])
 
 
+def test_given_a_transaction_that_sends_nothing_when_it_is_announced_then_the_next_instance_is_told_and_ends_it(
+    producer: ProducerClient,
+) -> None:
+    generation = producer.register(uuid4()).json["generation"]
+    tx = producer.manager.start_short()
+    nothing = {"transactionWritePointer": str(tx.write_pointer)}
+    for _ in range(2):
+        assert producer.send("store", generation, 1, nothing, x_tms_label="file%201").status == 200
+    former = {"transaction": str(tx.write_pointer), "label": "file 1", "outcome": "aborted"}
+    assert producer.register(uuid4()).json["former"] == former
+    assert not producer.manager.is_in_progress(tx.write_pointer)
+    assert producer.send("store", generation, 2, nothing).headers["x-tms-fenced"] == "true"
+    elsewhere = TopicClient(producer.topic.client, "orders").create()
+    headers = {"x_tms_producer": "default:bills/importer", "x_tms_generation": generation, "x_tms_sequence": "3"}
+    refused = producer.ask("POST", f"{elsewhere.path}/store", json.dumps(nothing).encode(), **headers)
+    assert (refused.status, "nothing to store" in refused.text) == (400, True)
+    assert producer.topic.post("poll").json == []
+
+
 @pytest.mark.parametrize(
     "headers",
     [

@@ -58,6 +58,8 @@ class Core:
         self._stop = wire.stop()
         self._limit_seconds: float | None = None
         self._write: Write | None = None
+        #: The producer's topic, where what is written is a producer's.
+        self.home: TopicId | None = None
         #: Where topics with partitions have their messages, as far as it was asked; whose turn it is without a key.
         self.layouts: dict[TopicId, Layout | None] = {}
         self.turns = count()
@@ -74,10 +76,10 @@ class Core:
         found._limit_seconds = seconds
         return found
 
-    def writing(self, write: Write) -> Core:
-        """The same, but requests that write messages are sent by another one."""
+    def writing(self, write: Write, home: TopicId) -> Core:
+        """The same, but requests that write messages are sent as a producer's, whose home that is."""
         found = copy(self)
-        found._write = write
+        found._write, found.home = write, home
         return found
 
     async def ask(self, call: Call[T]) -> T:

@@ -90,7 +90,10 @@ class Outbox:
         self._elsewhere.append((topic_id(topic), pointers, None if ttl is None else seconds(ttl)))
 
     async def publish(self) -> None:
-        """Publish all; in each topic in the order in which it was given, what others have stored first."""
+        """Publish all; in each topic in the order in which it was given, what others have stored first.
+
+        Where there is nothing to publish, tell a producer's server of the transaction all the same.
+        """
         for topic, pointers, ttl_seconds in self._elsewhere:
             await self._publish_elsewhere(topic, pointers, ttl_seconds)
         while waiting := [*self._stored, *self._kept]:
@@ -98,6 +101,9 @@ class Outbox:
             if topic in self._stored:
                 await self._send_ahead(topic)
             await self._publish_all(topic, self._kept.pop(topic, []))
+        if self._core.home is not None and not self._published:
+            # The server knows a producer's transaction by what is sent in it; a newer instance ends those it knows.
+            await self._core.ask(calls.store(self._core.home, [], self._pointer))
 
     async def roll_back(self) -> None:
         """Take back what was published; what was stored is not visible anyway.

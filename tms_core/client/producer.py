@@ -106,7 +106,7 @@ class Instance:
         async def write(call: Call[T]) -> T:
             return await self.send(call, label)
 
-        return self.core.writing(write)
+        return self.core.writing(write, self.home)
 
     async def roll_back(self, pointer: int) -> None:
         """Tell that a transaction is rolled back, before it is aborted."""

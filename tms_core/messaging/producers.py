@@ -12,7 +12,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from tms_core.clock import HonestClock
-from tms_core.errors import BadRequest, ProducerNotFound
+from tms_core.errors import BadRequest, ProducerNotFound, TransactionEnded
 from tms_core.messaging.producer_rows import (
     NO_INSTANCE,
     Begun,
@@ -29,7 +29,7 @@ from tms_core.messaging.producer_rows import (
     requests_by,
 )
 from tms_core.messaging.remembered import CountedNames
-from tms_core.messaging.requests import Requests, Sent
+from tms_core.messaging.requests import Requests, Sent, check
 from tms_core.messaging.topics import TopicRegistry
 from tms_core.tables.side import SideChange, SideTable
 from tms_core.topic import TopicId
@@ -149,6 +149,36 @@ class Producers:
             # The row stays until the janitor comes, so that no generation is given twice.
             forgotten = gone._replace(former=None, settled=True)
             self._change(producer.key, gone.pack(), forgotten, [*decided, *requests_by(self._side, producer)])
+
+    def note_begun(self, sent: Sent, pointer: int) -> None:
+        """Write down a transaction in which an instance sends nothing, so that a newer one ends it. Durable on return.
+
+        It comes before the commit: what was read in it, or is kept elsewhere, would count although the newer one does.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`register`.
+            ProducerFenced: a newer instance counts.
+            TransactionEnded: it is not in progress, or was rolled back.
+        """
+        check(sent)
+        producer = self._requests.named(sent.home, sent.name)
+        manager = self._transactions
+        # Aborted from here on it becomes invalid: written down, an aborted one would be taken for committed.
+        is_open = manager is None or manager.begin_write(pointer)
+        try:
+            self._requests.require_newest(sent)
+            value = self._side.get(key := producer.begun_key(pointer))
+            if not is_open or (value is not None and Begun.parse(key, value).void):
+                raise TransactionEnded(f"Transaction {pointer} has ended.", "Begin another one.")
+            if value is None:
+                made = Begun(pointer, sent.generation, void=False, label=sent.label).pack()
+                deletes = self._requests.not_needed(producer, pointer, sent)
+                self._requests.change([SideChange(key, None, made, deletes=deletes)], [sent.name])
+            # One that was registered meanwhile has not found it.
+            self._requests.require_newest(sent, again=True)
+        finally:
+            if manager is not None and is_open:
+                manager.end_write(pointer)
 
     def roll_back(self, sent: Sent, pointer: int) -> None:
         """Mark a transaction as rolled back, before what it has published is taken back. Durable on return.

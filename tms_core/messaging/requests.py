@@ -112,7 +112,7 @@ class Admitted(NamedTuple):
 _admitted = partial(tuple.__new__, Admitted)
 
 
-def _check(sent: Sent) -> None:
+def check(sent: Sent) -> None:
     """Check the number and the label of a request.
 
     Raises:
@@ -327,15 +327,26 @@ class Requests:
         value = self._rows.get(key := producer.begun_key(pointer))
         return value is not None and Begun.parse(key, value).void
 
-    def require_newest(self, sent: Sent) -> None:
+    def require_newest(self, sent: Sent, *, again: bool = False) -> None:
         """Return if the instance counts that sends a request.
+
+        Args:
+            again: look in the table, whatever is remembered.
 
         Raises:
             ProducerFenced: it does not.
             TmsError: what it names is not there, or the store failed.
         """
         producer = self.named(sent.home, sent.name)
-        self._require_newest(producer, producer.key, sent.generation)
+        self._require_newest(producer, producer.key, sent.generation, again=again)
+
+    def not_needed(self, producer: ProducerName, pointer: int, sent: Sent) -> list[bytes]:
+        """The keys of what a producer has begun before a transaction and is decided, but for the last one of these that
+        may be committed: the next instance goes on behind that, should this one come to nothing."""
+        rows = begun_by(self._side, producer, before=pointer, most=_LOOKED_AT)
+        decided = [(key, begun) for key, begun in rows if self.is_decided(begun) or self._has_ended(begun, sent)]
+        last = next((key for key, begun in reversed(decided) if not self.is_given_up(begun)), None)
+        return [key for key, _ in decided if key != last]
 
     def is_processed(self, topic: TopicMetadata, at: int) -> bool:
         """Whether rows up to a position may be gone because all consumers have processed them (rule L7)."""
@@ -400,7 +411,7 @@ class Requests:
                 f"Producer {sent.name} of {sent.home} cannot publish to this topic: they are of different slots.",
                 "Register a producer at the topic or partition that it publishes to, or set server.leader.slots to 1.",
             )
-        _check(sent)
+        check(sent)
         registered = self._require_newest(keys.producer, keys.registered, sent.generation)
         if pointer is not None and self.is_void(keys.producer, pointer):
             raise TransactionEnded(
@@ -436,12 +447,8 @@ class Requests:
         if pointer is None or self._rows.get(key := producer.begun_key(pointer)) is not None:
             return [], []
         sent = admitted.sent
-        rows = begun_by(self._side, producer, before=pointer, most=_LOOKED_AT)
-        decided = [(key, begun) for key, begun in rows if self.is_decided(begun) or self._has_ended(begun, sent)]
-        # The last one that may be committed is what the next instance goes on behind; should this one come to nothing.
-        last = next((key for key, begun in reversed(decided) if not self.is_given_up(begun)), None)
         row = (key, Begun(pointer, sent.generation, void=False, label=sent.label).pack())
-        return [row], [key for key, _ in decided if key != last]
+        return [row], self.not_needed(producer, pointer, sent)
 
     def _found(self, raw: bytes, keys: _Keys) -> RememberedRequest:
         """A last request by its row, and by the rows of messages where that is for the next requests, too."""
@@ -454,10 +461,12 @@ class Requests:
         # Whether they count is looked up by who repeats it: what a failed write left of a transaction is negated.
         return RememberedRequest(raw, announced.found([int.from_bytes(one, "big") for one in tails]), since=since)
 
-    def _require_newest(self, producer: ProducerName, key: bytes, generation: int) -> bytes | None:
+    def _require_newest(
+        self, producer: ProducerName, key: bytes, generation: int, *, again: bool = False
+    ) -> bytes | None:
         """Return the registration by which an instance counts; raises ``ProducerFenced`` where it does not."""
         # What is remembered is enough to let a request pass, since it is looked at again behind its announcement.
-        raw = self._rows.get(key)
+        raw = None if again else self._rows.get(key)
         if raw is None or counting(raw) != generation:
             raw = self._rows.get(key, again=True)
             if error := _refusal(producer, generation, raw):

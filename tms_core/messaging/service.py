@@ -260,6 +260,15 @@ class MessagingService:
         self._check_issued(pointer)
         return self._writers.payload(topic).submit(WriteRequest(messages, pointer, None, sent))
 
+    def note_begun(self, sent: Sent, pointer: int) -> None:
+        """Write down a producer's transaction in which it sends nothing: see :meth:`Producers.note_begun`.
+
+        Raises:
+            BadRequest: a pointer that is none or was not issued.
+        """
+        self._check_issued(pointer)
+        self.producers.note_begun(sent, pointer)
+
     def rollback(self, topic: TopicId, published: RollbackRange | int) -> None:
         """Take back what a publish wrote: readers in transactions do not see it any more.
 

@@ -365,7 +365,11 @@ def _messages() -> Document:
     published = _answer("On disk. In a transaction: what rollback takes; else empty.", _is("PublishResponse"))
     calls = {
         "publish": ("Publish messages, or in a transaction what was stored.", "PublishRequest", published),
-        "store": ("Store payloads of a transaction, to be published later.", "PublishRequest", None),
+        "store": (
+            "Store payloads of a transaction, to be published later; without any, note a producer's transaction.",
+            "PublishRequest",
+            None,
+        ),
         "rollback": (
             "Take back a transactional publish; without rollbackRange, all of the transaction in the topic.",
             "RollbackRequest",

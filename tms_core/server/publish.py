@@ -56,7 +56,10 @@ class Publish(SiteRoute):
 
 
 class StorePayloads(SiteRoute):
-    """``POST …/store``: payloads that an empty ``publish`` of the same transaction makes visible."""
+    """``POST …/store``: payloads that an empty ``publish`` of the same transaction makes visible.
+
+    Without any, to the home of a producer, it notes that producer's transaction.
+    """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         site, headers = self._site, headers_of(scope)
@@ -74,7 +77,10 @@ class StorePayloads(SiteRoute):
                 )
             site.sizes.note(topic, messages, share.size)
             sent = sent_by(site, scope, headers)
-            await outcome(site.service.submit_store(topic, messages, pointer=pointer, sent=sent))
+            if not messages and sent is not None and sent.home == topic:
+                await site.in_thread(site.service.note_begun, sent, pointer)
+            else:
+                await outcome(site.service.submit_store(topic, messages, pointer=pointer, sent=sent))
         harmless(site.metrics.published, topic, len(messages))
         await answer(send, 200)
 
