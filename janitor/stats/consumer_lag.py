@@ -4,9 +4,10 @@ What counts is :mod:`tms_core.consumers.lag`'s to say; here it is said of all to
 time for metrics and status. Topics share the budget in turns (:mod:`janitor.stats.scheduler`), so a consumer that is a
 billion messages behind does not keep the figures of those who are almost there from being fresh.
 
-Of a consumer group it is also said how many claims are open, and how many ranges of messages were given out again. That
-goes by the newest snapshot of transactions, so a claim whose transaction has ended since still counts as open. And
-which transactions consumers wait for is asked of the transaction manager, where there is one.
+A consumer group has read what it has claimed in committed transactions, too, behind its position. It is also said how
+many of its claims are open, and how many ranges of messages were given out again. That goes by the newest snapshot of
+transactions, so a claim whose transaction has ended since still counts as open. And which transactions consumers wait
+for is asked of the transaction manager, where there is one.
 
 Nothing is written here but the notes the figures are kept in: counting consumes nothing.
 """
@@ -24,7 +25,7 @@ from janitor.sweep.permission import Pacer
 from tms_core.clock import Clock
 from tms_core.consumers import lag
 from tms_core.consumers.claim_rows import claims_of
-from tms_core.consumers.claims import ConsumerGroup, Truth, look, truth
+from tms_core.consumers.claims import ConsumerGroup, GroupClaim, Truth, look, truth
 from tms_core.consumers.lag import Lag, LagTables
 from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import FormatError, StoreError
@@ -122,27 +123,25 @@ class LagCount:
     def begin(self, life: Life) -> Generator[int, None, list[ConsumerCount]]:
         """A new count of a topic."""
         topic, positions = self._present[life]
-        lags = yield from lag.count(self._tables, topic, positions, self._clock.now_ms())
         reader = self._reader()
-        found: list[ConsumerCount] = []
-        for one in lags:
-            counted, rows = self._claims(topic, one, reader)
-            found.append(counted)
-            if rows:
-                yield rows
-        return found
+        moved: list[Position] = []
+        claimed: dict[str, tuple[int, int]] = {}
+        for position in positions:
+            claims = self._claims(topic, position)
+            now = look(position.id, claims, reader)
+            opened = [claim for claim in now.kept if truth(claim.pointer, reader) is Truth.OPEN]
+            moved.append(position._replace(id=now.base))
+            claimed[position.name] = len(opened), sum(claim.tries > 1 for claim in (*opened, *now.free))
+            if claims:
+                yield len(claims)
+        lags = yield from lag.count(self._tables, topic, moved, self._clock.now_ms())
+        return [ConsumerCount(one, *claimed[one.position.name]) for one in lags]
 
-    def _claims(self, topic: TopicMetadata, found: Lag, reader: Transaction) -> tuple[ConsumerCount, int]:
-        """What was found of a consumer with what it has claimed, and how many rows were read for that."""
-        position = found.position
+    def _claims(self, topic: TopicMetadata, position: Position) -> list[GroupClaim]:
         try:
-            claims = [claim for _, claim in claims_of(self._side, ConsumerGroup.of(topic, position.name))]
+            return [claim for _, claim in claims_of(self._side, ConsumerGroup.of(topic, position.name))]
         except FormatError as error:
             raise StoreError(str(error)) from error
-        now = look(position.id, claims, reader)
-        opened = [claim for claim in now.kept if truth(claim.pointer, reader) is Truth.OPEN]
-        again = sum(claim.tries > 1 for claim in (*opened, *now.free))
-        return ConsumerCount(found, len(opened), again), len(claims)
 
     def finished(self, life: Life, found: list[ConsumerCount]) -> None:
         """Keep the figures of a topic's consumers."""

@@ -79,15 +79,16 @@ def test_given_a_group_with_an_open_claim_and_a_processed_one_when_served_with_t
     ):
         orders = TopicClient(client, "orders").create()
         orders.publish("a", "b", "c")
-        client.ask("PUT", f"{orders.path}/consumers/billing", json.dumps({"position": "0" * 40}).encode())
+        for name in ("audit", "billing"):
+            client.ask("PUT", f"{orders.path}/consumers/{name}", json.dumps({"position": "0" * 40}).encode())
         claimed = transactions.start_long(), transactions.start_short()
-        for tx in claimed:
+        for tx, name in ((claimed[0], "billing"), (claimed[1], "billing"), (claimed[1], "audit")):
             wanted = {"limit": 1, "transaction": base64.b64encode(encode_transaction(tx)).decode()}
-            assert len(orders.post("consumers/billing/poll", wanted, **{"X-TMS-Order": "none"}).json) == 1
+            assert len(orders.post(f"consumers/{name}/poll", wanted, **{"X-TMS-Order": "none"}).json) == 1
         transactions.can_commit(claimed[1].transaction_id, [])
         transactions.commit(claimed[1].transaction_id)
 
-    with serving(config, {}, {}) as started:
+    with serving(config, {}, {}) as started, Client(_port(started.url)) as client:
         daemon = cast(Embedded, started.companions["janitor"]).daemon
         daemon.adopt()
         found: list[ConsumerFigures] = []
@@ -98,7 +99,13 @@ def test_given_a_group_with_an_open_claim_and_a_processed_one_when_served_with_t
             return bool(found)
 
         until(counted)
-        assert [(one.consumer, one.open_claims, one.redelivered) for one in found] == [("billing", 1, 0)]
+        assert [(one.consumer, one.open_claims, one.redelivered) for one in found] == [
+            ("audit", 0, 0),
+            ("billing", 1, 0),
+        ]
+        # What lies behind a message that is not decided is not read yet.
+        said = client.ask("GET", f"{orders.path}/consumers").json
+        assert [one.lag_messages for one in found] == [one["lagMessages"] for one in said] == [2, 3]
 
 
 def _port(url: str) -> int:

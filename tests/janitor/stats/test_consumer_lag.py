@@ -119,6 +119,34 @@ def test_given_claims_of_a_group_when_counted_then_open_and_redelivered_ones_are
     assert place.side.rows(b"", None, 10) == before
 
 
+@pytest.mark.parametrize(
+    ("holders", "unread"),
+    [
+        ([COMMITTED, COMMITTED], 1),
+        ([COMMITTED, IN_PROGRESS], 2),
+        ([COMMITTED, INVALID], 2),
+        ([IN_PROGRESS, COMMITTED], 3),
+        ([NEWER], 3),
+    ],
+    ids=["done", "done and open", "done and void", "done behind an open one", "not seen yet"],
+)
+def test_given_claims_of_committed_transactions_when_counted_then_what_they_did_is_read(
+    place: Place, holders: list[int], unread: int
+) -> None:
+    orders = place.topic("orders", ttl_seconds=3600).plain(*range(NOW_MS - 9, NOW_MS - 5))
+    read(place, orders, MessageId(NOW_MS - 9, 9))
+    claim(place, orders, [(NOW_MS - 8 + at, holder, 1) for at, holder in enumerate(holders)])
+    counter(place, reader=READER).step()
+    assert found(place) == {"orders/billing": unread}
+    [figures] = place.state.note(NOTE) or []
+    assert figures["position_ms"] == NOW_MS - 6 - unread
+    assert figures["updated_ms"] == NOW_MS - 5
+    # Without a snapshot it is not known that they are done.
+    place.clock.advance(60 * SECOND)
+    counter(place).step()
+    assert found(place) == {"orders/billing": 3}
+
+
 def test_given_no_snapshot_when_counted_then_whatever_a_transaction_claims_is_open(place: Place) -> None:
     orders = place.topic("orders", ttl_seconds=3600).plain(NOW_MS)
     read(place, orders, READ_NONE)
