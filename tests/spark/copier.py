@@ -24,7 +24,7 @@ BatchFunction = Callable[[DataFrame, int], None]
 
 #: Messages in a batch.
 MOST = 7
-_SETTINGS = {
+SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -47,7 +47,7 @@ def main(url: str, transactions: str, folder: Path, moment: str, at: int) -> Non
         at: in which batch.
     """
     builder = SparkSession.builder.master("local[1]").config("spark.local.dir", str(folder / "local"))
-    for name, value in _SETTINGS.items():
+    for name, value in SETTINGS.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     sys.stdin.readline()

@@ -1,4 +1,7 @@
-"""A cluster with two executors, and a client that knows it by Spark Connect only."""
+"""A cluster with two executors: a client that knows it by Spark Connect only, and a driver whose executors are killed.
+
+One is killed, while it stores, unless ``TMS_TEST_EXECUTORS`` says 4.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,13 @@ from pathlib import Path
 import pytest
 
 from tests.builders import HOUR, NOW_MS, topic
+from tests.hbase.test_two_servers import until
+from tests.server.process import Serve, configure
 from tests.spark.conftest import LITTLE
-from tests.support import require_or_skip
+from tests.spark.mortal import ROWS
+from tests.spark.streams import texts
+from tests.support import require_or_skip, size
+from tms_core.client import Client
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -30,6 +38,8 @@ pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).parents[2]
 #: How long Spark may take to start, or to do something small, on a busy machine.
 PATIENCE_SECONDS = 240
+#: When executors are killed, one in each batch.
+MOMENTS = ["begun", "storing", "stored", "late"] if size("TMS_TEST_EXECUTORS", 1) > 1 else ["storing"]
 
 
 def spark_home() -> Path:
@@ -138,3 +148,31 @@ def test_given_a_cluster_when_asked_over_connect_then_it_reads_and_plans(
     assert found["partitions"] > 1
     assert found["counted"] == {"expired": 9000, "live": 1000}
     assert found["plan"]["expired"] == 9000
+
+
+def test_given_executors_that_are_killed_at_a_batch_when_others_do_the_task_then_each_row_is_published_once(
+    master: str, tmp_path: Path
+) -> None:
+    with (
+        Serve(configure(tmp_path)) as server,
+        Client(server.url, transactions=server.transactions) as client,
+    ):
+        client.create_topic("default:bills")
+        published = subprocess.run(
+            [sys.executable, "-m", "tests.spark.mortal", master, server.url, server.transactions, tmp_path, *MOMENTS],
+            cwd=ROOT,
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE_SECONDS,
+        )
+        assert published.returncode == 0, published.stderr[-4000:]
+        for moment in MOMENTS:
+            assert not Path("/proc", (tmp_path / moment).read_text()).exists(), "an executor was killed"
+        if "late" in MOMENTS:
+            until((tmp_path / "late refused").exists)
+        rows = texts(*range(ROWS * (len(MOMENTS) + 1)))
+        with client.transaction() as reader:
+            assert [message.payload for message in reader.poll("default:bills")] == rows
+        assert [message.payload for message in client.poll("default:bills")] == rows
