@@ -12,6 +12,7 @@ from tests.builders import HOUR, MINUTE, NOW_MS, SECOND
 from tests.messaging.group_desk import GROUP, ORDERS, READ_NONE, GroupDesk, opened
 from tests.support import raising
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound, StoreError, TopicNotFound, Unavailable
+from tms_core.messaging import groups
 from tms_core.messaging.groups import GroupPoll, Order
 from tms_core.messaging.ids import position
 from tms_core.messaging.model import FetchRequest
@@ -68,6 +69,57 @@ def test_given_a_transaction_that_began_before_another_one_was_committed_then_it
     desk.roll_back(third)
     assert desk.base() == desk.ids()[0]
     assert desk.ask(early).held == one.transaction_id
+
+
+def test_given_a_server_that_was_started_anew_when_a_group_has_moved_since_a_transaction_began_then_it_is_given_nothing(
+    desk: GroupDesk,
+) -> None:
+    desk.publish(b"a", b"b", b"c")
+    early, one = desk.begin(), desk.begin()
+    assert desk.poll(one, 1) == [b"a"]
+    desk.commit(one)
+    third = desk.begin()
+    assert desk.poll(third, 1) == [b"b"]
+    desk.restart()
+    # Which transaction was merged into the base is not known any more; its own claims tell the third one enough.
+    assert desk.ask(early).held == early.transaction_id
+    assert desk.poll(third, 1) == [b"c"]
+    desk.roll_back(third)
+    assert desk.ask(early).held is not None
+    desk.clock.advance(1)
+    assert desk.poll(desk.begin(), 1) == [b"b"]
+
+
+def test_given_a_server_that_was_started_anew_when_a_group_has_not_moved_since_then_a_transaction_goes_on(
+    desk: GroupDesk,
+) -> None:
+    desk.publish(b"a")
+    desk.clock.advance(1)
+    reader = desk.begin()
+    desk.clock.advance(1)
+    desk.restart()
+    assert desk.poll(reader) == [b"a"]
+
+
+def test_given_more_groups_than_are_remembered_then_a_transaction_that_began_before_builds_upon_none(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "_KNOWN_GROUPS", 1)
+    desk.publish(b"a", b"b")
+    early, one = desk.begin(), desk.begin()
+    assert desk.poll(one, 1) == [b"a"]
+    desk.commit(one)
+    third = desk.begin()
+    assert desk.poll(third, 1) == [b"b"]
+    desk.roll_back(third)
+    assert desk.ask(early).held == one.transaction_id
+    desk.service.consumers.put(ORDERS, "other", READ_NONE)
+    for expected in ([b"a"], [b"b"]):
+        other = desk.begin()
+        assert desk.poll(other, 1, group="other") == expected
+        desk.commit(other)
+    assert desk.ask(early).held == early.transaction_id
+    assert desk.poll(desk.begin(), 1) == [b"b"]
 
 
 @pytest.mark.parametrize("end", ["rolled back", "invalidated", "timed out"])

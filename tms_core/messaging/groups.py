@@ -44,7 +44,7 @@ from tms_core.rowkey import LONG_MAX, MessageId
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
-from tms_core.transaction.model import Transaction, transaction_ms
+from tms_core.transaction.model import TX_PER_MS, Transaction, transaction_ms
 
 #: Groups of which it is remembered which transaction was merged last.
 _KNOWN_GROUPS = 10_000
@@ -138,7 +138,9 @@ class Groups:
         self._shelf = shelf
         self._max_lifetime_ms = max_lifetime_ms
         self._transactions = transactions
+        #: Which transaction was merged last, by group; and the last that had begun when some of that was forgotten.
         self._merged: dict[ConsumerGroup, int] = {}
+        self._forgotten = self._last_pointer()
         self._past = Past(families, consumers, shelf.clock, alone=side.private)
 
     def poll(self, topic: TopicId, name: str, request: GroupPoll) -> Given:
@@ -178,8 +180,8 @@ class Groups:
             rows = claims_of(self._side, group)
             claims = [claim for _, claim in rows]
             seen = look(former.id, claims, reader)
+            held = self._held(group, former, seen, request)
             self._remember(group, seen.merged)
-            held = self._held(group, seen, request)
             found = _Choice(Given([], held=held), [], seen.base)
             if held is None:
                 found = self._read(metadata, seen, request)
@@ -229,25 +231,41 @@ class Groups:
         Args:
             concerns: tells which, by the start of their keys.
         """
-        self._merged = {group: at for group, at in self._merged.items() if not concerns(group.topic.prefix)}
+        self._merged = {group: at for group, at in list(self._merged.items()) if not concerns(group.topic.prefix)}
+        self._forgotten = self._last_pointer()
         self._past.forget()
 
     # -- what may be given out ----------------------------------------------------------------------------------------
 
-    def _held(self, group: ConsumerGroup, seen: Look, request: GroupPoll) -> int | None:
-        """The transaction that must be decided before the group goes on in order."""
+    def _held(self, group: ConsumerGroup, former: Position, seen: Look, request: GroupPoll) -> int | None:
+        """The transaction that must be decided before the group goes on in order; it may be the reader's own."""
         if request.order is Order.NONE:
             return None
-        merged = self._merged.get(group, 0)
+        reader = request.transaction
         # What was done by a transaction that this one does not see must not be built upon in it.
-        if merged and truth(merged, request.transaction) is Truth.OPEN:
+        if seen.own == LOWEST and self._is_too_old(reader, former):
+            return reader.transaction_id
+        merged = max(seen.merged, self._merged.get(group, 0))
+        if merged and truth(merged, reader) is Truth.OPEN:
             return merged
         return seen.open
+
+    def _is_too_old(self, reader: Transaction, former: Position) -> bool:
+        """Whether a group has moved since a transaction began, and it may be forgotten by whom."""
+        pointer = reader.transaction_id
+        return pointer <= self._forgotten and transaction_ms(pointer) <= former.updated_ms
+
+    def _last_pointer(self) -> int:
+        """The last transaction that has begun, by the clock where they are managed elsewhere."""
+        if self._transactions is not None:
+            return self._transactions.last_pointer
+        return self._shelf.clock.now_ms() * TX_PER_MS
 
     def _remember(self, group: ConsumerGroup, merged: int) -> None:
         if merged > self._merged.get(group, 0):
             if len(self._merged) >= _KNOWN_GROUPS:
                 self._merged.clear()
+                self._forgotten = self._last_pointer()
             self._merged[group] = merged
 
     def _behind(self, metadata: TopicMetadata, name: str, request: GroupPoll) -> TopicId | None:
