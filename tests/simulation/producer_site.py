@@ -19,6 +19,7 @@ from uuid import UUID
 
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
 from tests.simulation import group_site
+from tests.simulation.faulty_writes import Died, FaultyWrites
 from tests.simulation.group_site import FaultySide, Violation
 from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest, MessagingError, ProducerFenced, StoreError, TmsError
@@ -28,7 +29,8 @@ from tms_core.messaging.producer_rows import TransactionOutcome, tidy
 from tms_core.messaging.requests import Sent
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.messaging.work import Answer, Batch
-from tms_core.tables.base import MessageValue
+from tms_core.rowkey import generation_prefix, pointer_prefix, stop_key
+from tms_core.server.ha.sealed_ids import Gaps
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
@@ -39,39 +41,13 @@ BILLS, ORDERS = TopicId("default", "bills"), TopicId("default", "orders")
 LIFETIME_MS = HOUR
 #: How often a request is repeated before its producer gives up.
 ATTEMPTS = 6
-
-
-class Died(Exception):
-    """The server ended."""
+#: How many messages each kind of request has at most.
+_ROWS = {"publish": 1, "store": 2, "publish stored": 0}
 
 
 def is_private(faults: Sequence[str]) -> bool:
     """Whether requests may be announced ahead where writes fail so."""
     return "late" not in faults
-
-
-class FaultyWrites:
-    """The message table's writes, one of which the server does not survive.
-
-    Attributes:
-        fault: ``before`` or ``after``; empty: none.
-        meanwhile: what happens while something is on its way to the disk.
-    """
-
-    def __init__(self, table: Any) -> None:
-        self.fault = ""
-        self.meanwhile: list[Callable[[], object]] = []
-        self._put = table.put
-        table.put = self.put
-
-    def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
-        fault, self.fault = self.fault, ""
-        if self.meanwhile:
-            self.meanwhile.pop()()
-        if fault != "before":
-            self._put(rows)
-        if fault:
-            raise Died
 
 
 @dataclass
@@ -83,23 +59,35 @@ class Instance:
     sequence: int = 0
     tx: Transaction | None = None
     label: str = ""
+    #: What it has published in the transaction, what it has stored that is not published, and outside, unanswered.
     sent: list[tuple[TopicId, bytes]] = field(default_factory=list)
+    stored: list[tuple[TopicId, bytes]] = field(default_factory=list)
+    unanswered: list[tuple[TopicId, bytes]] = field(default_factory=list)
+
+    def end(self) -> None:
+        """Its transaction is over."""
+        self.tx, self.sent, self.stored = None, [], []
 
 
 class ProducerSite:
     """A server, instances of one producer, a plain client, and what must have come of it."""
 
+    #: How a write of messages or payloads may fail.
+    write_faults: tuple[str, ...] = ("before", "after")
+
     def __init__(self, random: Random) -> None:
         self.random = random
         self.clock = ManualClock(NOW_MS, running_ms=DAY)
         self.side, self.store = FaultySide(), MemoryStore()
+        #: As it is checked with: nothing happens meanwhile.
+        self._messages, self._payloads = self.store.message.rows, self.store.payload.rows
         #: How a write to the side table may fail: late only where others may write to it, too.
         self.faults = ("before", "after", "late") if random.random() < 0.5 else ("before", "after")
         self.side.private = is_private(self.faults)
-        self.writes = FaultyWrites(self.store.message)
+        self.writes = FaultyWrites(random, self.store.message, self.store.payload)
         self.manager = TransactionManager(MemoryStorage(), self.clock)
         self.reached: Counter[str] = Counter()
-        self.service = self.serve()
+        self._served = self.serve()
         for topic in (BILLS, ORDERS):
             self.service.create_topic(topic, {"ttl": "864000000"})
         self.instances: list[Instance] = []
@@ -114,6 +102,11 @@ class ProducerSite:
         self.outcomes: dict[str, TransactionOutcome] = {}
         self.number = 0
 
+    @property
+    def service(self) -> MessagingService:
+        """What clients reach."""
+        return self._served
+
     def serve(self) -> MessagingService:
         figures = LIFETIME_MS // 1000
         cache_bytes = self.random.choice((0, 1 << 20))
@@ -127,7 +120,12 @@ class ProducerSite:
     # -- steps --------------------------------------------------------------------------------------------------------
 
     def register(self) -> None:
-        """Another instance starts; the server may die at any write, and the instance asks again."""
+        """Another instance starts; the server may die at any write, and the instance asks again.
+
+        The one before may have published until then.
+        """
+        if self.instances and self.instances[-1].tx is None and self.random.random() < 0.4:
+            self._send(self.instances[-1], self.random.choice((BILLS, ORDERS)), attempts=1)
         instance, before = Instance(UUID(int=self.random.getrandbits(128))), list(self.instances)
         self.side.fault = self._fault()
         known = self._repeated(lambda: self.service.producers.register(BILLS, "importer", instance.uuid))
@@ -139,7 +137,8 @@ class ProducerSite:
         for former in before:
             if former.generation >= instance.generation:
                 raise Violation("Q8: a generation was given twice")
-            self.never.update(former.sent)
+            self.never.update(former.sent + former.stored)
+            self.never.update(sent for sent in former.unanswered if sent[1] not in self._visible(sent[0]))
             if former.tx is not None:
                 self.outcomes[former.label] = TransactionOutcome.ABORTED
         if known.former is not None:
@@ -158,41 +157,25 @@ class ProducerSite:
     def begin(self) -> None:
         instance = self._instance()
         if instance is not None and instance.tx is None:
-            instance.tx = self.manager.start_short(self.random.choice((10, 600)))
-            instance.label = f"{instance.generation} {instance.tx.transaction_id}"
+            self._begin(instance)
+
+    def load(self) -> None:
+        """The newest instance stores payloads, publishes them, and commits."""
+        if not self.instances or self.instances[-1].tx is not None:
+            return
+        instance, topic = self.instances[-1], self.random.choice((BILLS, ORDERS))
+        self._begin(instance)
+        for kind in ("store", "store", "publish stored"):
+            if instance.tx is not None:
+                self._send(instance, topic, kind)
+        if instance.tx is not None:
+            self._finish(instance, instance.tx)
 
     def finish(self) -> None:
         """An instance commits, or rolls back; a former one may try, too."""
         instance = self._instance()
-        if instance is None or instance.tx is None:
-            return
-        tx, sent, instance.tx, instance.sent = instance.tx, instance.sent, None, []
-        self.outcomes[instance.label] = TransactionOutcome.ABORTED
-        if self.random.random() < 0.7:
-            try:
-                self.manager.commit(tx.transaction_id)
-            except TmsError:
-                self.reached["refused"] += 1
-                return
-            if set(sent) & self.never:
-                raise Violation(f"Q8: {sent} was committed behind a newer instance")
-            self.outcomes[instance.label] = TransactionOutcome.COMMITTED
-            self.acknowledged += sent
-            return
-        self.never.update(sent)
-        self.side.fault = self._fault()
-        try:
-            self.service.producers.roll_back(self._said(instance), tx.write_pointer)
-            for topic in (BILLS, ORDERS):
-                self.service.rollback(topic, tx.write_pointer)
-        except (TmsError, Died):
-            self.manager.invalidate(tx.transaction_id)
-            self.restart()
-        else:
-            self.manager.abort(tx)
-            self._late(instance, tx)
-        finally:
-            self.side.fault = ""
+        if instance is not None and instance.tx is not None:
+            self._finish(instance, instance.tx)
 
     def late(self) -> None:
         """A client without a producer gives up while its publish is on its way to the disk, or before."""
@@ -242,7 +225,7 @@ class ProducerSite:
             payloads = [self._payload() for _ in range(number)]
             left.append((Sent(BILLS, name, other.generation, other.sequence), payloads))
         self.side.fault = self._fault()
-        self.writes.fault = self.random.choice(("",) * 4 + ("before", "after"))
+        self.writes.fault = self._write_fault()
         for _ in range(ATTEMPTS):
             unanswered = []
             for one, answer in zip(left, self._at_once(left), strict=True):
@@ -289,8 +272,8 @@ class ProducerSite:
         self.restart()
 
     def restart(self) -> None:
-        self.service.close()
-        self.service = self.serve()
+        self._served.close()
+        self._served = self.serve()
 
     def arrive(self) -> None:
         """A write arrives that a deposed leader had under way."""
@@ -343,41 +326,103 @@ class ProducerSite:
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
-    def _send(self, instance: Instance, topic: TopicId) -> None:
-        payload = self._payload()
+    def _begin(self, instance: Instance) -> None:
+        instance.tx = self.manager.start_short(self.random.choice((10, 600, 600)))
+        instance.label = f"{instance.generation} {instance.tx.transaction_id}"
+
+    def _finish(self, instance: Instance, tx: Transaction) -> None:
+        sent = instance.sent
+        self.never.update(instance.stored)
+        instance.end()
+        self.outcomes[instance.label] = TransactionOutcome.ABORTED
+        if self.random.random() < 0.7:
+            try:
+                self.manager.commit(tx.transaction_id)
+            except TmsError:
+                self.reached["refused"] += 1
+                return
+            if set(sent) & self.never:
+                raise Violation(f"Q8: {sent} was committed behind a newer instance")
+            self.outcomes[instance.label] = TransactionOutcome.COMMITTED
+            self.acknowledged += sent
+            return
+        self.never.update(sent)
+        self.side.fault = self._fault()
+        try:
+            self.service.producers.roll_back(self._said(instance), tx.write_pointer)
+            for topic in (BILLS, ORDERS):
+                self.service.rollback(topic, tx.write_pointer)
+        except (TmsError, Died):
+            self.manager.invalidate(tx.transaction_id)
+            self.restart()
+        else:
+            self.manager.abort(tx)
+            self._late(instance, tx)
+        finally:
+            self.side.fault = ""
+
+    def _send(self, instance: Instance, topic: TopicId, kind: str = "", attempts: int = ATTEMPTS) -> None:
+        kind = kind or self._drawn(instance, topic)
+        payloads = [self._payload() for _ in range(_ROWS[kind] and self.random.randint(1, _ROWS[kind]))]
+        these = [(topic, payload) for payload in payloads]
         instance.sequence += 1
         sent, tx = self._said(instance), instance.tx
         pointer = None if tx is None else tx.write_pointer
         self.side.fault = self._fault()
-        self.writes.fault = self.random.choice(("",) * 4 + ("before", "after"))
+        self.writes.fault = self._write_fault()
         newest = max(one.generation for one in self.instances)
 
         def publish() -> object:
-            self.service.publish(topic, [payload], pointer=pointer, sent=sent)
+            if kind == "store" and pointer is not None:
+                self.service.store(topic, payloads, pointer=pointer, sent=sent)
+            else:
+                self.service.publish(topic, payloads, pointer=pointer, sent=sent)
             if self.random.random() < 0.2:
                 self.reached["answer lost"] += 1
                 raise Died
             return True
 
-        done = self._repeated(publish, restarts=self.random.random() < 0.7)
+        done = self._repeated(publish, restarts=self.random.random() < 0.7, attempts=attempts)
         self.writes.fault = ""
         self.reached["ahead"] += bool(done) and any(one.announces(*sent[2:4]) for one in self._last())
+        self.reached[kind] += bool(done)
         if instance.generation < newest:
-            self.never.add((topic, payload))
+            self.never.update(these)
             if done:
                 raise Violation("Q8: a former instance was served")
         elif tx is not None:
-            instance.sent.append((topic, payload))
+            self._note(instance, topic, kind, these)
             if not done:
                 # As the client: what is not certain is given up.
                 self.manager.invalidate(tx.transaction_id)
-                self.never.update(instance.sent)
+                self.never.update(instance.sent + instance.stored)
                 self.outcomes[instance.label] = TransactionOutcome.ABORTED
-                instance.tx, instance.sent = None, []
+                instance.end()
         elif done:
-            self.acknowledged.append((topic, payload))
+            self.acknowledged += these
         else:
-            self.doubtful.add((topic, payload))
+            self.doubtful.update(these)
+            instance.unanswered += these
+
+    def _note(self, instance: Instance, topic: TopicId, kind: str, these: list[tuple[TopicId, bytes]]) -> None:
+        """What an instance has sent in its transaction."""
+        if kind == "publish":
+            instance.sent += these
+        elif kind == "store":
+            instance.stored += these
+        else:
+            instance.sent += [one for one in instance.stored if one[0] == topic]
+            instance.stored = [one for one in instance.stored if one[0] != topic]
+
+    def _drawn(self, instance: Instance, topic: TopicId) -> str:
+        """What an instance does next in a topic: what it stores there it publishes before anything else."""
+        if instance.tx is None:
+            return "publish"
+        stored = any(one[0] == topic for one in instance.stored)
+        if stored and self.random.random() < 0.5:
+            return "publish stored"
+        begun = any(one[0] == topic for one in instance.sent)
+        return "store" if stored or (not begun and self.random.random() < 0.5) else "publish"
 
     def _late(self, instance: Instance, tx: Transaction) -> None:
         """A send that arrives after the abort."""
@@ -390,9 +435,9 @@ class ProducerSite:
             return
         raise Violation("Q10: a send that came after the abort was acknowledged")
 
-    def _repeated(self, ask: Callable[[], Any], *, restarts: bool = True) -> Any:
+    def _repeated(self, ask: Callable[[], Any], *, restarts: bool = True, attempts: int = ATTEMPTS) -> Any:
         """Ask until there is an answer; None: it was refused, or there never was one."""
-        for _ in range(ATTEMPTS):
+        for _ in range(attempts):
             try:
                 return ask()
             except ProducerFenced:
@@ -429,11 +474,26 @@ class ProducerSite:
     def _fault(self) -> str:
         return self.random.choice(("",) * 5 + self.faults)
 
+    def _write_fault(self) -> str:
+        return self.random.choice(("",) * 4 + self.write_faults)
+
     def _visible(self, topic: TopicId) -> list[bytes]:
         """What a transaction that begins now sees of a topic, also behind what is not decided."""
-        reader = self.manager.visibility().dummy_transaction()
-        rows = self.store.message.rows(topic.prefix, topic.prefix + b"\xff", 10_000).items
-        return [value.payload or b"" for _, value in rows if value.pointer is None or _sees(reader, value.pointer)]
+        reader, prefix = self.manager.visibility().dummy_transaction(), generation_prefix(topic.prefix, 1)
+        # Without a server: reading is what may set right what is looked for.
+        gaps = Gaps.parse(self.side.get(b"g" + prefix))
+        seen: list[bytes] = []
+        for key, value in self._messages(prefix, stop_key(prefix), 10_000).items:
+            if gaps.hides(int.from_bytes(key[len(prefix) :], "big")):
+                continue
+            if value.pointer is None or _sees(reader, value.pointer):
+                seen += [value.payload] if value.payload is not None else self._stored(topic, value.pointer or 0)
+        return seen
+
+    def _stored(self, topic: TopicId, pointer: int) -> list[bytes]:
+        prefix = pointer_prefix(topic.prefix, 1, pointer)
+        rows = self._payloads(prefix, stop_key(prefix), 100).items
+        return [payload for _, payload in rows]
 
 
 def _sees(reader: Transaction, pointer: int) -> bool:
@@ -445,6 +505,7 @@ WEIGHTS: dict[str, float] = {
     "send": 12,
     "together": 5,
     "begin": 5,
+    "load": 0.3,
     "finish": 5,
     "register": 3,
     "late": 2,

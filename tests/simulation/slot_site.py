@@ -7,18 +7,22 @@ again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from tests.builders import SECOND
-from tests.simulation.group_site import LIFETIME_MS, WEIGHTS, GroupSite
+from tests.simulation.group_site import LIFETIME_MS, WEIGHTS, FaultySide, GroupSite
+from tms_core.clock import ManualClock
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.rota import Rota
 from tms_core.server.ha.sealed_ids import Seals
 from tms_core.settings.models import LeaderSettings
+from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
+from tms_core.transaction.manager.manager import TransactionManager
 
 #: With these the two topics belong to different servers.
 SLOTS, SERVERS = 5, 2
@@ -27,12 +31,23 @@ SETTINGS = LeaderSettings(advertise="http://here:1", slots=SLOTS, servers=SERVER
 _SETTLED = 12
 
 
+class Shared(Protocol):
+    """What servers share."""
+
+    leases: MemorySide
+    side: FaultySide
+    names: Iterator[int]
+    store: MemoryStore
+    clock: ManualClock
+    manager: TransactionManager
+
+
 class SlotServer:
     """One server: what it leads, and the service behind that."""
 
-    def __init__(self, site: SlotSite, ordinal: int, cache_bytes: int) -> None:
+    def __init__(self, site: Shared, ordinal: int, cache_bytes: int, settings: LeaderSettings = SETTINGS) -> None:
         self.ordinal = ordinal
-        self.rota = Rota(site.leases, f"server {next(site.names)}", SETTINGS, ordinal, site.clock)
+        self.rota = Rota(site.leases, f"server {next(site.names)}", settings, ordinal, site.clock)
         fenced = FencedStore(site.store, self.rota.slots, Seals(site.store.message, site.side, site.clock))
         options = ServiceOptions(
             max_lifetime_seconds=LIFETIME_MS // 1000, grace_seconds=LIFETIME_MS // 1000, cache_bytes=cache_bytes
@@ -82,7 +97,7 @@ class SlotSite(GroupSite):
     servers: list[SlotServer] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.names = iter(range(10**9))
+        self.names: Iterator[int] = iter(range(10**9))
         #: Which one dies in this history; the other one lives on between restarts.
         self.victim = self.random.randrange(SERVERS)
         super().__post_init__()

@@ -8,18 +8,25 @@ from typing import Any
 
 import pytest
 
-from tests.simulation import producer_site
+from tests.simulation import lead_site, producer_site
 from tests.simulation.producer_site import play
 from tests.simulation.test_groups import ENOUGH, SEEDS, Plant, assert_found, side_not_fenced
-from tms_core.messaging import lines
+from tms_core.messaging import lines, writer
 from tms_core.messaging.last_request import AnnouncedAhead, LastRequest
+from tms_core.messaging.lines import Lines
 from tms_core.messaging.producer_rows import Registration
 from tms_core.messaging.producers import Producers, Registered
 from tms_core.messaging.queue import Queue
 from tms_core.messaging.requests import Admitted, Requests
+from tms_core.messaging.writer import MessageWriter
+from tms_core.server.ha.fenced_store import FencedMessageTable
+from tms_core.server.ha.sealed_ids import Gaps, Seals
+from tms_core.tables.base import Page
 from tms_core.transaction.manager.manager import TransactionManager
 
-REACHED = {"ahead", "seated", "died", "answer lost", "truncated", "late", "arrived late", "fenced", "refused"}
+SENT = {"publish", "store", "publish stored"}
+REACHED = SENT | {"ahead", "seated", "died", "answer lost", "truncated", "late", "arrived late", "fenced", "refused"}
+LEADS = SENT | {"died", "answer lost", "fenced", "deposed", "handed over", "rows arrived late", "arrived late"}
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +39,13 @@ def test_given_histories_when_played_then_every_invariant_holds_and_everything_w
     for seed in range(SEEDS):
         reached += play(seed)
     assert set(reached) == REACHED | {"former committed", "former aborted"}
+
+
+def test_given_two_servers_of_which_one_leads_when_histories_are_played_then_every_invariant_holds() -> None:
+    reached: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        reached += lead_site.play(seed)
+    assert set(reached) >= LEADS
 
 
 # --- planted bugs ----------------------------------------------------------------------------------------------------
@@ -159,3 +173,63 @@ def test_given_a_planted_bug_when_histories_are_played_then_one_of_them_finds_it
     plant(monkeypatch)
 
     assert_found(play(seed) for seed in range(ENOUGH))
+
+
+# --- planted bugs of a change of leaders -----------------------------------------------------------------------------
+
+
+def nothing_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Seals, "gaps", lambda *_: Gaps())
+
+
+def hidden_rows_taken_for_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a request in a transaction, what no reader is shown counts, too."""
+    is_written = MessageWriter._is_written
+
+    def with_hidden(self: MessageWriter, *given: Any, **more: Any) -> bool:
+        with monkeypatch.context() as patch:
+            if given[1].pointer is not None:
+                patch.setattr(writer, "_present", _with_hidden)
+            return is_written(self, *given, **more)
+
+    monkeypatch.setattr(MessageWriter, "_is_written", with_hidden)
+
+
+def _with_hidden(table: FencedMessageTable, keys: Sequence[bytes]) -> list[bytes]:
+    return [cell.key for cell in table.cells(keys[0], keys[-1] + b"\0", len(keys)).items]
+
+
+def sealed_behind_the_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keys(self: FencedMessageTable, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+        page = self._table.keys(start, stop, limit)
+        with self._reading(start) as term:
+            is_shown = self._shown(term, start)
+        return Page(list(filter(is_shown, page.items)), page.resume)
+
+    monkeypatch.setattr(FencedMessageTable, "keys", keys)
+
+
+def payloads_stored_again_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_announced", lambda _, at: at)
+
+
+def registered_before_topics_are_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lines, "hide_late", lambda *_: None)
+
+
+LEAD_BUGS: list[Plant] = [
+    nothing_sealed,
+    hidden_rows_taken_for_written,
+    sealed_behind_the_first_read,
+    payloads_stored_again_elsewhere,
+    registered_before_topics_are_sealed,
+]
+
+
+@pytest.mark.parametrize("plant", LEAD_BUGS)
+def test_given_a_planted_bug_of_a_change_of_leaders_when_histories_are_played_then_one_of_them_finds_it(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+
+    assert_found(lead_site.play(seed) for seed in range(2 * ENOUGH))
