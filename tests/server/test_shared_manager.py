@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.support import raising
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock
-from tms_core.errors import ConfigurationError, NotInProgress, StoreError, TmsError, TransactionError
+from tms_core.errors import ConfigurationError, FormatError, NotInProgress, StoreError, TmsError, TransactionError
 from tms_core.server import managing, serving
 from tms_core.server.ha import shared_manager
 from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
@@ -39,6 +39,7 @@ from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, MessageKind
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, Recovered
+from tms_core.transaction.rpc import service as rpc_service
 from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable, SocketConnection
 from tms_core.transaction.rpc.service import WORKERS, TransactionService
@@ -361,6 +362,43 @@ def test_given_a_leader_that_is_cut_off_in_the_middle_when_asked_then_it_is_not_
         servers.clients[1].start_short()
     thread.join()
     listener.close()
+
+
+@pytest.mark.parametrize("leads", ["this", "another"])
+def test_given_a_call_that_a_paused_leader_has_when_another_server_leads_then_it_is_not_waited_for(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, leads: str
+) -> None:
+    asked, goes_on = Event(), Event()
+
+    def paused(*_: object) -> bytes:
+        asked.set()
+        goes_on.wait(60)
+        raise FormatError("it was not to be answered.")
+
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            servers.clients[1].start_short()
+            monkeypatch.setattr(rpc_service, "answer", paused)
+            waiting = thread.submit(servers.clients[1].start_short)
+            assert asked.wait(60)
+            monkeypatch.undo()
+            known = servers.second.shared._other
+            if leads == "this":
+                servers.change()
+            else:
+                storage = SideStorage(servers.side, lambda: lambda: True)
+                storage.address = "127.0.0.1:1"
+                TransactionManager(storage, servers.clock)
+                servers.clock.advance(int(LOOK_SECONDS * 1000))
+                with pytest.raises(ServiceUnavailable):
+                    servers.clients[1].start_short()
+            with pytest.raises(OutcomeUnknown, match="closed the connection"):
+                waiting.result()
+        finally:
+            goes_on.set()
+    assert known is not None
+    with pytest.raises(ServiceUnavailable, match="another server manages them now" if leads == "another" else None):
+        known.ask(b"")
 
 
 def test_given_calls_that_wait_for_a_leader_that_is_paused_when_this_server_leads_then_it_answers_others(

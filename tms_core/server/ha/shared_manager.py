@@ -138,6 +138,8 @@ class SharedManager:
         still = self._leadership.tenure()
         self.manager.begin()
         self._begun(self.manager)
+        with self._lock:
+            self._replace(None)
         return still
 
     def _found(self) -> OtherService:
@@ -155,10 +157,15 @@ class SharedManager:
             self._looked_ms = now_ms
             other = self._other
             if other is None or other.address != root.address:
-                if other is not None:
-                    other.close()
-                self._other = other = OtherService(root.address, root.log, self._token_file)
+                other = OtherService(root.address, root.log, self._token_file)
+                self._replace(other)
             return other
+
+    def _replace(self, other: OtherService | None) -> None:
+        """Another server leads, or this one: the former may be stopped, and is not waited for any more."""
+        former, self._other = self._other, other
+        if former is not None:
+            former.break_off()
 
     def _forget(self) -> None:
         with self._lock:
@@ -181,6 +188,8 @@ class OtherService:
         self._log = log
         self._token_file = token_file
         self._lines = IdleConnections(self._opened)
+        self._asked: set[SocketConnection] = set()
+        self._is_over = False
 
     def ask(self, frame: bytes) -> bytes:
         """Pass a call on; returns the answer.
@@ -190,7 +199,13 @@ class OtherService:
             ServiceUnavailable: nothing was done.
         """
         with self._lines.one() as line:
-            answer = line.pass_on(frame, _SECONDS)
+            self._asked.add(line)
+            try:
+                if self._is_over:
+                    raise _unavailable(self.address, "another server manages them now")
+                answer = line.pass_on(frame, _SECONDS)
+            finally:
+                self._asked.discard(line)
             if _is_refused(answer):
                 raise _unavailable(self.address, "it does not manage them any more")
         return answer
@@ -198,6 +213,13 @@ class OtherService:
     def close(self) -> None:
         """Close what is open; closing twice is no error."""
         self._lines.close()
+
+    def break_off(self) -> None:
+        """Close all, and have the calls end that are under way."""
+        self._is_over = True
+        self.close()
+        for line in list(self._asked):
+            line.break_off()
 
     def _opened(self) -> SocketConnection:
         try:

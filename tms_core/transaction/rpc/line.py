@@ -11,7 +11,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Generic, Protocol, TypeVar
@@ -198,6 +198,11 @@ class SocketConnection:
     def close(self) -> None:
         """Close it."""
         self._socket.close()
+
+    def break_off(self) -> None:
+        """End the call that another thread waits for: its answer does not come any more."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def _read(self, size: int, ends: float) -> bytes:
         parts: list[bytes] = []
