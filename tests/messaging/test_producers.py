@@ -456,6 +456,43 @@ def test_given_payloads_that_are_stored_twice_then_they_are_published_once(desk:
     assert seen(desk) == [b"a", b"b", b"c"]
 
 
+@pytest.mark.parametrize("kind", ["store", "publish what was stored"])
+def test_given_a_request_that_failed_behind_its_rows_when_repeated_then_it_is_known_what_is_stored_and_not_published(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    one, before = Instance(desk), desk.begin()
+    one.publish(b"0", tx=before)
+    desk.commit(before)
+    # From here on nothing of a new transaction is looked up.
+    desk.clock.advance(600 * SECOND)
+    tx = desk.begin()
+    table: Any = desk.store.payload
+    if kind != "store":
+        one.store(b"a", tx=tx)
+        table = desk.store.message
+    put = table.put
+
+    def fails(rows: Sequence[Any]) -> None:
+        put(rows)
+        raise StoreError("HBase is away.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "put", fails)
+        patch.setattr(desk.store.message, "invert", raising(StoreError("HBase is away.")))
+        with pytest.raises(StoreError):
+            one.store(b"a", tx=tx) if kind == "store" else one.publish(tx=tx)
+    if kind == "store":
+        one.store(b"a", tx=tx, again=True)
+        with pytest.raises(BadRequest, match="not published"):
+            one.publish(b"b", tx=tx)
+        one.publish(tx=tx)
+    else:
+        one.publish(tx=tx, again=True)
+    one.publish(b"b", tx=tx)
+    desk.commit(tx)
+    assert seen(desk) == [b"0", b"a", b"b"]
+
+
 def test_given_another_number_of_messages_under_the_same_number_then_it_is_refused(desk: GroupDesk) -> None:
     one = Instance(desk)
     one.publish(b"a")

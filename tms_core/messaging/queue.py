@@ -191,7 +191,7 @@ class Queue(ABC, Generic[R]):
         """Whether all rows of a request are there; some of them alone are taken back, unless they are to be kept."""
 
     @abstractmethod
-    def _answer_again(self, request: WriteRequest[R], first: int, number: int) -> None:
+    def _answer_again(self, topic: TopicMetadata, request: WriteRequest[R], first: int) -> None:
         """Answer a request whose rows are there."""
 
     @contextmanager
@@ -261,7 +261,7 @@ class Queue(ABC, Generic[R]):
             # What is left of a request that was done stays.
             may_be_gone = self._may_be_gone(topic, request, former.first, now_ms)
             if admitted.written or self._is_written(topic, request, former, keeps=may_be_gone):
-                self._answer_again(request, former.first, former.number)
+                self._answer_again(topic, request, former.first)
             elif may_be_gone:
                 raise _not_known(admitted)
         except TmsError as error:

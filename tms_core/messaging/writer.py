@@ -281,7 +281,9 @@ class MessageWriter(Queue[RollbackRange | None]):
             self._table.invert(own)
         return len(own) == last.number
 
-    def _answer_again(self, request: WriteRequest[RollbackRange | None], first: int, number: int) -> None:
+    def _answer_again(self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None], first: int) -> None:
+        if request.pointer is not None and not request.messages:
+            self._context.lines.show(topic, request.pointer)
         run = CachedRun(first, request.pointer, request.messages or None, request.size)
         request.answer.set_result(_rollback_range(run))
 
@@ -355,7 +357,8 @@ class PayloadWriter(Queue[None]):
             )
         return len(found) == last.number
 
-    def _answer_again(self, request: WriteRequest[None], first: int, number: int) -> None:
+    def _answer_again(self, topic: TopicMetadata, request: WriteRequest[None], first: int) -> None:
+        self._context.lines.hide(topic, cast(int, request.pointer))
         request.answer.set_result(None)
 
 
