@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import count
 from random import Random
 from typing import Any, Protocol
 
@@ -298,7 +299,8 @@ def test_given_answers_that_are_lost_when_requests_are_repeated_then_each_messag
     broker, proxy = network
     kafka = Kafka(broker, -1)
     lost = proxy.struck
-    proxy.conduct = lambda number: HONEST if number % 5 == 4 else Conduct(down=Fault("cut", after_bytes=1500))
+    connections = count()
+    proxy.conduct = lambda _: HONEST if next(connections) % 5 == 4 else Conduct(down=Fault("cut", after_bytes=1500))
     try:
         broker.call("register", instance="idempotent", name="")
         for value in values:

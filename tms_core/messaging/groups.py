@@ -44,7 +44,7 @@ from tms_core.rowkey import LONG_MAX, MessageId
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
-from tms_core.transaction.model import TX_PER_MS, Transaction, transaction_ms
+from tms_core.transaction.model import Transaction, transaction_ms
 
 #: Groups of which it is remembered which transaction was merged last.
 _KNOWN_GROUPS = 10_000
@@ -256,10 +256,8 @@ class Groups:
         return pointer <= self._forgotten and transaction_ms(pointer) <= former.updated_ms
 
     def _last_pointer(self) -> int:
-        """The last transaction that has begun, by the clock where they are managed elsewhere."""
-        if self._transactions is not None:
-            return self._transactions.last_pointer
-        return self._shelf.clock.now_ms() * TX_PER_MS
+        """The last transaction that has begun; 0 where they are managed elsewhere, and that is not known."""
+        return 0 if self._transactions is None else self._transactions.last_pointer
 
     def _remember(self, group: ConsumerGroup, merged: int) -> None:
         if merged > self._merged.get(group, 0):
