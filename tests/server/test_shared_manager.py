@@ -388,6 +388,7 @@ def test_given_a_call_that_a_paused_leader_has_when_another_server_leads_then_it
             else:
                 third = Node(servers.side, "c", servers.clock)
                 stack.callback(third.stop)
+                assert not third.look()
                 servers.clock.advance(OVER_MS)
                 assert third.look()
                 servers.clients[1].start_short()
