@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from typing import ParamSpec, TypeVar, cast
 
-from tms_core.errors import MetadataError
+from tms_core.errors import MetadataError, TopicNotFound
 
 #: Namespaces and topics as CDAP accepts them (EntityId, TopicId): a colon can be in neither.
 _NAMESPACE = re.compile(rb"[a-zA-Z0-9_]+")
@@ -191,6 +191,11 @@ def readable_topics(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[TopicMetada
 def living_topics(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[TopicMetadata]:
     """As :func:`readable_topics`, but for deleted ones."""
     return (topic for topic in readable_topics(rows) if not topic.deleted)
+
+
+def no_topic(topic: TopicId) -> TopicNotFound:
+    """What is said where a topic is not there."""
+    return TopicNotFound(f"There is no topic {topic}.", f"Create it first: tms topic create {topic}")
 
 
 def first_kept_generation(metadata_generation: int) -> int:

@@ -104,7 +104,7 @@ def test_given_a_server_that_was_started_anew_when_a_group_has_not_moved_since_t
 def test_given_more_groups_than_are_remembered_then_a_transaction_that_began_before_builds_upon_none(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "_KNOWN_GROUPS", 1)
+    monkeypatch.setattr(groups, "KNOWN_GROUPS", 1)
     desk.publish(b"a", b"b")
     early, one = desk.begin(), desk.begin()
     assert desk.poll(one, 1) == [b"a"]

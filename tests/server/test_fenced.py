@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -99,6 +99,10 @@ class Site:
         self.one.leads()
         self.one.service.create_topic(TOPIC)
 
+    def close(self) -> None:
+        for server in (self.one, self.other):
+            server.service.close()
+
     def rows(self) -> list[bytes | None]:
         """What is in the store, in order."""
         return [row.payload for _, row in self.store.message.rows(PREFIX, None, 100_000).items]
@@ -106,10 +110,8 @@ class Site:
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    made = Site()
-    yield made
-    for server in (made.one, made.other):
-        server.service.close()
+    with closing(Site()) as made:
+        yield made
 
 
 # --- who may ---------------------------------------------------------------------------------------------------------

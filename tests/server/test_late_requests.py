@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from threading import Event, Thread
 from typing import Any
 from uuid import UUID
@@ -26,10 +27,8 @@ POINTER = pointer(NOW_MS)
 
 @pytest.fixture
 def site() -> Iterator[Site]:
-    made = Site()
-    yield made
-    for server in (made.one, made.other):
-        server.service.close()
+    with closing(Site()) as made:
+        yield made
 
 
 @pytest.fixture

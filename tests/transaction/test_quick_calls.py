@@ -21,7 +21,8 @@ from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc import quick_calls
 from tms_core.transaction.rpc import service as module
 from tms_core.transaction.rpc.calls import answer
-from tms_core.transaction.rpc.quick_calls import LENGTH, QuickCalls, QuickConnection
+from tms_core.transaction.rpc.line import LENGTH
+from tms_core.transaction.rpc.quick_calls import QuickCalls, QuickConnection
 from tms_core.transaction.rpc.service import TransactionService
 
 

@@ -21,7 +21,7 @@ from tms_core.client.values import Retry
 from tms_core.errors import BadRequest, PartitionsChanged, TopicNotFound
 from tms_core.messaging.partitions import Layout, layout_of, number_of
 from tms_core.rowkey import MessageId
-from tms_core.topic import TopicId
+from tms_core.topic import TopicId, no_topic
 
 T = TypeVar("T")
 
@@ -226,7 +226,7 @@ class Rotation:
             TopicNotFound: there was no other.
         """
         if self._pattern is None and not self._wholes:
-            raise TopicNotFound(f"There is no topic {topic}.", f"Create it first: tms topic create {topic}")
+            raise no_topic(topic)
         self._drained.clear()
         self._listed = None
         self._stale |= {top for top, layout in self._layouts.items() if layout is not None}

@@ -38,16 +38,13 @@ from tms_core.messaging.fetcher import Fetch, Shelf
 from tms_core.messaging.ids import id_parts, position
 from tms_core.messaging.model import FetchRequest, Message
 from tms_core.messaging.partitions import PART_OF, SEALED, layout_of
-from tms_core.messaging.past import Past
+from tms_core.messaging.past import KNOWN_GROUPS, Past
 from tms_core.messaging.topics import TopicRegistry
 from tms_core.rowkey import LONG_MAX, MessageId
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import Transaction, transaction_ms
-
-#: Groups of which it is remembered which transaction was merged last.
-_KNOWN_GROUPS = 10_000
 
 #: Claims that are free, and claims that stay.
 _Divided = tuple[list[GroupClaim], list[GroupClaim]]
@@ -261,7 +258,7 @@ class Groups:
 
     def _remember(self, group: ConsumerGroup, merged: int) -> None:
         if merged > self._merged.get(group, 0):
-            if len(self._merged) >= _KNOWN_GROUPS:
+            if len(self._merged) >= KNOWN_GROUPS:
                 self._merged.clear()
                 self._forgotten = self._last_pointer()
             self._merged[group] = merged

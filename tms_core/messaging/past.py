@@ -17,7 +17,7 @@ from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import Transaction
 
 #: How many groups are remembered.
-_KNOWN_GROUPS = 10_000
+KNOWN_GROUPS = 10_000
 #: For how long, where another server may set a group back.
 _KNOWN_MS = 5000
 
@@ -71,7 +71,7 @@ class Past:
                 if pointer is None:
                     return topic
                 found.append((pointer, topic))
-            if len(self._known) >= _KNOWN_GROUPS:
+            if len(self._known) >= KNOWN_GROUPS:
                 self._known.clear()
             known = self._known[group] = _Known(*max(found), taken_back, now_ms)
         # What was done by a transaction that this one does not see must not be built upon in it.

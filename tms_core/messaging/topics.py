@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from tms_core.errors import BadRequest, MetadataError, PartitionsChanged, TopicExists, TopicNotFound, Unavailable
+from tms_core.errors import BadRequest, MetadataError, PartitionsChanged, TopicExists, Unavailable
 from tms_core.messaging.model import Ages
 from tms_core.messaging.partitions import FAMILIES, layout_of
 from tms_core.rowkey import NEGATIVE, Cutoff, generation_prefix, time_prefix
@@ -32,6 +32,7 @@ from tms_core.topic import (
     TopicId,
     TopicMetadata,
     encode_properties,
+    no_topic,
     parse_java_int,
     remembered,
 )
@@ -91,7 +92,7 @@ class TopicRegistry:
             if known is not None and self._changed is not None:
                 self._changed(topic)
         if found is None or found.deleted:
-            raise TopicNotFound(f"There is no topic {topic}.", f"Create it first: tms topic create {topic}")
+            raise no_topic(topic)
         return found
 
     def read(self, topic: TopicId) -> TopicMetadata:
@@ -191,7 +192,7 @@ class TopicRegistry:
     def _living(self, topic: TopicId) -> _MetadataRow:
         row = self._row(topic)
         if not row.lives:
-            raise TopicNotFound(f"There is no topic {topic}.", f"Create it first: tms topic create {topic}")
+            raise no_topic(topic)
         return row
 
     def _row(self, topic: TopicId) -> _MetadataRow:

@@ -29,7 +29,8 @@ ANSWER_YOURSELF = "answerYourself"
 #: What such a call is answered where that manager is not, or not any more.
 NOT_HERE = "Transactions are not managed here now"
 _CHUNK_BYTES = 1 << 18
-_LENGTH = struct.Struct(">i")
+#: The length of a call or an answer, which comes before it.
+LENGTH = struct.Struct(">i")
 
 
 class ServiceUnavailable(TransactionError):
@@ -183,8 +184,8 @@ class SocketConnection:
         """
         ends = time.monotonic() + seconds
         self._socket.settimeout(seconds)
-        self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
-        (size,) = _LENGTH.unpack(self._read(_LENGTH.size, ends))
+        self._socket.sendall(LENGTH.pack(len(frame)) + frame)
+        (size,) = LENGTH.unpack(self._read(LENGTH.size, ends))
         if not 0 <= size <= MAX_ANSWER_BYTES:
             raise FormatError(f"an answer of {size} bytes")
         return self._read(size, ends)

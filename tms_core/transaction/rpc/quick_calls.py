@@ -8,16 +8,14 @@ the disk of this machine is quick: one that has become slow holds up the loop on
 from __future__ import annotations
 
 import asyncio
-import struct
 import time
 from collections.abc import Callable
 from typing import cast
 
 from tms_core.errors import FormatError
 from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.rpc.line import LENGTH
 
-#: The length of a call or an answer, which comes before it.
-LENGTH = struct.Struct(">i")
 #: What the event loop does itself: calls whose names begin so, at this place, of so many bytes at most, where no more
 #: ids are listed, so many calls before came one by one, too, and the last took no longer, in seconds.
 _NAMES, _NAME_AT = (b"start", b"canCommit", b"commit"), 8

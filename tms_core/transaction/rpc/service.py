@@ -32,8 +32,8 @@ from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.rpc.calls import answer, failure
-from tms_core.transaction.rpc.line import ANSWER_YOURSELF, AUTHENTICATE, NOT_HERE, ServiceUnavailable
-from tms_core.transaction.rpc.quick_calls import LENGTH, QuickCalls, QuickConnection
+from tms_core.transaction.rpc.line import ANSWER_YOURSELF, AUTHENTICATE, LENGTH, NOT_HERE, ServiceUnavailable
+from tms_core.transaction.rpc.quick_calls import QuickCalls, QuickConnection
 
 #: The largest request, in bytes (``data.tx.thrift.max.read.buffer``).
 MAX_FRAME_BYTES = 16 * 1024 * 1024
