@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -18,6 +19,9 @@ from tms_core.client import (
     ConsumerConflict,
     GroupWork,
     MessageId,
+    NotInProgress,
+    Participant,
+    PostCommitFailed,
     Retry,
     TopicNotFound,
     Transaction,
@@ -247,13 +251,13 @@ def test_given_nothing_to_do_then_no_transaction_is_begun_until_a_message_comes(
 ) -> None:
     client.publish(ORDERS, [b"1"])
     began: list[int] = []
-    start = site.manager.start_short
+    begun = site.manager._begun
 
     def counted(*given: Any) -> Transaction:
         began.append(1)
-        return start(*given)
+        return begun(*given)
 
-    monkeypatch.setattr(site.manager, "start_short", counted)
+    monkeypatch.setattr(site.manager, "_begun", counted)
     taken = threading.Event()
     timer = threading.Timer(1.0, lambda: client.publish(ORDERS, [b"2"]))
     work = client.work(ORDERS, "billing")
@@ -267,6 +271,111 @@ def test_given_nothing_to_do_then_no_transaction_is_begun_until_a_message_comes(
     assert taken.is_set()
     # One for each message, one that found nothing, and one that may have found the message not decided.
     assert len(began) <= 4
+
+
+def test_given_batches_in_a_row_when_worked_through_then_one_call_commits_each_and_begins_the_next(
+    site: InProcess, client: Client, faults: Faults
+) -> None:
+    client.publish(ORDERS, [b"%d" % number for number in range(6)])
+    with faulty_client(site, faults) as counting:
+        for tx, batch in counting.work(ORDERS, "billing", batch=2, idle_seconds=IDLE):
+            tx.publish(BILLS, [order.payload for order in batch])
+        assert len(committed(client)) == 6
+        assert (faults.seen["commitAndStart"], faults.seen["commit"]) == (3, 0)
+    assert site.manager.clients() == {}
+
+
+@pytest.mark.parametrize("when", ["before", "after", "late"])
+def test_given_a_commit_that_is_not_answered_when_worked_through_then_each_order_is_billed_once(
+    site: InProcess, client: Client, faults: Faults, clock: ManualClock, when: When
+) -> None:
+    client.publish(ORDERS, [b"%d" % number for number in range(4)])
+    faults.at("commitAndStart", when, times=1)
+    with faulty_client(site, faults) as faulty:
+        for tx, batch in faulty.work(ORDERS, "billing", batch=2, idle_seconds=IDLE):
+            tx.publish(BILLS, [order.payload for order in batch])
+    assert committed(client) == [b"0", b"1", b"2", b"3"]
+    for late in faults.late:
+        with suppress(NotInProgress):
+            late()
+    # One that nobody was told of has done nothing, and times out.
+    clock.advance(60_000)
+    site.manager.expire()
+    assert committed(client) == [b"0", b"1", b"2", b"3"]
+
+
+class Follows(Participant):
+    """Fails after the commit."""
+
+    def post_tx_commit(self) -> None:
+        raise Crash
+
+
+def test_given_a_participant_that_fails_after_the_commit_then_the_next_transaction_is_given_up(
+    site: InProcess, client: Client
+) -> None:
+    client.publish(ORDERS, [b"1", b"2"])
+
+    def works() -> None:
+        for tx, batch in client.work(ORDERS, "billing", batch=1):
+            tx.register(Follows())
+            tx.publish(BILLS, [order.payload for order in batch])
+
+    with pytest.raises(PostCommitFailed):
+        works()
+    assert committed(client) == [b"1"]
+    assert site.manager.clients() == {}
+
+
+def test_given_a_worker_that_is_stopped_while_it_commits_then_the_next_transaction_is_given_up(
+    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.publish(ORDERS, [b"1", b"2"])
+    commit = site.manager.commit_and_start
+    work = client.work(ORDERS, "billing", batch=1)
+
+    def stopped(*given: Any) -> Transaction:
+        work.stop()
+        return commit(*given)
+
+    monkeypatch.setattr(site.manager, "commit_and_start", stopped)
+    assert [[order.payload for order in batch] for _, batch in work] == [[b"1"]]
+    assert client.claims(ORDERS, "billing") == []
+    assert site.manager.clients() == {}
+
+
+def test_given_a_task_that_is_cancelled_while_it_commits_then_the_next_transaction_is_given_up(
+    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.publish(ORDERS, [b"1", b"2"])
+    commit = site.manager.commit_and_start
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def waiting(*given: Any) -> Transaction:
+        begun = commit(*given)
+        reached.set()
+        goes_on.wait(10)
+        return begun
+
+    monkeypatch.setattr(site.manager, "commit_and_start", waiting)
+
+    async def bills(loop: AsyncClient) -> None:
+        async for tx, batch in loop.work(ORDERS, "billing", batch=1):
+            await tx.publish(BILLS, [order.payload for order in batch])
+
+    async def main() -> None:
+        async with site.async_client() as loop:
+            task = asyncio.create_task(bills(loop))
+            await asyncio.to_thread(reached.wait, 10)
+            task.cancel()
+            await asyncio.sleep(0)
+            goes_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(main())
+    assert committed(client) == [b"1"]
+    assert site.manager.clients() == {}
 
 
 def test_given_an_event_loop_when_worked_through_then_it_is_the_same(site: InProcess, client: Client) -> None:
@@ -372,3 +481,17 @@ def test_given_a_reader_that_ends_in_a_batch_when_read_unordered_then_only_the_r
 def test_given_a_way_to_read_that_is_none_then_it_says_what_to_give(client: Client, options: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         client.consume(ORDERS, **options)
+
+
+def test_given_a_topic_that_is_deleted_when_read_unordered_then_no_transaction_stays_open(
+    site: InProcess, client: Client
+) -> None:
+    client.publish(ORDERS, [b"1"])
+
+    def reads() -> None:
+        for _ in client.consume(ORDERS, consumer="audit", read="unordered"):
+            client.delete_topic(ORDERS)
+
+    with pytest.raises(TopicNotFound):
+        reads()
+    assert site.manager.clients() == {}

@@ -44,7 +44,7 @@ def client(service: TransactionService) -> Iterator[TransactionClient]:
 
 
 def test_given_a_service_then_the_client_does_what_the_manager_does(
-    client: TransactionClient, manager: TransactionManager
+    client: TransactionClient, manager: TransactionManager, clock: ManualClock
 ) -> None:
     one, long = client.start_short(7, "me"), client.start_long("you")
     assert (one.transaction_id, one.type, long.type) == (BASE + 1, TransactionType.SHORT, TransactionType.LONG)
@@ -62,6 +62,13 @@ def test_given_a_service_then_the_client_does_what_the_manager_does(
     assert not client.truncate_invalid_before(NOW_MS)
     assert client.invalidate(client.start_short().transaction_id)
     assert not client.invalidate(7)
+    first = client.start_short()
+    second = client.commit_and_start(first.transaction_id, timeout_seconds=7, client="me")
+    assert second is not None
+    assert second.is_visible(first.transaction_id)
+    assert client.clients() == {second.transaction_id: "me"}
+    clock.advance(7_001)
+    assert manager.expire() == 1
     client.prune_now()
     client.reset()
     assert (client.invalid_size(), client.status()) == (0, "OK")
@@ -81,8 +88,15 @@ def test_given_what_is_refused_then_the_errors_are_the_managers(
         r"k\xFF",
         "me",
     )
-    with pytest.raises(NotInProgress, match="that is not in progress"):
-        client.commit(first.transaction_id)
+    with pytest.raises(Conflict) as chained:
+        client.commit_and_start(second.transaction_id)
+    assert (chained.value.transaction_id, chained.value.key) == (second.transaction_id, r"k\xFF")
+    with pytest.raises(BadArgument, match="timeout must be positive"):
+        client.commit_and_start(second.transaction_id, timeout_seconds=0)
+    for commit in (client.commit, client.commit_and_start):
+        with pytest.raises(NotInProgress, match="that is not in progress"):
+            commit(first.transaction_id)
+    assert list(client.clients()) == [second.transaction_id]
     with pytest.raises(ChangesTooLarge, match="exceeds the limit of 1"):
         client.can_commit(second.transaction_id, [b"a", b"b"])
     with pytest.raises(BadArgument, match="timeout must be positive"):
@@ -200,6 +214,7 @@ def test_given_a_connection_that_breaks_when_committing_then_it_is_not_done_twic
 def test_given_a_connection_that_breaks_then_what_may_be_done_once_only_is_not_repeated() -> None:
     with misbehaving(hang_up) as (service, client):
         asks: list[Callable[[], object]] = [client.start_short, client.start_long, client.reset]
+        asks.append(lambda: client.commit_and_start(7))
         asks += [lambda: client.invalidate(7), lambda: client.truncate_invalid([7]), lambda: client.can_commit(7, [])]
         for number, ask in enumerate(asks[:-1], 1):
             with pytest.raises(OutcomeUnknown):
@@ -265,15 +280,30 @@ def test_given_an_answer_that_is_none_of_this_call_then_it_is_not_taken_for_one(
         client.status()
 
 
-def test_given_a_service_of_tephras_when_asked_who_holds_what_then_nobody_is_known() -> None:
-    def unknown(call: RpcMessage) -> bytes:
+def unknown_but(*known: str) -> Callable[[RpcMessage], bytes]:
+    """A service that does some calls, without a result, and does not know the others."""
+
+    def conduct(call: RpcMessage) -> bytes:
+        if call.name in known:
+            return reply(call)
         fields = (wire.string(1, "Invalid method name"), wire.i32(2, Failure.UNKNOWN_METHOD))
         return framed(wire.message(MessageKind.EXCEPTION, call.name, call.number, *fields))
 
-    with misbehaving(unknown) as (_, client):
+    return conduct
+
+
+def test_given_a_service_of_tephras_when_asked_who_holds_what_then_nobody_is_known() -> None:
+    with misbehaving(unknown_but()) as (_, client):
         assert client.clients() == {}
         with pytest.raises(MethodUnknown, match="does not know resetState"):
             client.reset()
+
+
+def test_given_a_service_of_tephras_when_another_transaction_is_to_begin_too_then_it_commits_and_says_so() -> None:
+    with misbehaving(unknown_but("commitOrThrow")) as (service, client):
+        assert client.commit_and_start(7, 8) is None
+        assert client.commit_and_start(9) is None
+        assert service.calls == ["commitAndStart", "commitOrThrow", "commitOrThrow"]
 
 
 def test_given_a_service_that_does_not_understand_then_nothing_was_done() -> None:

@@ -7,7 +7,7 @@ and pointers. Storage is in memory and keeps after a crash what was synced, thro
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 
@@ -169,18 +169,19 @@ class Histories(RuleBasedStateMachine):
 
     @rule(target=begun, long=st.booleans(), seconds=st.integers(1, 5))
     def start(self, long: bool, seconds: int) -> Transaction:
-        given_invalid, given_open, first_short = (
-            sorted(self.model.invalid),
-            self.model.pointers,
-            self.model.first_short(),
+        return self._start(
+            lambda: self.manager.start_long() if long else self.manager.start_short(seconds), long, seconds
         )
-        read = self.model.read
-        now_ms = self.clock.now_ms()
+
+    def _start(self, start: Callable[[], Transaction], long: bool, seconds: int) -> Transaction:
+        """Have both begin one, and compare what it sees."""
+        invalid, in_progress = sorted(self.model.invalid), self.model.pointers
+        first_short, read = self.model.first_short(), self.model.read
         timeout_ms = LONG_MS if long else seconds * 1000
-        expected = self.model.begin(now_ms, self.clock.running_ms(), timeout_ms, long=long)
-        one = self.manager.start_long() if long else self.manager.start_short(seconds)
+        expected = self.model.begin(self.clock.now_ms(), self.clock.running_ms(), timeout_ms, long=long)
+        one = start()
         assert (one.transaction_id, one.write_pointer, one.read_pointer) == (expected.id, expected.id, read)
-        assert (list(one.invalids), list(one.in_progress)) == (given_invalid, given_open)
+        assert (list(one.invalids), list(one.in_progress)) == (invalid, in_progress)
         assert one.first_short_in_progress == first_short
         return one
 
@@ -213,19 +214,31 @@ class Histories(RuleBasedStateMachine):
 
     @rule(one=begun)
     def commit(self, one: Transaction) -> None:
+        if self._commits(one, self.manager.commit):
+            self.manager.commit(one.transaction_id)
+
+    @rule(target=begun, one=begun, seconds=st.integers(1, 5))
+    def commit_and_start(self, one: Transaction, seconds: int) -> object:
+        if not self._commits(one, self.manager.commit_and_start):
+            return multiple()
+        return self._start(lambda: self.manager.commit_and_start(one.transaction_id, seconds), False, seconds)
+
+    def _commits(self, one: Transaction, commit: Callable[[int], object]) -> bool:
+        """Have the model commit one if that may be committed, else see that it is refused."""
         known = self.model.open.get(one.transaction_id)
         if known is None:
             with pytest.raises(NotInProgress):
-                self.manager.commit(one.transaction_id)
+                commit(one.transaction_id)
         elif known.changes is not None and self.model.conflicts(known.id, known.changes):
             with pytest.raises(Conflict):
-                self.manager.commit(known.id)
+                commit(known.id)
         elif known.changes is None and known.id <= self.model.recovered:
             with pytest.raises(Conflict, match="was restarted since"):
-                self.manager.commit(known.id)
+                commit(known.id)
         else:
-            self.manager.commit(known.id)
             self.model.commit(known)
+            return True
+        return False
 
     @rule(one=begun)
     def abort(self, one: Transaction) -> None:

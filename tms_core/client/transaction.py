@@ -15,10 +15,11 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import ParamSpec, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 from tms_core.client import calls
 from tms_core.client.calls import Topic, topic_id
@@ -51,11 +52,20 @@ logger = logging.getLogger(__name__)
 class ClientTransaction:
     """One transaction of a client."""
 
-    def __init__(self, core: Core, service: TransactionClient, limits: Limits, transaction: Transaction) -> None:
+    def __init__(
+        self,
+        core: Core,
+        service: TransactionClient,
+        limits: Limits,
+        transaction: Transaction,
+        timeout_seconds: int | None = None,
+    ) -> None:
         self.transaction = transaction
         self.cancelled = False
         self._core = core
         self._service = service
+        self._limits = limits
+        self._timeout_seconds = timeout_seconds
         self._outbox = Outbox(core, transaction.transaction_id, limits)
         self._participants: list[Participant] = []
         self._undone = 0
@@ -74,17 +84,12 @@ class ClientTransaction:
         Raises:
             TransactionError: the service does not answer, or refuses.
         """
-        holder = f"{os.getpid()}@{socket.gethostname()}"
 
         def start() -> Transaction:
-            return service.start_long(holder) if long else service.start_short(timeout_seconds, holder)
+            return service.start_long(_holder()) if long else service.start_short(timeout_seconds, _holder())
 
-        def abort(begun: Transaction) -> None:
-            with _left_to_time_out(begun.transaction_id):
-                service.abort(begun)
-
-        transaction = await core.repeat(lambda _: core.wire.begin(start, abort), again=True)
-        return cls(core, service, limits, transaction)
+        transaction = await core.repeat(lambda _: core.wire.begin(start, partial(_give_up, service)), again=True)
+        return cls(core, service, limits, transaction, timeout_seconds)
 
     # --- while it is open --------------------------------------------------------------------------------------------
 
@@ -167,15 +172,36 @@ class ClientTransaction:
             OutcomeUnknown: it is not known; it is all visible, or never will be.
             PostCommitFailed: all of it is.
         """
-        self.require_open()
-        try:
-            await self._prepare()
-        except BaseException:
-            await self.roll_back()
-            raise
-        await self._commit()
-        self._ended = True
+        pointers = (self.transaction.transaction_id, self.transaction.write_pointer)
+        await self._write_all()
+        await self._commit(lambda: self._core.wire.blocking(self._service.commit, *pointers))
         await self._follow()
+
+    async def commit_and_begin(self) -> ClientTransaction | None:
+        """Commit it, and begin a short one with the same call, so that both wait for the disk together.
+
+        Returns:
+            The one that has begun; None: it is committed, and the next one is still to be begun.
+
+        Raises:
+            TransactionError, MessagingError, OutcomeUnknown, PostCommitFailed: as :meth:`commit`; none was begun.
+        """
+        core, service, timeout_seconds = self._core, self._service, self._timeout_seconds
+        pointers = (self.transaction.transaction_id, self.transaction.write_pointer)
+        await self._write_all()
+        begun = await self._commit(
+            lambda: core.wire.begin(
+                lambda: service.commit_and_start(*pointers, timeout_seconds, _holder()),
+                lambda begun: None if begun is None else _give_up(service, begun),
+            )
+        )
+        try:
+            await self._follow()
+        except BaseException:
+            if begun is not None:
+                await core.wire.blocking(_give_up, service, begun)
+            raise
+        return None if begun is None else ClientTransaction(core, service, self._limits, begun, timeout_seconds)
 
     async def roll_back(self) -> None:
         """Take back what was written, and end it; it is invalidated where not all of that is certain.
@@ -196,8 +222,16 @@ class ClientTransaction:
             await self._end()
         failures.tell()
 
+    async def _write_all(self) -> None:
+        """Everything before the commit; rolls it back where that fails."""
+        self.require_open()
+        try:
+            await self._prepare()
+        except BaseException:
+            await self.roll_back()
+            raise
+
     async def _prepare(self) -> None:
-        """Everything but the commit."""
         if self._incomplete:
             raise Invalidated("Something failed in the transaction that belongs to it.", "Do it again from its begin.")
         if self._changes():
@@ -215,15 +249,16 @@ class ClientTransaction:
         with self._doubting():
             await self._call(self._service.can_commit, self.transaction.transaction_id, self._changes())
 
-    async def _commit(self) -> None:
-        pointers = (self.transaction.transaction_id, self.transaction.write_pointer)
+    async def _commit(self, commit: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+        """Commit it with a call; returns what that returns, or None where it was not answered, but done."""
+        found = None
         try:
             try:
-                await self._call(self._service.commit, *pointers)
+                found = await self._core.repeat(lambda _: commit(), again=False)
             except Conflict:
                 # A service that was restarted may have forgotten what was changed; else this conflicts again.
                 await self._ask()
-                await self._call(self._service.commit, *pointers)
+                found = await self._core.repeat(lambda _: commit(), again=False)
         except UNKNOWN as error:
             await self._find_out(error)
         except TmsError:
@@ -234,6 +269,8 @@ class ClientTransaction:
             self._ended = self._doubtful = True
             await self._end()
             raise
+        self._ended = True
+        return found
 
     async def _follow(self) -> None:
         """Tell participants that it is committed, all of them, whatever one raises."""
@@ -376,6 +413,17 @@ def view_of(service: TransactionClient) -> Transaction:
     view = service.start_short()
     service.abort(view)
     return view
+
+
+def _holder() -> str:
+    """What this process calls itself, for people."""
+    return f"{os.getpid()}@{socket.gethostname()}"
+
+
+def _give_up(service: TransactionClient, begun: Transaction) -> None:
+    """Abort a transaction in which nothing was done."""
+    with _left_to_time_out(begun.transaction_id):
+        service.abort(begun)
 
 
 @contextmanager

@@ -125,8 +125,9 @@ class Worker:
         found: list[Message] = []
         while True:
             try:
-                await self._finish()
+                await self._finish(goes_on=True)
                 if self.stop.is_set() or self._is_over():
+                    await self.give_back()
                     return None
                 found = await self._claim()
             except ClientClosed:
@@ -134,6 +135,9 @@ class Worker:
             except _COMES_AGAIN as error:
                 await self.give_back()
                 await self._wait(FAILED, error)
+            except BaseException:
+                await self.give_back()
+                raise
             if found and self._current is not None:
                 self._paused = None
                 return self._current, found
@@ -156,26 +160,35 @@ class Worker:
             whole: do nothing unless this is the last message of the batch.
         """
         claims, given = self._claims, self._given
-        if self._current is None or claims is None or (whole and given[-1:] != [done]):
+        if self._current is None or (whole and given[-1:] != [done]):
             return
-        if done not in given:
+        if claims is None or done not in given:
             await self.give_back()
             return
         claims.given = done
-        await self._finish()
+        await self._finish(goes_on=False)
 
-    async def _finish(self) -> None:
+    async def _finish(self, *, goes_on: bool) -> None:
+        """End the transaction of the batch in hand.
+
+        Args:
+            goes_on: begin the next one with the same call, where it is committed.
+        """
         current, self._current = self._current, None
         if current is not None and current.cancelled:
             await current.roll_back()
         elif current is not None:
             self._idle_since = self._core.running()
-            await current.commit()
+            if goes_on and not self.stop.is_set():
+                self._current = await current.commit_and_begin()
+            else:
+                await current.commit()
 
     async def _claim(self) -> list[Message]:
         """The next batch; none where there is nothing, after a wait."""
         options = self._options
-        self._current = current = await self._begin()
+        current = self._current or await self._begin()
+        self._current, self._claims, self._given = current, None, []
         most = options.max_deliveries
         found = await current.next_batch(self._topics, self._group, options.batch, options.order, most, _ASKED_TOGETHER)
         if found is None:

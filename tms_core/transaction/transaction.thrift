@@ -67,6 +67,9 @@ service TTransactionServer {
   TBoolean commitTx(1: TTransaction tx) throws (1: TTransactionNotInProgressException e),
   void commitOrThrow(1: i64 txId, 2: i64 wp) throws (
     1: TTransactionNotInProgressException e, 2: TTransactionConflictException c, 3: TGenericException g),
+  /* Not in Tephra: commits, and begins another one that sees it. */
+  TTransaction commitAndStart(1: i64 txId, 2: string clientId, 3: optional i32 timeout) throws (
+    1: TTransactionNotInProgressException e, 2: TTransactionConflictException c, 3: TGenericException g),
   void abortTx(1: TTransaction tx),
   bool invalidateTx(1: i64 txid),
   binary getSnapshot() throws (1: TTransactionCouldNotTakeSnapshotException e),

@@ -99,12 +99,7 @@ class TransactionManager(DurableState):
         Raises:
             BadArgument: the timeout is not above 0, or above the highest that is allowed.
         """
-        seconds = _TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
-        if seconds <= 0:
-            raise BadArgument(f"timeout must be positive but is {seconds} seconds")
-        if seconds > self._max_timeout_seconds:
-            raise BadArgument(f"timeout must not exceed {self._max_timeout_seconds} seconds but is {seconds} seconds")
-        return self._start(TransactionType.SHORT, seconds * 1000, client)
+        return self._start(TransactionType.SHORT, self._timeout_ms(timeout_seconds), client)
 
     def start_long(self, client: str = UNKNOWN_CLIENT) -> Transaction:
         """Begin a long transaction; aborted, it becomes invalid, because all it has written is not known."""
@@ -139,23 +134,24 @@ class TransactionManager(DurableState):
             NotInProgress: it has ended, or never began.
         """
         with self.deciding() as state:
-            _require(state, transaction_id)
-            keys = state.committing.get(transaction_id)
-            if keys is not None:
-                state.committed.check(transaction_id, keys)
-            elif transaction_id <= state.recovered_pointer:
-                text = f"The transaction manager was restarted since transaction {transaction_id} began, and does not "
-                text += "know what it has changed: ask again whether it can commit, or roll it back."
-                raise Conflict(text, transaction_id, _FORGOTTEN, "")
-            self.record(
-                Edit(
-                    transaction_id,
-                    EditState.COMMITTED,
-                    commit_pointer=state.write_pointer + 1,
-                    can_commit=keys is not None,
-                    changes=keys or frozenset(),
-                )
-            )
+            self._commit(state, transaction_id)
+
+    def commit_and_start(
+        self, transaction_id: int, timeout_seconds: int | None = None, client: str = UNKNOWN_CLIENT
+    ) -> Transaction:
+        """Commit a transaction and begin a short one that sees it; both wait for the disk together.
+
+        Args:
+            timeout_seconds, client: as of :meth:`start_short`.
+
+        Raises:
+            BadArgument: as :meth:`start_short`; nothing was done.
+            Conflict, NotInProgress: as :meth:`commit`; none was begun.
+        """
+        timeout_ms = self._timeout_ms(timeout_seconds)
+        with self.deciding() as state:
+            self._commit(state, transaction_id)
+            return self._begun(state, TransactionType.SHORT, timeout_ms, client)
 
     def abort(self, transaction: Transaction) -> None:
         """End a transaction whose client has taken back what it wrote; a long one becomes invalid all the same.
@@ -363,22 +359,52 @@ class TransactionManager(DurableState):
         late = self._writes.keys() | self._written_late
         return any(pointer in late or pointer <= self._state.recovered_pointer for pointer in pointers)
 
+    def _timeout_ms(self, seconds: int | None) -> int:
+        seconds = _TIMEOUT_SECONDS if seconds is None else seconds
+        if seconds <= 0:
+            raise BadArgument(f"timeout must be positive but is {seconds} seconds")
+        if seconds > self._max_timeout_seconds:
+            raise BadArgument(f"timeout must not exceed {self._max_timeout_seconds} seconds but is {seconds} seconds")
+        return seconds * 1000
+
     def _start(self, kind: TransactionType, timeout_ms: int, client: str) -> Transaction:
         with self.deciding() as state:
-            now_ms = self._clock.right_ms()
-            transaction = state.transaction(state.next_pointer(now_ms), kind)
-            self.record(
-                Edit(
-                    transaction.transaction_id,
-                    EditState.IN_PROGRESS,
-                    expiration_ms=now_ms + timeout_ms,
-                    visibility_upper_bound=transaction.visibility_upper_bound(),
-                    type=kind,
-                )
+            return self._begun(state, kind, timeout_ms, client)
+
+    def _begun(self, state: ManagerState, kind: TransactionType, timeout_ms: int, client: str) -> Transaction:
+        now_ms = self._clock.right_ms()
+        transaction = state.transaction(state.next_pointer(now_ms), kind)
+        self.record(
+            Edit(
+                transaction.transaction_id,
+                EditState.IN_PROGRESS,
+                expiration_ms=now_ms + timeout_ms,
+                visibility_upper_bound=transaction.visibility_upper_bound(),
+                type=kind,
             )
-            state.deadlines[transaction.transaction_id] = self._clock.running_ms() + timeout_ms
-            state.clients[transaction.transaction_id] = client[:MAX_CLIENT_CHARACTERS]
-            return transaction
+        )
+        state.deadlines[transaction.transaction_id] = self._clock.running_ms() + timeout_ms
+        state.clients[transaction.transaction_id] = client[:MAX_CLIENT_CHARACTERS]
+        return transaction
+
+    def _commit(self, state: ManagerState, transaction_id: int) -> None:
+        _require(state, transaction_id)
+        keys = state.committing.get(transaction_id)
+        if keys is not None:
+            state.committed.check(transaction_id, keys)
+        elif transaction_id <= state.recovered_pointer:
+            text = f"The transaction manager was restarted since transaction {transaction_id} began, and does not "
+            text += "know what it has changed: ask again whether it can commit, or roll it back."
+            raise Conflict(text, transaction_id, _FORGOTTEN, "")
+        self.record(
+            Edit(
+                transaction_id,
+                EditState.COMMITTED,
+                commit_pointer=state.write_pointer + 1,
+                can_commit=keys is not None,
+                changes=keys or frozenset(),
+            )
+        )
 
 
 def _require(

@@ -111,10 +111,10 @@ def _transaction(arguments: Fields) -> Transaction:
     return transaction_of(_argument(arguments, 1, dict))
 
 
-def _client(arguments: Fields) -> str:
-    if 1 not in arguments:
+def _client(arguments: Fields, number: int = 1) -> str:
+    if number not in arguments:
         raise BadArgument("ClientId must not be null")
-    client: bytes = _argument(arguments, 1, bytes)
+    client: bytes = _argument(arguments, number, bytes)
     return client.decode(errors="replace")
 
 
@@ -147,6 +147,11 @@ def _commit_tx(manager: TransactionManager, arguments: Fields) -> bytes:
     except Conflict:
         return _boolean(False)
     return _boolean(True)
+
+
+def _commit_and_start(manager: TransactionManager, arguments: Fields) -> bytes:
+    timeout_seconds = integer(arguments, 3) if 3 in arguments else None
+    return _result(manager.commit_and_start(integer(arguments, 1), timeout_seconds, _client(arguments, 2)))
 
 
 def _truncate(manager: TransactionManager, arguments: Fields) -> bytes:
@@ -186,6 +191,7 @@ _CALLS: Mapping[str, _Call] = {
     "canCommitOrThrow": _Call(lambda manager, given: manager.can_commit(integer(given, 1), _changes(given)), _ALL),
     "commitTx": _Call(_commit_tx, _IN_PROGRESS),
     "commitOrThrow": _Call(lambda manager, given: manager.commit(integer(given, 1)), _ALL),
+    "commitAndStart": _Call(_commit_and_start, {NotInProgress: 1, Conflict: 2, BadArgument: 3}),
     "abortTx": _Call(lambda manager, given: manager.abort(_transaction(given))),
     "invalidateTx": _Call(lambda manager, given: wire.boolean(0, manager.invalidate(integer(given, 1)))),
     "getSnapshot": _Call(lambda manager, _: wire.string(0, manager.encoded_snapshot()), {CannotSnapshot: 1}),

@@ -69,6 +69,8 @@ class TransactionClient:
         self.opens = opens
         self._timeout_seconds = timeout_seconds
         self._lines = IdleConnections(self._opened)
+        #: Whether the service begins a transaction with the commit of another, as far as is known.
+        self._chains = True
 
     @classmethod
     def configured(cls, wanted: TransactionSettings, timeout_seconds: float = 30, *, address: str = "") -> Self:
@@ -115,6 +117,29 @@ class TransactionClient:
         """
         pointer = transaction_id if write_pointer is None else write_pointer
         self._call("commitOrThrow", wire.i64(1, transaction_id), wire.i64(2, pointer))
+
+    def commit_and_start(
+        self,
+        transaction_id: int,
+        write_pointer: int | None = None,
+        timeout_seconds: int | None = None,
+        client: str = UNKNOWN_CLIENT,
+    ) -> Transaction | None:
+        """Commit, and begin a short transaction that sees it, with one call.
+
+        Returns:
+            None: it is committed, and none was begun, since Tephra's own service does not know the call.
+        """
+        if self._chains:
+            timeout = () if timeout_seconds is None else (wire.i32(3, timeout_seconds),)
+            try:
+                return self._transaction(
+                    "commitAndStart", wire.i64(1, transaction_id), wire.string(2, client), *timeout
+                )
+            except MethodUnknown:
+                self._chains = False
+        self.commit(transaction_id, write_pointer)
+        return None
 
     def abort(self, transaction: Transaction) -> None:
         """End a transaction whose writes were taken back."""
@@ -301,6 +326,8 @@ _DECLARED: Mapping[tuple[str, int], type[TransactionError]] = {
     ("commitOrThrow", 2): Conflict,
     ("canCommitOrThrow", 3): ChangesTooLarge,
     ("commitOrThrow", 3): ChangesTooLarge,
+    ("commitAndStart", 2): Conflict,
+    ("commitAndStart", 3): BadArgument,
 }
 
 
