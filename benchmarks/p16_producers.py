@@ -2,28 +2,35 @@
 
 * **P16** requests of producers, whose numbers are written down before their rows, beside plain ones: batches of 500,
   and single messages of one and of sixteen producers.
-* **P17** the same batches in transactions of 100 ms each, beside plain ones: begun, published in and committed. Beside
-  it, in its details, the same as a producer. Also how many syncs a transaction with one batch costs, and how many calls
-  of a transaction (start, canCommit, commit) eight clients get done in the time of a bare synced append to a log.
+* **P17** the same batches in transactions of 100 ms each, beside plain ones; the call that commits one begins the next.
+  Beside it, in its details, the same as a producer. Also how many syncs a transaction with one batch costs, and how
+  many calls of a transaction (start, canCommit, commit) eight clients get done in the time of a bare synced append to
+  a log.
 
 What was measured last is in ``docs/scale.md``, with the bars; put new figures there.
 
-Clients are raw sockets, so that what is measured is the server; plain and other requests take turns, since disks have
-moods, and a figure is the median of the turns' ratios.
+Clients are raw sockets, so that what is measured is the server. A disk has moods, and LevelDB merges for plain and
+other requests together, so they take turns of a tenth of a second, in random order, and a figure is the ratio of what
+all turns of each came to, with its standard error. Messages have from 500 to 1,500 bytes: were all of 1,000, five plain
+ones would fit into a block of LevelDB, but only four of those that have eight bytes more for their transaction.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import count, repeat
 from pathlib import Path
+from random import Random
+from typing import Self, cast
 from unittest.mock import patch
 
 from benchmarks.figure import Figure, report
@@ -32,71 +39,116 @@ from tests.server.client import AVRO
 from tests.server.process import Serve, configure
 from tests.server.test_avro import block, long
 from tests.support import size
-from tms_core.client import Client, TransactionClient
+from tms_core.client import Client
 from tms_core.clock import SystemClock
 from tms_core.messaging.service import MessagingService
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
+from tms_core.transaction.codec import wire
+from tms_core.transaction.codec.wire import MessageKind
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage
+from tms_core.transaction.rpc.line import SocketConnection
 
-TURNS = size("TMS_BENCH_TURNS", 5)
-TOPIC, BYTES = "default:bench", 1000
-#: Messages in a request, producers, requests of a turn, and the bar.
-CASES = ((500, 1, 150, 0.95), (1, 1, 2000, 0.5), (1, 16, 6000, 0.85))
+TURNS = size("TMS_BENCH_TURNS", 500)
+TURN_SECONDS = 0.1
+TOPIC = "default:bench"
+#: The payloads of a batch, and a single one, in bytes.
+BATCH, SINGLE = [b"x" * (500 + number * 617 % 1001) for number in range(500)], [b"x" * 1000]
+#: Messages in a request, producers, and the bar.
+CASES = ((BATCH, 1, 0.95), (SINGLE, 1, 0.5), (SINGLE, 16, 0.85))
 #: Of publishing in transactions; and of syncs for one, by how many clients there are.
 COMMITTED_BAR, SYNC_BARS = 0.97, ((1, 3), (8, 1.5))
-COMMIT_SECONDS = 0.1
+#: Turns that do not count, and turns of calls beside bare appends, which take about a second each.
+_WARMING, _CALL_TURNS = 5, 5
+_TIMEOUT_SECONDS = 30
 #: Transactions of which the syncs are counted, and the store's calls that sync.
 TRANSACTIONS, _SYNCED = 1000, ("put", "set", "sync", "delete", "invert")
 _HEAD = f"POST /v1/namespaces/default/topics/bench/publish HTTP/1.1\r\nHost: localhost\r\nContent-Type: {AVRO}\r\n"
 
 Requests = Iterator[bytes]
+#: Publishes for one turn; returns how many requests were answered.
+Turn = Callable[[], int]
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="p16-") as folder, Serve(configure(Path(folder))) as server:
         with Client(server.url, transactions=server.transactions) as client:
             client.create_topic(TOPIC)
-            for messages, producers, requests, bar in CASES:
-                once(client, server.port, messages, producers, requests, bar)
-            with TransactionClient(server.transactions) as service:
-                in_transactions(client, server.port, service)
+            for payloads, producers, bar in CASES:
+                once(client, server.port, payloads, producers, bar)
+            in_transactions(client, server)
         server.end()
     for clients, bar in SYNC_BARS:
         with tempfile.TemporaryDirectory(prefix="p17-") as folder:
             syncs(Path(folder), clients, bar)
 
 
-def once(client: Client, port: int, messages: int, producers: int, requests: int, bar: float) -> None:
+def once(client: Client, port: int, payloads: list[bytes], producers: int, bar: float) -> None:
     """P16."""
-    body = b"\x02" + block([b"x" * BYTES] * messages) + b"\0"
+    body = b"\x02" + block(payloads) + b"\0"
     plain = [repeated(body) for _ in range(producers)]
-    names = [f"p{messages}-{number}" for number in range(producers)]
-    rates = compared(
-        lambda: publish(port, plain, requests),
-        lambda: publish(port, [numbered(body, said(client, name), count(1)) for name in names], requests),
-    )
-    what = f"batches of {messages}" if messages > 1 else f"single messages of {producers} producers"
-    tell("P16", f"published once ÷ plain, {what}", rates, bar, messages)
+    names = [f"p{len(payloads)}-{number}" for number in range(producers)]
+    numbers = [numbered(body, said(client, name), count(1)) for name in names]
+    with connected(port, producers) as connections:
+        rates = compared(lambda: publish(connections, plain), lambda: publish(connections, numbers))
+    what = f"batches of {len(payloads)}" if payloads is BATCH else f"single messages of {producers} producers"
+    tell("P16", f"published once ÷ plain, {what}", rates, bar, len(payloads))
 
 
-def in_transactions(client: Client, port: int, service: TransactionClient) -> None:
+def in_transactions(client: Client, server: Serve) -> None:
     """P17."""
-    messages, requests = CASES[0][0], 2 * CASES[0][2]
-    payloads = block([b"x" * BYTES] * messages) + b"\0"
-    # Made anew as often as those in transactions are, so that the clients have the same to do.
-    plain = [made_anew(b"\x02" + payloads)]
+    payloads, sequences = block(BATCH) + b"\0", count(1)
+    head = said(client, "transactional")
+    with connected(server.port, 1) as connections, Transactions(server.transactions) as transactions:
 
-    def transactional(head: str) -> float:
-        return publish(port, [committing(service, payloads, head)], requests)
+        def plain() -> int:
+            # Made anew as often as those in transactions are, so that the client has the same to do.
+            return publish(connections, [repeated(b"\x02" + payloads)])
 
-    as_producer = compared(lambda: publish(port, plain, requests), lambda: transactional(said(client, "transactional")))
-    # A turn's ratio differs by a twentieth, also of plain ones to plain ones, and the bar is three hundredths away.
-    rates = compared(lambda: publish(port, plain, requests), lambda: transactional(""), 3 * TURNS)
-    details = {"as_a_producer": round(ratio(as_producer), 3)}
-    tell("P17", "in transactions of 100 ms ÷ plain, batches of 500", rates, COMMITTED_BAR, messages, **details)
+        def transactional() -> int:
+            requests = repeated(b"\0" + long(transactions.pointer) + payloads)
+            answered = publish(connections, [requests])
+            transactions.go_on()
+            return answered
+
+        def as_producer() -> int:
+            requests = numbered(b"\0" + long(transactions.pointer) + payloads, head, sequences)
+            answered = publish(connections, [requests])
+            transactions.go_on()
+            return answered
+
+        rates = compared(plain, transactional, as_producer)
+    details = {"as_a_producer": round(ratio(rates, 2), 3)}
+    tell("P17", "in transactions of 100 ms ÷ plain, batches of 500", rates, COMMITTED_BAR, len(BATCH), **details)
+
+
+class Transactions:
+    """Transactions of which the commit of one begins the next.
+
+    Attributes:
+        pointer: the write pointer of the one in progress.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._connection = SocketConnection(address, _TIMEOUT_SECONDS)
+        self.pointer = self._begun(wire.message(MessageKind.CALL, "startShort", 1))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def go_on(self) -> None:
+        """Commit, and begin the next one."""
+        fields = (wire.i64(1, self.pointer), wire.string(2, "benchmark"))
+        self.pointer = self._begun(wire.message(MessageKind.CALL, "commitAndStart", 1, *fields))
+
+    def _begun(self, call: bytes) -> int:
+        transaction = wire.read_message(self._connection.pass_on(call, _TIMEOUT_SECONDS)).fields[0]
+        return int(transaction[1])
 
 
 def syncs(folder: Path, clients: int, bar: float) -> None:
@@ -128,7 +180,7 @@ def syncs(folder: Path, clients: int, bar: float) -> None:
         def transaction(publishes: bool) -> None:
             pointer = manager.start_short().transaction_id
             if publishes:
-                service.publish(topic, [b"x" * BYTES] * 10, pointer=pointer)
+                service.publish(topic, SINGLE * 10, pointer=pointer)
             manager.can_commit(pointer, [b"%d" % pointer])
             manager.commit(pointer)
 
@@ -137,31 +189,62 @@ def syncs(folder: Path, clients: int, bar: float) -> None:
             list(threads.map(transaction, repeat(False, TRANSACTIONS)))
             return 3 * TRANSACTIONS / (time.perf_counter() - started)
 
+        def counted(name: str, work: Callable[[], object], bar: float) -> None:
+            before = next(synced), sum(store.calls[name] for name in _SYNCED)
+            work()
+            after = next(synced) - 1, sum(store.calls[name] for name in _SYNCED)
+            each = (sum(after) - sum(before)) / TRANSACTIONS
+            report(Figure("P17", f"syncs per transaction with a batch, {name}", round(each, 2), at_most=bar))
+
         transaction(True)
-        before = next(synced), sum(store.calls[name] for name in _SYNCED)
-        list(threads.map(transaction, repeat(True, TRANSACTIONS)))
-        after = next(synced) - 1, sum(store.calls[name] for name in _SYNCED)
-        each = (sum(after) - sum(before)) / TRANSACTIONS
-        report(Figure("P17", f"syncs per transaction with a batch, {clients} at a time", round(each, 2), at_most=bar))
+        counted(f"{clients} at a time", lambda: list(threads.map(transaction, repeat(True, TRANSACTIONS))), bar)
+        if clients == 1:
+            counted("each begun by the commit of the one before", lambda: in_a_row(manager, service, topic), bar)
         if clients > 1:
-            rates = compared(bare, calls)
+            rates = [(bare(), calls()) for _ in range(_CALL_TURNS + 1)][1:]
             tell("P17", f"start, canCommit and commit, {clients} at a time, ÷ bare synced appends", rates, 2, 1)
 
 
-def compared(plain: Callable[[], float], other: Callable[[], float], turns: int = TURNS) -> list[tuple[float, float]]:
-    """Requests per second of both, in turns, behind a turn that does not count."""
-    return [(plain(), other()) for _ in range(turns + 1)][1:]
+def in_a_row(manager: TransactionManager, service: MessagingService, topic: TopicId) -> None:
+    """Transactions with a batch each, of which the commit of one begins the next."""
+    pointer = manager.start_short().transaction_id
+    for _ in range(TRANSACTIONS):
+        service.publish(topic, SINGLE * 10, pointer=pointer)
+        manager.can_commit(pointer, [b"%d" % pointer])
+        pointer = manager.commit_and_start(pointer).transaction_id
 
 
-def ratio(rates: list[tuple[float, float]]) -> float:
-    """The median of the other's rate to the plain one's."""
-    return statistics.median(other / plain for plain, other in rates)
+def compared(*turns: Turn) -> list[tuple[float, ...]]:
+    """Requests per second of each in its turns, behind some that do not count."""
+    order, random = list(enumerate(turns)), Random(1)
+    found: list[tuple[float, ...]] = []
+    for _ in range(_WARMING + TURNS):
+        rates = [0.0] * len(turns)
+        random.shuffle(order)
+        for at, turn in order:
+            started = time.perf_counter()
+            answered = turn()
+            rates[at] = answered / (time.perf_counter() - started)
+        found.append(tuple(rates))
+    return found[_WARMING:]
 
 
-def tell(id_: str, name: str, rates: list[tuple[float, float]], bar: float, messages: int, **more: float) -> None:
+def ratio(rates: Sequence[tuple[float, ...]], at: int = 1) -> float:
+    """What one of the others came to, beside the plain one."""
+    return statistics.fmean(one[at] for one in rates) / statistics.fmean(one[0] for one in rates)
+
+
+def error(rates: Sequence[tuple[float, ...]]) -> float:
+    """The standard error of the ratio."""
+    whole, plain = ratio(rates), statistics.fmean(one[0] for one in rates)
+    return statistics.stdev(one[1] - whole * one[0] for one in rates) / plain / math.sqrt(len(rates))
+
+
+def tell(id_: str, name: str, rates: Sequence[tuple[float, ...]], bar: float, messages: int, **more: float) -> None:
     """Report a figure, with messages per second."""
-    plain, other = (round(statistics.median(one) * messages) for one in zip(*rates, strict=True))
-    report(Figure(id_, name, round(ratio(rates), 3), at_least=bar, details={"plain": plain, "other": other, **more}))
+    plain, other = (round(statistics.fmean(one[at] for one in rates) * messages) for at in (0, 1))
+    details = {"plain": plain, "other": other, "standard_error": round(error(rates), 4), **more}
+    report(Figure(id_, name, round(ratio(rates), 3), at_least=bar, details=details))
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -185,48 +268,34 @@ def numbered(body: bytes, head: str, sequences: Iterator[int]) -> Requests:
         yield b"%s%d%s" % (front, sequence, back)
 
 
-def made_anew(body: bytes) -> Requests:
-    """The same request again and again, put together each 100 ms."""
-    while True:
-        requests, ends = repeated(body[:1] + body[1:]), time.perf_counter() + COMMIT_SECONDS
-        while time.perf_counter() < ends:
-            yield next(requests)
-
-
-def committing(service: TransactionClient, payloads: bytes, head: str) -> Requests:
-    """Requests in a transaction that is committed, and followed by another one, each 100 ms."""
-    sequences = count(1)
-    while True:
-        tx, ends = service.start_short(), time.perf_counter() + COMMIT_SECONDS
-        body = b"\0" + long(tx.write_pointer) + payloads
-        requests = numbered(body, head, sequences) if head else repeated(body)
-        while time.perf_counter() < ends:
-            yield next(requests)
-        service.commit(tx.transaction_id, tx.write_pointer)
-
-
-def publish(port: int, sources: list[Requests], requests: int) -> float:
-    """Requests per second that so many connections get done, each with one under way at a time."""
-    with selectors.DefaultSelector() as waiting:
-        connections = [connect(port) for _ in sources]
-        for connection, source in zip(connections, sources, strict=True):
-            waiting.register(connection, selectors.EVENT_READ, (connection, source))
-        started = time.perf_counter()
-        for connection, source in zip(connections, sources, strict=True):
-            connection.sendall(next(source))
-        sent, done = len(sources), 0
-        while done < requests:
-            for key, _ in waiting.select():
-                ready, source = key.data
-                receive(ready)
-                done += 1
-                if sent < requests:
-                    ready.sendall(next(source))
-                    sent += 1
-        seconds = time.perf_counter() - started
+@contextmanager
+def connected(port: int, producers: int) -> Iterator[list[socket.socket]]:
+    """A connection for each producer."""
+    connections = [connect(port) for _ in range(producers)]
+    try:
+        yield connections
+    finally:
         for connection in connections:
             connection.close()
-    return requests / seconds
+
+
+def publish(connections: list[socket.socket], sources: list[Requests]) -> int:
+    """Publish for one turn, with one request of each connection under way at a time; returns how many."""
+    ends, answered = time.perf_counter() + TURN_SECONDS, 0
+    with selectors.DefaultSelector() as waiting:
+        for connection, source in zip(connections, sources, strict=True):
+            connection.sendall(next(source))
+            waiting.register(connection, selectors.EVENT_READ, source)
+        while waiting.get_map():
+            for key, _ in waiting.select():
+                ready = cast(socket.socket, key.fileobj)
+                receive(ready)
+                answered += 1
+                if time.perf_counter() < ends:
+                    ready.sendall(next(key.data))
+                else:
+                    waiting.unregister(ready)
+    return answered
 
 
 def receive(connection: socket.socket) -> None:

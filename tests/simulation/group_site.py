@@ -130,6 +130,8 @@ class GroupSite:
         self.guest: bytes | None = None
         self.producers: dict[int, tuple[Transaction, list[bytes]]] = {}
         self.workers: list[Worker] = []
+        #: The transaction that the commit of a worker began, which claims its next batch.
+        self.next: Transaction | None = None
         self.committed: set[bytes] = set()
         self.done: dict[str, Counter[bytes]] = {group: Counter() for group in GROUPS}
         self.last: bytes = b""
@@ -179,7 +181,7 @@ class GroupSite:
     def work(self) -> None:
         """A worker polls; its answer may be lost, or the server may die while it writes the claim."""
         group = self.random.choice(sorted(GROUPS))
-        tx = self.manager.start_short(self.random.choice((10, 60)))
+        tx, self.next = self.next or self.manager.start_short(self.random.choice((10, 60))), None
         self.side.fault = self.random.choice(("",) * 7 + ("before", "after", "late"))
         try:
             given = self.service.groups.poll(
@@ -211,7 +213,7 @@ class GroupSite:
         worker = self.workers.pop(self.random.randrange(len(self.workers)))
         chance = self.random.random()
         if chance < 0.6:
-            if self._commit(worker.tx):
+            if self._commit(worker.tx, goes_on=self.random.random() < 0.5):
                 self._count(worker)
         elif chance < 0.85:
             self._give_back(worker)
@@ -359,9 +361,14 @@ class GroupSite:
             raise Violation("Q7: an id was given that a group takes for read")
         return payloads
 
-    def _commit(self, tx: Transaction) -> bool:
+    def _commit(self, tx: Transaction, *, goes_on: bool = False) -> bool:
+        """Commit a transaction, if that can be done, and begin another with it where the worker goes on."""
         try:
-            self.manager.commit(tx.transaction_id)
+            if goes_on:
+                self.next = self.manager.commit_and_start(tx.transaction_id, self.random.choice((10, 60)))
+                self.reached["went on"] += 1
+            else:
+                self.manager.commit(tx.transaction_id)
         except TmsError:
             self.reached["woke up too late"] += 1
             return False
