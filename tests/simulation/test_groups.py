@@ -30,7 +30,17 @@ def test_given_histories_when_played_then_every_invariant_holds_and_everything_w
     reached: Counter[str] = Counter()
     for seed in range(SEEDS):
         reached += play(seed)
-    assert set(reached) == {"died", "answer lost", "left", "late", "swept", "a guest", "truncated", "woke up too late", "went on"}
+    assert set(reached) == {
+        "died",
+        "answer lost",
+        "left",
+        "late",
+        "swept",
+        "a guest",
+        "truncated",
+        "woke up too late",
+        "went on",
+    }
 
 
 def test_given_two_servers_that_share_topics_when_histories_are_played_then_every_invariant_holds() -> None:
