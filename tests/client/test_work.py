@@ -298,7 +298,7 @@ def test_given_a_commit_that_is_not_answered_when_worked_through_then_each_order
     for late in faults.late:
         with suppress(NotInProgress):
             late()
-    # One that nobody was told of has done nothing, and times out.
+    # One that no client was told of has done nothing, and times out.
     clock.advance(60_000)
     site.manager.expire()
     assert committed(client) == [b"0", b"1", b"2", b"3"]

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -19,7 +19,7 @@ from tms_core.client.calls import Call, check
 from tms_core.client.site import Endpoint
 from tms_core.client.values import Limits
 from tms_core.client.wire import Pieces, Stop
-from tms_core.errors import BadRequest
+from tms_core.errors import BadRequest, ClientClosed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -215,11 +215,11 @@ class LoopWire:
 
     async def blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         self.settle()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *args, **kwargs))
+        return await asyncio.wrap_future(self._submitted(partial(function, *args, **kwargs)))
 
     async def begin(self, begins: Callable[[], T], ends: Callable[[T], object]) -> T:
         self.settle()
-        call = self._threads.submit(begins)
+        call = self._submitted(begins)
         try:
             return await asyncio.wrap_future(call)
         except asyncio.CancelledError:
@@ -227,6 +227,12 @@ class LoopWire:
             with suppress(RuntimeError):
                 self._threads.submit(lambda: ends(call.result()))
             raise
+
+    def _submitted(self, function: Callable[[], T]) -> Future[T]:
+        try:
+            return self._threads.submit(function)
+        except RuntimeError as error:
+            raise ClientClosed("The client is closed.", "Make another one.") from error
 
     async def close(self) -> None:
         """End pauses, close connections, and wait for calls of the transaction service; closing twice is no error."""

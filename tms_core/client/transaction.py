@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -29,6 +29,7 @@ from tms_core.client.participant import ClaimedBatch, Failures, GroupClaims, Par
 from tms_core.client.partitions import Key, Rotation, number_for, places, read_layout, to_partition
 from tms_core.client.values import Limits
 from tms_core.errors import (
+    ClientClosed,
     Conflict,
     Invalidated,
     NotInProgress,
@@ -172,8 +173,8 @@ class ClientTransaction:
             OutcomeUnknown: it is not known; it is all visible, or never will be.
             PostCommitFailed: all of it is.
         """
-        pointers = (self.transaction.transaction_id, self.transaction.write_pointer)
         await self._write_all()
+        pointers = (self.transaction.transaction_id, self.transaction.write_pointer)
         await self._commit(lambda: self._core.wire.blocking(self._service.commit, *pointers))
         await self._follow()
 
@@ -184,11 +185,12 @@ class ClientTransaction:
             The one that has begun; None: it is committed, and the next one is still to be begun.
 
         Raises:
-            TransactionError, MessagingError, OutcomeUnknown, PostCommitFailed: as :meth:`commit`; none was begun.
+            TransactionError, MessagingError, OutcomeUnknown, PostCommitFailed: as :meth:`commit`; one that was
+                begun is given up, or times out.
         """
         core, service, timeout_seconds = self._core, self._service, self._timeout_seconds
-        pointers = (self.transaction.transaction_id, self.transaction.write_pointer)
         await self._write_all()
+        pointers = (self.transaction.transaction_id, self.transaction.write_pointer)
         begun = await self._commit(
             lambda: core.wire.begin(
                 lambda: service.commit_and_start(*pointers, timeout_seconds, _holder()),
@@ -199,7 +201,9 @@ class ClientTransaction:
             await self._follow()
         except BaseException:
             if begun is not None:
-                await core.wire.blocking(_give_up, service, begun)
+                # Of a client that was closed meanwhile it times out.
+                with suppress(ClientClosed):
+                    await core.wire.blocking(_give_up, service, begun)
             raise
         return None if begun is None else ClientTransaction(core, service, self._limits, begun, timeout_seconds)
 

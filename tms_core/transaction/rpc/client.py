@@ -130,6 +130,8 @@ class TransactionClient:
         Returns:
             None: it is committed, and none was begun, since Tephra's own service does not know the call.
         """
+        if timeout_seconds is not None and timeout_seconds > MAX_TIMEOUT_SECONDS:
+            raise BadArgument(f"timeout must not exceed {MAX_TIMEOUT_SECONDS} seconds but is {timeout_seconds} seconds")
         if self._chains:
             timeout = () if timeout_seconds is None else (wire.i32(3, timeout_seconds),)
             try:
