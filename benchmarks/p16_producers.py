@@ -100,26 +100,20 @@ def once(client: Client, port: int, payloads: list[bytes], producers: int, bar: 
 def in_transactions(client: Client, server: Serve) -> None:
     """P17."""
     payloads, sequences = block(BATCH) + b"\0", count(1)
-    head = said(client, "transactional")
+    producer = said(client, "transactional")
     with connected(server.port, 1) as connections, Transactions(server.transactions) as transactions:
 
         def plain() -> int:
             # Made anew as often as those in transactions are, so that the client has the same to do.
             return publish(connections, [repeated(b"\x02" + payloads)])
 
-        def transactional() -> int:
-            requests = repeated(b"\0" + long(transactions.pointer) + payloads)
-            answered = publish(connections, [requests])
+        def transactional(head: str) -> int:
+            body = b"\0" + long(transactions.pointer) + payloads
+            answered = publish(connections, [numbered(body, head, sequences) if head else repeated(body)])
             transactions.go_on()
             return answered
 
-        def as_producer() -> int:
-            requests = numbered(b"\0" + long(transactions.pointer) + payloads, head, sequences)
-            answered = publish(connections, [requests])
-            transactions.go_on()
-            return answered
-
-        rates = compared(plain, transactional, as_producer)
+        rates = compared(plain, lambda: transactional(""), lambda: transactional(producer))
     details = {"as_a_producer": round(ratio(rates, 2), 3)}
     tell("P17", "in transactions of 100 ms ÷ plain, batches of 500", rates, COMMITTED_BAR, len(BATCH), **details)
 

@@ -70,7 +70,7 @@ class TransactionClient:
         self._timeout_seconds = timeout_seconds
         self._lines = IdleConnections(self._opened)
         #: Whether the service begins a transaction with the commit of another, as far as is known.
-        self._chains = True
+        self._begins_with_commit = True
 
     @classmethod
     def configured(cls, wanted: TransactionSettings, timeout_seconds: float = 30, *, address: str = "") -> Self:
@@ -95,9 +95,7 @@ class TransactionClient:
         """Begin a short transaction; this and the rest as of ``TransactionManager``."""
         if timeout_seconds is None:
             return self._transaction("startShortClientId", wire.string(1, client))
-        if timeout_seconds > MAX_TIMEOUT_SECONDS:
-            raise BadArgument(f"timeout must not exceed {MAX_TIMEOUT_SECONDS} seconds but is {timeout_seconds} seconds")
-        fields = (wire.string(1, client), wire.i32(2, timeout_seconds))
+        fields = (wire.string(1, client), _timeout(2, timeout_seconds))
         return self._transaction("startShortWithClientIdAndTimeOut", *fields)
 
     def start_long(self, client: str = UNKNOWN_CLIENT) -> Transaction:
@@ -130,16 +128,14 @@ class TransactionClient:
         Returns:
             None: it is committed, and none was begun, since Tephra's own service does not know the call.
         """
-        if timeout_seconds is not None and timeout_seconds > MAX_TIMEOUT_SECONDS:
-            raise BadArgument(f"timeout must not exceed {MAX_TIMEOUT_SECONDS} seconds but is {timeout_seconds} seconds")
-        if self._chains:
-            timeout = () if timeout_seconds is None else (wire.i32(3, timeout_seconds),)
+        timeout = () if timeout_seconds is None else (_timeout(3, timeout_seconds),)
+        if self._begins_with_commit:
             try:
                 return self._transaction(
                     "commitAndStart", wire.i64(1, transaction_id), wire.string(2, client), *timeout
                 )
             except MethodUnknown:
-                self._chains = False
+                self._begins_with_commit = False
         self.commit(transaction_id, write_pointer)
         return None
 
@@ -331,6 +327,17 @@ _DECLARED: Mapping[tuple[str, int], type[TransactionError]] = {
     ("commitAndStart", 2): Conflict,
     ("commitAndStart", 3): BadArgument,
 }
+
+
+def _timeout(number: int, seconds: int) -> bytes:
+    """The field of a timeout.
+
+    Raises:
+        BadArgument: it is more than a field takes.
+    """
+    if seconds > MAX_TIMEOUT_SECONDS:
+        raise BadArgument(f"timeout must not exceed {MAX_TIMEOUT_SECONDS} seconds but is {seconds} seconds")
+    return wire.i32(number, seconds)
 
 
 def _declared(name: str, number: int, fields: Fields) -> TransactionError:
