@@ -378,6 +378,41 @@ def test_given_a_task_that_is_cancelled_while_it_commits_then_the_next_transacti
     assert site.manager.clients() == {}
 
 
+def test_given_a_client_that_is_closed_while_its_worker_commits_then_the_loop_ends_and_the_batch_is_committed(
+    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.publish(ORDERS, [b"1", b"2"])
+    commit = site.manager.commit_and_start
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def waiting(*given: Any) -> Transaction:
+        begun = commit(*given)
+        reached.set()
+        goes_on.wait(10)
+        return begun
+
+    monkeypatch.setattr(site.manager, "commit_and_start", waiting)
+
+    async def main() -> int:
+        batches = 0
+        async with site.async_client() as loop:
+
+            async def close() -> None:
+                await asyncio.to_thread(reached.wait, 10)
+                asyncio.get_running_loop().call_later(0.1, goes_on.set)
+                await loop.close()
+
+            closing = asyncio.create_task(close())
+            async for tx, batch in loop.work(ORDERS, "billing", batch=1):
+                await tx.publish(BILLS, [order.payload for order in batch])
+                batches += 1
+            await closing
+        return batches
+
+    assert asyncio.run(main()) == 1
+    assert committed(client) == [b"1"]
+
+
 def test_given_an_event_loop_when_worked_through_then_it_is_the_same(site: InProcess, client: Client) -> None:
     client.publish(ORDERS, [b"1", b"2", b"3"])
 

@@ -93,6 +93,8 @@ def test_given_what_is_refused_then_the_errors_are_the_managers(
     assert (chained.value.transaction_id, chained.value.key) == (second.transaction_id, r"k\xFF")
     with pytest.raises(BadArgument, match="timeout must be positive"):
         client.commit_and_start(second.transaction_id, timeout_seconds=0)
+    with pytest.raises(BadArgument, match="must not exceed 2147483647 seconds"):
+        client.commit_and_start(second.transaction_id, timeout_seconds=2**31)
     for commit in (client.commit, client.commit_and_start):
         with pytest.raises(NotInProgress, match="that is not in progress"):
             commit(first.transaction_id)
