@@ -163,17 +163,19 @@ class Queue(ABC, Generic[R]):
     def _written(self, topic: TopicMetadata, batch: Sequence[WriteRequest[R]]) -> Written[R]:
         """Write the requests of a batch that may still be written; answers the others."""
         now_ms = self._context.clock.publish_ms()
-        transactional = any(request.pointer is not None for request in batch)
         sent = any(request.sent is not None for request in batch)
-        with (
-            self._in_progress(batch, now_ms) if transactional else nullcontext(batch) as open_,
-            self._sent(topic, open_, now_ms) if sent else nullcontext(open_) as counting,
-        ):
-            # What was written before a partition took no more is answered as it was.
-            if not counting:
-                return Written([])
-            _require_open(topic)
-            return self._write(topic, now_ms, counting)
+        begun = self._begin_writes(batch)
+        try:
+            known = frozenset(begun)
+            open_ = [request for request in batch if self._may_write(request, known, now_ms)]
+            with self._sent(topic, open_, now_ms) if sent else nullcontext(open_) as counting:
+                # What was written before a partition took no more is answered as it was.
+                if not counting:
+                    return Written([])
+                _require_open(topic)
+                return self._write(topic, now_ms, counting)
+        finally:
+            self._end_writes(begun)
 
     def _take(self) -> list[WriteRequest[R]]:
         """Take what is queued, up to a number of bytes."""
@@ -194,30 +196,31 @@ class Queue(ABC, Generic[R]):
     def _answer_again(self, topic: TopicMetadata, request: WriteRequest[R], first: int) -> None:
         """Answer a request whose rows are there."""
 
-    @contextmanager
-    def _in_progress(self, batch: Sequence[WriteRequest[R]], now_ms: int) -> Iterator[list[WriteRequest[R]]]:
-        """The requests outside transactions, and of transactions that are in progress; answers the others.
+    def _begin_writes(self, batch: Sequence[WriteRequest[R]]) -> Sequence[int]:
+        """Note in which transactions something is about to be written; returns the pointers that are in progress.
 
-        A transaction that is aborted while the block runs becomes invalid instead, so that what is written in it then
-        is never seen, even if this process ends before it can look again.
+        A transaction that is aborted from now on becomes invalid instead, so that what is written in it then is never
+        seen, even if this process ends before it can look again. :meth:`_end_writes` is to follow.
         """
         manager = self._context.transactions
-        begun: list[int] = []
-        found: list[WriteRequest[R]] = []
-        try:
-            for request in batch:
-                if request.pointer is None or manager is None:
-                    found.append(request)
-                elif manager.begin_write(request.pointer):
-                    begun.append(request.pointer)
-                    found.append(request)
-                elif self._in_time(request, position(now_ms)):
-                    request.answer.set_exception(self._refusal(request))
-            yield found
-        finally:
-            if manager is not None:
-                for pointer in begun:
-                    manager.end_write(pointer)
+        if manager is None:
+            return ()
+        asked = [request.pointer for request in batch if request.pointer is not None]
+        return [pointer for pointer in asked if manager.begin_write(pointer)]
+
+    def _end_writes(self, begun: Sequence[int]) -> None:
+        """What was to be written is, or never will be."""
+        if (manager := self._context.transactions) is not None:
+            for pointer in begun:
+                manager.end_write(pointer)
+
+    def _may_write(self, request: WriteRequest[R], begun: frozenset[int], now_ms: int) -> bool:
+        """Whether a request is outside transactions, or in one in progress where that is known; answers if not."""
+        if request.pointer is None or self._context.transactions is None or request.pointer in begun:
+            return True
+        if self._in_time(request, position(now_ms)):
+            request.answer.set_exception(self._refusal(request))
+        return False
 
     def _refusal(self, request: WriteRequest[R]) -> TmsError:
         """Why a request of a transaction that has ended is refused: for good where a newer instance ended it."""

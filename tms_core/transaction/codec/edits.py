@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeVar
@@ -25,6 +24,8 @@ _BYTE = struct.Struct(">b")
 _INT = struct.Struct(">i")
 _LONG = struct.Struct(">q")
 _HEAD = struct.Struct(">qiqqb")
+#: What is before the numbers of changes, of truncated ids and of checkpoints, and these.
+_BEFORE_CHANGES, _BEFORE_TRUNCATED, _BEFORE_CHECKPOINTS = map(struct.Struct, (">bqiqqbi", ">qii", ">qqi"))
 #: How a missing type and a missing list of checkpoints are written.
 _NULL = -1
 
@@ -123,13 +124,19 @@ def read_edit(stream: Readable) -> Edit:
 
 def encode_edit(edit: Edit) -> bytes:
     """The edit in the newest version; sets in ascending order (Tephra leaves them in hash order)."""
-    head = _HEAD.pack(edit.write_pointer, edit.state, edit.expiration_ms, edit.commit_pointer, edit.can_commit)
-    parts = [_BYTE.pack(NEWEST_EDIT_VERSION), head, _INT.pack(len(edit.changes))]
+    kind = _NULL if edit.type is None else edit.type
+    checkpoints = _NULL if edit.checkpoints is None else len(edit.checkpoints)
+    parts = [
+        _BEFORE_CHANGES.pack(
+            *(NEWEST_EDIT_VERSION, edit.write_pointer, edit.state, edit.expiration_ms, edit.commit_pointer),
+            *(edit.can_commit, len(edit.changes)),
+        )
+    ]
     parts += [_INT.pack(len(key)) + key for key in sorted(edit.changes)]
-    parts += [_LONG.pack(edit.visibility_upper_bound), _INT.pack(_NULL if edit.type is None else edit.type)]
-    parts += [_longs(sorted(edit.truncated)), _LONG.pack(edit.truncated_before_ms)]
-    parts += [_LONG.pack(edit.parent_write_pointer)]
-    parts += [_INT.pack(_NULL) if edit.checkpoints is None else _longs(edit.checkpoints)]
+    parts.append(_BEFORE_TRUNCATED.pack(edit.visibility_upper_bound, kind, len(edit.truncated)))
+    parts += map(_LONG.pack, sorted(edit.truncated))
+    parts.append(_BEFORE_CHECKPOINTS.pack(edit.truncated_before_ms, edit.parent_write_pointer, checkpoints))
+    parts += map(_LONG.pack, edit.checkpoints or ())
     return b"".join(parts)
 
 
@@ -181,7 +188,3 @@ def _member(kind: type[_Kind], ordinal: int) -> _Kind:
         return kind(ordinal)
     except ValueError as error:
         raise FormatError(f"an edit with {kind.__name__} {ordinal}, which does not exist") from error
-
-
-def _longs(values: Collection[int]) -> bytes:
-    return _INT.pack(len(values)) + b"".join(map(_LONG.pack, values))

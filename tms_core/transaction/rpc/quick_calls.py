@@ -19,7 +19,7 @@ from tms_core.transaction.rpc.line import LENGTH
 #: What the event loop does itself: calls whose names begin so, at this place, of so many bytes at most, where no more
 #: ids are listed, so many calls before came one by one, too, and the last took no longer, in seconds.
 _NAMES, _NAME_AT = (b"start", b"canCommit", b"commit"), 8
-MAX_BYTES, MAX_IDS, AFTER, MAX_SECONDS = 4096, 1000, 8, 0.001
+MAX_BYTES, MAX_IDS, AFTER, MAX_SECONDS = 4096, 1000, 8, 0.002
 #: Those of them that wait for no disk.
 _NO_SYNC = b"canCommit"
 
