@@ -1,9 +1,9 @@
 """P4: what HTTP costs: publishing and fetching through ``tms serve``, beside bare LevelDB on the same disk.
 
 The server is a process of its own, as users run it, without the janitor. Clients are raw sockets that build their
-requests once, so that what is measured is the server. Bare loops and the server take turns, since disks have moods,
-and each figure is the median of the turns. Bare writes are one synced batch for each batch that is published, of rows
-as long as the server's; bare reads are one iterator over such rows.
+requests once, so that what is measured is the server. Bare loops and the server take turns, since a disk is not always
+as fast, and each figure is the median of the turns. Bare writes are one synced batch for each batch that is published,
+of rows as long as the server's; bare reads are one iterator over such rows.
 
 A figure's ``before`` is what it was on a busy machine of two processors before the work that its bar asks for.
 
@@ -262,7 +262,7 @@ def singles(scratch: Path) -> None:
 
 
 def against_cdap(port: int, cdap_port: int, producers: int, messages: int, requests: int) -> None:
-    """Both servers in short turns, so that they share what the machine's other work and the disk's moods do to them."""
+    """Both servers in short turns, so that both meet the same work of the machine and of its disk."""
     data, share = publishing(messages, 100), requests // SHORT_TURNS
     ratio, ours, theirs = turns(
         lambda: publish(port, data, share, producers),

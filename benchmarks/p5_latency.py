@@ -4,8 +4,8 @@ Once with the janitor embedded in ``tms serve`` on LevelDB, once as a process of
 single messages by a schedule, at half of the top rate that the same server showed just before (``benchmarks/load.py``).
 Each turn is a quiet stretch, then one in which a topic's ttl is shortened, so that a sweep finds many rows due; of that
 stretch those requests count that were due while the sweep ran, compaction included, as the janitor's own record of runs
-has it. Machines have moods, so the figure is the median of the turns' ratios. All processes, HBase's too, share one
-machine's processors with the publishers.
+has it. A machine is not always as fast, so the figure is the median of the turns' ratios. All processes, HBase's too,
+share one machine's processors with the publishers.
 """
 
 from __future__ import annotations

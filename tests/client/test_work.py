@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -25,10 +25,13 @@ from tms_core.client import (
     Retry,
     TopicNotFound,
     Transaction,
+    TransactionClient,
+    TransactionContext,
     Unanswered,
 )
 from tms_core.client.testing import InProcess
 from tms_core.clock import ManualClock
+from tms_core.transaction.rpc import calls
 
 ORDERS, BILLS, DEAD = "default:orders", "default:bills", "default:orders-dead"
 #: How long a loop waits for another message before it ends, in seconds.
@@ -304,6 +307,102 @@ def test_given_a_commit_that_is_not_answered_when_worked_through_then_each_order
     assert committed(client) == [b"0", b"1", b"2", b"3"]
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_given_a_service_that_answers_nothing_for_a_while_when_worked_through_then_each_order_is_billed_once(
+    site: InProcess, client: Client, faults: Faults, clock: ManualClock, when: When
+) -> None:
+    client.publish(ORDERS, [b"%d" % number for number in range(4)])
+
+    def is_back(step: str) -> None:
+        if step == "start" and faults.seen[step] > 2:
+            faults.heal()
+            # A transaction that could not be ended has timed out by then.
+            clock.advance(60_000)
+            site.manager.expire()
+
+    faults.meanwhile = is_back
+    faults.at("commitAndStart", when)
+    for step in ("invalidate", "abort"):
+        faults.at(step, "before")
+    with faulty_client(site, faults) as faulty:
+        for tx, batch in faulty.work(ORDERS, "billing", batch=2, idle_seconds=IDLE):
+            if faults.seen["start"] == 1:
+                faults.at("start", "before", times=2)
+            tx.publish(BILLS, [order.payload for order in batch])
+    assert faults.seen["start"] > 2
+    assert committed(client) == [b"0", b"1", b"2", b"3"]
+    assert site.manager.clients() == {}
+
+
+def test_given_a_service_of_tephras_when_worked_through_then_each_batch_has_a_commit_and_a_start(
+    site: InProcess, client: Client, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(cast("dict[str, Any]", calls._CALLS), "commitAndStart")
+    client.publish(ORDERS, [b"%d" % number for number in range(4)])
+    with faulty_client(site, faults) as counting:
+        for tx, batch in counting.work(ORDERS, "billing", batch=2, idle_seconds=IDLE):
+            tx.publish(BILLS, [order.payload for order in batch])
+    assert committed(client) == [b"0", b"1", b"2", b"3"]
+    assert (faults.seen["commitAndStart"], faults.seen["commit"], faults.seen["start"]) == (1, 2, 3)
+    assert site.manager.clients() == {}
+
+
+def test_given_a_manager_that_forgot_what_was_changed_when_worked_through_then_it_is_asked_again_and_commits(
+    site: InProcess, client: Client, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = site.manager.commit_and_start
+
+    def restarted(pointer: int, *given: Any) -> Transaction:
+        """As a manager that has recovered what was on its disk."""
+        state = site.manager._state
+        with monkeypatch.context() as once:
+            once.setattr(state, "recovered_pointer", pointer)
+            if faults.seen["commitAndStart"] == 1:
+                state.committing.pop(pointer, None)
+            return commit(pointer, *given)
+
+    monkeypatch.setattr(site.manager, "commit_and_start", restarted)
+    client.publish(ORDERS, [b"1"])
+    with faulty_client(site, faults) as counting:
+        for tx, batch in counting.work(ORDERS, "billing", idle_seconds=IDLE):
+            tx.publish(BILLS, [order.payload for order in batch])
+    assert committed(client) == [b"1"]
+    assert (faults.seen["commitAndStart"], faults.seen["canCommit"]) == (2, 1)
+
+
+class Checkpoints(Participant):
+    """Takes a checkpoint when it is to write what it has."""
+
+    def __init__(self, tx: TransactionContext) -> None:
+        self._tx, self._is_done = tx, False
+
+    def commit_tx(self) -> None:
+        if not self._is_done:
+            self._is_done = True
+            self._tx.checkpoint()
+
+
+def test_given_a_checkpoint_that_a_participant_takes_as_it_writes_then_its_pointer_is_committed(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[int, int]] = []
+    commit = TransactionClient.commit_and_start
+
+    def noting(service: TransactionClient, transaction_id: int, write_pointer: int, *more: Any) -> Transaction | None:
+        given.append((transaction_id, write_pointer))
+        return commit(service, transaction_id, write_pointer, *more)
+
+    monkeypatch.setattr(TransactionClient, "commit_and_start", noting)
+    client.publish(ORDERS, [b"1"])
+    transactions = []
+    for tx, _ in client.work(ORDERS, "billing", idle_seconds=IDLE):
+        tx.register(Checkpoints(tx))
+        transactions.append(tx)
+    [tx], [(transaction_id, write_pointer)] = transactions, given
+    assert (transaction_id, write_pointer) == (tx.transaction.transaction_id, tx.transaction.write_pointer)
+    assert write_pointer > transaction_id
+
+
 class Follows(Participant):
     """Fails after the commit."""
 
@@ -378,8 +477,9 @@ def test_given_a_task_that_is_cancelled_while_it_commits_then_the_next_transacti
     assert site.manager.clients() == {}
 
 
+@pytest.mark.parametrize("fails", [False, True], ids=["", "and a participant fails"])
 def test_given_a_client_that_is_closed_while_its_worker_commits_then_the_loop_ends_and_the_batch_is_committed(
-    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     client.publish(ORDERS, [b"1", b"2"])
     commit = site.manager.commit_and_start
@@ -403,14 +503,18 @@ def test_given_a_client_that_is_closed_while_its_worker_commits_then_the_loop_en
                 await loop.close()
 
             closing = asyncio.create_task(close())
-            async for tx, batch in loop.work(ORDERS, "billing", batch=1):
-                await tx.publish(BILLS, [order.payload for order in batch])
-                batches += 1
+            with pytest.raises(PostCommitFailed) if fails else nullcontext():
+                async for tx, batch in loop.work(ORDERS, "billing", batch=1):
+                    if fails:
+                        await tx.register(Follows())
+                    await tx.publish(BILLS, [order.payload for order in batch])
+                    batches += 1
             await closing
         return batches
 
     assert asyncio.run(main()) == 1
     assert committed(client) == [b"1"]
+    assert site.manager.clients() == {}
 
 
 def test_given_an_event_loop_when_worked_through_then_it_is_the_same(site: InProcess, client: Client) -> None:

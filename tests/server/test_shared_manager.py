@@ -157,8 +157,13 @@ def test_given_two_servers_when_either_is_asked_then_the_leaders_manager_answers
     assert ids == [BASE + 1 + number for number in range(4)]
     other.can_commit(ids[0], [b"a"])
     one.commit(ids[0])
-    with pytest.raises(NotInProgress):
-        other.commit(ids[0])
+    for commit in (other.commit, other.commit_and_start):
+        with pytest.raises(NotInProgress):
+            commit(ids[0])
+    begun = other.commit_and_start(ids[1], client="me")
+    assert begun is not None
+    assert (begun.transaction_id, one.clients()[begun.transaction_id]) == (BASE + 5, "me")
+    ids = [*ids[1:], begun.transaction_id]
     assert other.latest().snapshot.open_pointers == one.latest().snapshot.open_pointers == frozenset(ids[1:])
     assert (servers.first.takeovers, servers.second.takeovers) == (1, 0)
     assert not servers.second.shared.manager.running

@@ -13,6 +13,7 @@ from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import CannotSnapshot, ChangesTooLarge, Conflict, NoSnapshot, NotInProgress, TruncateTimeError
 from tms_core.transaction.codec import wire
+from tms_core.transaction.codec.thrift import transaction_fields
 from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
 from tms_core.transaction.manager.conflicts import ChangeLimits
 from tms_core.transaction.manager.manager import BadArgument, TransactionManager
@@ -306,6 +307,24 @@ def test_given_a_service_of_tephras_when_another_transaction_is_to_begin_too_the
         assert client.commit_and_start(7, 8) is None
         assert client.commit_and_start(9) is None
         assert service.calls == ["commitAndStart", "commitOrThrow", "commitOrThrow"]
+
+
+def test_given_another_service_behind_a_broken_connection_when_the_next_is_to_begin_too_then_it_is_asked_again() -> (
+    None
+):
+    tephras, begun = unknown_but("commitOrThrow"), wire.structure(0, *transaction_fields(Transaction(9, 9, 9)))
+
+    def begins(call: RpcMessage) -> bytes:
+        return reply(call, begun)
+
+    conducts: list[Callable[[RpcMessage], bytes | None]] = [begins, reply, hang_up, tephras, tephras]
+    with misbehaving(lambda call: conducts.pop()(call)) as (service, client):  # noqa: PLW0108
+        assert client.commit_and_start(7) is None
+        client.abort(Transaction(8, 8, 8))
+        second = client.commit_and_start(8)
+        assert second is not None
+        assert second.transaction_id == 9
+        assert service.calls == ["commitAndStart", "commitOrThrow", "abortTx", "abortTx", "commitAndStart"]
 
 
 def test_given_a_service_that_does_not_understand_then_nothing_was_done() -> None:

@@ -133,10 +133,11 @@ def test_given_each_way_to_start_then_the_transaction_is_of_that_kind(
     assert manager.clients() == {BASE + 1: client_id}
 
 
-@pytest.mark.parametrize("method", ["startShortWithTimeout", "startShortWithClientIdAndTimeOut"])
+@pytest.mark.parametrize("method", ["startShortWithTimeout", "startShortWithClientIdAndTimeOut", "commitAndStart"])
 def test_given_a_bad_timeout_then_the_declared_error_names_javas(client: Any, method: str) -> None:
+    given = {"startShortWithTimeout": (), "commitAndStart": (client.startShort().transactionId, "me")}
     with pytest.raises(interface().TGenericException) as raised:
-        getattr(client, method)(*(["me"] if "Client" in method else []), 0)
+        getattr(client, method)(*given.get(method, ("me",)), 0)
     assert raised.value.message == "timeout must be positive but is 0 seconds"
     assert raised.value.originalExceptionClass == "java.lang.IllegalArgumentException"
 
@@ -148,10 +149,11 @@ def test_given_a_bad_timeout_on_the_old_call_then_it_is_thrifts_own_error(client
     assert client.status() == "OK"
 
 
-@pytest.mark.parametrize("method", ["startShortClientId", "startLongClientId"])
+@pytest.mark.parametrize("method", ["startShortClientId", "startLongClientId", "commitAndStart"])
 def test_given_no_client_id_then_the_declared_error_says_so(client: Any, method: str) -> None:
+    given = [client.startShort().transactionId] if method == "commitAndStart" else []
     with pytest.raises(interface().TGenericException, match="must not be null"):
-        getattr(client, method)(None)
+        getattr(client, method)(*given, None)
 
 
 def test_given_a_conflict_then_new_calls_raise_it_and_old_ones_answer_false(client: Any) -> None:

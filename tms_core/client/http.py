@@ -219,14 +219,28 @@ class LoopWire:
 
     async def begin(self, begins: Callable[[], T], ends: Callable[[T], object]) -> T:
         self.settle()
-        call = self._submitted(begins)
+
+        def begun() -> tuple[T, bool]:
+            found, is_over = begins(), self._closed.is_set()
+            if is_over:
+                # Later there is no thread that could end it.
+                ends(found)
+            return found, is_over
+
+        def given_up() -> None:
+            found, is_over = call.result()
+            if not is_over:
+                ends(found)
+
+        call = self._submitted(begun)
         try:
-            return await asyncio.wrap_future(call)
+            found, _ = await asyncio.wrap_future(call)
         except asyncio.CancelledError:
             # By a thread, so that no task is left behind; closing waits for it, as for all calls.
             with suppress(RuntimeError):
-                self._threads.submit(lambda: ends(call.result()))
+                self._threads.submit(given_up)
             raise
+        return found
 
     def _submitted(self, function: Callable[[], T]) -> Future[T]:
         try:

@@ -376,7 +376,8 @@ class Client(Topics):
             max_deliveries: how often a message is given out at most. Messages of a batch that failed come in smaller
                 batches, at last alone; one that has failed so often goes to the topic ``TOPIC-dead``, which is made
                 where there is none. None: it comes for ever.
-            timeout_seconds: how long a batch may take; None: as the transaction service says (30).
+            timeout_seconds: how long a batch may take, from the commit of the one before on; None: as the transaction
+                service says (30).
             idle_seconds: after how long without a message the loop ends; None: never.
 
         Returns:

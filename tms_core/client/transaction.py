@@ -181,6 +181,8 @@ class ClientTransaction:
     async def commit_and_begin(self) -> ClientTransaction | None:
         """Commit it, and begin a short one with the same call, so that both wait for the disk together.
 
+        The time of the next one runs already while participants are told of the commit.
+
         Returns:
             The one that has begun; None: it is committed, and the next one is still to be begun.
 
@@ -201,7 +203,7 @@ class ClientTransaction:
             await self._follow()
         except BaseException:
             if begun is not None:
-                # Of a client that was closed meanwhile it times out.
+                # A client that was closed meanwhile has given it up already.
                 with suppress(ClientClosed):
                     await core.wire.blocking(_give_up, service, begun)
             raise
@@ -227,7 +229,7 @@ class ClientTransaction:
         failures.tell()
 
     async def _write_all(self) -> None:
-        """Everything before the commit; rolls it back where that fails."""
+        """Write everything that comes before the commit; rolls it back where that fails."""
         self.require_open()
         try:
             await self._prepare()

@@ -69,7 +69,8 @@ class TransactionClient:
         self.opens = opens
         self._timeout_seconds = timeout_seconds
         self._lines = IdleConnections(self._opened)
-        #: Whether the service begins a transaction with the commit of another, as far as is known.
+        #: Whether the service begins a transaction with the commit of another, as far as is known since a connection
+        #: was last opened.
         self._begins_with_commit = True
 
     @classmethod
@@ -259,12 +260,18 @@ class TransactionClient:
         with self._lines.one() as line:
             try:
                 return line.ask(name, fields, self._timeout_seconds)
+            except MethodUnknown as error:
+                # The connection is as good as before.
+                unknown = error
             except TimeoutError as error:
                 raise self._unclear(name, f"there was no answer within {self._timeout_seconds:g} s") from error
             except (OSError, EOFError, FormatError) as error:
                 raise _Broken(str(error)) from error
+        raise unknown
 
     def _opened(self) -> RpcConnection:
+        # It may be another one by now.
+        self._begins_with_commit = True
         try:
             return self.opens(self.address, self._timeout_seconds)
         except OSError as error:
