@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 
 import pytest
@@ -209,6 +210,23 @@ def test_given_a_topic_made_with_nothing_in_it_then_it_is_new_until_it_is_change
     assert not is_newborn()
     desk.create("new", ttl="60")
     assert not is_newborn()
+
+
+def test_given_a_topic_that_is_there_but_is_still_being_made_when_asked_whether_it_is_new_then_the_answer_waits(
+    desk: Desk,
+) -> None:
+    name, asked = named("new"), list[Future[bool]]()
+
+    def ask(call: Call) -> None:
+        if call.name == "message.keys" and not asked:
+            asked.append(threads.submit(desk.service.is_newborn, TopicMetadata(name, 1, 60)))
+            with pytest.raises(TimeoutError):
+                asked[0].result(0.05)
+
+    watch(desk.store, before=ask)
+    with ThreadPoolExecutor(1) as threads:
+        desk.create("new", ttl="60")
+        assert [one.result() for one in asked] == [True]
 
 
 @pytest.mark.parametrize("table", ["message", "payload"])

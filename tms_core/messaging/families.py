@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from threading import RLock
+from threading import Lock, RLock
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.claim_rows import NOT_DRAINED, drained_in
@@ -73,6 +73,7 @@ class Families:
         self._positions = Positions(side)
         self._settle = settle
         self._newborn: dict[TopicId, TopicMetadata] = {}
+        self._making = Lock()
         self._lock = RLock()
 
     # -- what clients ask for -----------------------------------------------------------------------------------------
@@ -180,7 +181,9 @@ class Families:
 
         So what of it comes due does so by time alone, and by no mistake in its settings (rule S8).
         """
-        return self._newborn.get(topic.topic) == topic
+        # One that is there already may still be being made.
+        with self._making:
+            return self._newborn.get(topic.topic) == topic
 
     # -- partitions and routes ----------------------------------------------------------------------------------------
 
@@ -325,11 +328,12 @@ class Families:
     # -- one topic ----------------------------------------------------------------------------------------------------
 
     def _make(self, topic: TopicId, properties: Mapping[str, str]) -> None:
-        made = self._topics.create(topic, properties)
-        # The topic is made, though a server that does not lead cannot read it back.
-        with suppress(Unavailable):
-            if made.generation == 1 and not self._has_rows(topic):
-                self._newborn[topic] = made
+        with self._making:
+            made = self._topics.create(topic, properties)
+            # The topic is made, though a server that does not lead cannot read it back.
+            with suppress(Unavailable):
+                if made.generation == 1 and not self._has_rows(topic):
+                    self._newborn[topic] = made
 
     def _make_anew(self, topic: TopicId, properties: Mapping[str, str]) -> None:
         """Make a topic in the place of one that a request has left that was cut off."""
