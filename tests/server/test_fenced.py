@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -18,11 +19,12 @@ from tms_core.errors import StoreError, StoreUnavailable, Unavailable
 from tms_core.messaging.groups import GroupPoll
 from tms_core.messaging.ids import position
 from tms_core.messaging.model import FetchRequest, RollbackRange
+from tms_core.messaging.requests import Sent
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.rota import Slots
-from tms_core.server.ha.sealed_ids import FRAME_ROWS, Seals
+from tms_core.server.ha.sealed_ids import FRAME_ROWS, Gaps, PositionRange, Seals
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide, SideChange
@@ -259,6 +261,166 @@ def test_given_a_batch_of_a_former_term_when_it_gets_the_lease_again_then_it_doe
         site.one.service.publish(TOPIC, [b"late"])
     site.one.leads()
     assert site.one.payloads() == [b"late"], "it came before anybody could look"
+
+
+# --- writes that fail, and come late all the same --------------------------------------------------------------------
+
+
+def failing(server: Server, done: Callable[[Rows], Rows]) -> Callable[[], None]:
+    """The next write does some of its rows and fails; returns what does the others."""
+    put, left = server.message.put, list[Rows]()
+
+    def fails(rows: Rows) -> None:
+        server.message.put = put
+        first = done(rows)
+        put(first)
+        left.append([row for row in rows if row not in first])
+        raise StoreUnavailable("HBase has not answered.", "Try again.")
+
+    def arrive() -> None:
+        put(left.pop())
+
+    server.message.put = fails
+    return arrive
+
+
+def said(sequence: int = 1) -> Sent:
+    return Sent(TOPIC, "importer", 0, sequence)
+
+
+@pytest.mark.parametrize("moment", ["after it is read", "after the next write", "after it is repeated"])
+def test_given_a_write_that_failed_when_its_rows_come_late_then_no_reader_sees_them(site: Site, moment: str) -> None:
+    generation = site.one.service.producers.register(TOPIC, "importer", UUID(int=1)).generation
+    sent = said()._replace(generation=generation)
+    arrive = failing(site.one, lambda rows: rows[1:2])
+    with pytest.raises(StoreUnavailable):
+        site.one.service.publish(TOPIC, [b"a", b"b", b"c"], sent=sent)
+    if moment == "after it is read":
+        assert site.one.payloads() == [b"b"]
+    elif moment == "after the next write":
+        site.one.service.publish(TOPIC, [b"d"])
+    site.one.service.publish(TOPIC, [b"a", b"b", b"c"], sent=sent)
+    arrive()
+    others = [b"d"] if moment == "after the next write" else []
+    for server in (site.one, site.other):
+        server.leads()
+        assert server.payloads() == [*others, b"a", b"b", b"c"]
+
+
+def test_given_a_write_that_failed_and_is_there_when_repeated_then_it_counts_and_no_late_take_back_can_reach_it(
+    site: Site,
+) -> None:
+    generation = site.one.service.producers.register(TOPIC, "importer", UUID(int=1)).generation
+    sent, takes_back = said()._replace(generation=generation), list[str]()
+    for name in ("delete", "invert"):
+        setattr(site.one.message, name, lambda _, name=name: takes_back.append(name))
+    for number, tx in enumerate((None, pointer(NOW_MS)), 1):
+        failing(site.one, lambda rows: rows)
+        request = sent._replace(sequence=number)
+        with pytest.raises(StoreUnavailable):
+            site.one.service.publish(TOPIC, [b"%d" % number], pointer=tx, sent=request)
+        site.other.leads()
+        site.other.service.publish(TOPIC, [b"%d" % number], pointer=tx, sent=request)
+        site.one.leads()
+    assert site.one.payloads() == [b"1", b"2"]
+    assert takes_back == []
+
+
+def test_given_a_write_that_failed_when_it_cannot_be_decided_then_the_topic_is_neither_read_nor_written(
+    site: Site,
+) -> None:
+    site.one.service.publish(TOPIC, [b"a"])
+    arrive = failing(site.one, lambda _: [])
+    with pytest.raises(StoreUnavailable):
+        site.one.service.publish(TOPIC, [b"b"])
+    exchange = site.side.exchange_each
+    site.side.exchange_each = raising(StoreUnavailable("HBase is away.", "Try again."))  # type: ignore[method-assign]
+    uses: list[Callable[[], object]] = [site.one.payloads, lambda: site.one.service.publish(TOPIC, [b"c"])]
+    for use in uses:
+        with pytest.raises(StoreUnavailable, match="HBase is away"):
+            use()
+    arrive()
+    site.side.exchange_each = exchange  # type: ignore[method-assign]
+    site.one.service.publish(TOPIC, [b"c"])
+    assert site.one.payloads() == [b"a", b"b", b"c"]
+
+
+def test_given_a_failed_write_and_many_messages_behind_it_when_another_server_leads_then_its_rows_are_not_seen(
+    site: Site,
+) -> None:
+    generation = site.one.service.producers.register(TOPIC, "importer", UUID(int=1)).generation
+    sent = said()._replace(generation=generation)
+    arrive = failing(site.one, lambda _: [])
+    with pytest.raises(StoreUnavailable):
+        site.one.service.publish(TOPIC, [b"a"], sent=sent)
+    others = [b"b"] * (FRAME_ROWS + 1)
+    site.one.service.publish(TOPIC, others)
+    site.other.leads()
+    site.other.service.publish(TOPIC, [b"a"], sent=sent)
+    arrive()
+    assert site.other.payloads() == [*others, b"a"]
+
+
+def test_given_a_store_that_fails_for_long_then_there_is_one_gap_and_another_behind_a_message(site: Site) -> None:
+    def fail(times: int) -> None:
+        for _ in range(times):
+            failing(site.one, lambda _: [])
+            with pytest.raises(StoreUnavailable):
+                site.one.service.publish(TOPIC, [b"a", b"b"])
+            site.clock.advance(SECOND)
+
+    fail(5)
+    site.one.service.publish(TOPIC, [b"c"])
+    fail(5)
+    assert site.one.payloads() == [b"c"]
+    assert len(Gaps.parse(site.side.get(b"g" + PREFIX)).spans) == 2
+
+
+def test_given_a_failed_write_of_a_former_term_when_it_leads_again_then_what_others_wrote_meanwhile_is_seen(
+    site: Site,
+) -> None:
+    arrive = failing(site.one, lambda _: [])
+    with pytest.raises(StoreUnavailable):
+        site.one.service.publish(TOPIC, [b"late"])
+    site.other.leads()
+    site.other.service.publish(TOPIC, [b"a"])
+    arrive()
+    site.one.leads()
+    assert site.one.payloads() == [b"a"]
+    site.one.service.publish(TOPIC, [b"b"])
+    assert site.one.payloads() == [b"a", b"b"]
+
+
+def test_given_gaps_that_another_server_has_written_when_a_failed_write_is_to_be_decided_then_it_is_not(
+    site: Site,
+) -> None:
+    failing(site.one, lambda _: [])
+    with pytest.raises(StoreUnavailable):
+        site.one.service.publish(TOPIC, [b"late"])
+    read = site.side.get
+
+    def changed(key: bytes) -> bytes | None:
+        value = read(key)
+        if key == b"g" + PREFIX:
+            site.side.put([(key, Gaps((PositionRange(1, 2),)).pack())])
+        return value
+
+    site.side.get = changed  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable, match="Another server leads the topic by now"):
+        site.one.payloads()
+
+
+def test_given_a_failed_write_of_a_producer_when_the_next_instance_is_registered_then_nothing_of_it_comes_late(
+    site: Site,
+) -> None:
+    register = site.one.service.producers.register
+    sent = said()._replace(generation=register(TOPIC, "importer", UUID(int=1)).generation)
+    arrive = failing(site.one, lambda _: [])
+    with pytest.raises(StoreUnavailable):
+        site.one.service.publish(TOPIC, [b"late"], sent=sent)
+    register(TOPIC, "importer", UUID(int=2))
+    arrive()
+    assert site.one.payloads() == []
 
 
 # --- reads and changes -----------------------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 The histories are those of :mod:`tests.simulation.producer_site`, and the same must hold. A write may be cut in the
 middle: then its server is deposed, and the other rows arrive whenever they like, also between two reads of the server
-that leads by then.
+that leads by then. Or the store does not answer in time: then its server goes on, and the rows arrive all the same. So
+may what it takes back of them.
+
+A reader follows both topics, and must have seen in the end all that was acknowledged.
 """
 
 from __future__ import annotations
@@ -14,10 +17,14 @@ from typing import Any
 
 from tests.builders import SECOND
 from tests.simulation import group_site
-from tests.simulation.producer_site import WEIGHTS, ProducerSite
+from tests.simulation.group_site import Violation
+from tests.simulation.producer_site import BILLS, ORDERS, WEIGHTS, ProducerSite
 from tests.simulation.slot_site import SETTINGS, SlotServer
+from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
+from tms_core.rowkey import MessageId
 from tms_core.tables.side import MemorySide
+from tms_core.topic import TopicId
 
 #: One slot, so one server leads.
 ONE_SLOT = SETTINGS.model_copy(update={"slots": 1})
@@ -28,12 +35,15 @@ _SETTLED = 12
 class LeadSite(ProducerSite):
     """Two servers."""
 
-    write_faults = ("before", "after", "late", "late", "late")
+    write_faults = ("before", "after", "late", "late", "late", "slow", "slow")
 
     def __init__(self, random: Random) -> None:
         self.leases = MemorySide()
         self.names: Iterator[int] = iter(range(10**9))
         self.servers: list[SlotServer] = []
+        #: How far the reader has come, and what it has read.
+        self.followed: dict[TopicId, MessageId | None] = {BILLS: None, ORDERS: None}
+        self.read: set[tuple[TopicId, bytes]] = set()
         super().__init__(random)
         for table, reads in ((self.store.message, ("keys", "rows", "cells")), (self.store.payload, ("keys", "rows"))):
             for name in reads:
@@ -74,6 +84,19 @@ class LeadSite(ProducerSite):
         self.servers.reverse()
         self.reached["handed over"] += 1
 
+    def follow(self) -> None:
+        """The reader goes on where it was."""
+        for topic, start in self.followed.items():
+            request = FetchRequest(start, inclusive=False)
+            for message in [one for page in self.service.fetch(topic, request) for one in page]:
+                self.followed[topic] = MessageId.parse(message.id)
+                self.read.add((topic, message.payload))
+
+    def fail(self, *, restarts: bool) -> None:
+        super().fail(restarts=restarts)
+        if self.random.random() < 0.2:
+            self.take_over()
+
     def arrive(self) -> None:
         super().arrive()
         self._arrive()
@@ -82,6 +105,12 @@ class LeadSite(ProducerSite):
         # Nothing is under way for so long.
         self.arrive()
         super().rest()
+
+    def drain(self) -> None:
+        super().drain()
+        self.follow()
+        if unread := [one for one in self.acknowledged if one not in self.read]:
+            raise Violation(f"Q9: {unread} was acknowledged, and a reader has passed it")
 
     def close(self) -> None:
         for server in self.servers:
@@ -116,7 +145,7 @@ class LeadSite(ProducerSite):
             self.writes.late.pop()()
 
 
-LEAD_WEIGHTS = WEIGHTS | {"load": 5, "register": 5, "together": 2, "take_over": 1, "hand_over": 0.7}
+LEAD_WEIGHTS = WEIGHTS | {"load": 5, "register": 5, "together": 2, "take_over": 1, "hand_over": 0.7, "follow": 4}
 
 
 def play(seed: int) -> Any:

@@ -205,7 +205,7 @@ class ProducerSite:
             return
         finally:
             self.writes.meanwhile.clear()
-            self.writes.fault = ""
+            self.writes.heal()
         raise Violation("Q10: a publish in a transaction that has ended was acknowledged")
 
     def publish(self) -> None:
@@ -237,7 +237,8 @@ class ProducerSite:
                     unanswered.append(one)
                 else:
                     self.acknowledged += [(BILLS, payload) for payload in one[1]]
-            self.side.fault = self.writes.fault = ""
+            self.side.fault = ""
+            self.writes.heal()
             self.reached["seated"] += any(one.seat for one in self._last())
             if not unanswered:
                 return
@@ -383,7 +384,7 @@ class ProducerSite:
             return True
 
         done = self._repeated(publish, restarts=self.random.random() < 0.7, attempts=attempts)
-        self.writes.fault = ""
+        self.writes.heal()
         self.reached["ahead"] += bool(done) and any(one.announces(*sent[2:4]) for one in self._last())
         self.reached[kind] += bool(done)
         if instance.generation < newest:
@@ -445,11 +446,7 @@ class ProducerSite:
                 return None
             except (Died, StoreError):
                 self.reached["died"] += 1
-                if restarts:
-                    self.restart()
-                    self.side.fault = self.writes.fault = ""
-                    if self.random.random() < 0.3:
-                        self.publish()
+                self.fail(restarts=restarts)
             except BadRequest as error:
                 raise Violation(f"Q9: {error}") from error
             except TmsError:
@@ -457,6 +454,15 @@ class ProducerSite:
             finally:
                 self.side.fault = ""
         return None
+
+    def fail(self, *, restarts: bool) -> None:
+        """The server has died, or its store has failed; others may come before what was asked is repeated."""
+        if restarts:
+            self.restart()
+            self.side.fault = ""
+            self.writes.heal()
+        if not self.side.fault and not self.writes.fault and self.random.random() < 0.3:
+            self.publish()
 
     def _instance(self) -> Instance | None:
         """Mostly the newest one."""

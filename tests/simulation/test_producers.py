@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.simulation import lead_site, producer_site
 from tests.simulation.producer_site import play
 from tests.simulation.test_groups import ENOUGH, SEEDS, Plant, assert_found, side_not_fenced
+from tms_core.errors import StoreError
 from tms_core.messaging import lines, writer
 from tms_core.messaging.last_request import AnnouncedAhead, LastRequest
 from tms_core.messaging.lines import Lines
@@ -217,7 +219,31 @@ def registered_before_topics_are_sealed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Lines, "hide_late", lambda *_: None)
 
 
+def failed_write_not_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Seals, "doubt", lambda *_: None)
+
+
+def taken_back_what_a_producer_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    put = MessageWriter._put
+
+    def takes_back(self: MessageWriter, prefix: bytes, runs: Any, written: Any, rows: Any) -> None:
+        try:
+            put(self, prefix, runs, written, rows)
+        except StoreError:
+            for run in runs:
+                with suppress(StoreError):
+                    if run.pointer is None:
+                        self._table.delete(writer._keys(prefix, run))
+                    else:
+                        self._table.invert(writer._cells(prefix, run))
+            raise
+
+    monkeypatch.setattr(MessageWriter, "_put", takes_back)
+
+
 LEAD_BUGS: list[Plant] = [
+    failed_write_not_decided,
+    taken_back_what_a_producer_repeats,
     nothing_sealed,
     hidden_rows_taken_for_written,
     sealed_behind_the_first_read,

@@ -240,7 +240,7 @@ class Lines:
         return found
 
     def hide_late(self, producer: ProducerName) -> None:
-        """See that readers are shown nothing that a former leader may still write of a producer's requests.
+        """See that readers are shown nothing that may still come of a producer's requests, from whichever leader.
 
         It is done for all producers of its home at once, since their topics are searched for. Topics that another
         server may lead than its home have nothing under way: the number of slots was another when it wrote to them.
@@ -257,6 +257,12 @@ class Lines:
         with self._lock:
             if forgotten == self._forgotten:
                 self._without_late.add(prefix)
+
+    def note_failed(self) -> None:
+        """A write has failed, so that of what it was to write something may come late."""
+        with self._lock:
+            self._without_late.clear()
+            self._forgotten += 1
 
     def forget(self, concerns: Callable[[bytes], bool]) -> None:
         """Read again before the next use, because another process may have written.

@@ -3,9 +3,10 @@
 Messages of one request are contiguous, and nothing of a batch is shown before all of it is durable.
 
 A write that fails may have been done in part (HBase has no batches): the rows of transactions are negated and stored
-payloads are deleted before the error is answered, as far as the store lets one; a producer's stay, since it writes them
-over when it repeats the request. Nothing can be taken back of what was published outside transactions. A client that
-does not know the outcome invalidates its transaction.
+payloads are deleted before the error is answered, as far as the store lets one; a producer's stay until it repeats the
+request, since what is taken back late could have been found and acknowledged by another server meanwhile. Nothing can
+be taken back of what was published outside transactions. A client that does not know the outcome invalidates its
+transaction.
 """
 
 from __future__ import annotations
@@ -87,6 +88,7 @@ class MessageWriter(Queue[RollbackRange | None]):
             self._cache.add(line.prefix, runs)
         except BaseException:
             self._cache.forget(line.prefix, stop)
+            self._context.lines.note_failed()
             raise
         finally:
             line.ids.release()
@@ -250,16 +252,15 @@ class MessageWriter(Queue[RollbackRange | None]):
         written: Sequence[WriteRequest[RollbackRange | None]],
         rows: Rows,
     ) -> None:
-        """Write rows; where that fails, those are taken back that are in transactions, or that a producer repeats."""
+        """Write rows; where that fails, those are taken back that are in transactions, and that no producer repeats."""
         try:
             self._table.put(rows)
         except StoreError:
-            with suppress(StoreError):
-                self._table.invert([cell for run in runs if run.pointer is not None for cell in _cells(prefix, run)])
-            for request, run in zip(written, runs, strict=True):
-                if request.sent is not None and run.pointer is None:
-                    with suppress(StoreError):
-                        self._table.delete(_keys(prefix, run))
+            pairs = zip(written, runs, strict=True)
+            alone = [run for request, run in pairs if request.sent is None and run.pointer is not None]
+            if alone:
+                with suppress(StoreError):
+                    self._table.invert([cell for run in alone for cell in _cells(prefix, run)])
             raise
 
     def _is_written(

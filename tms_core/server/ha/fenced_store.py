@@ -18,7 +18,7 @@ from tms_core.messaging.producer_rows import is_of_producer
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, topic_prefix
 from tms_core.server.ha.leadership import Term, not_leading, undecided
 from tms_core.server.ha.rota import Slots
-from tms_core.server.ha.sealed_ids import FRAME_ROWS, Seals
+from tms_core.server.ha.sealed_ids import FRAME_ROWS, PositionRange, Seals
 from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, PayloadTable, Store, TableName, TxCell
 from tms_core.tables.side import SideChange, SideTable
 
@@ -168,7 +168,21 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
             return self._table.invert(cells)
 
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
-        self._put(rows, self._table.put)
+        """Write rows of one generation, which follow one another; behind a write that has failed, that is decided."""
+        if not rows:
+            return
+        first, last = rows[0][0], rows[-1][0]
+        prefix = first[:-MESSAGE_TAIL_BYTES]
+        if self._seals.is_undecided(prefix):
+            with self._reading(prefix) as term:
+                self._seals.gaps(term, prefix)
+        try:
+            self._put(rows, self._table.put)
+        except Unavailable:
+            raise
+        except BaseException:
+            self._seals.doubt(prefix, PositionRange(_position(first), _position(last) + 1))
+            raise
 
     def _shown(self, term: Term, start: bytes) -> Callable[[bytes], bool] | None:
         """Tell which keys readers are shown, by where the gaps of a generation are; None: all of them.
@@ -182,11 +196,7 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
         gaps = self._seals.gaps(term, prefix)
         if not gaps.spans:
             return None
-        return lambda key: (
-            len(key) != size
-            or not key.startswith(prefix)
-            or not gaps.hides(int.from_bytes(key[-MESSAGE_TAIL_BYTES:], "big"))
-        )
+        return lambda key: len(key) != size or not key.startswith(prefix) or not gaps.hides(_position(key))
 
 
 class FencedPayloadTable(_Fenced[PayloadTable], PayloadTable):
@@ -264,6 +274,11 @@ class FencedSide(SideTable):
 
     def close(self) -> None:
         """Nothing was opened."""
+
+
+def _position(key: bytes) -> int:
+    """Where a row lies on its generation's line."""
+    return int.from_bytes(key[-MESSAGE_TAIL_BYTES:], "big")
 
 
 def _about(key: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Ids that stay empty for ever: where the late rows of a deposed leader come to lie, unseen.
+"""Ids that stay empty for ever: where rows come to lie, unseen, that come later than they should.
 
 A write cannot be stopped once it was sent, and a process that was stopped in the middle of sending sends the rest when
 it is woken. HBase takes such rows like any other. Their publishers were never told that they are there; but a reader
@@ -11,6 +11,10 @@ may have done a part of them; therefore the rows at the end are looked at one by
 
 A gap is written before the topic is read or written in the new term, and a row is acknowledged only if the new term had
 not begun. So no acknowledged row is ever in a gap.
+
+A leader does the same for a write of its own that has failed: HBase may still do it, in part or whole, behind the time
+that its client waits. Until it is decided which of its rows there are, the topic is neither read nor written. So at
+most one write is undecided when a term ends, and no reader passes a row that may yet come.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from tms_core.clock import Clock
+from tms_core.errors import StoreUnavailable
 from tms_core.messaging.ids import POSITIONS, first_free, id_parts, position, tail
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
 from tms_core.server.ha.leadership import REACH_MS, Term
@@ -93,9 +98,16 @@ class Gaps:
 
 @dataclass(slots=True)
 class _Sealed:
+    """The gaps of one generation, and in which term they were looked for.
+
+    Attributes:
+        undecided: where a write of this server has failed whose rows may still come.
+    """
+
     lock: Lock = field(default_factory=Lock)
     fence: int = 0
     gaps: Gaps = Gaps()
+    undecided: PositionRange | None = None
 
 
 class Seals:
@@ -115,7 +127,7 @@ class Seals:
         self._lock = Lock()
 
     def gaps(self, term: Term, prefix: bytes) -> Gaps:
-        """The gaps of a generation, which is sealed if this is the first time in a term.
+        """The gaps of a generation, which is sealed if this is the first time in a term, or behind a failed write.
 
         Args:
             term: which has not ended when this returns, or what is returned means nothing.
@@ -124,25 +136,54 @@ class Seals:
         Raises:
             StoreError: it could not be sealed.
         """
-        with self._lock:
-            sealed = self._sealed.setdefault(prefix, _Sealed())
-        if sealed.fence != term.fence:
+        sealed = self._of(prefix)
+        if sealed.fence != term.fence or sealed.undecided is not None:
             with sealed.lock:
                 if sealed.fence != term.fence:
                     sealed.gaps = self._look(term, prefix)
                     sealed.fence = term.fence
+                if (span := sealed.undecided) is not None:
+                    sealed.gaps = self._decided(prefix, span)
+                    sealed.undecided = None
         return sealed.gaps
 
+    def doubt(self, prefix: bytes, span: PositionRange) -> None:
+        """A write of rows there has failed, so they may still come. Nothing else is written before that is decided."""
+        self._of(prefix).undecided = span
+
+    def is_undecided(self, prefix: bytes) -> bool:
+        """Whether rows may come that are not decided; :meth:`gaps` decides them."""
+        return self._of(prefix).undecided is not None
+
+    def _of(self, prefix: bytes) -> _Sealed:
+        with self._lock:
+            return self._sealed.setdefault(prefix, _Sealed())
+
     def _look(self, term: Term, prefix: bytes) -> Gaps:
-        gaps = Gaps.parse(self._side.get(_GAPS + prefix))
+        raw = self._side.get(_GAPS + prefix)
+        gaps = Gaps.parse(raw)
         if term.former is None:
             return gaps
         kept = [span for span in gaps.spans if self._is_needed(prefix, span)]
-        new = self._empty(prefix, term.former)
-        found = Gaps.of([*kept, *new])
-        if found != gaps:
-            self._side.put([(_GAPS + prefix, found.pack())])
-        return found
+        return self._written(prefix, raw, Gaps.of([*kept, *self._empty(prefix, term.former)]))
+
+    def _decided(self, prefix: bytes, span: PositionRange) -> Gaps:
+        """The gaps, with those where rows of a failed write are not there."""
+        raw = self._side.get(_GAPS + prefix)
+        known = Gaps.parse(raw)
+        first = min(known.end, span.first) or span.first
+        if self._table.first(prefix + tail(first), prefix + tail(span.first)) is None:
+            # Nothing is ever written behind the last gap then, so that a store that fails for long leaves one only.
+            span = PositionRange(first, span.stop)
+        absent = _between(span, self._positions(prefix, *span))
+        return self._written(prefix, raw, Gaps.of([*known.spans, *absent]))
+
+    def _written(self, prefix: bytes, raw: bytes | None, gaps: Gaps) -> Gaps:
+        """Gaps, once they are written down in the place of what was read."""
+        value = gaps.pack()
+        if value != (raw or b"") and not self._side.exchange(_GAPS + prefix, raw, value):
+            raise StoreUnavailable("Another server leads the topic by now.", "Try again in some seconds.")
+        return gaps
 
     def _empty(self, prefix: bytes, former: LeaseRecord) -> list[PositionRange]:
         """Where the former leader may have given ids, and there is no row."""
@@ -151,9 +192,7 @@ class Seals:
         last_ms = min(former.renewed_ms + former.seconds * 1000, now_ms + _CLOCKS_MS)
         stop = min(POSITIONS, max(free, position(last_ms)) + position(_SLACK_MS))
         first = max(0, free - FRAME_ROWS, position(max(0, former.renewed_ms - REACH_MS)))
-        present = self._positions(prefix, first, free)
-        ends = [*present, stop]
-        return [PositionRange(a, b) for a, b in zip([first, *(at + 1 for at in present)], ends, strict=True) if a < b]
+        return _between(PositionRange(first, stop), self._positions(prefix, first, free))
 
     def _positions(self, prefix: bytes, first: int, stop: int) -> list[int]:
         found: list[int] = []
@@ -168,6 +207,12 @@ class Seals:
         if span.stop >= position(max(0, self._clock.now_ms() - _KEPT_MS)):
             return True
         return self._table.first(prefix + tail(span.first), prefix + tail(span.stop)) is not None
+
+
+def _between(span: PositionRange, present: Sequence[int]) -> list[PositionRange]:
+    """What of a span is not present."""
+    firsts = [span.first, *(at + 1 for at in present)]
+    return [PositionRange(a, b) for a, b in zip(firsts, [*present, span.stop], strict=True) if a < b]
 
 
 def positions(prefix: bytes, keys: Sequence[bytes]) -> list[int]:
