@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext, suppress
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -26,6 +27,8 @@ from tms_core.client import (
 )
 from tms_core.client.testing import InProcess
 from tms_core.clock import ManualClock
+from tms_core.messaging.requests import Sent
+from tms_core.topic import TopicId
 from tms_core.transaction.rpc.client import TransactionClient
 
 ORDERS, BILLS = "default:orders", "default:bills"
@@ -328,6 +331,22 @@ def test_given_an_instance_that_dies_while_it_ends_what_is_open_when_the_next_be
         # It is told to the next one as it was found out.
         assert last(client) == found
     assert committed(client) == []
+
+
+def test_given_a_checkpoint_that_is_open_and_a_manager_elsewhere_when_the_next_begins_then_its_transaction_is_ended(
+    site: InProcess, client: Client
+) -> None:
+    elsewhere(site)
+    older = site.service.producers.register(TopicId.parse(BILLS), "importer", UUID(int=1))
+    begun = site.manager.start_short()
+    pointer = site.manager.checkpoint(begun).write_pointer
+    sent = Sent(TopicId.parse(BILLS), "importer", older.generation, 1, "one")
+    site.service.publish(TopicId.parse(BILLS), [b"one"], pointer=pointer, sent=sent)
+    found = last(client)
+    assert found is not None
+    assert (found.label, found.outcome) == ("one", "aborted")
+    with pytest.raises(NotInProgress):
+        site.manager.commit(begun.transaction_id)
 
 
 def test_given_a_producer_that_is_deleted_and_a_manager_elsewhere_then_its_next_instance_ends_what_was_open(

@@ -327,6 +327,14 @@ def test_given_another_service_behind_a_broken_connection_when_the_next_is_to_be
         assert service.calls == ["commitAndStart", "commitOrThrow", "abortTx", "abortTx", "commitAndStart"]
 
 
+def test_given_a_snapshot_that_is_none_when_asked_what_is_in_progress_then_that_is_not_known() -> None:
+    with (
+        misbehaving(lambda call: reply(call, wire.string(0, b"nonsense"))) as (_, client),
+        pytest.raises(OutcomeUnknown, match="getSnapshot"),
+    ):
+        client.in_progress()
+
+
 def test_given_a_service_that_does_not_understand_then_nothing_was_done() -> None:
     def refused(call: RpcMessage) -> bytes:
         fields = (wire.string(1, "no"), wire.i32(2, Failure.PROTOCOL_ERROR))

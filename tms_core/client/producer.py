@@ -129,16 +129,25 @@ class Instance:
         """End transactions of older instances, and tell what became of each."""
         committed = await visible_now(self.core, self._service, pointers)
         left = [pointer for pointer in pointers if pointer not in committed]
-        for pointer in left:
-            await self._invalidate(pointer)
+        for transaction_id in await self._transactions_of(left):
+            await self._invalidate(transaction_id)
         if left:
             # One may have been committed in between.
             committed |= await visible_now(self.core, self._service, left)
         return {pointer: "committed" if pointer in committed else "aborted" for pointer in pointers}
 
-    async def _invalidate(self, pointer: int) -> None:
+    async def _transactions_of(self, pointers: Sequence[int]) -> set[int]:
+        """The transactions of pointers that are not committed, of which some may be of checkpoints."""
+        if not pointers:
+            return set()
         blocking = self.core.wire.blocking
-        await self.core.repeat(lambda _: blocking(self._service.invalidate, pointer), again=True)
+        entries = await self.core.repeat(lambda _: blocking(self._service.in_progress), again=True)
+        parents = {checkpoint: entry.write_pointer for entry in entries for checkpoint in entry.checkpoints}
+        return {parents.get(pointer, pointer) for pointer in pointers}
+
+    async def _invalidate(self, transaction_id: int) -> None:
+        blocking = self.core.wire.blocking
+        await self.core.repeat(lambda _: blocking(self._service.invalidate, transaction_id), again=True)
 
 
 class _Begun(Participant):

@@ -9,7 +9,7 @@ connection that met any trouble is closed, and an answer must repeat the number 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -30,7 +30,7 @@ from tms_core.transaction.codec.snapshot import read_complete_visibility
 from tms_core.transaction.codec.thrift import transaction_fields, transaction_of
 from tms_core.transaction.codec.wire import Fields, Kind
 from tms_core.transaction.manager.manager import MAX_TIMEOUT_SECONDS, UNKNOWN_CLIENT, BadArgument
-from tms_core.transaction.model import Transaction
+from tms_core.transaction.model import InProgress, Transaction
 from tms_core.transaction.rpc.line import (
     IdleConnections,
     MethodUnknown,
@@ -185,6 +185,13 @@ class TransactionClient:
         """All of the state, in the bytes of a snapshot file."""
         data: bytes = self._call("getSnapshot", kind=bytes, again=True)
         return data
+
+    def in_progress(self) -> Sequence[InProgress]:
+        """What is in progress, checkpoints with their transactions, by a snapshot."""
+        try:
+            return read_complete_visibility(io.BytesIO(self.encoded_snapshot())).in_progress
+        except FormatError as error:
+            raise self._unclear("getSnapshot", str(error)) from error
 
     def clients(self) -> dict[int, str]:
         """The clients of the transactions in progress, by id, where the service knows them; Tephra's own does not."""
