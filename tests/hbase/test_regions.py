@@ -87,8 +87,8 @@ def test_given_regions_split_merged_moved_closed_and_opened_inside_a_sweep_when_
 
     said, report = complaints(rig)
 
-    assert moments.all_came
     assert (said, report is None) == ([], False)
+    assert moments.all_came
     assert scene.due_is_gone
     finish(scene, rig)
 
@@ -110,8 +110,8 @@ def test_given_thrift_restarts_inside_a_sweep_when_it_ends_then_nothing_was_miss
         moments.at("mutateRowsTs", 2, restart)
         moments.at("checkAndPut", 10, restart)
         said, report = complaints(rig)
-        assert moments.all_came
         assert (said, report is None) == ([], False)
+        assert moments.all_came
         finish(there, rig)
     hbase.command("stop-thrift", port)
 
