@@ -17,7 +17,7 @@ from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, StoreUnavailable, Unavailable
 from tms_core.messaging.groups import GroupPoll
-from tms_core.messaging.ids import position
+from tms_core.messaging.ids import position, tail
 from tms_core.messaging.model import FetchRequest, RollbackRange
 from tms_core.messaging.requests import Sent
 from tms_core.messaging.service import MessagingService
@@ -25,7 +25,7 @@ from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.rota import Slots
 from tms_core.server.ha.sealed_ids import FRAME_ROWS, Gaps, PositionRange, Seals
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import MessageValue, TxCell
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide, SideChange
 from tms_core.topic import TopicId
@@ -100,6 +100,12 @@ class Site:
         self.one, self.other = Server(self, "a"), Server(self, "b")
         self.one.leads()
         self.one.service.create_topic(TOPIC)
+
+    @property
+    def seals(self) -> Seals:
+        """Those of the first server."""
+        found: Seals = vars(self.one.fenced.message)["_seals"]
+        return found
 
     def close(self) -> None:
         for server in (self.one, self.other):
@@ -288,15 +294,20 @@ def said(sequence: int = 1) -> Sent:
     return Sent(TOPIC, "importer", 0, sequence)
 
 
+def registered(site: Site) -> Sent:
+    """What the first request of a producer says."""
+    generation = site.one.service.producers.register(TOPIC, "importer", UUID(int=1)).generation
+    return said()._replace(generation=generation)
+
+
 @pytest.mark.parametrize("moment", ["after it is read", "after the next write", "after it is repeated"])
 def test_given_a_write_that_failed_when_its_rows_come_late_then_no_reader_sees_them(site: Site, moment: str) -> None:
-    generation = site.one.service.producers.register(TOPIC, "importer", UUID(int=1)).generation
-    sent = said()._replace(generation=generation)
+    sent = registered(site)
     arrive = failing(site.one, lambda rows: rows[1:2])
     with pytest.raises(StoreUnavailable):
         site.one.service.publish(TOPIC, [b"a", b"b", b"c"], sent=sent)
     if moment == "after it is read":
-        assert site.one.payloads() == [b"b"]
+        assert site.one.payloads() == []
     elif moment == "after the next write":
         site.one.service.publish(TOPIC, [b"d"])
     site.one.service.publish(TOPIC, [b"a", b"b", b"c"], sent=sent)
@@ -310,8 +321,7 @@ def test_given_a_write_that_failed_when_its_rows_come_late_then_no_reader_sees_t
 def test_given_a_write_that_failed_and_is_there_when_repeated_then_it_counts_and_no_late_take_back_can_reach_it(
     site: Site,
 ) -> None:
-    generation = site.one.service.producers.register(TOPIC, "importer", UUID(int=1)).generation
-    sent, takes_back = said()._replace(generation=generation), list[str]()
+    sent, takes_back = registered(site), list[str]()
     for name in ("delete", "invert"):
         setattr(site.one.message, name, lambda _, name=name: takes_back.append(name))
     for number, tx in enumerate((None, pointer(NOW_MS)), 1):
@@ -348,8 +358,7 @@ def test_given_a_write_that_failed_when_it_cannot_be_decided_then_the_topic_is_n
 def test_given_a_failed_write_and_many_messages_behind_it_when_another_server_leads_then_its_rows_are_not_seen(
     site: Site,
 ) -> None:
-    generation = site.one.service.producers.register(TOPIC, "importer", UUID(int=1)).generation
-    sent = said()._replace(generation=generation)
+    sent = registered(site)
     arrive = failing(site.one, lambda _: [])
     with pytest.raises(StoreUnavailable):
         site.one.service.publish(TOPIC, [b"a"], sent=sent)
@@ -359,6 +368,144 @@ def test_given_a_failed_write_and_many_messages_behind_it_when_another_server_le
     site.other.service.publish(TOPIC, [b"a"], sent=sent)
     arrive()
     assert site.other.payloads() == [*others, b"a"]
+
+
+def read_on(server: Server, start: MessageId | None) -> tuple[list[bytes], MessageId | None]:
+    """What a reader is given behind a message, and where it is then."""
+    found = [one for page in server.service.fetch(TOPIC, FetchRequest(start, inclusive=False)) for one in page]
+    return [one.payload for one in found], MessageId.parse(found[-1].id) if found else start
+
+
+def visible(server: Server, tx: int) -> list[bytes]:
+    """What a later transaction sees, where that of this pointer was aborted."""
+    later = reader(read_pointer=tx + 1, write_pointer=tx + 2)
+    return [one.payload for page in server.service.fetch(TOPIC, FetchRequest(transaction=later)) for one in page]
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_given_a_write_of_which_a_part_was_done_when_repeated_then_a_reader_is_given_each_message_once(
+    site: Site, twice: bool
+) -> None:
+    sent, put, all_rows = registered(site), site.one.message.put, list[Rows]()
+
+    def fails(rows: Rows) -> None:
+        site.one.message.put = put
+        put(rows[1:2])
+        all_rows.append(rows)
+        raise StoreUnavailable("HBase has not answered.", "Try again.")
+
+    site.one.message.put = fails
+    with pytest.raises(StoreUnavailable):
+        site.one.service.publish(TOPIC, [b"a", b"b", b"c"], sent=sent)
+    seen, at = read_on(site.one, None)
+    site.one.service.publish(TOPIC, [b"a", b"b", b"c"], sent=sent)
+    if twice:
+        # Also what was there already, since the request was sent to HBase twice.
+        put(all_rows[0])
+        site.one.service.forget(TOPIC)
+        assert site.one.payloads() == [b"a", b"b", b"c"]
+    assert seen + read_on(site.one, at)[0] == [b"a", b"b", b"c"]
+
+
+def test_given_a_part_of_a_request_that_a_former_leader_has_left_when_repeated_then_no_part_of_it_comes_twice(
+    site: Site,
+) -> None:
+    sent, put, all_rows = registered(site), site.one.message.put, list[Rows]()
+
+    def fails(rows: Rows) -> None:
+        site.one.message.put = put
+        put(rows[1:2])
+        all_rows.append(rows)
+        raise StoreUnavailable("HBase has not answered.", "Try again.")
+
+    for number, tx in enumerate((None, pointer(NOW_MS)), 1):
+        site.one.message.put = fails
+        with pytest.raises(StoreUnavailable):
+            site.one.service.publish(TOPIC, [b"a", b"b", b"c"], pointer=tx, sent=sent._replace(sequence=number))
+        site.other.leads()
+        site.other.service.publish(TOPIC, [b"a", b"b", b"c"], pointer=tx, sent=sent._replace(sequence=number))
+        put(all_rows.pop())
+        site.one.leads()
+    assert site.one.payloads() == [b"a", b"b", b"c"] * 2
+
+
+@pytest.mark.parametrize("moment", ["after it is rolled back", "as it is taken back"])
+def test_given_a_failed_write_in_a_transaction_when_its_rows_come_late_then_no_reader_sees_them(
+    site: Site, moment: str
+) -> None:
+    tx, invert = pointer(NOW_MS), site.one.message.invert
+    arrive = failing(site.one, lambda _: [])
+
+    def inverts(cells: Sequence[TxCell]) -> list[bool]:
+        found: list[bool] = invert(cells)
+        arrive()
+        return found
+
+    if moment == "as it is taken back":
+        site.one.message.invert = inverts
+    with pytest.raises(StoreUnavailable):
+        site.one.service.publish(TOPIC, [b"late"], pointer=tx)
+    if moment == "after it is rolled back":
+        site.one.service.rollback(TOPIC, tx)
+        arrive()
+    assert visible(site.one, tx) == []
+
+
+@pytest.mark.parametrize("of_a_producer", [False, True])
+def test_given_a_failed_write_when_the_lead_is_handed_back_then_the_next_leader_knows_of_it(
+    site: Site, of_a_producer: bool
+) -> None:
+    sent = registered(site) if of_a_producer else None
+    arrive = failing(site.one, lambda _: [])
+    with pytest.raises(StoreUnavailable):
+        site.one.service.publish(TOPIC, [b"late"], sent=sent)
+    for _ in range(DELAY_SECONDS + 1):
+        site.clock.advance(SECOND)
+        site.one.step()
+    site.one.leadership.resign()
+    assert site.other.step()
+    again = b"late" if of_a_producer else b"b"
+    site.other.service.publish(TOPIC, [again], sent=sent)
+    arrive()
+    site.other.service.forget(TOPIC)
+    assert site.other.payloads() == [again]
+
+
+def test_given_messages_that_were_archived_when_a_write_fails_then_they_are_seen_once_they_are_restored(
+    site: Site,
+) -> None:
+    site.one.service.publish(TOPIC, [b"a"])
+    site.other.leads()
+    site.other.service.publish(TOPIC, [b"b"])
+    site.clock.advance(SECOND)
+    site.other.service.publish(TOPIC, [b"c"])
+    archived = site.store.message.rows(PREFIX, None, 100).items
+    site.clock.advance(3600 * SECOND)
+    site.other.leads()
+    site.store.message.delete([key for key, _ in archived])
+    failing(site.other, lambda _: [])
+    with pytest.raises(StoreUnavailable):
+        site.other.service.publish(TOPIC, [b"late"])
+    assert site.other.payloads() == []
+    site.store.message.put(archived)
+    site.other.service.forget(TOPIC)
+    assert site.other.payloads() == [b"a", b"b", b"c"]
+
+
+def test_given_rows_of_one_write_that_lie_far_apart_when_they_come_late_then_no_reader_sees_them(site: Site) -> None:
+    site.one.service.publish(TOPIC, [b"a"])
+    at = position(NOW_MS + 1)
+    rows = [(PREFIX + tail(one), MessageValue(None, b"late")) for one in (at, at + FRAME_ROWS)]
+
+    def meanwhile() -> None:
+        site.other.leads()
+        assert site.other.payloads() == [b"a"]
+
+    site.one.interrupted(lambda rows: rows[1:], meanwhile)
+    with pytest.raises(StoreUnavailable):
+        site.one.fenced.message.put(rows)
+    site.other.service.forget(TOPIC)
+    assert site.other.payloads() == [b"a"]
 
 
 def test_given_a_store_that_fails_for_long_then_there_is_one_gap_and_another_behind_a_message(site: Site) -> None:
@@ -406,7 +553,7 @@ def test_given_gaps_that_another_server_has_written_when_a_failed_write_is_to_be
         return value
 
     site.side.get = changed  # type: ignore[method-assign]
-    with pytest.raises(StoreUnavailable, match="Another server leads the topic by now"):
+    with pytest.raises(StoreUnavailable, match="changed meanwhile"):
         site.one.payloads()
 
 
@@ -421,6 +568,67 @@ def test_given_a_failed_write_of_a_producer_when_the_next_instance_is_registered
     register(TOPIC, "importer", UUID(int=2))
     arrive()
     assert site.one.payloads() == []
+
+
+# --- threads that are held up while they seal ------------------------------------------------------------------------
+
+
+def test_given_a_thread_that_is_held_up_before_it_reads_the_gaps_when_others_have_led_then_it_hides_nothing_of_theirs(
+    site: Site,
+) -> None:
+    site.one.service.publish(TOPIC, [b"a"])
+    site.other.leads()
+    site.one.leads()
+    get = site.side.get
+
+    def slowly(key: bytes) -> bytes | None:
+        if key == b"g" + PREFIX:
+            site.side.get = get  # type: ignore[method-assign]
+            site.other.leads()
+            site.other.service.publish(TOPIC, [b"x"])
+        return get(key)
+
+    site.side.get = slowly  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable):
+        site.one.payloads()
+    site.other.service.publish(TOPIC, [b"y"])
+    site.one.leads()
+    assert site.one.payloads() == [b"a", b"x", b"y"]
+
+
+def test_given_a_thread_of_a_former_term_when_it_is_to_seal_then_it_does_not(site: Site) -> None:
+    site.one.service.publish(TOPIC, [b"a"])
+    site.other.leads()
+    site.one.leads()
+    term = site.one.leadership.term()
+    site.other.leads()
+    site.one.leads()
+    site.one.service.publish(TOPIC, [b"x"])
+    with pytest.raises(Unavailable, match="does not lead"):
+        site.seals.settle(term, PREFIX, lambda _: None)
+    site.one.service.publish(TOPIC, [b"y"])
+    site.one.service.forget(TOPIC)
+    assert site.one.payloads() == [b"a", b"x", b"y"]
+
+
+def test_given_a_leader_whose_clock_is_behind_when_it_is_deposed_then_the_next_one_begins_behind_its_first_ids(
+    site: Site,
+) -> None:
+    site.clock.step(200 * SECOND)
+    site.one.service.publish(TOPIC, [b"a"])
+    site.one.lease.renew()
+    site.clock.step(-200 * SECOND)
+    site.other.leads()
+
+    def meanwhile() -> None:
+        site.one.leads()
+        site.one.service.publish(TOPIC, [b"b"])
+
+    site.other.interrupted(lambda _: [], meanwhile)
+    with pytest.raises(StoreUnavailable):
+        site.other.service.publish(TOPIC, [b"late"])
+    site.one.service.forget(TOPIC)
+    assert site.one.payloads() == [b"a", b"b"]
 
 
 # --- reads and changes -----------------------------------------------------------------------------------------------

@@ -64,7 +64,10 @@ class Site:
     def sealed(self, former: LeaseRecord | None = FORMER) -> Gaps:
         """As a new leader has it."""
         self.fence += 1
-        return Seals(self.store.message, self.side, self.clock).gaps(Term(self.fence, former), PREFIX)
+        return self.settled(Seals(self.store.message, self.side, self.clock), Term(self.fence, former))
+
+    def settled(self, seals: Seals, term: Term, prefix: bytes = PREFIX) -> Gaps:
+        return seals.settle(term, prefix, lambda _: None)
 
 
 @pytest.fixture
@@ -126,11 +129,13 @@ def test_given_a_former_leader_that_ended_in_good_order_when_sealed_then_nothing
 def test_given_a_topic_that_was_sealed_when_asked_again_in_that_term_then_nothing_is_looked_for(site: Site) -> None:
     seals = Seals(site.store.message, site.side, site.clock)
     term = Term(2, FORMER)
-    first = seals.gaps(term, PREFIX)
+    assert seals.known(term, PREFIX) is None
+    first = site.settled(seals, term)
     calls = site.store.calls.total()
-    assert seals.gaps(term, PREFIX) is first
+    assert seals.known(term, PREFIX) is site.settled(seals, term) is first
     assert site.store.calls.total() == calls
-    assert seals.gaps(Term(3, FORMER), PREFIX) == first
+    assert seals.known(Term(3, FORMER), PREFIX) is None
+    site.settled(seals, Term(3, FORMER))
     assert site.store.calls.total() > calls
 
 
@@ -178,6 +183,5 @@ def test_given_two_topics_when_one_is_sealed_then_the_other_is_not(site: Site) -
     site.rows(position(NOW_MS - 20 * SECOND))
     seals = Seals(site.store.message, site.side, site.clock)
     term = Term(2, FORMER)
-    seals.gaps(term, PREFIX)
     other = generation_prefix(TopicId.parse("default:t").prefix, 2)
-    assert seals.gaps(term, other) != seals.gaps(term, PREFIX)
+    assert site.settled(seals, term, other) != site.settled(seals, term)

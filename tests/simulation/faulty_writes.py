@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from tms_core.errors import StoreUnavailable
+from tms_core.tables.base import MessageValue
 
 
 class Died(Exception):
@@ -52,13 +53,18 @@ class FaultyWrites:
             done = self._random.randint(0, len(rows))
         put(rows[:done])
         if fault in ("late", "slow"):
-            self.late.append(partial(put, rows[done:]))
+            self.late.append(partial(put, [*filter(self._comes_again, rows[:done]), *rows[done:]]))
         if fault == "slow":
             self._holds_take_back = self._random.random() < 0.5
             raise StoreUnavailable("The store does not answer.", "Try again.")
         if fault:
             self.is_stalled = fault == "late"
             raise Died
+
+    def _comes_again(self, row: tuple[bytes, Any]) -> bool:
+        """Whether a row comes once more that is there, since it was sent twice; not of a transaction, which may have
+        been rolled back meanwhile."""
+        return isinstance(row[1], MessageValue) and row[1].pointer is None
 
     def _take_back(self, change: Callable[[Sequence[Any]], Any], rows: Sequence[Any]) -> Any:
         holds, self._holds_take_back = self._holds_take_back, False

@@ -241,8 +241,14 @@ def taken_back_what_a_producer_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MessageWriter, "_put", takes_back)
 
 
+def part_of_a_request_deleted_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is deleted, and not hidden, may come once more."""
+    monkeypatch.setattr(FencedMessageTable, "hide", lambda *_: False)
+
+
 LEAD_BUGS: list[Plant] = [
     failed_write_not_decided,
+    part_of_a_request_deleted_only,
     taken_back_what_a_producer_repeats,
     nothing_sealed,
     hidden_rows_taken_for_written,

@@ -236,9 +236,11 @@ class LoopWire:
         try:
             found, _ = await asyncio.wrap_future(call)
         except asyncio.CancelledError:
-            # By a thread, so that no task is left behind; closing waits for it, as for all calls.
-            with suppress(RuntimeError):
+            # By a thread, so that no task is left behind; closing waits for it, as for all calls, unless it was first.
+            try:
                 self._threads.submit(given_up)
+            except RuntimeError:
+                threading.Thread(target=given_up).start()
             raise
         return found
 

@@ -272,6 +272,14 @@ class MessageTable(MessageReads, KeyTable):
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
         """Write rows in one durable batch, as CDAP would."""
 
+    def hide(self, keys: Sequence[bytes]) -> bool:
+        """Have no reader shown rows that follow one another, also where they come once more.
+
+        Returns:
+            False: it cannot, and need not, since no write comes late; they are to be taken back.
+        """
+        return False
+
     def rows_of(self, requests: Iterable[RowsOfRequest]) -> Sequence[tuple[bytes, MessageValue]]:
         """Rows of requests, one after another, as :meth:`put` takes them fastest."""
         return [

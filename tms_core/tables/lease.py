@@ -122,6 +122,11 @@ class Lease:
         return self._mine is not None
 
     @property
+    def own(self) -> LeaseRecord | None:
+        """What this holder has written last; None: it does not hold it."""
+        return LeaseRecord.parse(self._mine)
+
+    @property
     def left_ms(self) -> int:
         """For how long no other process can get it, by this machine's running time; 0 or less: another may have it.
 

@@ -9,16 +9,17 @@ Topics are not fenced: each change of theirs compares what is there with what wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Generic, TypeVar
 
 from tms_core.errors import StoreError, Unavailable
 from tms_core.messaging.producer_rows import is_of_producer
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, topic_prefix
-from tms_core.server.ha.leadership import Term, not_leading, undecided
+from tms_core.server.ha.leadership import Leadership, Term, not_leading, undecided
 from tms_core.server.ha.rota import Slots
-from tms_core.server.ha.sealed_ids import FRAME_ROWS, PositionRange, Seals
+from tms_core.server.ha.sealed_ids import FRAME_ROWS, FailedWrite, Gaps, PositionRange, Seals
 from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, PayloadTable, Store, TableName, TxCell
 from tms_core.tables.side import SideChange, SideTable
 
@@ -116,19 +117,23 @@ class _Fenced(Generic[K]):
     def compact(self, start: bytes, stop: bytes) -> None:
         self._table.compact(start, stop)
 
-    def _put(self, rows: Sequence[tuple[bytes, V]], put: Callable[[Sequence[tuple[bytes, V]]], None]) -> None:
+    def _send(
+        self,
+        leadership: Leadership,
+        term: Term,
+        pieces: Iterable[Sequence[tuple[bytes, V]]],
+        put: Callable[[Sequence[tuple[bytes, V]]], None],
+    ) -> None:
         """Write rows of one topic, piece by piece, and make sure behind the last one that all of them count."""
-        leadership = self._slots.of(rows[0][0] if rows else b"")
-        with leadership.writing() as term:
-            try:
-                for first in range(0, len(rows), FRAME_ROWS):
-                    if first and not leadership.is_still(term):
-                        raise undecided()
-                    put(rows[first : first + FRAME_ROWS])
-            except StoreError:
-                leadership.doubt()
-                raise
-            leadership.confirm(term)
+        try:
+            for number, piece in enumerate(pieces):
+                if number and not leadership.is_still(term):
+                    raise undecided()
+                put(piece)
+        except StoreError:
+            leadership.doubt()
+            raise
+        leadership.confirm(term)
 
 
 class FencedMessageTable(_Fenced[MessageTable], MessageTable):
@@ -142,7 +147,7 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
 
     def reserved(self, prefix: bytes) -> int:
         with self._reading(prefix) as term:
-            return self._seals.gaps(term, prefix).end
+            return self._gaps(term, prefix).end
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
         with self._reading(start) as term:
@@ -160,29 +165,63 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
 
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
         """Those of rows that no reader is shown, too: they are negated as all others."""
-        with self._reading(start):
+        with self._reading(start) as term:
+            self._shown(term, start)
             return self._table.cells(start, stop, limit)
 
     def invert(self, cells: Sequence[TxCell]) -> list[bool]:
+        self._settle([cell.key for cell in cells])
         with self._changing(cells[0].key if cells else b""):
             return self._table.invert(cells)
 
+    def delete(self, keys: Sequence[bytes]) -> None:
+        self._settle(keys)
+        super().delete(keys)
+
+    def hide(self, keys: Sequence[bytes]) -> bool:
+        prefix = keys[0][:-MESSAGE_TAIL_BYTES]
+        leadership = self._slots.of(prefix)
+        with self._reading(prefix) as term:
+            self._gaps(term, prefix)
+            with leadership.writing():
+                self._seals.hide(term, prefix, _span(keys[0], keys[-1]), leadership.confirm)
+        return True
+
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
-        """Write rows of one generation, which follow one another; behind a write that has failed, that is decided."""
+        """Write rows of one generation, in the order of their positions."""
         if not rows:
             return
         first, last = rows[0][0], rows[-1][0]
         prefix = first[:-MESSAGE_TAIL_BYTES]
-        if self._seals.is_undecided(prefix):
-            with self._reading(prefix) as term:
-                self._seals.gaps(term, prefix)
-        try:
-            self._put(rows, self._table.put)
-        except Unavailable:
-            raise
-        except BaseException:
-            self._seals.doubt(prefix, PositionRange(_position(first), _position(last) + 1))
-            raise
+        leadership = self._slots.of(prefix)
+        self._settle([first])
+        with leadership.writing() as term:
+            try:
+                self._send(leadership, term, _pieces(rows), self._table.put)
+            except BaseException:
+                self._seals.doubt(prefix, FailedWrite(_span(first, last), len(rows), term.fence))
+                raise
+        self._seals.wrote(prefix)
+
+    def _settle(self, keys: Sequence[bytes]) -> None:
+        """Decide what a failed write has left, before rows are changed."""
+        for prefix in {key[:-MESSAGE_TAIL_BYTES] for key in keys}:
+            if self._seals.is_undecided(prefix):
+                try:
+                    with self._reading(prefix) as term:
+                        self._gaps(term, prefix)
+                except Unavailable as error:
+                    raise undecided() from error
+
+    def _gaps(self, term: Term, prefix: bytes) -> Gaps:
+        """The gaps of a generation in a term, settled before."""
+        if (known := self._seals.known(term, prefix)) is not None:
+            return known
+        leadership = self._slots.of(prefix)
+        with leadership.writing() as now:
+            if now is not term:
+                raise not_leading()
+            return self._seals.settle(term, prefix, leadership.confirm)
 
     def _shown(self, term: Term, start: bytes) -> Callable[[bytes], bool] | None:
         """Tell which keys readers are shown, by where the gaps of a generation are; None: all of them.
@@ -193,7 +232,7 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
         if prefix is None:
             return None
         size = len(prefix) + MESSAGE_TAIL_BYTES
-        gaps = self._seals.gaps(term, prefix)
+        gaps = self._gaps(term, prefix)
         if not gaps.spans:
             return None
         return lambda key: len(key) != size or not key.startswith(prefix) or not gaps.hides(_position(key))
@@ -219,7 +258,10 @@ class FencedPayloadTable(_Fenced[PayloadTable], PayloadTable):
             return self._table.rows(start, stop, limit, most_bytes)
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        self._put(rows, self._table.put)
+        leadership = self._slots.of(rows[0][0] if rows else b"")
+        pieces = (rows[first : first + FRAME_ROWS] for first in range(0, len(rows), FRAME_ROWS))
+        with leadership.writing() as term:
+            self._send(leadership, term, pieces, self._table.put)
 
 
 class FencedSide(SideTable):
@@ -279,6 +321,21 @@ class FencedSide(SideTable):
 def _position(key: bytes) -> int:
     """Where a row lies on its generation's line."""
     return int.from_bytes(key[-MESSAGE_TAIL_BYTES:], "big")
+
+
+def _span(first: bytes, last: bytes) -> PositionRange:
+    """From one row to another, both included."""
+    return PositionRange(_position(first), _position(last) + 1)
+
+
+def _pieces(rows: Sequence[tuple[bytes, V]]) -> Iterator[Sequence[tuple[bytes, V]]]:
+    """Rows in writes that have :data:`FRAME_ROWS` positions each at most."""
+    first = 0
+    while first < len(rows):
+        end = _position(rows[first][0]) + FRAME_ROWS
+        stop = bisect_left(rows, end, first, key=lambda row: _position(row[0]))
+        yield rows[first:stop]
+        first = stop
 
 
 def _about(key: bytes) -> bytes:

@@ -71,7 +71,8 @@ class Leadership:
         self._writes = 0
         self._lock = Lock()
         self._began_ms = 0
-        self._doubtful_until_ms = 0
+        #: When a write failed last, by running time; None: none ever did.
+        self._failed_ms: int | None = None
         self._failure = ""
 
     # -- asked by requests --------------------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ class Leadership:
 
     def doubt(self) -> None:
         """A write failed, so it may still be under way."""
-        self._doubtful_until_ms = self._clock.running_ms() + self._delay_ms
+        self._failed_ms = self._clock.running_ms()
 
     # -- in its own thread --------------------------------------------------------------------------------------------
 
@@ -230,11 +231,13 @@ class Leadership:
         self._end()
 
     def _give_back(self) -> None:
-        """Give the lease back, if nothing of ours is under way; what a former leader may have, the next one is told."""
-        if self._writes or not self._ending or self._clock.running_ms() < self._doubtful_until_ms:
+        """Give the lease back, if nothing of ours is under way; what may still come late, the next one is told."""
+        now_ms = self._clock.running_ms()
+        failed_since_ms = REACH_MS if self._failed_ms is None else now_ms - self._failed_ms
+        if self._writes or not self._ending or failed_since_ms < self._delay_ms:
             return
-        former = self._former() if self._clock.running_ms() - self._began_ms < REACH_MS else None
-        self._lease.release(former)
+        former = self._former() if now_ms - self._began_ms < REACH_MS else None
+        self._lease.release(self._lease.own if failed_since_ms < REACH_MS else former)
         self._end()
 
     def _won(self) -> None:

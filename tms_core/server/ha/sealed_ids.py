@@ -13,15 +13,20 @@ A gap is written before the topic is read or written in the new term, and a row 
 not begun. So no acknowledged row is ever in a gap.
 
 A leader does the same for a write of its own that has failed: HBase may still do it, in part or whole, behind the time
-that its client waits. Until it is decided which of its rows there are, the topic is neither read nor written. So at
-most one write is undecided when a term ends, and no reader passes a row that may yet come.
+that its client waits. Before the topic is read or written again it is decided whether all of its rows are there. They
+count then; else none of them is ever shown. So at most one write is undecided when a term ends, no reader passes a row
+that may yet come, and none sees a part of a request.
+
+A thread may be held up for as long as it takes two other servers to lead one after the other. So the gaps are read
+before the lease is read once more, and written only where they are still what was read; and whoever seals a topic
+changes them.
 """
 
 from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple
@@ -30,7 +35,7 @@ from tms_core.clock import Clock
 from tms_core.errors import StoreUnavailable
 from tms_core.messaging.ids import POSITIONS, first_free, id_parts, position, tail
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
-from tms_core.server.ha.leadership import REACH_MS, Term
+from tms_core.server.ha.leadership import REACH_MS, Term, not_leading
 from tms_core.tables.base import MessageTable
 from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.side import SideTable
@@ -96,18 +101,33 @@ class Gaps:
         return index > 0 and at < self.spans[index - 1].stop
 
 
+class FailedWrite(NamedTuple):
+    """A write that has failed, so that its rows may still come.
+
+    Attributes:
+        rows: how many it has in the span.
+        fence: the term in which it was sent.
+    """
+
+    span: PositionRange
+    rows: int
+    fence: int
+
+
 @dataclass(slots=True)
 class _Sealed:
     """The gaps of one generation, and in which term they were looked for.
 
     Attributes:
-        undecided: where a write of this server has failed whose rows may still come.
+        undecided: the last write, if it has failed and it was not looked what it has left.
+        hidden: where one was of which nothing counts and behind which nothing was written yet.
     """
 
     lock: Lock = field(default_factory=Lock)
     fence: int = 0
     gaps: Gaps = Gaps()
-    undecided: PositionRange | None = None
+    undecided: FailedWrite | None = None
+    hidden: PositionRange | None = None
 
 
 class Seals:
@@ -126,71 +146,110 @@ class Seals:
         self._sealed: dict[bytes, _Sealed] = {}
         self._lock = Lock()
 
-    def gaps(self, term: Term, prefix: bytes) -> Gaps:
-        """The gaps of a generation, which is sealed if this is the first time in a term, or behind a failed write.
+    def known(self, term: Term, prefix: bytes) -> Gaps | None:
+        """The gaps of a generation; None: they are to be settled first."""
+        sealed = self._of(prefix)
+        return sealed.gaps if sealed.fence == term.fence and sealed.undecided is None else None
+
+    def settle(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> Gaps:
+        """Seal a generation if this is the first time in a term, and decide what a failed write has left.
 
         Args:
             term: which has not ended when this returns, or what is returned means nothing.
             prefix: the start of the generation's row keys.
+            confirm: see :meth:`Leadership.confirm`.
+
+        Returns:
+            Its gaps.
 
         Raises:
-            StoreError: it could not be sealed.
+            Unavailable: another term has begun.
+            StoreError: it could not be sealed or decided.
         """
         sealed = self._of(prefix)
-        if sealed.fence != term.fence or sealed.undecided is not None:
-            with sealed.lock:
-                if sealed.fence != term.fence:
-                    sealed.gaps = self._look(term, prefix)
-                    sealed.fence = term.fence
-                if (span := sealed.undecided) is not None:
-                    sealed.gaps = self._decided(prefix, span)
-                    sealed.undecided = None
-        return sealed.gaps
+        with sealed.lock:
+            if sealed.fence > term.fence:
+                raise not_leading()
+            failed = sealed.undecided
+            if sealed.fence < term.fence:
+                sealed.gaps, sealed.hidden = self._look(term, prefix, confirm), None
+                sealed.fence = term.fence
+                if failed is not None and failed.fence < term.fence:
+                    # Whoever led since has sealed it, or this term has; a part of it may have been acknowledged since.
+                    failed = sealed.undecided = None
+            if failed is not None:
+                sealed.gaps, sealed.hidden = self._decided(term, prefix, failed, sealed.hidden, confirm)
+                sealed.undecided = None
+            return sealed.gaps
 
-    def doubt(self, prefix: bytes, span: PositionRange) -> None:
-        """A write of rows there has failed, so they may still come. Nothing else is written before that is decided."""
-        self._of(prefix).undecided = span
+    def hide(self, term: Term, prefix: bytes, span: PositionRange, confirm: Callable[[Term], None]) -> None:
+        """Have no reader shown what lies in a span, or comes there, from now on; raises as :meth:`settle`."""
+        sealed = self._of(prefix)
+        with sealed.lock:
+            raw = self._read(term, prefix, confirm)
+            sealed.gaps = self._written(prefix, raw, Gaps.of([*Gaps.parse(raw).spans, span]))
+
+    def doubt(self, prefix: bytes, failed: FailedWrite) -> None:
+        """A write of rows has failed. The next one waits until it is decided what this one has left."""
+        self._of(prefix).undecided = failed
+
+    def wrote(self, prefix: bytes) -> None:
+        """A write was done."""
+        self._of(prefix).hidden = None
 
     def is_undecided(self, prefix: bytes) -> bool:
-        """Whether rows may come that are not decided; :meth:`gaps` decides them."""
+        """Whether it is to be decided what a failed write has left."""
         return self._of(prefix).undecided is not None
 
     def _of(self, prefix: bytes) -> _Sealed:
         with self._lock:
             return self._sealed.setdefault(prefix, _Sealed())
 
-    def _look(self, term: Term, prefix: bytes) -> Gaps:
+    def _read(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> bytes | None:
+        """The gaps as they stand there; another server that leads has not sealed the generation before that."""
         raw = self._side.get(_GAPS + prefix)
+        confirm(term)
+        return raw
+
+    def _look(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> Gaps:
+        raw = self._read(term, prefix, confirm)
         gaps = Gaps.parse(raw)
         if term.former is None:
             return gaps
         kept = [span for span in gaps.spans if self._is_needed(prefix, span)]
-        return self._written(prefix, raw, Gaps.of([*kept, *self._empty(prefix, term.former)]))
+        return self._written(prefix, raw, Gaps.of([*kept, *self._empty(prefix, term.former, gaps.end)]))
 
-    def _decided(self, prefix: bytes, span: PositionRange) -> Gaps:
-        """The gaps, with those where rows of a failed write are not there."""
-        raw = self._side.get(_GAPS + prefix)
-        known = Gaps.parse(raw)
-        first = min(known.end, span.first) or span.first
-        if self._table.first(prefix + tail(first), prefix + tail(span.first)) is None:
-            # Nothing is ever written behind the last gap then, so that a store that fails for long leaves one only.
-            span = PositionRange(first, span.stop)
-        absent = _between(span, self._positions(prefix, *span))
-        return self._written(prefix, raw, Gaps.of([*known.spans, *absent]))
+    def _decided(
+        self,
+        term: Term,
+        prefix: bytes,
+        failed: FailedWrite,
+        hidden: PositionRange | None,
+        confirm: Callable[[Term], None],
+    ) -> tuple[Gaps, PositionRange | None]:
+        """The gaps, with a failed write unless all its rows are there, and where it is then."""
+        raw = self._read(term, prefix, confirm)
+        known, span = Gaps.parse(raw), failed.span
+        if len(self._positions(prefix, *span)) == failed.rows:
+            return known, None
+        if hidden is not None:
+            # Nothing is ever written between the two, so that a store that fails for long leaves one gap.
+            span = PositionRange(hidden.first, span.stop)
+        return self._written(prefix, raw, Gaps.of([*known.spans, span])), span
 
     def _written(self, prefix: bytes, raw: bytes | None, gaps: Gaps) -> Gaps:
         """Gaps, once they are written down in the place of what was read."""
         value = gaps.pack()
         if value != (raw or b"") and not self._side.exchange(_GAPS + prefix, raw, value):
-            raise StoreUnavailable("Another server leads the topic by now.", "Try again in some seconds.")
+            raise StoreUnavailable("What readers are shown of the topic was changed meanwhile.", "Try again.")
         return gaps
 
-    def _empty(self, prefix: bytes, former: LeaseRecord) -> list[PositionRange]:
-        """Where the former leader may have given ids, and there is no row."""
+    def _empty(self, prefix: bytes, former: LeaseRecord, end: int) -> list[PositionRange]:
+        """Where the former leader may have given ids, and there is no row; up to behind the end of all gaps."""
         now_ms = self._clock.now_ms()
         free = first_free(self._table.keys, prefix, now_ms)
         last_ms = min(former.renewed_ms + former.seconds * 1000, now_ms + _CLOCKS_MS)
-        stop = min(POSITIONS, max(free, position(last_ms)) + position(_SLACK_MS))
+        stop = min(POSITIONS, max(free, end, position(last_ms)) + position(_SLACK_MS))
         first = max(0, free - FRAME_ROWS, position(max(0, former.renewed_ms - REACH_MS)))
         return _between(PositionRange(first, stop), self._positions(prefix, first, free))
 
