@@ -392,6 +392,30 @@ def test_given_a_task_that_is_cancelled_while_it_publishes_when_it_ends_then_it_
     assert visible(site) == []
 
 
+def test_given_a_client_that_is_closed_while_its_task_is_cancelled_then_what_has_begun_is_ended(
+    site: InProcess,
+) -> None:
+    ended: list[str] = []
+
+    async def main() -> None:
+        client = site.async_client(limits=Limits(connections=1))
+        wire = client._wire
+        task = asyncio.create_task(wire.begin(lambda: "begun", ended.append))
+        await asyncio.sleep(0)
+        # It has begun, and the loop has not been told.
+        wire._threads.submit(lambda: None).result()
+        task.cancel()
+        await client.close()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    for thread in threading.enumerate():
+        if thread.name.startswith("Thread") and not thread.daemon:
+            thread.join(PATIENCE_SECONDS)
+    assert ended == ["begun"]
+
+
 @pytest.mark.parametrize("moment", ["under way", "done", "answered"])
 @pytest.mark.parametrize("long", [False, True])
 def test_given_a_task_that_is_cancelled_while_its_transaction_begins_then_that_is_aborted(

@@ -181,7 +181,7 @@ def test_given_a_planted_bug_when_histories_are_played_then_one_of_them_finds_it
 
 
 def nothing_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Seals, "gaps", lambda *_: Gaps())
+    monkeypatch.setattr(Seals, "known", lambda *_: Gaps())
 
 
 def hidden_rows_taken_for_written(monkeypatch: pytest.MonkeyPatch) -> None:

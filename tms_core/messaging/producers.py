@@ -61,7 +61,7 @@ class Producers:
     Args:
         transactions: the manager in this process; None: transactions are managed elsewhere, and what became of one is
             for the client to find out.
-        hide_late: sees that no reader is shown what a former leader may still write of a producer's requests.
+        hide_late: sees that no reader is shown what may still come of a producer's requests.
     """
 
     def __init__(
