@@ -18,8 +18,8 @@ count then; else none of them is ever shown. So at most one write is undecided w
 that may yet come, and none sees a part of a request.
 
 A thread may be held up for as long as it takes two other servers to lead one after the other. So the gaps are read
-before the lease is read once more, and written only where they are still what was read; and whoever seals a topic
-changes them.
+before the lease is read once more, and written only where they are still what was read; and each leader that seals a
+topic changes them.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Seals:
                 sealed.gaps, sealed.hidden = self._look(term, prefix, confirm), None
                 sealed.fence = term.fence
                 if failed is not None and failed.fence < term.fence:
-                    # Whoever led since has sealed it, or this term has; a part of it may have been acknowledged since.
+                    # Another leader has sealed it, or this term has; a part of it may have been acknowledged since.
                     failed = sealed.undecided = None
             if failed is not None:
                 sealed.gaps, sealed.hidden = self._decided(term, prefix, failed, sealed.hidden, confirm)
