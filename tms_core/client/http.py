@@ -228,9 +228,11 @@ class LoopWire:
             return found, is_over
 
         def given_up() -> None:
-            found, is_over = call.result()
-            if not is_over:
-                ends(found)
+            # What never began needs no end.
+            with suppress(Exception):
+                found, is_over = call.result()
+                if not is_over:
+                    ends(found)
 
         call = self._submitted(begun)
         try:

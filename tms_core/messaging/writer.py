@@ -272,13 +272,15 @@ class MessageWriter(Queue[RollbackRange | None]):
         # What no reader is shown does not count; cells have that, too.
         found = _present(self._table, keys)
         if request.pointer is None:
-            if 0 < len(found) < last.number and not keeps and not self._table.hide(keys):
+            if 0 < len(found) < last.number and not keeps:
+                self._table.hide(keys)
                 self._table.delete(found)
             return len(found) == last.number
         shown = frozenset(found)
         cells = every(self._table.cells, keys[0], keys[-1] + b"\0")
         own = [cell for cell in cells if cell.pointer == request.pointer and cell.key in shown]
-        if 0 < len(own) < last.number and not keeps and not self._table.hide(keys):
+        if 0 < len(own) < last.number and not keeps:
+            self._table.hide(keys)
             self._table.invert(own)
         return len(own) == last.number
 

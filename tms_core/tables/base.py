@@ -20,6 +20,8 @@ T = TypeVar("T")
 
 #: Under this name ``Store.calls`` counts rows whose value could not be read.
 UNREADABLE = "unreadable"
+#: Keys that are read at once where the first ones that were asked for are none of those that are looked for.
+_MANY_KEYS = 1000
 
 TableName = Literal["message", "payload", "metadata"]
 
@@ -167,11 +169,13 @@ class KeyReads(ABC):
     def first(self, start: bytes, stop: bytes | None = None) -> bytes | None:
         """The first key of the range; None when it has none."""
         resume: bytes | None = start
+        limit = 1
         while resume is not None:
-            page = self.keys(resume, stop, 1)
+            page = self.keys(resume, stop, limit)
             if page.items:
                 return page.items[0]
-            resume = page.resume
+            # Of rows that no reader is shown there may be many.
+            resume, limit = page.resume, _MANY_KEYS
         return None
 
     @abstractmethod
@@ -272,13 +276,8 @@ class MessageTable(MessageReads, KeyTable):
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
         """Write rows in one durable batch, as CDAP would."""
 
-    def hide(self, keys: Sequence[bytes]) -> bool:
-        """Have no reader shown rows that follow one another, also where they come once more.
-
-        Returns:
-            False: it cannot, and need not, since no write comes late; they are to be taken back.
-        """
-        return False
+    def hide(self, keys: Sequence[bytes]) -> None:
+        """Have no reader shown rows that follow one another if they come once more, where a write may come late."""
 
     def rows_of(self, requests: Iterable[RowsOfRequest]) -> Sequence[tuple[bytes, MessageValue]]:
         """Rows of requests, one after another, as :meth:`put` takes them fastest."""

@@ -130,7 +130,7 @@ class _Fenced(Generic[K]):
                 if number and not leadership.is_still(term):
                     raise undecided()
                 put(piece)
-        except StoreError:
+        except BaseException:
             leadership.doubt()
             raise
         leadership.confirm(term)
@@ -170,22 +170,20 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
             return self._table.cells(start, stop, limit)
 
     def invert(self, cells: Sequence[TxCell]) -> list[bool]:
-        self._settle([cell.key for cell in cells])
+        self._settle_all([cell.key for cell in cells])
         with self._changing(cells[0].key if cells else b""):
             return self._table.invert(cells)
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        self._settle(keys)
+        self._settle_all(keys)
         super().delete(keys)
 
-    def hide(self, keys: Sequence[bytes]) -> bool:
+    def hide(self, keys: Sequence[bytes]) -> None:
         prefix = keys[0][:-MESSAGE_TAIL_BYTES]
-        leadership = self._slots.of(prefix)
         with self._reading(prefix) as term:
             self._gaps(term, prefix)
-            with leadership.writing():
-                self._seals.hide(term, prefix, _span(keys[0], keys[-1]), leadership.confirm)
-        return True
+            with self._settling(prefix, term) as confirm:
+                self._seals.hide(term, prefix, _span(keys[0], keys[-1]), confirm)
 
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
         """Write rows of one generation, in the order of their positions."""
@@ -194,34 +192,48 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
         first, last = rows[0][0], rows[-1][0]
         prefix = first[:-MESSAGE_TAIL_BYTES]
         leadership = self._slots.of(prefix)
-        self._settle([first])
+        self._settle(prefix)
         with leadership.writing() as term:
             try:
                 self._send(leadership, term, _pieces(rows), self._table.put)
             except BaseException:
-                self._seals.doubt(prefix, FailedWrite(_span(first, last), len(rows), term.fence))
+                self._seals.doubt(prefix, FailedWrite(_span(first, last), len(rows), term))
                 raise
         self._seals.wrote(prefix)
 
-    def _settle(self, keys: Sequence[bytes]) -> None:
-        """Decide what a failed write has left, before rows are changed."""
-        for prefix in {key[:-MESSAGE_TAIL_BYTES] for key in keys}:
-            if self._seals.is_undecided(prefix):
-                try:
-                    with self._reading(prefix) as term:
-                        self._gaps(term, prefix)
-                except Unavailable as error:
-                    raise undecided() from error
+    def _settle(self, prefix: bytes) -> None:
+        """Decide what a failed write has left."""
+        if self._seals.is_undecided(prefix):
+            with self._reading(prefix) as term:
+                self._gaps(term, prefix)
+
+    def _settle_all(self, keys: Sequence[bytes]) -> None:
+        """Decide what failed writes have left, before rows are changed that are there."""
+        try:
+            for prefix in {key[:-MESSAGE_TAIL_BYTES] for key in keys}:
+                self._settle(prefix)
+        except Unavailable as error:
+            raise undecided() from error
 
     def _gaps(self, term: Term, prefix: bytes) -> Gaps:
         """The gaps of a generation in a term, settled before."""
         if (known := self._seals.known(term, prefix)) is not None:
             return known
+        with self._settling(prefix, term) as confirm:
+            return self._seals.settle(term, prefix, confirm)
+
+    @contextmanager
+    def _settling(self, prefix: bytes, term: Term) -> Iterator[Callable[[Term], None]]:
+        """What surrounds a change of the gaps; gives what confirms that the term runs."""
         leadership = self._slots.of(prefix)
         with leadership.writing() as now:
             if now is not term:
                 raise not_leading()
-            return self._seals.settle(term, prefix, leadership.confirm)
+            try:
+                yield leadership.confirm
+            except BaseException:
+                leadership.doubt()
+                raise
 
     def _shown(self, term: Term, start: bytes) -> Callable[[bytes], bool] | None:
         """Tell which keys readers are shown, by where the gaps of a generation are; None: all of them.

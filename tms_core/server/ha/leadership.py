@@ -232,9 +232,13 @@ class Leadership:
 
     def _give_back(self) -> None:
         """Give the lease back, if nothing of ours is under way; what may still come late, the next one is told."""
+        with self._lock:
+            # From here on nothing begins, and what has ended has told before whether it failed.
+            if self._writes or not self._ending:
+                return
         now_ms = self._clock.running_ms()
         failed_since_ms = REACH_MS if self._failed_ms is None else now_ms - self._failed_ms
-        if self._writes or not self._ending or failed_since_ms < self._delay_ms:
+        if failed_since_ms < self._delay_ms:
             return
         former = self._former() if now_ms - self._began_ms < REACH_MS else None
         self._lease.release(self._lease.own if failed_since_ms < REACH_MS else former)

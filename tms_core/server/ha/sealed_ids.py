@@ -29,13 +29,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from tms_core.clock import Clock
+from tms_core.consumers.claim_rows import first_unread
 from tms_core.errors import StoreUnavailable
 from tms_core.messaging.ids import POSITIONS, first_free, id_parts, position, tail
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
-from tms_core.server.ha.leadership import REACH_MS, Term, not_leading
+from tms_core.server.ha.leadership import REACH_MS, Term
 from tms_core.tables.base import MessageTable
 from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.side import SideTable
@@ -46,8 +47,9 @@ FRAME_ROWS = 2000
 _SLACK_MS = 1_000
 #: How far the former leader's clock is believed to be ahead of ours, in milliseconds, as of all clocks (rule S7).
 _CLOCKS_MS = 300_000
-#: How long a gap is kept in which there is no row, in milliseconds: nothing is under way for a month.
-_KEPT_MS = 30 * 86_400_000
+#: How long a gap is kept in which there is no row, in milliseconds: nothing is under way for a month. Where there are
+#: many, it is looked each time they are twice as many which of them are needed within the reach of a former leader.
+_KEPT_MS, _MANY_SPANS = 30 * 86_400_000, 256
 #: What keys begin with in the side table.
 _GAPS = b"g"
 _SPAN = struct.Struct(">QHQH")
@@ -106,12 +108,14 @@ class FailedWrite(NamedTuple):
 
     Attributes:
         rows: how many it has in the span.
-        fence: the term in which it was sent.
+        term: in which it was sent.
+        is_lost: whether nothing of it counts; what was sent to note that may be done late, too.
     """
 
     span: PositionRange
     rows: int
-    fence: int
+    term: Term
+    is_lost: bool = False
 
 
 @dataclass(slots=True)
@@ -119,15 +123,17 @@ class _Sealed:
     """The gaps of one generation, and in which term they were looked for.
 
     Attributes:
-        undecided: the last write, if it has failed and it was not looked what it has left.
+        undecided: the last write, if it has failed and it is not noted what it has left.
         hidden: where one was of which nothing counts and behind which nothing was written yet.
+        kept: how many gaps there were when those were last dropped that are not needed.
     """
 
     lock: Lock = field(default_factory=Lock)
-    fence: int = 0
+    term: Term | None = None
     gaps: Gaps = Gaps()
     undecided: FailedWrite | None = None
     hidden: PositionRange | None = None
+    kept: int = _MANY_SPANS
 
 
 class Seals:
@@ -149,7 +155,7 @@ class Seals:
     def known(self, term: Term, prefix: bytes) -> Gaps | None:
         """The gaps of a generation; None: they are to be settled first."""
         sealed = self._of(prefix)
-        return sealed.gaps if sealed.fence == term.fence and sealed.undecided is None else None
+        return sealed.gaps if sealed.term is term and sealed.undecided is None else None
 
     def settle(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> Gaps:
         """Seal a generation if this is the first time in a term, and decide what a failed write has left.
@@ -163,31 +169,25 @@ class Seals:
             Its gaps.
 
         Raises:
-            Unavailable: another term has begun.
-            StoreError: it could not be sealed or decided.
+            StoreError: it could not be sealed or decided, or the term has ended.
         """
         sealed = self._of(prefix)
         with sealed.lock:
-            if sealed.fence > term.fence:
-                raise not_leading()
-            failed = sealed.undecided
-            if sealed.fence < term.fence:
+            if sealed.term is not term:
                 sealed.gaps, sealed.hidden = self._look(term, prefix, confirm), None
-                sealed.fence = term.fence
-                if failed is not None and failed.fence < term.fence:
-                    # Another leader has sealed it, or this term has; a part of it may have been acknowledged since.
-                    failed = sealed.undecided = None
-            if failed is not None:
-                sealed.gaps, sealed.hidden = self._decided(term, prefix, failed, sealed.hidden, confirm)
+                sealed.term = term
+            if sealed.undecided is not None and sealed.undecided.term is not term:
+                # Another term has sealed it; a part of it may have been acknowledged since.
                 sealed.undecided = None
+            if sealed.undecided is not None:
+                self._decide(sealed, term, prefix, confirm)
             return sealed.gaps
 
     def hide(self, term: Term, prefix: bytes, span: PositionRange, confirm: Callable[[Term], None]) -> None:
         """Have no reader shown what lies in a span, or comes there, from now on; raises as :meth:`settle`."""
         sealed = self._of(prefix)
         with sealed.lock:
-            raw = self._read(term, prefix, confirm)
-            sealed.gaps = self._written(prefix, raw, Gaps.of([*Gaps.parse(raw).spans, span]))
+            self._add(sealed, term, prefix, span, confirm)
 
     def doubt(self, prefix: bytes, failed: FailedWrite) -> None:
         """A write of rows has failed. The next one waits until it is decided what this one has left."""
@@ -205,37 +205,47 @@ class Seals:
         with self._lock:
             return self._sealed.setdefault(prefix, _Sealed())
 
-    def _read(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> bytes | None:
-        """The gaps as they stand there; another server that leads has not sealed the generation before that."""
-        raw = self._side.get(_GAPS + prefix)
-        confirm(term)
-        return raw
-
     def _look(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> Gaps:
         raw = self._read(term, prefix, confirm)
         gaps = Gaps.parse(raw)
         if term.former is None:
             return gaps
-        kept = [span for span in gaps.spans if self._is_needed(prefix, span)]
-        return self._written(prefix, raw, Gaps.of([*kept, *self._empty(prefix, term.former, gaps.end)]))
+        kept = self._needed(prefix, gaps.spans, _KEPT_MS)
+        # Ids are given behind all gaps, and behind all that consumers have read, which may lie ahead.
+        end = max(gaps.end, first_unread(self._side, prefix))
+        return self._written(prefix, raw, Gaps.of([*kept, *self._empty(prefix, term.former, end)]))
 
-    def _decided(
-        self,
-        term: Term,
-        prefix: bytes,
-        failed: FailedWrite,
-        hidden: PositionRange | None,
-        confirm: Callable[[Term], None],
-    ) -> tuple[Gaps, PositionRange | None]:
-        """The gaps, with a failed write unless all its rows are there, and where it is then."""
+    def _decide(self, sealed: _Sealed, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> None:
+        """Have a failed write counted if all its rows are there; else none of them ever is."""
+        failed = cast(FailedWrite, sealed.undecided)
+        if not failed.is_lost and len(self._positions(prefix, *failed.span)) == failed.rows:
+            confirm(term)
+            sealed.hidden = None
+        else:
+            # That stays so, whatever comes: the gap may be written although no answer to it comes.
+            sealed.undecided = failed._replace(is_lost=True)
+            # Nothing is ever written between two of them, so that a store that fails for long leaves one gap.
+            first = failed.span.first if sealed.hidden is None else sealed.hidden.first
+            sealed.hidden = PositionRange(first, failed.span.stop)
+            self._add(sealed, term, prefix, sealed.hidden, confirm)
+        sealed.undecided = None
+
+    def _add(
+        self, sealed: _Sealed, term: Term, prefix: bytes, span: PositionRange, confirm: Callable[[Term], None]
+    ) -> None:
+        """Write down one more gap."""
         raw = self._read(term, prefix, confirm)
-        known, span = Gaps.parse(raw), failed.span
-        if len(self._positions(prefix, *span)) == failed.rows:
-            return known, None
-        if hidden is not None:
-            # Nothing is ever written between the two, so that a store that fails for long leaves one gap.
-            span = PositionRange(hidden.first, span.stop)
-        return self._written(prefix, raw, Gaps.of([*known.spans, span])), span
+        gaps = Gaps.of([*Gaps.parse(raw).spans, span])
+        if len(gaps.spans) >= 2 * sealed.kept:
+            gaps = Gaps(tuple(self._needed(prefix, gaps.spans, REACH_MS + _CLOCKS_MS)))
+            sealed.kept = max(_MANY_SPANS, len(gaps.spans))
+        sealed.gaps = self._written(prefix, raw, gaps)
+
+    def _read(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> bytes | None:
+        """The gaps as they stand there; another server that leads has not sealed the generation before that."""
+        raw = self._side.get(_GAPS + prefix)
+        confirm(term)
+        return raw
 
     def _written(self, prefix: bytes, raw: bytes | None, gaps: Gaps) -> Gaps:
         """Gaps, once they are written down in the place of what was read."""
@@ -245,7 +255,7 @@ class Seals:
         return gaps
 
     def _empty(self, prefix: bytes, former: LeaseRecord, end: int) -> list[PositionRange]:
-        """Where the former leader may have given ids, and there is no row; up to behind the end of all gaps."""
+        """Where the former leader may have given ids, and there is no row; it gave none before ``end`` lately."""
         now_ms = self._clock.now_ms()
         free = first_free(self._table.keys, prefix, now_ms)
         last_ms = min(former.renewed_ms + former.seconds * 1000, now_ms + _CLOCKS_MS)
@@ -262,10 +272,15 @@ class Seals:
             start = page.resume
         return found
 
-    def _is_needed(self, prefix: bytes, span: PositionRange) -> bool:
-        if span.stop >= position(max(0, self._clock.now_ms() - _KEPT_MS)):
-            return True
-        return self._table.first(prefix + tail(span.first), prefix + tail(span.stop)) is not None
+    def _needed(self, prefix: bytes, spans: Iterable[PositionRange], kept_ms: int) -> list[PositionRange]:
+        """Those gaps that are younger than so many milliseconds, or have rows."""
+        since = position(max(0, self._clock.now_ms() - kept_ms))
+        table = self._table
+        return [
+            span
+            for span in spans
+            if span.stop >= since or table.first(prefix + tail(span.first), prefix + tail(span.stop)) is not None
+        ]
 
 
 def _between(span: PositionRange, present: Sequence[int]) -> list[PositionRange]:
