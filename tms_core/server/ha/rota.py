@@ -283,8 +283,8 @@ class Agreement:
         if left is None or left.renewed_ms + REACH_MS <= self._clock.now_ms():
             return None
         return (
-            f"{left.holder} did not end in an orderly way, or a write of it had failed, so HBase may still be writing for "
-            f"it. The new servers wait {REACH_MS // 60_000} minutes."
+            f"{left.holder} did not end in an orderly way, or a write of it had failed, so HBase may still be writing. "
+            f"The new servers wait {REACH_MS // 60_000} minutes."
         )
 
     def _write(self, value: bytes | None, slots: int) -> bool:
