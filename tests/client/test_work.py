@@ -443,10 +443,8 @@ def test_given_a_worker_that_is_stopped_while_it_commits_then_the_next_transacti
     assert site.manager.clients() == {}
 
 
-def test_given_a_task_that_is_cancelled_while_it_commits_then_the_next_transaction_is_given_up(
-    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client.publish(ORDERS, [b"1", b"2"])
+def held_up(site: InProcess, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Hold up the answers of commits that begin the next transaction; returns what tells that, and what ends it."""
     commit = site.manager.commit_and_start
     reached, goes_on = threading.Event(), threading.Event()
 
@@ -457,6 +455,14 @@ def test_given_a_task_that_is_cancelled_while_it_commits_then_the_next_transacti
         return begun
 
     monkeypatch.setattr(site.manager, "commit_and_start", waiting)
+    return reached, goes_on
+
+
+def test_given_a_task_that_is_cancelled_while_it_commits_then_the_next_transaction_is_given_up(
+    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.publish(ORDERS, [b"1", b"2"])
+    reached, goes_on = held_up(site, monkeypatch)
 
     async def bills(loop: AsyncClient) -> None:
         async for tx, batch in loop.work(ORDERS, "billing", batch=1):
@@ -482,16 +488,7 @@ def test_given_a_client_that_is_closed_while_its_worker_commits_then_the_loop_en
     site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     client.publish(ORDERS, [b"1", b"2"])
-    commit = site.manager.commit_and_start
-    reached, goes_on = threading.Event(), threading.Event()
-
-    def waiting(*given: Any) -> Transaction:
-        begun = commit(*given)
-        reached.set()
-        goes_on.wait(10)
-        return begun
-
-    monkeypatch.setattr(site.manager, "commit_and_start", waiting)
+    reached, goes_on = held_up(site, monkeypatch)
 
     async def main() -> int:
         batches = 0

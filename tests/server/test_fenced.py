@@ -275,15 +275,15 @@ def test_given_a_batch_of_a_former_term_when_it_gets_the_lease_again_then_it_doe
 # --- writes that fail, and come late all the same --------------------------------------------------------------------
 
 
-def failing(server: Server, done: Callable[[Rows], Rows]) -> Callable[[], None]:
-    """The next write does some of its rows and fails; returns what does the others."""
+def failing(server: Server, done: Callable[[Rows], Rows], *, twice: bool = False) -> Callable[[], None]:
+    """The next write does some of its rows and fails; returns what does the others, or all of them once more."""
     put, left = server.message.put, list[Rows]()
 
     def fails(rows: Rows) -> None:
         server.message.put = put
         first = done(rows)
         put(first)
-        left.append([row for row in rows if row not in first])
+        left.append([row for row in rows if twice or row not in first])
         raise StoreUnavailable("HBase has not answered.", "Try again.")
 
     def arrive() -> None:
@@ -293,14 +293,10 @@ def failing(server: Server, done: Callable[[Rows], Rows]) -> Callable[[], None]:
     return arrive
 
 
-def said(sequence: int = 1) -> Sent:
-    return Sent(TOPIC, "importer", 0, sequence)
-
-
 def registered(site: Site) -> Sent:
     """What the first request of a producer says."""
     generation = site.one.service.producers.register(TOPIC, "importer", UUID(int=1)).generation
-    return said()._replace(generation=generation)
+    return Sent(TOPIC, "importer", generation, 1)
 
 
 @pytest.mark.parametrize("moment", ["after it is read", "after the next write", "after it is repeated"])
@@ -390,22 +386,15 @@ def visible(server: Server, tx: int) -> list[bytes]:
 def test_given_a_write_of_which_a_part_was_done_when_repeated_then_a_reader_is_given_each_message_once(
     site: Site, twice: bool
 ) -> None:
-    sent, put, all_rows = registered(site), site.one.message.put, list[Rows]()
-
-    def fails(rows: Rows) -> None:
-        site.one.message.put = put
-        put(rows[1:2])
-        all_rows.append(rows)
-        raise StoreUnavailable("HBase has not answered.", "Try again.")
-
-    site.one.message.put = fails
+    sent = registered(site)
+    arrive = failing(site.one, lambda rows: rows[1:2], twice=True)
     with pytest.raises(StoreUnavailable):
         site.one.service.publish(TOPIC, [b"a", b"b", b"c"], sent=sent)
     seen, at = read_on(site.one, None)
     site.one.service.publish(TOPIC, [b"a", b"b", b"c"], sent=sent)
     if twice:
         # Also what was there already, since the request was sent to HBase twice.
-        put(all_rows[0])
+        arrive()
         site.one.service.forget(TOPIC)
         assert site.one.payloads() == [b"a", b"b", b"c"]
     assert seen + read_on(site.one, at)[0] == [b"a", b"b", b"c"]
@@ -414,21 +403,14 @@ def test_given_a_write_of_which_a_part_was_done_when_repeated_then_a_reader_is_g
 def test_given_a_part_of_a_request_that_a_former_leader_has_left_when_repeated_then_no_part_of_it_comes_twice(
     site: Site,
 ) -> None:
-    sent, put, all_rows = registered(site), site.one.message.put, list[Rows]()
-
-    def fails(rows: Rows) -> None:
-        site.one.message.put = put
-        put(rows[1:2])
-        all_rows.append(rows)
-        raise StoreUnavailable("HBase has not answered.", "Try again.")
-
+    sent = registered(site)
     for number, tx in enumerate((None, pointer(NOW_MS)), 1):
-        site.one.message.put = fails
+        arrive = failing(site.one, lambda rows: rows[1:2], twice=True)
         with pytest.raises(StoreUnavailable):
             site.one.service.publish(TOPIC, [b"a", b"b", b"c"], pointer=tx, sent=sent._replace(sequence=number))
         site.other.leads()
         site.other.service.publish(TOPIC, [b"a", b"b", b"c"], pointer=tx, sent=sent._replace(sequence=number))
-        put(all_rows.pop())
+        arrive()
         site.one.leads()
     assert site.one.payloads() == [b"a", b"b", b"c"] * 2
 
@@ -670,7 +652,7 @@ def test_given_a_failed_write_of_a_producer_when_the_next_instance_is_registered
     site: Site,
 ) -> None:
     register = site.one.service.producers.register
-    sent = said()._replace(generation=register(TOPIC, "importer", UUID(int=1)).generation)
+    sent = registered(site)
     arrive = failing(site.one, lambda _: [])
     with pytest.raises(StoreUnavailable):
         site.one.service.publish(TOPIC, [b"late"], sent=sent)

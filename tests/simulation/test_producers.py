@@ -243,7 +243,7 @@ def taken_back_what_a_producer_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def part_of_a_request_deleted_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is deleted, and not hidden, may come once more."""
-    monkeypatch.setattr(FencedMessageTable, "hide", lambda *_: False)
+    monkeypatch.setattr(FencedMessageTable, "hide", lambda *_: None)
 
 
 LEAD_BUGS: list[Plant] = [

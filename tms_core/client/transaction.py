@@ -203,7 +203,7 @@ class ClientTransaction:
             await self._follow()
         except BaseException:
             if begun is not None:
-                # A client that was closed meanwhile has given it up already.
+                # Of a client that was closed meanwhile it has been given up, or times out.
                 with suppress(ClientClosed):
                     await core.wire.blocking(_give_up, service, begun)
             raise

@@ -167,7 +167,7 @@ class Queue(ABC, Generic[R]):
         begun = self._begin_writes(batch)
         try:
             known = frozenset(begun)
-            open_ = [request for request in batch if self._may_write(request, known, now_ms)]
+            open_ = [one for one in batch if one.pointer is None or self._may_write(one, known, now_ms)]
             with self._sent(topic, open_, now_ms) if sent else nullcontext(open_) as counting:
                 # What was written before a partition took no more is answered as it was.
                 if not counting:
@@ -215,8 +215,8 @@ class Queue(ABC, Generic[R]):
                 manager.end_write(pointer)
 
     def _may_write(self, request: WriteRequest[R], begun: frozenset[int], now_ms: int) -> bool:
-        """Whether a request is outside transactions, or in one in progress where that is known; answers if not."""
-        if request.pointer is None or self._context.transactions is None or request.pointer in begun:
+        """Whether the transaction of a request is in progress, where that is known; answers if not."""
+        if self._context.transactions is None or request.pointer in begun:
             return True
         if self._in_time(request, position(now_ms)):
             request.answer.set_exception(self._refusal(request))

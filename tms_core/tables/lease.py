@@ -230,7 +230,7 @@ class Lease:
     def leave(self, holder: str, seconds: int, former: LeaseRecord | None = None) -> bool:
         """Have another holder's name in it from now on; returns whether it was held until then."""
         with self._lock:
-            mine = LeaseRecord.parse(self._mine)
+            mine = self.own
             if mine is None:
                 return False
             left = replace(mine, holder=holder, seconds=seconds, former=former)
@@ -242,8 +242,7 @@ class Lease:
 
     def _beat(self) -> bool:
         """Write the next record behind the one that was last seen; returns whether that was still there."""
-        present = self._mine
-        mine = LeaseRecord.parse(present)
+        present, mine = self._mine, self.own
         if mine is None:
             raise _lost(self.seen)
         renewed = replace(mine, beat=mine.beat + 1, renewed_ms=self._clock.now_ms()).pack()

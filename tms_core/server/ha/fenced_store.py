@@ -180,10 +180,8 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
 
     def hide(self, keys: Sequence[bytes]) -> None:
         prefix = keys[0][:-MESSAGE_TAIL_BYTES]
-        with self._reading(prefix) as term:
-            self._gaps(term, prefix)
-            with self._settling(prefix, term) as confirm:
-                self._seals.hide(term, prefix, _span(keys[0], keys[-1]), confirm)
+        with self._reading(prefix) as term, self._settling(prefix, term) as confirm:
+            self._seals.hide(term, prefix, _span(keys[0], keys[-1]), confirm)
 
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
         """Write rows of one generation, in the order of their positions."""

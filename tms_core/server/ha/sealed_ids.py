@@ -29,7 +29,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from tms_core.clock import Clock
 from tms_core.consumers.claim_rows import first_unread
@@ -176,11 +176,11 @@ class Seals:
             if sealed.term is not term:
                 sealed.gaps, sealed.hidden = self._look(term, prefix, confirm), None
                 sealed.term = term
-            if sealed.undecided is not None and sealed.undecided.term is not term:
-                # Another term has sealed it; a part of it may have been acknowledged since.
+            if (failed := sealed.undecided) is not None:
+                # What is of another term was sealed since, and a part of it may have been acknowledged.
+                if failed.term is term:
+                    self._decide(sealed, failed, prefix, confirm)
                 sealed.undecided = None
-            if sealed.undecided is not None:
-                self._decide(sealed, term, prefix, confirm)
             return sealed.gaps
 
     def hide(self, term: Term, prefix: bytes, span: PositionRange, confirm: Callable[[Term], None]) -> None:
@@ -215,11 +215,10 @@ class Seals:
         end = max(gaps.end, first_unread(self._side, prefix))
         return self._written(prefix, raw, Gaps.of([*kept, *self._empty(prefix, term.former, end)]))
 
-    def _decide(self, sealed: _Sealed, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> None:
+    def _decide(self, sealed: _Sealed, failed: FailedWrite, prefix: bytes, confirm: Callable[[Term], None]) -> None:
         """Have a failed write counted if all its rows are there; else none of them ever is."""
-        failed = cast(FailedWrite, sealed.undecided)
         if not failed.is_lost and len(self._positions(prefix, *failed.span)) == failed.rows:
-            confirm(term)
+            confirm(failed.term)
             sealed.hidden = None
         else:
             # That stays so, whatever comes: the gap may be written although no answer to it comes.
@@ -227,8 +226,7 @@ class Seals:
             # Nothing is ever written between two of them, so that a store that fails for long leaves one gap.
             first = failed.span.first if sealed.hidden is None else sealed.hidden.first
             sealed.hidden = PositionRange(first, failed.span.stop)
-            self._add(sealed, term, prefix, sealed.hidden, confirm)
-        sealed.undecided = None
+            self._add(sealed, failed.term, prefix, sealed.hidden, confirm)
 
     def _add(
         self, sealed: _Sealed, term: Term, prefix: bytes, span: PositionRange, confirm: Callable[[Term], None]
