@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup tools kubebox engine run demo hbase test lint bench generate image image-spark publisher chart publish release-notes lock system-deps test-cluster clean
+.PHONY: help setup tools kubebox engine run demo hbase test fuzz lint bench generate image image-spark publisher chart publish release-notes lock system-deps test-cluster clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -226,6 +226,9 @@ else
 	$(if $(findstring chart,$(PYTEST_ARGS)),@$(MAKE) --no-print-directory tools)
 	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 endif
+
+fuzz: $(STAMP) ## search for failures with new seeds until SECONDS have passed, and say how to repeat one: make fuzz SECONDS=3600
+	@$(PY) -m tests.fuzz $(SECONDS)
 
 # A part that cannot be had here is skipped, and named at the end.
 # The programs are kept in the user's cache, the engine and its base image in .tools.

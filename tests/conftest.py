@@ -1,7 +1,8 @@
 """What holds for every test: where it writes, how hypothesis searches, what is traced, and that its log ends with it.
 
-In CI the search is the same every time, so that a red build is about the change; at a desk it goes on looking for new
-counterexamples. Time limits per example are off: a slow machine is no counterexample.
+The search is the same in every run, so that a failure is about the change or the machine. ``TMS_TEST_FUZZ``, which
+``make fuzz`` sets, searches for new counterexamples. Time limits per example are off: a slow machine is not a
+counterexample.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import in_ci, size
+from tests.support import size
 
 _COMMON = settings(
     deadline=None,
@@ -26,9 +27,9 @@ _COMMON = settings(
     max_examples=size("TMS_TEST_EXAMPLES", 60),
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("desk", _COMMON)
-settings.register_profile("ci", _COMMON, derandomize=True, database=None)
-settings.load_profile("ci" if in_ci() else "desk")
+settings.register_profile("fuzz", _COMMON)
+settings.register_profile("fixed", _COMMON, derandomize=True, database=None)
+settings.load_profile("fuzz" if "TMS_TEST_FUZZ" in os.environ else "fixed")
 
 #: A folder in memory, and how much must be free in it, in bytes. Tests kill processes, not machines, so nothing has to
 #: reach a disk, for which they would wait at every sync.

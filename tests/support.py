@@ -53,6 +53,16 @@ def size(name: str, default: int) -> int:
     return int(os.environ.get(name, default))
 
 
+def seeds(default: int) -> range:
+    """Return the seeds of the random histories that a test plays.
+
+    ``TMS_TEST_FIRST_SEED`` (0) sets the first one, ``TMS_TEST_SEEDS`` their number, else ``default`` does. Two runs of
+    ``make test`` play the same histories; ``make fuzz`` sets another first seed in each round.
+    """
+    first = size("TMS_TEST_FIRST_SEED", 0)
+    return range(first, first + size("TMS_TEST_SEEDS", default))
+
+
 def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
     """A function that fails so, whatever it is given."""
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import seeds
 from tms_core.client import Client, MessageId, Retry, TransactionContext, Unanswered, partitions, work
 from tms_core.client.partitions import Rotation
 from tms_core.client.testing import InProcess, in_process
@@ -34,7 +35,7 @@ EVENTS, BILLS, GROUP = "default:events", "default:bills", "billing"
 #: Whose each worker is.
 WORKERS = (GROUP, GROUP, "audit", "stock")
 WHOLE = TopicId("default", "events")
-SEEDS = 6
+SEEDS = seeds(6)
 #: What each producer with a thread of its own publishes, and to how many keys.
 EACH, KEYS = 60, 3
 QUICK = Retry(first_seconds=0.002, factor=1.5, longest_seconds=0.02)
@@ -252,13 +253,14 @@ def play(order: str, seed: int) -> Counter[str]:
     return history.reached
 
 
+@pytest.mark.seeded
 @pytest.mark.no_cover
 @pytest.mark.parametrize("order", ["partition", "none"])
 def test_given_changes_of_the_number_when_histories_are_played_then_each_message_counts_once_and_in_order(
     order: str,
 ) -> None:
     reached: Counter[str] = Counter()
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         reached += play(order, seed)
     assert set(reached) == {"cut off", "met", "set back"}
 
@@ -333,7 +335,7 @@ def test_given_a_planted_bug_when_histories_are_played_then_one_of_them_finds_it
     plant(monkeypatch)
 
     def any_of_them() -> None:
-        for seed in range(4 * SEEDS):
+        for seed in range(24):
             play("partition", seed)
 
     with pytest.raises(Broken):

@@ -18,7 +18,7 @@ from tests import maven
 from tests.client.faults import Faults, faulty_client
 from tests.hbase.proxy import HONEST, Conduct, Fault, Proxy
 from tests.kafka.broker import FENCED, Broker, Refused
-from tests.support import free_port, require_or_skip
+from tests.support import free_port, require_or_skip, seeds
 from tms_core.client import Client, Limits, Producer, ProducerFenced, TmsError, TransactionContext
 from tms_core.client.testing import in_process
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(600)
 
 STEPS = 40
 #: A broker has to be started for the first one only.
-SEEDS = 6
+SEEDS = seeds(6)
 #: What is published goes to the server at once, as Kafka's client does it.
 EAGER = Limits(transaction_bytes=1)
 
@@ -256,11 +256,10 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, 
             yield broker, proxy
 
 
-HISTORIES = {name: steps_of(text) for name, text in NAMED.items()} | {
-    f"random {seed}": history(seed) for seed in range(SEEDS)
-}
+HISTORIES = {name: steps_of(text) for name, text in NAMED.items()} | {f"random {seed}": history(seed) for seed in SEEDS}
 
 
+@pytest.mark.seeded
 @pytest.mark.parametrize("name", HISTORIES)
 def test_given_a_history_when_played_on_kafka_and_here_then_the_same_is_committed_and_refused(
     name: str, network: tuple[Broker, Proxy]

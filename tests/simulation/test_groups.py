@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from janitor.run import sweep_run
 from tests.simulation import group_site
 from tests.simulation.group_site import FaultySide, GroupSite, Violation, play
 from tests.simulation.slot_site import SLOT_WEIGHTS, SlotSite
+from tests.support import seeds
 from tms_core.consumers import claims, retention
 from tms_core.consumers.claims import Truth
 from tms_core.consumers.positions import Positions
@@ -21,14 +21,15 @@ from tms_core.messaging.groups import Groups
 from tms_core.messaging.service import MessagingService
 from tms_core.tables.side import MemorySide, SideChange
 
-SEEDS = int(os.environ.get("TMS_TEST_SEEDS", "200")) // 4
+SEEDS = seeds(50)
 #: How many histories a planted bug has to be found in.
 ENOUGH = 60
 
 
+@pytest.mark.seeded
 def test_given_histories_when_played_then_every_invariant_holds_and_everything_was_reached() -> None:
     reached: Counter[str] = Counter()
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         reached += play(seed)
     assert set(reached) == {
         "died",
@@ -43,9 +44,10 @@ def test_given_histories_when_played_then_every_invariant_holds_and_everything_w
     }
 
 
+@pytest.mark.seeded
 def test_given_two_servers_that_share_topics_when_histories_are_played_then_every_invariant_holds() -> None:
     reached: Counter[str] = Counter()
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         reached += play(seed, make=SlotSite, weights=SLOT_WEIGHTS)
     assert {"died", "late", "swept", "a server died", "handed back"} <= set(reached)
 

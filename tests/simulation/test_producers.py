@@ -36,16 +36,18 @@ def announced_ahead_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.messaging.last_request._ALONE", 0)
 
 
+@pytest.mark.seeded
 def test_given_histories_when_played_then_every_invariant_holds_and_everything_was_reached() -> None:
     reached: Counter[str] = Counter()
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         reached += play(seed)
     assert set(reached) == REACHED | {"former committed", "former aborted"}
 
 
+@pytest.mark.seeded
 def test_given_two_servers_of_which_one_leads_when_histories_are_played_then_every_invariant_holds() -> None:
     reached: Counter[str] = Counter()
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         reached += lead_site.play(seed)
     assert set(reached) >= LEADS
 

@@ -27,11 +27,10 @@ from tests.simulation.operations import (
 )
 from tests.simulation.shrink import failure_of, shortest, tell
 from tests.simulation.site import Site
-from tests.support import size
+from tests.support import seeds
 from tms_core.transaction.model import TX_PER_MS
 
-FIRST = size("TMS_TEST_FIRST_SEED", 0)
-SEEDS = size("TMS_TEST_SEEDS", 300)
+SEEDS = seeds(300)
 #: Seeds per test, so that tests can be spread over processes and none takes long.
 TOGETHER = 25
 #: What the first hundred histories have to have, each at least once.
@@ -62,9 +61,10 @@ EVENTS = (
 )
 
 
-@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, TOGETHER))
+@pytest.mark.seeded
+@pytest.mark.parametrize("first", SEEDS[::TOGETHER])
 def test_every_history_keeps_what_the_law_keeps(first: int) -> None:
-    for seed in range(first, min(first + TOGETHER, FIRST + SEEDS)):
+    for seed in range(first, min(first + TOGETHER, SEEDS.stop)):
         failed = failure_of(seed)
         if failed is not None:
             again = f"TMS_TEST_FIRST_SEED={seed} TMS_TEST_SEEDS=1 make test PYTEST_ARGS=tests/simulation"

@@ -31,7 +31,7 @@ from tests.builders import (
     watch_state,
 )
 from tests.salted import BUCKETS, SaltedStore
-from tests.support import size
+from tests.support import seeds
 from tms_core.errors import StateError, StoreError
 from tms_core.rowkey import salt
 from tms_core.tables.base import MessageValue, Store
@@ -569,10 +569,11 @@ class Story:
         self.rig.engine.recover()
 
 
+@pytest.mark.seeded
 @pytest.mark.no_cover
 def test_given_any_story_of_runs_that_fail_and_die_when_there_is_a_claim_then_it_is_true() -> None:
     claims = 0
-    for seed in range(size("TMS_TEST_SEEDS", 60)):
+    for seed in seeds(60):
         story = Story(seed)
         story.play(5)
         claims += story.claims
