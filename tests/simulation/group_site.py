@@ -11,6 +11,7 @@ A history is a row of steps that a seed draws. Whatever happens, these hold, and
 * **Q7** no id is given at or before one that a group has read or was given
 * **Q11** without an order: nothing is given out that is not committed
 * **Q12** what a deposed leader sends late changes nothing
+* **Q13** after a sweep a reader without a transaction gets the rows that the store has
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tms_core.clock import ManualClock
 from tms_core.consumers.claim_rows import all_claims, free_void
 from tms_core.errors import StoreError, TmsError
 from tms_core.messaging.groups import GroupPoll, Order
+from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.tables.base import Page
@@ -254,6 +256,9 @@ class GroupSite:
             unread = [group for group in GROUPS if payload in self.committed and payload not in self.done[group]]
             if unread or payload in open_ or (self.guest is not None and key > self.guest):
                 raise Violation(f"Q6: {payload!r} is gone, and {unread or 'a guest or a producer'} had need of it")
+        found = [message.payload for page in self.service.fetch(ORDERS, FetchRequest()) for message in page]
+        if found != list(there.values()):
+            raise Violation(f"Q13: a plain reader gets {found}, and the store has {list(there.values())}")
         self.reached["swept"] += len(gone)
 
     def visit(self) -> None:

@@ -136,7 +136,12 @@ def side_not_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemorySide, "exchange_each", exchange)
 
 
+def released_rows_read_from_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines.Lines, "first_kept", lambda *_: 0)
+
+
 BUGS: list[Plant] = [
+    released_rows_read_from_cache,
     written_behind_the_answer,
     second_claim_while_one_is_open,
     no_roll_back,

@@ -5,7 +5,8 @@ empty answer is an answer too. It holds runs, not rows: what one request publish
 has one write pointer. When the bytes run out, the oldest run of all topics goes.
 
 It stays right although others work on the store. Rows the janitor deletes lie before the cut-off, in another
-generation, or are due by a ttl of their own, and fetches show none of these anyway. A pointer the janitor *negates* is
+generation, or are due by a ttl of their own, and fetches show none of these anyway; or retention ``consumed`` has
+released them, and a fetch reads released rows from the store. A pointer the janitor *negates* is
 still positive here. That is no difference while the reader's own transaction lists it as invalid; it may be dropped
 from there only ``lifetime + grace`` after its transaction began, so a reader in a transaction is served rows that are
 younger than half of either (``CachingMessageTable`` has the same rule, in milliseconds where seconds were meant).

@@ -217,7 +217,12 @@ class Fetch:
         oldest = 0
         if self._transaction is not None:
             oldest = position(max(0, self._shelf.clock.now_ms() - self._shelf.cached_ms))
-        return self._shelf.cache.read(self._line.prefix, self._at, self._end, PAGE_BYTES, oldest)
+        runs = self._shelf.cache.read(self._line.prefix, self._at, self._end, PAGE_BYTES, oldest)
+        # Nothing tells the cache which of the released rows are deleted by now, maybe by a janitor in another process.
+        # A poll that finds nothing, as most do that keep up, is not charged with reading how far they were released.
+        if runs and max(self._at, runs[0].first) < self._shelf.lines.first_kept(self._topic):
+            return None
+        return runs
 
     def _from_cache(self, runs: list[CachedRun]) -> Iterator[MessageList]:
         behind = self._end

@@ -151,6 +151,16 @@ class Lines:
                     place.opened = wanted
         return cast(Line, place.line)
 
+    def first_kept(self, topic: TopicMetadata) -> int:
+        """Return the first position that retention ``consumed`` has not released for deletion; 0 with other retention.
+
+        Raises:
+            StoreError: the side table could not be read.
+        """
+        if not topic.consumed:
+            return 0
+        return announced_in(self._side, generation_prefix(topic.topic.prefix, topic.generation))
+
     def payloads(self, topic: TopicMetadata, pointer: int) -> Ids:
         """The ids of a topic's stored payloads, behind those that the transaction has.
 
