@@ -8,9 +8,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.builders import NOW_MS
+from tests.support import raising
 from tms_core.clock import ManualClock
+from tms_core.errors import StoreError
 from tms_core.messaging.groups import GroupPoll, Order
 from tms_core.messaging.service import MessagingService
+from tms_core.messaging.topics import TopicRegistry
 from tms_core.rowkey import MessageId
 from tms_core.server.managing import LATE_SECONDS, MOST_SERIES, UNDECIDED, TransactionMetrics, find_undecided
 from tms_core.server.metrics import MOST_TOPICS, ServerMetrics
@@ -107,3 +110,71 @@ def test_given_more_topics_than_get_series_then_the_others_are_one(server: Serve
     assert len(series) == MOST_TOPICS + 1
     assert series[-1].endswith(" 15.0")
     assert "tms_messages_published_total 615.0" in text
+
+
+def published(metrics: ServerMetrics) -> dict[str, float]:
+    """What was published, by the topics that have series."""
+    return {
+        sample.labels["topic"]: sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == "tms_topic_messages_published_total"
+    }
+
+
+def test_metrics_of_deleted_topics_are_removed_and_free_their_places(server: Server) -> None:
+    metrics = ServerMetrics(CollectorRegistry(), server.service)
+    topics = [TopicId("default", f"t{number}") for number in range(MOST_TOPICS + 1)]
+    for topic in topics:
+        server.service.create_topic(topic)
+        metrics.published(topic, 3, 0.001)
+    assert published(metrics)["_other"] == 3
+    server.service.delete_topic(topics[0])
+    # As CDAP or another server deletes one.
+    TopicRegistry(server.store.metadata, 1).delete(topics[1])
+    metrics.forget_deleted()
+    metrics.published(topics[-1], 4, 0.001)
+    found = published(metrics)
+    assert (len(found), found["_other"], found[topics[-1].topic]) == (MOST_TOPICS, 3, 4)
+    assert not {"t0", "t1"} & found.keys()
+    assert b'topic="t0"' not in metrics.text("")[0]
+
+
+def test_metrics_of_a_topic_made_again_start_from_zero(server: Server) -> None:
+    metrics = ServerMetrics(CollectorRegistry(), server.service)
+    metrics.published(ORDERS, 3, 0.001)
+    server.service.delete_topic(ORDERS)
+    metrics.forget_deleted()
+    server.service.create_topic(ORDERS)
+    metrics.published(ORDERS, 2, 0.001)
+    metrics.forget_deleted()
+    assert published(metrics) == {"orders": 2}
+
+
+def test_metrics_of_topics_that_cannot_be_read_stay(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = ServerMetrics(CollectorRegistry(), server.service)
+    metrics.published(ORDERS, 3, 0.001)
+    row = server.store.metadata.get(ORDERS.prefix)
+    assert server.store.metadata.compare_and_set(ORDERS.prefix, row, b"{")
+    metrics.forget_deleted()
+    assert published(metrics) == {"orders": 3}
+    monkeypatch.setattr(server.store.metadata, "get", raising(StoreError("gone")))
+    with pytest.raises(StoreError, match="gone"):
+        metrics.forget_deleted()
+    assert published(metrics) == {"orders": 3}
+
+
+def test_metrics_while_the_store_hangs_take_one_thread(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = ServerMetrics(CollectorRegistry(), server.service)
+    metrics.published(ORDERS, 3, 0.001)
+    server.service.delete_topic(ORDERS)
+    asked, get_row = list[bytes](), server.store.metadata.get
+
+    def get(key: bytes) -> bytes | None:
+        asked.append(key)
+        metrics.forget_deleted()
+        return get_row(key)
+
+    monkeypatch.setattr(server.store.metadata, "get", get)
+    metrics.forget_deleted()
+    assert (len(asked), published(metrics)) == (1, {})

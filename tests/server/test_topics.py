@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.server.client import Client, TopicClient
+from tests.server.test_protocol import until
 
 ROLLBACK = (
     b'{"transactionWritePointer":"1","rollbackRange":'
@@ -164,6 +165,14 @@ def test_given_work_when_metrics_are_asked_for_then_they_tell_of_it(topic: Topic
     assert grown['tms_request_duration_seconds_count{route="poll"}'] == 1
     assert after["tms_publish_queue_size"] == 0
     assert after["tms_cache_bytes"] > 0
+
+
+def test_metrics_after_a_topic_is_deleted_lose_its_series(topic: TopicClient) -> None:
+    topic.publish("a")
+    own = f'topic="{topic.path.rpartition("/")[2]}"'
+    assert own in topic.client.ask("GET", "/metrics").text
+    assert topic.client.ask("DELETE", topic.path).status == 200
+    until(lambda: own not in topic.client.ask("GET", "/metrics").text)
 
 
 def test_given_a_scraper_that_wants_openmetrics_then_it_gets_that(client: Client) -> None:

@@ -13,7 +13,7 @@ from typing import Self
 
 from tms_core.clock import Clock, HonestClock
 from tms_core.consumers.positions import Floor, Positions
-from tms_core.errors import BadRequest
+from tms_core.errors import BadRequest, MetadataError, TopicNotFound
 from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.consumers import ConsumerRegistry
 from tms_core.messaging.families import Families
@@ -157,6 +157,20 @@ class MessagingService:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
         """
         return self._families.shown(topic)
+
+    def has_topic(self, topic: TopicId) -> bool:
+        """Return whether a topic exists and is not deleted; one with a damaged row exists.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        try:
+            self._topics.get(topic)
+        except TopicNotFound:
+            return False
+        except MetadataError:
+            return True
+        return True
 
     def count_ages(self, topic: TopicId, older_than_seconds: int) -> Ages:
         """How many messages live, and how many are older than so many seconds; at most 100,000 are counted.

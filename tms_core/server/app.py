@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -293,12 +294,16 @@ class _About:
 
     def __init__(self, site: Site) -> None:
         self._metrics = site.metrics
+        self._threads = site.threads
         self._openapi = openapi(secured=site.gate is not None)
 
     async def ping(self, request: Request) -> Response:
         return PlainTextResponse("OK.")
 
     def metrics(self, request: Request) -> Response:
+        # Nobody waits for it: a store that hangs is when these numbers are needed.
+        with suppress(RuntimeError):  # the server is closing
+            self._threads.submit(harmless, self._metrics.forget_deleted)
         body, content_type = self._metrics.text(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 

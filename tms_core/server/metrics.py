@@ -1,12 +1,13 @@
 """What the server counts, for Prometheus (``docs/rest.md``, "Metrics").
 
 Labels are few and bounded: routes and status codes; and of topics, whose number is up to the clients, the first ones
-that are used, with all others as one.
+that are used, with all others as one. A deleted topic leaves its place to the next one that is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Lock
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -25,7 +26,7 @@ _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 
 #: The same for each topic, where a series more costs more.
 _TOPIC_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5)
-#: How many topics have series of their own: the first that are used since the server started.
+#: How many topics have series of their own: the first that are used.
 MOST_TOPICS = 200
 #: Under this name stand all others. It can be a topic's, which is then one of them.
 _OTHER = TopicId("_other", "_other")
@@ -44,6 +45,8 @@ class ServerMetrics:
 
     def __init__(self, registry: CollectorRegistry, service: MessagingService) -> None:
         self.registry = registry
+        self._service = service
+        self._lock, self._looking = Lock(), Lock()
         registry.register(_Service(service))
         self._requests = Counter(
             "tms_requests", "Requests answered, by route and status code.", ["route", "code"], registry=registry
@@ -108,13 +111,39 @@ class ServerMetrics:
     def _of(self, topic: TopicId) -> TopicMetrics:
         """The series of a topic; once there are as many as may be, those of all others."""
         found = self._topics.get(topic)
-        if found is None:
-            name = topic if len(self._topics) < MOST_TOPICS else _OTHER
+        if found is not None:
+            return found
+        # Not while series are removed: those of this topic could be among them, and would be counted in but not shown.
+        with self._lock:
+            name = topic if len(self._topics.keys() - {_OTHER}) < MOST_TOPICS else _OTHER
             made, labels = self._by_topic, (name.namespace, name.topic)
             found = self._topics[name] = TopicMetrics(
                 made.published.labels(*labels), made.fetched.labels(*labels), made.seconds.labels(*labels)
             )
         return found
+
+    def forget_deleted(self) -> None:
+        """Remove the series of deleted topics; whoever deleted them, since it asks the store for each topic.
+
+        It returns at once while another thread does the same, so that a store that hangs takes one thread.
+
+        Raises:
+            StoreError: the store failed; series that are left are removed the next time.
+        """
+        if not self._looking.acquire(blocking=False):
+            return
+        try:
+            for topic in list(self._topics.keys() - {_OTHER}):
+                if not self._service.has_topic(topic):
+                    self._forget(topic)
+        finally:
+            self._looking.release()
+
+    def _forget(self, topic: TopicId) -> None:
+        with self._lock:
+            del self._topics[topic]
+            for family in self._by_topic:
+                family.remove(topic.namespace, topic.topic)
 
     def text(self, accept: str) -> tuple[bytes, str]:
         """Everything in the registry, as the ``Accept`` header wants it, and its content type."""
