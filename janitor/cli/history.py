@@ -16,6 +16,7 @@ from janitor.state.base import RunRecord
 from janitor.status.collect import report_of, summary
 from tms_core.cli.typed import Moment, SinceType
 from tms_core.logs.printable import complete, duration
+from tms_core.tables.lease import WALL_ALLOWANCE_MS
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
@@ -76,7 +77,7 @@ def status(run: RunRecord, now_ms: int, lease_seconds: int) -> str:
     if run.finished_ms is not None:
         return run.result
     silent_ms = now_ms - _last_sign_ms(run)
-    return RUNNING if silent_ms <= lease_seconds * 1000 else LOST
+    return RUNNING if -WALL_ALLOWANCE_MS <= silent_ms <= lease_seconds * 1000 else LOST
 
 
 def _last_sign_ms(run: RunRecord) -> int:

@@ -131,8 +131,8 @@ class Daemon:
         self._plan = plan
         self.stop = plan.stop
         self._collecting = Lock()
-        self._started_ms = self._clock.now_ms()
-        self._ticked_ms = self._clock.running_ms()
+        #: By running time, which no wrong clock changes.
+        self._started_ms = self._ticked_ms = self._clock.running_ms()
         self._log = RunLog(site.arguments)
         self._failing: dict[str, str] = {}
         self._led = True
@@ -147,7 +147,7 @@ class Daemon:
 
     def run(self) -> None:
         """Work until :attr:`stop` is set."""
-        self._state.save_note(collect.DAEMON_NOTE, {"started_ms": self._started_ms})
+        self._state.save_note(collect.DAEMON_NOTE, {"started_ms": self._live().started_ms})
         self._schedule.start()
         try:
             while not self.stop.is_set():
@@ -332,9 +332,10 @@ class Daemon:
         return leads
 
     def _live(self) -> Live:
+        now_ms = self._clock.now_ms()
         return Live(
-            started_ms=self._started_ms,
-            heartbeat_ms=self._clock.now_ms(),
+            started_ms=now_ms - (self._clock.running_ms() - self._started_ms),
+            heartbeat_ms=now_ms,
             next_run_ms=self._schedule.next_run_ms("sweep"),
             running=self._watched.running,
             leader=self._lease is None or self._lease.held,

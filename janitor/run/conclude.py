@@ -221,6 +221,7 @@ def adopt(deps: Deps, ready: Prepared, once_for: str | None = None) -> list[Topi
         state.save_store(record)
         state.save_frontiers(topics)
         state.save_anchor(ready.now)
+        state.retire_times(ready.now.wall_ms)
         # Adopting may follow a backup that was put back, with what was covered already.
         rounds.end(state)
         state.replace_evidence([])

@@ -79,6 +79,7 @@ class OperatorDecisions(Questions):
             state.save_frontiers(held)
             if clock:
                 state.save_anchor(ready.now)
+                state.retire_times(ready.now.wall_ms)
             if once_for is not None:
                 decided.note_done(state, decided.approval(patterns, clock=clock), once_for)
         return sorted(held)

@@ -194,6 +194,24 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         created_ms: int | None = self._json("created")
         return created_ms
 
+    def retire_times(self, now_ms: int) -> None:
+        """Stop believing recorded times that lie ahead: the clock that showed them was wrong.
+
+        Call it in the transaction that accepts the clock. History keeps what it has; only what is judged by changes.
+
+        Args:
+            now_ms: what the accepted clock shows.
+        """
+        if (self.created_ms() or now_ms) > now_ms:
+            self._save("created", now_ms)
+        if (self.last_thorough_ms() or now_ms) > now_ms:
+            self._save("thorough", None)
+        succeeded = self.note(Note.SUCCESS) or {}
+        self.save_note(Note.SUCCESS, {table: ms for table, ms in succeeded.items() if ms <= now_ms} or None)
+        last = next(iter(self.runs(1)), None)
+        if last is not None and max(last.started_ms, last.heartbeat_ms or 0, last.finished_ms or 0) > now_ms:
+            self.save_note(Note.RETIRED, last.id)
+
     def save_created_ms(self, created_ms: int) -> None:
         """Record when this state began, unless that is known."""
         self._write(lambda: self._save("created", self._json("created", created_ms)))

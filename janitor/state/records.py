@@ -36,6 +36,7 @@ class Note(StrEnum):
     REFUTED = "refuted"
     REHEARSED = "rehearsed_ms"
     RESTORED = "restored"
+    RETIRED = "retired_run"
     ROUND = "round"
     SNAPSHOT = "snapshot"
     STATISTICS = "statistics"

@@ -1,8 +1,9 @@
 """What the state keeps of runs, what a run announces, and counters.
 
-A run that has ended is a row under its id, and an empty one by time leads to it; runs that go on are few, and one
-value. A heartbeat, an announcement before a topic's first batch, and what a run has come to so far are loose rows: they
-must cost little and be there when the process dies the next moment.
+A run that has ended is a row under its id. Two empty rows lead to it: one in the order of recording, and one by time,
+for pruning. The order of recording says which run is the last, because a clock that was wrong once would hide all later
+runs. Runs that go on are few, and one value. A heartbeat, an announcement before a topic's first batch, and what a run
+has come to so far are loose rows: they must cost little and be there when the process dies the next moment.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import secrets
 from collections.abc import Iterable, Mapping
 from itertools import count, islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from janitor.state.documents import Documents, Driver, after, newest_first, oldest_first, packed
@@ -19,8 +21,10 @@ from janitor.state.records import CounterKey, LedgerEntry, RunRecord, row_of
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StateError
 
-#: Rows: a finished run by its id; by time; a heartbeat by run; an announcement; what a run has booked.
-RUN, RUN_BY_TIME, BEAT, INTENT, BOOKED = b"r", b"q", b"h", b"n", b"k"
+#: Rows: a finished run by its id; by number; by time; a heartbeat by run; an announcement; what a run has booked.
+RUN, RUN_BY_NUMBER, RUN_BY_TIME, BEAT, INTENT, BOOKED = b"r", b"o", b"q", b"h", b"n", b"k"
+#: Bytes of a key that leads to a run, before the run's id.
+_ID_AT = 17
 _TOKEN_BYTES = 6
 
 
@@ -86,21 +90,25 @@ class RecordedRuns(Documents):
 
         self._write(finish)
 
-    def runs(self, limit: int, before_ms: int | None = None) -> list[RunRecord]:
-        """The last ``limit`` runs, newest first.
+    def runs(self, limit: int, before_ms: int | None = None, *, before_run: str | None = None) -> list[RunRecord]:
+        """The last ``limit`` runs, the last recorded first, whatever the clock showed when they began.
 
         Args:
             before_ms: only those that began before; None: all.
+            before_run: only those that were recorded before this run; None: all.
         """
         _, going = self._going()
-        begin = b"" if before_ms is None else _older(before_ms)
-        keys = islice(self._keys(RUN_BY_TIME, begin), limit + len(going))
-        ids = [key[17:].decode() for key in keys]
+        stop = None if before_run is None else self._found(before_run, going)[1]
+        begin = b"" if stop is None else RUN_BY_NUMBER + newest_first(stop - 1)
+        keys = (key for key in self._keys(RUN_BY_NUMBER, begin) if before_ms is None or _began_ms(key) < before_ms)
+        ids = [key[_ID_AT:].decode() for key in islice(keys, limit + len(going))]
         rows = self._rows_of([_run_key(run_id) for run_id in ids if run_id not in going])
         found = [_finished(row) for row in rows.values()] + [
-            each for each in self._alive(going) if before_ms is None or each[0].started_ms < before_ms
+            (run, number)
+            for run, number in self._alive(going)
+            if (before_ms is None or run.started_ms < before_ms) and (stop is None or number < stop)
         ]
-        found.sort(key=lambda each: (each[0].started_ms, each[1]), reverse=True)
+        found.sort(key=itemgetter(1), reverse=True)
         return [run for run, _ in found[:limit]]
 
     def run(self, run_id: str) -> RunRecord | None:
@@ -109,9 +117,9 @@ class RecordedRuns(Documents):
         return self._found(run_id, going)[0]
 
     def unfinished_runs(self) -> list[RunRecord]:
-        """Runs that began and did not end, oldest first."""
+        """Runs that began and did not end, the first recorded first."""
         _, going = self._going()
-        return [run for run, _ in sorted(self._alive(going), key=lambda each: (each[0].started_ms, each[1]))]
+        return [run for run, _ in sorted(self._alive(going), key=itemgetter(1))]
 
     def beat(self, run_id: str, heartbeat_ms: int) -> None:
         """Remember that a run is alive; without effect on one that is unknown or finished."""
@@ -130,8 +138,9 @@ class RecordedRuns(Documents):
                 self._changing().loose |= {_beat_key(run_id), _booked_key(run_id)}
             old = list(self._keys(RUN_BY_TIME, _older(before_ms)))
             for key in old:
-                self._delete_row(key)
-                self._delete_row(RUN + key[17:])
+                started, recorded, name = key[1:9], key[9:_ID_AT], key[_ID_AT:]
+                for row in (key, RUN_BY_NUMBER + recorded + started + name, RUN + name):
+                    self._delete_row(row)
             self._save_going(number, going)
             return len(lost) + len(old)
 
@@ -228,7 +237,9 @@ class RecordedRuns(Documents):
 
     def _put_finished(self, run: RunRecord, number: int) -> None:
         self._put_row(_run_key(run.id), packed([number, *row_of(run)]))
-        self._put_row(RUN_BY_TIME + newest_first(run.started_ms) + newest_first(number) + run.id.encode(), b"")
+        started, recorded, name = newest_first(run.started_ms), newest_first(number), run.id.encode()
+        self._put_row(RUN_BY_TIME + started + recorded + name, b"")
+        self._put_row(RUN_BY_NUMBER + recorded + started + name, b"")
 
 
 def _finished(row: bytes) -> tuple[RunRecord, int]:
@@ -239,6 +250,11 @@ def _finished(row: bytes) -> tuple[RunRecord, int]:
 def _older(before_ms: int) -> bytes:
     """The first key of runs that began before."""
     return RUN_BY_TIME + newest_first(before_ms) + b"\xff" * 8
+
+
+def _began_ms(key: bytes) -> int:
+    """When a run began, out of its key by number."""
+    return 2**63 - 1 - int.from_bytes(key[9:_ID_AT], "big")
 
 
 def _run_key(run_id: str) -> bytes:

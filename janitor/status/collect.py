@@ -109,16 +109,20 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
     overdue = state.note(Note.OVERDUE) or []
     ahead_ms = guards.ahead_ms(state.anchor(), clocks)
     lease, counts = LeaseRecord.parse(state.lease()), state.counts()
+    # A later time was shown by a clock that was wrong, or is. It says nothing of a janitor that lives or succeeds.
+    latest_ms = clocks.wall_ms + site.terms.lifetime.allowance_ms
+    succeeded = state.note(Note.SUCCESS) or {}
+    sign_ms = _last_sign(state, runs, latest_ms)
     return Status(
         version=metadata.version("tms-janitor"),
         store=site.store,
-        process="running" if live else _process(state, runs, clocks.wall_ms),
+        process="running" if live else _process(state, runs, clocks.wall_ms, sign_ms),
         mode=site.mode,
         schedule=site.schedule,
         every_seconds=site.every_seconds,
         now_ms=clocks.wall_ms,
         started_ms=live.started_ms if live else None,
-        heartbeat_ms=live.heartbeat_ms if live else _last_sign(runs),
+        heartbeat_ms=live.heartbeat_ms if live else sign_ms,
         next_run_ms=live.next_run_ms if live else None,
         history_since_ms=state.created_ms(),
         adopted_ms=record.adopted_ms if record else None,
@@ -126,7 +130,7 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
         lease_holder=lease.holder if lease else "",
         running=live.running if live else None,
         last_run=summary(last) if last else None,
-        last_success_ms=state.note(Note.SUCCESS) or {},
+        last_success_ms={table: ms for table, ms in succeeded.items() if ms <= latest_ms},
         paused=[(pause.pattern, pause.since_ms) for pause in state.pauses()],
         quarantined=_quarantined(state),
         held=_held(state, site, overdue, counts),
@@ -144,14 +148,23 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
     )
 
 
-def _process(state: State, runs: Sequence[RunRecord], now_ms: int) -> Literal["between_runs", "down"]:
+def _process(
+    state: State, runs: Sequence[RunRecord], now_ms: int, sign_ms: int | None
+) -> Literal["between_runs", "down"]:
     """Whether a janitor should be running now: the last daemon, or else runs that are started from outside."""
-    last_ms = _last_sign(runs)
-    starts = [run.started_ms for run in runs]
-    longest_ms = max((later - earlier for later, earlier in pairwise(starts)), default=0)
-    if state.note(DAEMON_NOTE) or last_ms is None or now_ms - last_ms > max(SILENT_MS, 2 * longest_ms):
+    starts = _in_order([run.started_ms for run in reversed(runs) if run.started_ms <= now_ms])
+    longest_ms = max((later - earlier for earlier, later in pairwise(starts)), default=0)
+    if state.note(DAEMON_NOTE) or sign_ms is None or now_ms - sign_ms > max(SILENT_MS, 2 * longest_ms):
         return "down"
     return "between_runs"
+
+
+def _in_order(times: Iterable[int]) -> list[int]:
+    """The longest part of recorded times in which none steps back: it leaves out those of a clock that was wrong."""
+    parts: list[list[int]] = []
+    for ms in times:
+        parts.append([*max((part for part in parts if part[-1] <= ms), key=len, default=[]), ms])
+    return max(parts, key=len, default=[])
 
 
 def summary(run: RunRecord) -> RunSummary:
@@ -184,10 +197,15 @@ def report_of(run: RunRecord | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _last_sign(runs: Iterable[RunRecord]) -> int | None:
-    """When a run last showed that it was alive."""
-    signs = [ms for run in runs for ms in (run.finished_ms, run.heartbeat_ms, run.started_ms) if ms is not None]
-    return max(signs, default=None)
+def _last_sign(state: State, runs: Sequence[RunRecord], latest_ms: int) -> int | None:
+    """When the run recorded last showed that it was alive; None: by a clock that was wrong, or there is no run.
+
+    Args:
+        latest_ms: the latest time that is believed.
+    """
+    last = runs[0] if runs and runs[0].id != state.note(Note.RETIRED) else None
+    signs = (last.finished_ms, last.heartbeat_ms, last.started_ms) if last else ()
+    return max((ms for ms in signs if ms is not None and ms <= latest_ms), default=None)
 
 
 def _quarantined(state: State) -> list[Quarantined]:

@@ -112,7 +112,9 @@ def _no_run(status: Status) -> Iterator[Reason]:
     if status.process != "running" or status.every_seconds is None or not status.leader:
         return
     last_ms = status.last_run.finished_ms if status.last_run else None
-    silent_ms = status.now_ms - max((ms for ms in (status.started_ms, last_ms) if ms), default=status.now_ms)
+    # A time ahead of the clock is of a clock that was wrong.
+    signs = (ms for ms in (status.started_ms, last_ms) if ms and ms <= status.now_ms)
+    silent_ms = status.now_ms - max(signs, default=status.now_ms)
     if silent_ms > MISSED_RUNS * status.every_seconds * 1000 + GRACE_MS:
         yield Reason(f"No run has ended for {silent_ms // 60_000} min.", "run")
 

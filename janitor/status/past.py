@@ -82,7 +82,7 @@ class RunHistory:
         self._lock = Lock()
         self._steps: dict[str, dict[int, Step]] = {"apply": {}, "plan": {}}
         self._bad: deque[RunSummary] = deque(maxlen=KEPT_BAD)
-        self._counted_ms = -1
+        self._counted: str | None = None
 
     def range(self, state: State, name: str, now_ms: int) -> dict[str, Any]:
         """A range of time in steps. One with runs that only planned and none that applied tells of the plans.
@@ -102,7 +102,7 @@ class RunHistory:
         with self._lock:
             self._read(state, now_ms)
             every = {mode: self._sums(mode, first_ms, now_ms, step_ms) for mode in self._steps}
-            bad = [run for run in reversed(self._bad) if run.started_ms >= first_ms][:NAMED_BAD]
+            bad = [run for run in reversed(self._bad) if first_ms <= run.started_ms <= now_ms][:NAMED_BAD]
         mode = "apply" if any(step.runs for step in every["apply"]) else "plan"
         named = [{name: getattr(run, name) for name in _NAMED} for run in bad]
         steps = [asdict(step) for step in every[mode]]
@@ -119,12 +119,12 @@ class RunHistory:
     def _read(self, state: State, now_ms: int) -> None:
         """Add the runs that have ended since, and drop what is too old."""
         oldest_ms = now_ms - RANGES["30d"].length_ms
-        found = list(_ended(state, max(self._counted_ms + 1, oldest_ms)))
+        found = list(_ended(state, oldest_ms, self._counted))
         for run in reversed(found):
             at_ms = run.started_ms // _MINUTE_MS * _MINUTE_MS
             taken = (run.expired, run.old_generation, run.processed, run.invalid_transaction)
             self._steps[run.mode].setdefault(at_ms, Step(at_ms)).add(Step(at_ms, 1, int(run.bad), *taken))
-            self._counted_ms = max(self._counted_ms, run.started_ms)
+            self._counted = run.id
             if run.bad:
                 self._bad.append(run)
         for steps in self._steps.values():
@@ -132,24 +132,27 @@ class RunHistory:
                 del steps[at_ms]
 
 
-def _ended(state: State, from_ms: int) -> Iterator[RunSummary]:
-    """Runs that have ended of those that began then or later, newest first; a page of reports in memory at a time."""
-    before_ms = None
-    while True:
-        page = state.runs(PAGE_RUNS, before_ms)
+def _ended(state: State, from_ms: int, counted: str | None) -> Iterator[RunSummary]:
+    """Runs that have ended, the last recorded first; a page of reports in memory at a time.
+
+    Args:
+        from_ms: the reading ends with a page of runs that all began before.
+        counted: the run at which it ends; None: it was never read.
+    """
+    before_run = None
+    while page := state.runs(PAGE_RUNS, before_run=before_run):
         for run in page:
-            if run.started_ms < from_ms:
+            if run.id == counted:
                 return
-            if run.finished_ms is not None:
+            if run.finished_ms is not None and run.started_ms >= from_ms:
                 yield summary(run)
-        if len(page) < PAGE_RUNS:
+        if len(page) < PAGE_RUNS or all(run.started_ms < from_ms for run in page):
             return
-        # No two runs of one janitor begin in the same millisecond.
-        before_ms = page[-1].started_ms
+        before_run = page[-1].id
 
 
 def runs_between(state: State, limit: int, from_ms: int | None = None, to_ms: int | None = None) -> list[RunSummary]:
-    """The last ``limit`` runs that began in a half-open stretch of time, newest first.
+    """The last ``limit`` runs that began in a half-open stretch of time, the last recorded first.
 
     Args:
         from_ms, to_ms: None for no bound.

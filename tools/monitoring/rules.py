@@ -222,7 +222,10 @@ ALERTS = (
     Alert(
         "TmsClockSkew",
         "warning",
-        "max by (namespace, job, source) (abs(tms_janitor_clock_skew_seconds{${scope}})) > ${skewSeconds}",
+        # A time ahead of Prometheus' own would also keep the alerts on old times from firing.
+        "max by (namespace, job, source) (abs(tms_janitor_clock_skew_seconds{${scope}})) > ${skewSeconds}"
+        " or label_replace(max by (namespace, job) (tms_janitor_heartbeat_timestamp_seconds{${scope}}) - time()"
+        ' > ${skewSeconds}, "source", "prometheus", "", "")',
         "forSeconds",
         "The wall clock is {{ $value }} s off ({{ $labels.source }})",
         "Put the clocks right before the guard stops everything at janitor.clock_allowance_seconds.",

@@ -35,7 +35,7 @@ _TOKEN_BYTES = 6
 #: What was learnt about the store: only who has the lease, or never had one, may say so (rules S4 and S12).
 _FENCED = ("store", "anchor", "frontiers", "ids", "evidence", "claim", "thorough", "strikes")
 #: Rows of history that have the same key when they are written again; all others are written once.
-_RENEWED = (b"r", b"q")
+_RENEWED = (b"r", b"o", b"q")
 
 
 @dataclass

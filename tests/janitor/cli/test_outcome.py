@@ -14,12 +14,17 @@ import pytest
 
 import janitor
 import tms_core
+from janitor.cli.history import LOST, RUNNING
+from janitor.cli.history import status as run_status
 from janitor.cli.main import cli as janitor_cli
+from janitor.cli.outcome import is_renewed
+from janitor.state.records import RunRecord
 from janitor.state.sqlite.state import SqliteState
-from tests.builders import DAY, topic
+from tests.builders import DAY, NOW_MS, SECOND, topic
 from tests.janitor.cli.conftest import Outcome, Site
 from tms_core.cli.main import cli as tms_cli
 from tms_core.logs.printable import complete
+from tms_core.tables.lease import WALL_ALLOWANCE_MS, LeaseRecord
 from tms_core.tables.leveldb.store import LevelDBStore
 
 #: Where a text names a command: up to what cannot be part of one.
@@ -165,3 +170,18 @@ def test_each_command_that_a_text_recommends_gets_the_options_that_lead_to_the_s
 @pytest.mark.parametrize("bare", ["until `janitor adopt`.", "run janitor approve --all", "ask tms topic list"])
 def test_given_a_command_that_stands_where_none_is_seen_then_that_is_found(bare: str) -> None:
     assert not any(_OPTIONS in words for words in _NAMED.findall(complete(bare, _OPTIONS)))
+
+
+@pytest.mark.parametrize(
+    ("sign_ms", "alive"),
+    [
+        (NOW_MS - 60 * SECOND, True),
+        (NOW_MS - 60 * SECOND - 1, False),
+        (NOW_MS + WALL_ALLOWANCE_MS, True),
+        (NOW_MS + WALL_ALLOWANCE_MS + 1, False),
+    ],
+)
+def test_sign_of_life_far_ahead_of_the_clock_does_not_count(sign_ms: int, alive: bool) -> None:
+    assert is_renewed(LeaseRecord("host:1", 1, 1, sign_ms, 60), NOW_MS) == alive
+    run = RunRecord("a", "apply", sign_ms, heartbeat_ms=sign_ms)
+    assert run_status(run, NOW_MS, 60) == (RUNNING if alive else LOST)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from janitor.report import GuardNote
-from janitor.status.health import Health, Reason, judge
+from janitor.status.health import GRACE_MS, Health, Reason, judge
 from janitor.status.status import HeldTopic, Quarantined, Running, RunSummary, SnapshotFigures, Status
 from tests.builders import NOW_MS
 from tests.janitor.http import statuses
@@ -148,3 +148,11 @@ def test_given_a_job_that_fails_then_it_is_said() -> None:
     assert texts(judge(replace(CALM, failing={"count": "it cannot be read."}))) == [
         "The count job fails: it cannot be read."
     ]
+
+
+def test_judge_with_a_last_run_ahead_of_the_clock_misses_the_runs_since_the_start() -> None:
+    last = replace(LAST, finished_ms=NOW_MS + 1000 * GRACE_MS)
+    status = replace(
+        CALM, process="running", every_seconds=60, started_ms=NOW_MS - 2 * GRACE_MS, last_run=last, now_ms=NOW_MS
+    )
+    assert texts(judge(status)) == ["No run has ended for 120 min."]

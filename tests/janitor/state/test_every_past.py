@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from janitor.state.base import State
-from janitor.state.records import CounterKey, LedgerEntry, RunRecord, TopicCount
+from janitor.state.records import CounterKey, LedgerEntry, Note, RunRecord, TopicCount
 from tests.janitor.state.conftest import LastingMemories, Memories
 from tests.janitor.state.entries import TOPIC, entry
 from tests.support import size
@@ -73,11 +73,45 @@ def test_given_a_run_when_asked_for_by_its_id_then_it_is_that_one(state: State) 
     assert state.run("three") is None
 
 
-def test_given_runs_that_did_not_end_then_they_are_listed_oldest_first(state: State) -> None:
+def test_unfinished_runs_with_a_wrong_clock_come_in_the_order_of_recording(state: State) -> None:
     for number in (3, 1, 2, 0):
         state.begin_run(RunRecord(f"run-{number}", "apply", number))
     state.finish_run("run-2", 9, "done", "{}")
-    assert [run.id for run in state.unfinished_runs()] == ["run-0", "run-1", "run-3"]
+    assert [run.id for run in state.unfinished_runs()] == ["run-3", "run-1", "run-0"]
+
+
+def test_runs_after_one_of_a_clock_ahead_list_the_last_recorded_first(state: State) -> None:
+    for number, began_ms in enumerate((10, 9_000, 11, 12, 13)):
+        state.begin_run(RunRecord(f"r{number}", "apply", began_ms))
+        if number < 4:
+            state.finish_run(f"r{number}", began_ms, "done", "{}")
+    assert [run.id for run in state.runs(9)] == ["r4", "r3", "r2", "r1", "r0"]
+    assert [run.id for run in state.runs(2)] == ["r4", "r3"]
+    assert [run.id for run in state.runs(9, before_run="r3")] == ["r2", "r1", "r0"]
+    assert [run.id for run in state.runs(9, 13)] == ["r3", "r2", "r0"]
+    assert state.runs(9, before_run="unknown") == []
+
+
+def test_prune_runs_with_one_of_a_clock_ahead_forgets_by_each_run_s_own_time(state: State) -> None:
+    for number, began_ms in enumerate((10, 9_000, 11, 12)):
+        state.begin_run(RunRecord(f"r{number}", "apply", began_ms))
+        state.finish_run(f"r{number}", began_ms, "done", "{}")
+    assert state.prune_runs(12) == 2
+    assert [run.id for run in state.runs(9)] == ["r3", "r1"]
+    assert state.prune_runs(10_000) == 2
+    assert (state.runs(9), state.run("r1")) == ([], None)
+
+
+def test_retire_times_drops_what_lies_ahead_and_keeps_the_rest(state: State) -> None:
+    state.save_created_ms(500)
+    state.save_last_thorough_ms(500)
+    state.save_note(Note.SUCCESS, {"message": 500, "payload": 100})
+    state.begin_run(RunRecord("ahead", "apply", 500))
+    with state.transaction():
+        state.retire_times(100)
+    assert (state.created_ms(), state.last_thorough_ms()) == (100, None)
+    assert (state.note(Note.SUCCESS), state.note(Note.RETIRED)) == ({"payload": 100}, "ahead")
+    assert [run.id for run in state.runs(1)] == ["ahead"], "history keeps what it has"
 
 
 def test_given_a_heartbeat_then_only_a_run_that_goes_on_takes_it(state: State) -> None:

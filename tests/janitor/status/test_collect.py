@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from janitor.cli.status import lines
 from janitor.state.base import EVERYTHING, RunRecord
 from janitor.stats.consumer_lag import LATE_MS, MOST_TOPICS, note_late
@@ -220,3 +222,70 @@ def test_given_old_generations_that_are_held_then_they_are_as_large_as_the_run_s
     [before] = seen(rig).held
     Census(store, rig.state, rig.clock, rows_per_second=1_000_000).step()
     assert seen(rig).held == [before]
+
+
+def after_a_clock_ahead(*, approved: bool) -> Rig:
+    """A janitor that ran every hour, once with a clock that was 40 days ahead, and whose clock is right again."""
+    rig = janitor(MemoryStore())
+    for _ in range(3):
+        rig.engine.run_once(adopt=True)
+        rig.clock.advance(HOUR)
+    rig.clock.step(40 * DAY)
+    rig.engine.approve(clock=True)
+    assert rig.engine.run_once().guards == []
+    rig.clock.step(-40 * DAY)
+    if approved:
+        rig.engine.approve(clock=True)
+    return rig
+
+
+@pytest.mark.parametrize("approved", [False, True])
+def test_collect_after_a_run_of_a_clock_ahead_claims_no_life_and_no_success(approved: bool) -> None:
+    rig = after_a_clock_ahead(approved=approved)
+    status = seen(rig)
+    assert (status.process, status.heartbeat_ms, status.last_success_ms) == ("down", None, {})
+    assert judge(status).level == "down"
+
+
+def test_collect_after_an_accepted_clock_distrusts_the_run_when_its_time_has_come() -> None:
+    rig = after_a_clock_ahead(approved=True)
+    rig.clock.advance(40 * DAY + MINUTE)
+    status = seen(rig)
+    assert (status.process, status.heartbeat_ms, status.last_success_ms) == ("down", None, {})
+
+
+def test_collect_after_a_clock_ahead_takes_the_run_recorded_last_for_the_last() -> None:
+    rig = after_a_clock_ahead(approved=True)
+    rig.clock.advance(HOUR)
+    last = rig.engine.run_once()
+    status = seen(rig)
+    assert status.last_run is not None
+    assert (status.last_run.id, status.process, status.heartbeat_ms) == (last.id, "between_runs", rig.clock.now_ms())
+    assert set(status.last_success_ms.values()) == {rig.clock.now_ms()}
+    # Days later nothing is taken for alive because of gaps that the wrong clock made.
+    rig.clock.advance(DAY)
+    assert seen(rig).process == "down"
+    rig.clock.advance(41 * DAY)
+    assert seen(rig).process == "down"
+
+
+def test_collect_with_a_machine_a_little_ahead_believes_its_run() -> None:
+    rig = janitor(MemoryStore())
+    rig.clock.step(MINUTE)
+    rig.engine.run_once(adopt=True)
+    rig.clock.step(-MINUTE)
+    assert (seen(rig).process, len(seen(rig).last_success_ms)) == ("between_runs", 2)
+
+
+def test_collect_after_a_run_of_a_clock_behind_keeps_the_usual_gap() -> None:
+    rig = janitor(MemoryStore())
+    for _ in range(3):
+        rig.engine.run_once(adopt=True)
+        rig.clock.advance(HOUR)
+    rig.clock.step(-rig.clock.now_ms() + DAY)
+    rig.engine.run_once()
+    rig.clock.step(NOW_MS + 3 * HOUR - DAY)
+    rig.engine.run_once()
+    assert seen(rig).process == "between_runs"
+    rig.clock.advance(2 * DAY)
+    assert seen(rig).process == "down"

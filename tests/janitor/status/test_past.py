@@ -117,3 +117,15 @@ def test_given_runs_that_guards_stopped_then_only_the_one_before_adoption_is_no_
         found = RunHistory().range(state, "1h", NOW_MS + 2)
     assert [run["id"] for run in found["bad_runs"]] == ["clock"]
     assert found["bad_runs"][0]["stopped_by"] == ("clock",)
+
+
+def test_range_after_a_run_of_a_clock_ahead_still_shows_new_runs() -> None:
+    history = RunHistory()
+    with SqliteState.in_memory() as state:
+        ran(state, NOW_MS - MINUTE)
+        ran(state, NOW_MS + 40 * DAY, result="failed")
+        assert sum(step["runs"] for step in history.range(state, "1h", NOW_MS)["steps"]) == 1
+        ran(state, NOW_MS)
+        found = history.range(state, "1h", NOW_MS)
+    assert sum(step["runs"] for step in found["steps"]) == 2
+    assert found["bad_runs"] == []
