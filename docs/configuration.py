@@ -36,12 +36,12 @@ configuration, which is `conf/standalone.yaml`; `conf/hbase.yaml` is a start for
 
   | flag | sets |
   |---|---|
-  | `--leveldb DIR` | `storage.kind: leveldb`, `storage.leveldb.path: DIR`, `janitor.state: DIR.janitor` |
+  | `--leveldb DIR` | `storage.kind: leveldb`, `storage.leveldb.path: DIR` |
   | `--hbase HOST:PORT[,…]` | `storage.kind: hbase`, `storage.hbase.thrift` |
   | `--snapshots DIR_OR_URL` | `transactions.source: directory`, `transactions.directory` |
 
-  `--leveldb DIR` also moves a default: `transactions.directory` is `DIR.tx` unless file, environment or `--snapshots`
-  say where it is.
+  Two defaults follow the LevelDB store, whatever names it: `transactions.directory` is `DIR.tx` and `janitor.state` is
+  `DIR.janitor`. A symbolic link to the store leads to the same folders as the store itself.
 
 A program of the janitor's outside `tms serve` cannot ask a manager (`transactions.source: manager`). It reads the
 snapshots that the manager writes into `transactions.directory`, if that folder is there, and else works without any.

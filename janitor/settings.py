@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field, model_validator
 from janitor.law.references import Lifetime
 from tms_core.settings import models as core
 from tms_core.settings.fields import Section, setting, wrong
-from tms_core.settings.layers import Flags, LoadedSettings, load_as
+from tms_core.settings.layers import LoadedSettings, load_as
 from tms_core.settings.models import Count, CountOrZero, Host, Port, Switch, TopicPattern
 
 #: A crontab's fields: as CronSim's errors call them, as we do, and what numbers they take.
@@ -174,10 +174,11 @@ class JanitorSettings(Section):
     metrics: MetricsSettings = MetricsSettings()
     http: HttpSettings = HttpSettings()
     state: Path = setting(
-        Path("data/janitor"),
+        Path("data/messaging.janitor"),
         "the folder of what the janitor remembers, beside the store and never inside it",
-        reason="beside the store; --leveldb DIR makes it DIR.janitor",
+        reason="beside the store: storage.leveldb.path with .janitor at its end",
         place=True,
+        beside=".janitor",
     )
 
     @model_validator(mode="before")
@@ -240,20 +241,13 @@ class Settings(core.Settings):
         return self
 
 
-#: What the flags that every command has set; here the state moves with the store.
-FLAGS: Flags = {
-    **core.FLAGS,
-    "leveldb": lambda folder: {**core.FLAGS["leveldb"](folder), "janitor.state": f"{Path(folder).absolute()}.janitor"},
-}
-
-
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> LoadedSettings[Settings]:
     """The settings of ``janitor``; like :func:`tms_core.settings.models.load`, which reads all but its own section.
 
     Raises:
         ConfigurationError: names the setting, where it came from and what to write.
     """
-    return load_as(Settings, file, environ, flags, FLAGS, core.MOVED_DEFAULTS)
+    return load_as(Settings, file, environ, flags, core.FLAGS)
 
 
 def config_digest(settings: Settings) -> str:

@@ -171,7 +171,7 @@ def test_given_the_beginning_of_a_topic_when_the_janitor_completes_it_then_the_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    state = tmp_path / ("store.janitor" if "leveldb" in option else "data/janitor")
+    state = tmp_path / ("store.janitor" if option else "data/messaging.janitor")
     with SqliteState(state) as made:
         made.save_note(Note.TOPICS, [["default", "orders", 1, 60]])
     (tmp_path / "janitor.yaml").write_text("storage: {leveldb: {path: store}}")

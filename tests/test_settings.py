@@ -94,14 +94,14 @@ def test_given_a_store_by_flag_when_loaded_then_its_transactions_are_beside_it_u
     monkeypatch.chdir(tmp_path)
     path = "transactions.directory"
     found = loaded(tmp_path, "", leveldb="store")
-    assert (found.settings.transactions.directory, found.origin(path)) == (f"{tmp_path}/store.tx", "flag --leveldb")
+    assert (found.settings.transactions.directory, found.origin(path)) == (f"{tmp_path}/store.tx", "default")
     in_file = loaded(tmp_path, "transactions: {directory: mine}", leveldb="store")
     assert in_file.settings.transactions.directory == f"{tmp_path}/mine"
     in_environment = loaded(tmp_path, "", {"TMS_TRANSACTIONS__DIRECTORY": "ours"}, leveldb="store")
     assert in_environment.settings.transactions.directory == f"{tmp_path}/ours"
     by_flag = loaded(tmp_path, "", leveldb="store", snapshots="theirs")
     assert (by_flag.settings.transactions.directory, by_flag.origin(path)) == (f"{tmp_path}/theirs", "flag --snapshots")
-    assert loaded(tmp_path, "").settings.transactions.directory == f"{tmp_path}/data/tx"
+    assert loaded(tmp_path, "").settings.transactions.directory == f"{tmp_path}/data/messaging.tx"
 
 
 @pytest.mark.parametrize(

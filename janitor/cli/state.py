@@ -64,17 +64,21 @@ def place_of(config: Path | None, leveldb: str | None, hbase: str | None) -> Pla
 
 def _state_folder(config: Path | None, leveldb: str | None) -> Path | None:
     """The state folder of a LevelDB store, as flags, environment and file say it; None for another kind of store."""
-    if leveldb:
-        return Path(f"{Path(leveldb).absolute()}.janitor")
     content = yaml_file.read(config) if config else {}
 
-    def setting(section: str, name: str, default: str) -> str:
-        written = content.get(section)
-        found = written.get(name) if isinstance(written, dict) else None
-        return str(os.environ.get(f"TMS_{section}__{name}".upper()) or found or default)
+    def setting(path: str, default: str = "") -> str:
+        found: Any = content
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, dict) else None
+        return str(os.environ.get(f"TMS_{path.replace('.', '__')}".upper()) or found or default)
 
-    folder = (config.parent if config else Path()) / setting("janitor", "state", "data/janitor")
-    return folder if setting("storage", "kind", "leveldb") == "leveldb" else None
+    if not leveldb and setting("storage.kind", "leveldb") != "leveldb":
+        return None
+    folder = (config.parent if config else Path()).absolute()
+    if named := setting("janitor.state"):
+        return folder / named
+    store = Path(leveldb).absolute() if leveldb else folder / setting("storage.leveldb.path", "data/messaging")
+    return Path(f"{store.resolve()}.janitor")
 
 
 def beginning(state: State | None) -> dict[str, Any]:

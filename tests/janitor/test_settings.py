@@ -16,6 +16,7 @@ from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError
 from tms_core.settings.fields import extra, fields, kinds
 from tms_core.settings.layers import LoadedSettings
+from tms_core.tables.side import beside
 from tms_core.transaction.rpc.client import ServiceSource
 
 CONF = Path(__file__).parents[2] / "conf"
@@ -46,7 +47,9 @@ def test_given_the_standalone_file_when_loaded_then_it_names_every_setting_and_c
     found = load(CONF / "standalone.yaml", {}, {})
     assert found.settings == built_in.settings
     unnamed = {entry.path for entry in found.entries() if entry.origin == "default"}
-    assert unnamed == {"janitor.cron", "server.tls"}, "one stands there as a comment, the other as null"
+    named = (CONF / "standalone.yaml").read_text(encoding="utf-8")
+    assert unnamed == {"janitor.cron", "server.tls", "transactions.directory", "janitor.state"}
+    assert all(f"# {name}: " in named for name in ("cron", "directory", "state")), "these stand there as comments"
 
 
 def test_given_the_hbase_file_when_loaded_then_it_changes_what_a_cluster_needs_and_nothing_else(
@@ -81,19 +84,28 @@ def test_given_a_setting_then_meaning_reason_and_unit_stand_beside_it(path: str,
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 
-def test_given_the_leveldb_flag_when_loaded_then_the_state_moves_beside_that_store(
+def test_settings_of_a_store_named_in_any_way_give_it_the_same_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "store").mkdir()
+    (tmp_path / "link").symlink_to("store")
     monkeypatch.chdir(tmp_path)
-    for flag in ("store", "store/", "./store", str(tmp_path / "store")):
-        found = loaded(tmp_path, "storage: {kind: hbase}\njanitor: {state: elsewhere}", leveldb=flag)
-        assert found.settings.storage.kind == "leveldb"
-        assert found.settings.storage.leveldb.path == tmp_path / "store"
-        assert found.settings.janitor.state == tmp_path / "store.janitor"
-        assert found.origin("janitor.state") == "flag --leveldb"
+    names = ("store", "store/", "./store", "store/../store", "link", str(tmp_path / "store"))
+    by_flag = [loaded(tmp_path, "storage: {kind: hbase}", leveldb=name) for name in names]
+    by_file = [loaded(tmp_path, f"storage: {{leveldb: {{path: {name}}}}}") for name in names]
+    by_environment = [loaded(tmp_path, "", {"TMS_STORAGE__LEVELDB__PATH": name}) for name in names]
     monkeypatch.chdir(tmp_path / "store")
-    assert loaded(tmp_path, leveldb=".").settings.janitor.state == tmp_path / "store.janitor"
+    for found in [*by_flag, *by_file, *by_environment, loaded(tmp_path, leveldb=".")]:
+        assert found.settings.storage.kind == "leveldb"
+        assert found.settings.janitor.state == tmp_path / "store.janitor"
+        assert found.settings.transactions.directory == str(tmp_path / "store.tx")
+        assert beside(found.settings.storage.leveldb.path) == tmp_path / "store.side"
+        assert found.origin("janitor.state") == found.origin("transactions.directory") == "default"
+
+
+def test_settings_with_a_named_state_keep_it_for_a_store_by_flag(tmp_path: Path) -> None:
+    found = loaded(tmp_path, "janitor: {state: elsewhere}", leveldb="store")
+    assert found.settings.janitor.state == tmp_path / "elsewhere"
 
 
 def test_given_the_janitors_own_names_when_loaded_then_nothing_is_left_alone(tmp_path: Path) -> None:
@@ -278,7 +290,7 @@ def test_given_a_setting_that_decides_what_may_go_when_changed_then_the_digest_c
 @pytest.mark.parametrize(
     "yaml",
     [
-        "storage: {kind: memory, leveldb: {path: /elsewhere}}",
+        "storage: {kind: memory}",
         "server: {port: 1}",
         "janitor: {workers: 9, batch_rows: 9, apply: false, state: /elsewhere, cron: '* * * * *'}",
         "transactions: {thrift: 'elsewhere:1'}",

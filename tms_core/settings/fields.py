@@ -15,6 +15,8 @@ from pydantic_core import PydanticCustomError
 
 #: The origin of a value that no layer gave.
 DEFAULT = "default"
+#: The setting that other folders have their default beside.
+STORE = "storage.leveldb.path"
 
 
 class Section(BaseModel):
@@ -32,7 +34,9 @@ class Section(BaseModel):
 S = TypeVar("S", bound=Section)
 
 
-def setting(default: object, meaning: str, *, reason: str, unit: str = "", place: bool = False) -> Any:
+def setting(
+    default: object, meaning: str, *, reason: str, unit: str = "", place: bool = False, beside: str = ""
+) -> Any:
     """Declare a setting.
 
     Args:
@@ -41,8 +45,14 @@ def setting(default: object, meaning: str, *, reason: str, unit: str = "", place
         reason: why the default is what it is.
         unit: of a number.
         place: it is a path (or a URL); a relative one starts at the folder of the file.
+        beside: the default is the LevelDB store's folder with this at the end of its name; ``default`` is that of the
+            default store.
     """
-    return Field(default, description=meaning, json_schema_extra={"reason": reason, "unit": unit, "place": place})
+    return Field(
+        default,
+        description=meaning,
+        json_schema_extra={"reason": reason, "unit": unit, "place": place, "beside": beside},
+    )
 
 
 def wrong(name: str, problem: str) -> PydanticCustomError:
@@ -86,7 +96,7 @@ def section_of(field: FieldInfo) -> type[Section] | None:
 
 
 def extra(field: FieldInfo, name: str) -> object:
-    """``reason``, ``unit`` or ``place`` of a setting, as :func:`setting` was told."""
+    """``reason``, ``unit``, ``place`` or ``beside`` of a setting, as :func:`setting` was told."""
     return field.json_schema_extra.get(name) if isinstance(field.json_schema_extra, dict) else None
 
 

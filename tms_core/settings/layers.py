@@ -6,7 +6,6 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Generic, Literal, NamedTuple, get_origin
 
 import yaml
@@ -16,7 +15,7 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 
 from tms_core.errors import ConfigurationError
 from tms_core.settings import yaml_file
-from tms_core.settings.fields import DEFAULT, S, Section, extra, fields, kinds, section_of, text
+from tms_core.settings.fields import DEFAULT, STORE, S, Section, extra, fields, kinds, section_of, text
 
 PREFIX = "TMS_"
 
@@ -63,7 +62,6 @@ def load_as(
     environ: Mapping[str, str],
     flags: Mapping[str, object],
     known_flags: Flags,
-    moved_defaults: Flags = MappingProxyType({}),
 ) -> LoadedSettings[S]:
     """Read, merge and check all four layers.
 
@@ -71,7 +69,6 @@ def load_as(
         file: a YAML file; None for none.
         flags: by name without dashes; None is a flag not given.
         known_flags: what each of them sets.
-        moved_defaults: what those that are named here set only where neither file nor environment does.
 
     Raises:
         ConfigurationError: names the setting, where it came from and what to write.
@@ -79,13 +76,13 @@ def load_as(
     known = dict(fields(model))
     folder = (Path() if file is None else file.parent).absolute()
     given = {path: _Given(field.default, DEFAULT, folder) for path, field in known.items() if _has_place(field)}
-    given |= _from_flags({name: flags.get(name) for name in moved_defaults}, moved_defaults)
     if file is not None:
         given |= _from_file(model, file, folder)
     given |= _from_environment(model, known, environ, folder)
     given |= _from_flags(flags, known_flags)
     origins = {path: value.origin for path, value in given.items() if value.origin != DEFAULT}
     values = {path: _placed(path, known[path], value) for path, value in given.items()}
+    values |= _beside_store(known, values, origins)
     try:
         return LoadedSettings(model.model_validate(_nested(values)), origins)
     except ValidationError as error:
@@ -191,6 +188,19 @@ def _placed(path: str, field: FieldInfo, given: _Given) -> object:
             f"{path} = {place!r} ({given.origin}) is not a path.", "Write it out; ~ is not expanded."
         )
     return place if "://" in place else str(given.folder / place)
+
+
+def _beside_store(
+    known: Mapping[str, FieldInfo], values: Mapping[str, object], origins: Mapping[str, str]
+) -> dict[str, str]:
+    """The defaults that follow the LevelDB store, whatever names it: two stores have nothing in common."""
+    store = values.get(STORE)
+    if not isinstance(store, str):
+        return {}
+    # A store that is reached by a symbolic link, too, has one folder of each kind.
+    folder = Path(store).resolve()
+    ends = {path: extra(field, "beside") for path, field in known.items() if path not in origins}
+    return {path: f"{folder}{end}" for path, end in ends.items() if end}
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, Any]:

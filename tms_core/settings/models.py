@@ -172,11 +172,12 @@ class TransactionSettings(Section):
         reason="on one machine the manager is there",
     )
     directory: str = setting(
-        "data/tx",
+        "data/messaging.tx",
         "where snapshot files are, and where the manager writes its own: a path, or, to read only, "
         "webhdfs://[USER@]HOST:PORT[,HOST:PORT...]/PATH",
-        reason="beside the store; --leveldb DIR makes it DIR.tx",
+        reason="beside the store: storage.leveldb.path with .tx at its end",
         place=True,
+        beside=".tx",
     )
     thrift: ListenAddress = setting(
         "127.0.0.1:15165",
@@ -517,9 +518,6 @@ FLAGS: Flags = {
     "snapshots": lambda place: {"transactions.source": "directory", "transactions.directory": place},
 }
 
-#: What they set only where neither file nor environment does: two stores have no transactions in common.
-MOVED_DEFAULTS: Flags = {"leveldb": lambda folder: {"transactions.directory": f"{Path(folder).absolute()}.tx"}}
-
 
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> LoadedSettings[Settings]:
     """The settings of ``tms``, from flags, else the environment, else the file, else the defaults.
@@ -532,4 +530,4 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
     Raises:
         ConfigurationError: names the setting, where it came from and what to write.
     """
-    return load_as(Settings, file, environ, flags, FLAGS, MOVED_DEFAULTS)
+    return load_as(Settings, file, environ, flags, FLAGS)
