@@ -17,7 +17,8 @@ from tms_core.tables.base import Page
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.side import HBaseSide
 from tms_core.tables.leveldb.database import WritableDatabase
-from tms_core.tables.side import Expiries, Expiry, LevelDBSide, MemorySide, SideChange, SideTable
+from tms_core.tables.leveldb.side import LevelDBSide
+from tms_core.tables.side import Expiries, Expiry, MemorySide, SideChange, SideTable
 from tms_core.topic import TopicId
 
 __all__ = ["hbase", "hbase_tables"]

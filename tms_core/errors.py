@@ -45,6 +45,7 @@
     │   ├── Conflict             another transaction has changed the same thing
     │   ├── Invalidated          the transaction was given up; nothing of it is visible, now or later
     │   ├── PostCommitFailed     the transaction is committed, and what was to follow failed
+    │   ├── BadArgument          a transaction cannot have what was asked for, such as a timeout below 1
     │   ├── ChangesTooLarge      more change keys than a transaction may have
     │   ├── TruncateTimeError    a time after which a transaction in progress began
     │   └── CannotSnapshot       the state could not be copied
@@ -308,6 +309,10 @@ class Invalidated(TransactionError):
 
 class PostCommitFailed(TransactionError):
     """The transaction is committed, but something that was to follow failed; doing it again would do it twice."""
+
+
+class BadArgument(TransactionError):
+    """A transaction cannot have what was asked for: a timeout below 1 (Java's ``IllegalArgumentException``)."""
 
 
 class ChangesTooLarge(TransactionError):

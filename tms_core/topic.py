@@ -28,6 +28,8 @@ _LAST_CHAR = "\uffff"
 
 #: The longest name of a namespace or topic that is made here, in bytes. CDAP has no limit, and what it made is read.
 NAME_BYTES = 255
+#: What a consumer or a producer may be called: as topics are, so that it is a part of a path.
+CONSUMER_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{NAME_BYTES}}}")
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -18,8 +18,9 @@ from janitor.state.sqlite.state import FILE_NAME, SqliteState
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.leveldb.clone import clone, copied, remove_stale
 from tms_core.tables.leveldb.layout import find_tables, holds_database, identity
+from tms_core.tables.leveldb.side import LevelDBSide, beside
 from tms_core.tables.leveldb.store import LevelDBStore
-from tms_core.tables.side import LevelDBSide, SideTable, beside
+from tms_core.tables.side import SideTable
 
 if TYPE_CHECKING:
     from tms_core.tables.hbase.described import TableSettings

@@ -28,8 +28,9 @@ from tms_core.errors import ConfigurationError
 from tms_core.tables.base import Reads
 from tms_core.tables.leveldb.clone import clone, copied
 from tms_core.tables.leveldb.layout import holds_database
+from tms_core.tables.leveldb.side import LevelDBSide, beside
 from tms_core.tables.read_only import read_only
-from tms_core.tables.side import Expiries, LevelDBSide, SideTable, beside
+from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.rpc.client import source_of
 

@@ -13,10 +13,10 @@ from tests.interop.java import Interop
 from tests.interop.tephra import JavaRaised, TephraSession
 from tests.transaction.vectors import snapshot_of
 from tms_core.clock import ManualClock
-from tms_core.errors import Conflict, NotInProgress
+from tms_core.errors import BadArgument, Conflict, NotInProgress
 from tms_core.transaction.codec.snapshot import read_snapshot
 from tms_core.transaction.manager.conflicts import ChangeLimits
-from tms_core.transaction.manager.manager import BadArgument, TransactionManager
+from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage
 from tms_core.transaction.model import Snapshot, TransactionType
 from tms_core.transaction.rpc.client import TransactionClient

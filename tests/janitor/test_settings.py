@@ -16,7 +16,7 @@ from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError
 from tms_core.settings.fields import extra, fields, kinds
 from tms_core.settings.layers import LoadedSettings
-from tms_core.tables.side import beside
+from tms_core.tables.leveldb.side import beside
 from tms_core.transaction.rpc.client import ServiceSource
 
 CONF = Path(__file__).parents[2] / "conf"

@@ -22,9 +22,10 @@ from tms_core.messaging.model import FetchRequest, RollbackRange
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import Store
+from tms_core.tables.leveldb.side import LevelDBSide
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
-from tms_core.tables.side import LevelDBSide, MemorySide, SideTable
+from tms_core.tables.side import MemorySide, SideTable
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.model import Transaction

@@ -21,7 +21,8 @@ from tms_core.server.ha import manager_log
 from tms_core.server.ha.leadership import not_leading
 from tms_core.server.ha.manager_log import SideLog, SideStorage, root_of
 from tms_core.tables.base import Page
-from tms_core.tables.side import LevelDBSide, MemorySide, SideChange, SideTable
+from tms_core.tables.leveldb.side import LevelDBSide
+from tms_core.tables.side import MemorySide, SideChange, SideTable
 from tms_core.transaction.codec.edits import Edit, EditState
 from tms_core.transaction.codec.snapshot import read_snapshot
 from tms_core.transaction.manager.journal import LogFailed

@@ -38,9 +38,10 @@ from tms_core.errors import ConfigurationError, StoreBusy, StoreNotFound
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey
 from tms_core.tables.base import ALL_KEYS, KeyRange, MessageValue, Store, TxCell
 from tms_core.tables.leveldb.database import RowColumns as RawColumns
+from tms_core.tables.leveldb.side import LevelDBSide, beside
 from tms_core.tables.leveldb.store import LevelDBMessageReads, LevelDBStore, decode
 from tms_core.tables.memory import MemoryStore
-from tms_core.tables.side import Expiries, LevelDBSide, beside
+from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot

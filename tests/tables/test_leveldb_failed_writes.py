@@ -23,8 +23,8 @@ from tms_core.messaging.model import RollbackRange
 from tms_core.tables.base import MessageValue, TxCell
 from tms_core.tables.leveldb import handle as leveldb_handle
 from tms_core.tables.leveldb.database import WritableDatabase
+from tms_core.tables.leveldb.side import LevelDBSide
 from tms_core.tables.leveldb.store import LevelDBStore
-from tms_core.tables.side import LevelDBSide
 
 PATIENCE_SECONDS = 60.0
 
@@ -63,7 +63,7 @@ FULL_DISK = """
 import os, resource, sys
 from pathlib import Path
 from tms_core.errors import StoreError
-from tms_core.tables.side import LevelDBSide
+from tms_core.tables.leveldb.side import LevelDBSide
 from tms_core.tables.base import MessageValue, TxCell
 from tms_core.tables.leveldb.store import LevelDBStore
 

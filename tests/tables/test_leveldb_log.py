@@ -20,8 +20,8 @@ from tms_core.tables.base import MessageValue
 from tms_core.tables.leveldb.clone import clone
 from tms_core.tables.leveldb.layout import FOLDERS
 from tms_core.tables.leveldb.log import BLOCK_BYTES, find_damage, read_records, write_records
+from tms_core.tables.leveldb.side import LevelDBSide
 from tms_core.tables.leveldb.store import LevelDBStore, release
-from tms_core.tables.side import LevelDBSide
 
 MIB = 1 << 20
 ROWS = 3000

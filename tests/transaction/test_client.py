@@ -11,12 +11,20 @@ import pytest
 
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock
-from tms_core.errors import CannotSnapshot, ChangesTooLarge, Conflict, NoSnapshot, NotInProgress, TruncateTimeError
+from tms_core.errors import (
+    BadArgument,
+    CannotSnapshot,
+    ChangesTooLarge,
+    Conflict,
+    NoSnapshot,
+    NotInProgress,
+    TruncateTimeError,
+)
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.thrift import transaction_fields
 from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
 from tms_core.transaction.manager.conflicts import ChangeLimits
-from tms_core.transaction.manager.manager import BadArgument, TransactionManager
+from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.model import Transaction, TransactionType
 from tms_core.transaction.rpc.client import TransactionClient

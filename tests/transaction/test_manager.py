@@ -11,6 +11,7 @@ import pytest
 from tests.transaction.managers import BASE, NOW_MS, SpyStorage, state
 from tms_core.clock import ManualClock
 from tms_core.errors import (
+    BadArgument,
     CannotSnapshot,
     ChangesTooLarge,
     Conflict,
@@ -23,7 +24,7 @@ from tms_core.errors import (
 from tms_core.transaction.manager.conflicts import ChangeLimits
 from tms_core.transaction.manager.durable import ManagerStopped
 from tms_core.transaction.manager.journal import LogFailed
-from tms_core.transaction.manager.manager import BadArgument, TransactionManager
+from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Recovered
 from tms_core.transaction.model import NO_TX_IN_PROGRESS, InProgressType, Transaction, TransactionType
 

@@ -27,6 +27,7 @@ from tms_core.client.values import Buffer, Limits, Retry, Timeouts, WhenFull
 from tms_core.client.waiting import PublishFigures
 from tms_core.client.work import AsyncGroupWork, GroupWork
 from tms_core.errors import (
+    BadArgument,
     BadRequest,
     BufferFull,
     ClientClosed,
@@ -70,6 +71,7 @@ __all__ = [
     "AsyncProducer",
     "AsyncTransactionContext",
     "Attempt",
+    "BadArgument",
     "BadRequest",
     "Buffer",
     "BufferFull",

@@ -10,9 +10,9 @@ from typing import Any
 
 from tms_core.client.calls import Call, Topic, array, nothing, path_of
 from tms_core.client.messages import AVRO, encode_poll, time_at
-from tms_core.consumers.positions import NAME
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound
 from tms_core.rowkey import MessageId
+from tms_core.topic import CONSUMER_NAME
 from tms_core.transaction.model import Transaction
 
 #: What a poll as a group says of its order and of how often messages are given out at most, and what its answer says of
@@ -143,7 +143,7 @@ def positions(topic: Topic) -> Call[list[ConsumerPosition]]:
 
 
 def _consumer(topic: Topic, name: object) -> str:
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not isinstance(name, str) or not CONSUMER_NAME.fullmatch(name):
         raise BadRequest(f"{name!r} cannot be a consumer.", "Use at most 255 letters, digits, '_' and '-'.")
     return path_of(topic, f"consumers/{name}")
 

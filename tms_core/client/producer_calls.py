@@ -13,8 +13,8 @@ from uuid import UUID
 
 from tms_core.client.calls import Call, Topic, nothing, path_of, topic_id
 from tms_core.client.messages import time_at
-from tms_core.consumers.positions import NAME
 from tms_core.errors import BadRequest, ProducerNotFound
+from tms_core.topic import CONSUMER_NAME
 
 T = TypeVar("T")
 
@@ -140,7 +140,7 @@ def delete(home: Topic, name: str) -> Call[None]:
 
 
 def _path(home: Topic, name: object) -> str:
-    if not isinstance(name, str) or not NAME.fullmatch(name):
+    if not isinstance(name, str) or not CONSUMER_NAME.fullmatch(name):
         raise BadRequest(f"{name!r} cannot be a producer.", "Use at most 255 letters, digits, '_' and '-'.")
     return path_of(topic_id(home), f"producers/{name}")
 

@@ -12,7 +12,6 @@ asked once need not ask again.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -34,9 +33,6 @@ from tms_core.rowkey import (
 from tms_core.tables.base import Reads, every
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
-
-#: What a consumer may be called: as topics are, so that it is a part of a path; and short enough for a row key.
-NAME = re.compile(r"[a-zA-Z0-9_-]{1,255}")
 
 #: The first byte of keys.
 _CONSUMER = b"c"

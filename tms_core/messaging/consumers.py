@@ -14,7 +14,7 @@ from tms_core.consumers import lag, retention
 from tms_core.consumers.claim_rows import NOT_DRAINED, claims_of, drained_key, former_claims, pack_drained
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim, look, rank
 from tms_core.consumers.lag import Lag
-from tms_core.consumers.positions import NAME, Position, Positions, cutoff_at, names
+from tms_core.consumers.positions import Position, Positions, cutoff_at, names
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound
 from tms_core.messaging.fetcher import Shelf
 from tms_core.messaging.ids import position
@@ -23,7 +23,7 @@ from tms_core.messaging.remembered import CountedNames
 from tms_core.messaging.topics import TopicRegistry
 from tms_core.rowkey import MessageId
 from tms_core.tables.side import SideTable
-from tms_core.topic import TopicId, TopicMetadata
+from tms_core.topic import CONSUMER_NAME, TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
 
 #: How many rows are counted for one answer, of all consumers of a topic together: about a second's work.
@@ -270,5 +270,5 @@ def check_name(name: str) -> None:
     Raises:
         BadRequest: it is none.
     """
-    if not NAME.fullmatch(name):
+    if not CONSUMER_NAME.fullmatch(name):
         raise BadRequest(f"{name!r} cannot be a consumer.", "Use at most 255 letters, digits, '_' and '-'.")

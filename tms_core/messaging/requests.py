@@ -15,7 +15,6 @@ from functools import lru_cache, partial
 from typing import NamedTuple, cast
 
 from tms_core.clock import HonestClock
-from tms_core.consumers.positions import NAME
 from tms_core.consumers.retention import announced
 from tms_core.errors import BadRequest, ProducerFenced, TmsError, TransactionEnded, Unavailable
 from tms_core.messaging.ids import ReadKeys, position, tail
@@ -27,7 +26,7 @@ from tms_core.messaging.topics import TopicRegistry
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, generation_prefix
 from tms_core.tables.base import every
 from tms_core.tables.side import SideChange, SideTable
-from tms_core.topic import TopicId, TopicMetadata
+from tms_core.topic import CONSUMER_NAME, TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import transaction_ms
 
@@ -77,7 +76,7 @@ def _keys(home: bytes, home_generation: int, name: str, messages: bytes) -> _Key
     Raises:
         BadRequest: it cannot have that name.
     """
-    if not NAME.fullmatch(name):
+    if not CONSUMER_NAME.fullmatch(name):
         raise BadRequest(f"{name!r} cannot be a producer.", "Use at most 255 letters, digits, '_' and '-'.")
     producer = ProducerName(cast(TopicId, TopicId.from_prefix(home)), home_generation, name)
     return _Keys(producer, producer.key, producer.request_key(messages), messages)

@@ -43,9 +43,10 @@ from tms_core.settings.models import (
 )
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb.layout import FOLDERS, holds_database
+from tms_core.tables.leveldb.side import LevelDBSide, beside
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
-from tms_core.tables.side import LevelDBSide, MemorySide, SideTable, beside
+from tms_core.tables.side import MemorySide, SideTable
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.web.listener import Listener, ListenerOptions
 from tms_core.web.protocol import places

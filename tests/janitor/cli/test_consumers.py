@@ -10,8 +10,8 @@ from tests.builders import DAY, MINUTE, NOW_MS
 from tests.janitor.cli.conftest import SETTINGS, Site
 from tms_core.consumers.positions import Position, Positions
 from tms_core.rowkey import MessageId
+from tms_core.tables.leveldb.side import LevelDBSide, beside
 from tms_core.tables.leveldb.store import LevelDBStore
-from tms_core.tables.side import LevelDBSide, beside
 from tms_core.topic import TopicId, TopicMetadata
 
 ORDERS = TopicMetadata(TopicId("default", "orders"), 1, 86400)

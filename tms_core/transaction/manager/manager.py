@@ -14,7 +14,15 @@ from dataclasses import replace
 from typing import Literal, Self
 
 from tms_core.clock import Clock, HonestClock
-from tms_core.errors import CannotSnapshot, Conflict, NotInProgress, StoreError, TransactionError, TruncateTimeError
+from tms_core.errors import (
+    BadArgument,
+    CannotSnapshot,
+    Conflict,
+    NotInProgress,
+    StoreError,
+    TransactionError,
+    TruncateTimeError,
+)
 from tms_core.logs.loggers import get_logger
 from tms_core.logs.printable import printable
 from tms_core.rowkey import LONG_MAX
@@ -24,25 +32,25 @@ from tms_core.transaction.manager.conflicts import ChangeLimits
 from tms_core.transaction.manager.durable import LONG_TIMEOUT_MS, DurableState, ManagerStopped
 from tms_core.transaction.manager.state import ManagerState
 from tms_core.transaction.manager.storage import Storage
-from tms_core.transaction.model import TX_PER_MS, InProgressType, Transaction, TransactionType, VisibilityState
+from tms_core.transaction.model import (
+    MAX_TIMEOUT_SECONDS,
+    TX_PER_MS,
+    UNKNOWN_CLIENT,
+    InProgressType,
+    Transaction,
+    TransactionType,
+    VisibilityState,
+)
 from tms_core.transaction.source.source import Loaded, SourceUnreachable
 
 #: How long a short transaction may take that does not say, in seconds (``data.tx.timeout``).
 _TIMEOUT_SECONDS = 30
-#: The longest a short transaction may ask for, in seconds (``data.tx.max.timeout``).
-MAX_TIMEOUT_SECONDS = 2**31 - 1
 #: How much is kept of what a client calls itself, in characters.
 MAX_CLIENT_CHARACTERS = 255
-#: The client of a transaction whose client did not give its name.
-UNKNOWN_CLIENT = "unknown"
 #: The change key that is named where a restart may have forgotten them.
 _FORGOTTEN = "(forgotten by a restart: ask again whether it can commit)"
 
 logger = get_logger(__name__)
-
-
-class BadArgument(TransactionError):
-    """What a transaction cannot have: a timeout below 1 (Java's ``IllegalArgumentException``)."""
 
 
 class TransactionManager(DurableState):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tms_core.errors import (
+    BadArgument,
     CannotSnapshot,
     ChangesTooLarge,
     Conflict,
@@ -25,7 +26,7 @@ from tms_core.logs.loggers import get_logger
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.thrift import transaction_fields, transaction_of
 from tms_core.transaction.codec.wire import Failure, Fields, MessageKind, RpcMessage, integer
-from tms_core.transaction.manager.manager import BadArgument, TransactionManager
+from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import Transaction
 
 logger = get_logger(__name__)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from tms_core.errors import (
+    BadArgument,
     CannotSnapshot,
     ChangesTooLarge,
     Conflict,
@@ -24,13 +25,11 @@ from tms_core.errors import (
     TransactionError,
     TruncateTimeError,
 )
-from tms_core.settings.models import TransactionSettings
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.snapshot import read_complete_visibility
 from tms_core.transaction.codec.thrift import transaction_fields, transaction_of
 from tms_core.transaction.codec.wire import Fields, Kind
-from tms_core.transaction.manager.manager import MAX_TIMEOUT_SECONDS, UNKNOWN_CLIENT, BadArgument
-from tms_core.transaction.model import InProgress, Transaction
+from tms_core.transaction.model import MAX_TIMEOUT_SECONDS, UNKNOWN_CLIENT, InProgress, Transaction
 from tms_core.transaction.rpc.line import (
     IdleConnections,
     MethodUnknown,
@@ -41,6 +40,21 @@ from tms_core.transaction.rpc.line import (
     as_text,
 )
 from tms_core.transaction.source.source import DirectorySource, Loaded, SnapshotSource, SourceUnreachable
+
+
+class ServiceSettings(Protocol):
+    """What the settings ``transactions`` say of a service; not their class, so that applications need no settings."""
+
+    @property
+    def source(self) -> str: ...
+
+    @property
+    def thrift(self) -> str: ...
+
+    @property
+    def token_file(self) -> Path | None: ...
+
+    def snapshot_directory(self) -> str | None: ...
 
 
 class _Broken(Exception):
@@ -74,7 +88,7 @@ class TransactionClient:
         self._begins_with_commit = True
 
     @classmethod
-    def configured(cls, wanted: TransactionSettings, timeout_seconds: float = 30, *, address: str = "") -> Self:
+    def configured(cls, wanted: ServiceSettings, timeout_seconds: float = 30, *, address: str = "") -> Self:
         """The service that the settings name, or another one with their token."""
         return cls(
             address or wanted.thrift, timeout_seconds, opens=partial(SocketConnection, token_file=wanted.token_file)
@@ -315,7 +329,7 @@ class ServiceSource:
             return client.latest()
 
 
-def source_of(wanted: TransactionSettings) -> SnapshotSource | None:
+def source_of(wanted: ServiceSettings) -> SnapshotSource | None:
     """Where a program outside the server finds snapshots; None for nowhere.
 
     Raises:

@@ -1,0 +1,121 @@
+"""The side table of a LevelDB store: a folder of its own.
+
+It stands in this package and not beside the interface, so that a program that uses another store imports no LevelDB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from threading import Lock
+
+from tms_core.tables.base import Page
+from tms_core.tables.leveldb.database import WritableDatabase
+from tms_core.tables.leveldb.layout import holds_database
+from tms_core.tables.leveldb.lock import locked, sync, translated
+from tms_core.tables.leveldb.manifest import check_logs
+from tms_core.tables.side import SideChange, SideTable
+
+#: How many rows are known without being read.
+_KNOWN_ROWS = 10_000
+#: Stands for what is not known of a row.
+_NOT_READ = b"not read"
+
+
+class LevelDBSide(SideTable):
+    """A LevelDB folder of its own; one process at a time.
+
+    Args:
+        folder: not the store's, which holds CDAP's three folders and nothing else.
+
+    Raises:
+        StoreBusy: another process has it open.
+        StoreError: it is damaged or cannot be written.
+    """
+
+    private = True
+
+    def __init__(self, folder: Path) -> None:
+        present = holds_database(folder)
+        if present:
+            with locked(folder):
+                check_logs(folder)
+        else:
+            with translated(folder):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sync(folder.parent)
+        self._database = WritableDatabase(folder, create=not present)
+        # Rows as they were read or written last. A read of LevelDB gives up the interpreter, and among busy threads
+        # waiting for it again takes longer than a synced write does.
+        self._known: dict[bytes, bytes | None] = {}
+        self._changes = 0
+        self._lock = Lock()
+        # Between the reading and the writing of a row no other thread may change it.
+        self._exchanging = Lock()
+
+    def get(self, key: bytes) -> bytes | None:
+        known = self._known.get(key, _NOT_READ)
+        if known is not _NOT_READ:
+            return known
+        changes = self._changes
+        value = self._database.get(key)
+        self._keep(changes, [(key, value)])
+        return value
+
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+        return self._database.rows(start, stop, limit)
+
+    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        self._write(rows, ())
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        with self._exchanging:
+            self._write((), keys)
+
+    def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
+        with self._exchanging:
+            made = [self.get(change.key) == change.expected for change in changes]
+            puts: list[tuple[bytes, bytes]] = []
+            deletes: list[bytes] = []
+            for change, is_made in zip(changes, made, strict=True):
+                if is_made:
+                    puts += [(change.key, change.value), *change.puts]
+                    deletes += change.deletes
+            if puts:
+                self._write(puts, deletes)
+        return made
+
+    def _write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
+        """Change rows; what is known of them is what was written, unless others changed or read rows meanwhile."""
+        keys = [*(key for key, _ in puts), *deletes]
+        changes = self._forget(keys)
+        try:
+            self._database.change(puts, deletes)
+        finally:
+            alone = self._forget(keys) == changes + 1
+        if alone:
+            self._keep(changes + 1, puts)
+
+    def _forget(self, keys: Iterable[bytes]) -> int:
+        with self._lock:
+            for key in keys:
+                self._known.pop(key, None)
+            self._changes += 1
+            return self._changes
+
+    def _keep(self, changes: int, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Know rows, unless any were changed since then."""
+        with self._lock:
+            if changes == self._changes:
+                if len(self._known) >= _KNOWN_ROWS:
+                    self._known.clear()
+                self._known.update(rows)
+
+    def close(self) -> None:
+        self._database.close()
+
+
+def beside(store: Path) -> Path:
+    """The folder of the side table of a LevelDB store."""
+    store = store.resolve()
+    return store.with_name(f"{store.name}.side")
