@@ -164,6 +164,12 @@ def test_given_one_in_progress_when_aborted_then_it_ends_with_its_checkpoints(
     assert (seen.in_progress, len(seen.invalid)) == ((), 2 if long else 0)
 
 
+def test_abort_of_what_was_not_rolled_back_says_that_it_is_invalid(typed: Type, manager: TransactionManager) -> None:
+    one = manager.start_short().transaction_id
+    manager.note_written(one, "default:orders")
+    assert typed("abort", one, "--yes")[:2] == (0, f"{one}: invalid now\n")
+
+
 def test_given_nobody_who_says_yes_when_aborted_or_truncated_then_nothing_is_done(
     typed: Type, manager: TransactionManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -530,13 +530,16 @@ def test_given_a_loop_then_a_producer_does_the_same_in_it(site: InProcess) -> No
                 call(BILLS, "importer")
 
 
-def test_given_a_transaction_that_has_ended_when_published_in_then_that_is_the_error(client: Client) -> None:
+def test_given_a_transaction_that_has_ended_when_published_in_then_that_is_the_error(
+    client: Client, site: InProcess
+) -> None:
     with client.transaction() as tx:
         pass
-    with pytest.raises(TransactionEnded, match="not in progress"):
-        client.publish(BILLS, [b"late"], transaction=tx.transaction)
-    with pytest.raises(TransactionEnded):
-        client.store(BILLS, [b"late"], transaction=tx.transaction)
+    with site.client() as other:
+        with pytest.raises(TransactionEnded, match="not in progress"):
+            other.publish(BILLS, [b"late"], transaction=tx.transaction)
+        with pytest.raises(TransactionEnded):
+            other.store(BILLS, [b"late"], transaction=tx.transaction)
 
 
 def test_given_partitions_and_routes_when_a_producer_publishes_with_keys_then_each_message_is_there_once(

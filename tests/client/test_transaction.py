@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Collection
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from tms_core.client import (
     NotInProgress,
     Participant,
     PostCommitFailed,
+    TopicNotFound,
     Transaction,
     TransactionError,
     Unanswered,
@@ -95,6 +97,76 @@ def test_given_an_error_when_the_block_ends_then_it_is_aborted_and_the_error_goe
         work()
     assert visible(site) == []
     assert site.manager.invalid_size() == 0
+
+
+@pytest.mark.parametrize("ends", ["error", "roll back"])
+def test_publish_of_the_client_in_a_failed_transaction_is_taken_back(
+    client: Client, site: InProcess, ends: str
+) -> None:
+    def work() -> None:
+        with client.transaction() as tx:
+            client.publish(ORDERS, [b"never seen"], transaction=tx.transaction)
+            client.within(60).store(BILLS, [b"never seen"], transaction=tx.transaction)
+            client.within(60).publish(BILLS, [], transaction=tx.transaction)
+            tx.checkpoint()
+            client.publish(ORDERS, [b"never seen"], transaction=tx.transaction)
+            if ends == "error":
+                raise ZeroDivisionError
+            tx.roll_back()
+
+    with suppress(ZeroDivisionError):
+        work()
+    assert visible(site) == []
+    # All of it was taken back, so nothing has to stay on the list.
+    assert site.manager.invalid_size() == 0
+
+
+def test_publish_of_the_client_that_fails_in_a_transaction_fails_it(client: Client, site: InProcess) -> None:
+    def work() -> None:
+        with client.transaction() as tx:
+            client.publish(ORDERS, [b"a"], transaction=tx.transaction)
+            with suppress(TopicNotFound):
+                client.publish("default:nowhere", [b"a"], transaction=tx.transaction)
+
+    with pytest.raises(Invalidated):
+        work()
+    assert visible(site) == []
+
+
+def test_publish_of_the_client_that_is_not_answered_invalidates_the_transaction(
+    site: InProcess, faults: Faults
+) -> None:
+    faults.at("publish", "after")
+    with faulty_client(site, faults) as client:
+        tx = client.transaction()
+        with pytest.raises(Unanswered), tx:
+            client.publish(ORDERS, [b"a"], transaction=tx.transaction)
+        assert site.manager.status(tx.transaction.transaction_id) == "invalid"
+    assert visible(site) == []
+
+
+def test_publish_of_the_async_client_in_a_failed_transaction_is_taken_back(site: InProcess) -> None:
+    async def main() -> None:
+        async with site.async_client() as client:
+            with suppress(ZeroDivisionError):
+                async with client.transaction() as tx:
+                    await client.publish(ORDERS, [b"never seen"], transaction=tx.transaction)
+                    await client.store(BILLS, [b"never seen"], transaction=tx.transaction)
+                    await client.publish(BILLS, [], transaction=tx.transaction)
+                    raise ZeroDivisionError
+            async with client.transaction() as tx:
+                await client.publish(ORDERS, [b"seen"], transaction=tx.transaction)
+
+    asyncio.run(main())
+    assert (visible(site), site.manager.invalid_size()) == ([b"seen"], 0)
+
+
+def test_publish_of_another_client_in_a_failed_transaction_is_never_seen(client: Client, site: InProcess) -> None:
+    with site.client() as other, client.transaction() as tx:
+        other.publish(ORDERS, [b"never seen"], transaction=tx.transaction)
+        tx.roll_back()
+    assert visible(site) == []
+    assert site.manager.status(tx.transaction.transaction_id) == "invalid"
 
 
 def test_given_a_roll_back_when_the_block_ends_then_there_is_no_error(client: Client, site: InProcess) -> None:

@@ -1422,7 +1422,12 @@ def test_given_a_client_that_goes_on_as_soon_as_it_is_answered_then_nothing_of_i
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, tx, settle = Instance(desk), desk.begin(), Answer.set_result
-    steps: Iterator[Callable[[], object]] = iter([lambda: one.publish(tx=tx), lambda: desk.manager.abort(tx)])
+
+    def give_up() -> None:
+        one.roll_back(tx)
+        desk.manager.abort(tx)
+
+    steps: Iterator[Callable[[], object]] = iter([lambda: one.publish(tx=tx), give_up])
 
     def goes_on(answer: Answer[object], result: object) -> None:
         if step := next(steps, None):

@@ -484,7 +484,7 @@ def made(
     clock, store = ManualClock(NOW_MS), store or MemoryStore()
     member = HaMember(store, side, side, leader or settings.server.leader, clock)
     transactions = managed(settings, clock, store, side, member, stack)
-    show(transactions, settings, store, side, clock, registry := CollectorRegistry())
+    show(transactions, side, clock, registry := CollectorRegistry())
     assert b"tms_open_claims" in generate_latest(registry)
     shared = transactions.shared
     if shared is not None:
@@ -578,7 +578,7 @@ def managed_alone(settings: Settings, stack: ExitStack) -> Managed:
     clock, store, side = ManualClock(NOW_MS), MemoryStore(), MemorySide()
     found = managed(settings, clock, store, side, None, stack)
     registry = CollectorRegistry()
-    show(found, settings, store, side, clock, registry)
+    show(found, side, clock, registry)
     assert (b"tms_open_claims" in generate_latest(registry)) == (found.own is not None)
     return found
 

@@ -175,7 +175,8 @@ class GroupSite:
         if self.random.random() < 0.6 and self._commit(tx):
             self.committed.update(payloads)
         elif self.random.random() < 0.5:
-            self.service.rollback(ORDERS, pointer)
+            if self.random.random() < 0.8:
+                self.service.rollback(ORDERS, pointer)
             self.manager.abort(tx)
         else:
             self.manager.invalidate(pointer)
@@ -390,9 +391,17 @@ class GroupSite:
         """What the client does: take back claims and messages, then abort; what is not certain is invalidated."""
         pointer = worker.tx.transaction_id
         self.side.fault = self.random.choice(("",) * 5 + ("before", "after", "late")) if worker.payloads else ""
+        steps: list[Callable[[], None]] = [
+            lambda: self.service.groups.roll_back(ORDERS, worker.group, pointer),
+            lambda: self.service.rollback(BILLS, pointer),
+        ]
+        if self.random.random() < 0.1:
+            # A client that aborts, and has not taken back all.
+            steps.pop(self.random.randrange(len(steps)))
+            self.reached["not all taken back"] += 1
         try:
-            self.service.groups.roll_back(ORDERS, worker.group, pointer)
-            self.service.rollback(BILLS, pointer)
+            for step in steps:
+                step()
             self.manager.abort(worker.tx)
         except TmsError:
             self.manager.invalidate(pointer)

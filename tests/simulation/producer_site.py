@@ -349,10 +349,18 @@ class ProducerSite:
             return
         self.never.update(sent)
         self.side.fault = self._fault()
+        steps: list[Callable[[], None]] = [
+            lambda: self.service.producers.roll_back(self._said(instance), tx.write_pointer),
+            lambda: self.service.rollback(BILLS, tx.write_pointer),
+            lambda: self.service.rollback(ORDERS, tx.write_pointer),
+        ]
+        if self.random.random() < 0.4:
+            # A client that aborts, and has not taken back all.
+            steps.pop(self.random.randrange(len(steps)))
+            self.reached["not all taken back"] += 1
         try:
-            self.service.producers.roll_back(self._said(instance), tx.write_pointer)
-            for topic in (BILLS, ORDERS):
-                self.service.rollback(topic, tx.write_pointer)
+            for step in steps:
+                step()
         except (TmsError, Died):
             self.manager.invalidate(tx.transaction_id)
             self.restart()

@@ -20,6 +20,7 @@ from tms_core.messaging import groups, lines
 from tms_core.messaging.groups import Groups
 from tms_core.messaging.service import MessagingService
 from tms_core.tables.side import MemorySide, SideChange
+from tms_core.transaction.manager.manager import TransactionManager
 
 SEEDS = seeds(50)
 #: How many histories a planted bug has to be found in.
@@ -37,6 +38,7 @@ def test_given_histories_when_played_then_every_invariant_holds_and_everything_w
         "left",
         "late",
         "swept",
+        "not all taken back",
         "a guest",
         "truncated",
         "woke up too late",
@@ -99,7 +101,11 @@ def second_claim_while_one_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_roll_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Groups, "roll_back", lambda *_: None)
+    monkeypatch.setattr(Groups, "_free", lambda *_: None)
+
+
+def writes_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TransactionManager, "note_written", lambda *_: None)
 
 
 def side_rows_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +151,7 @@ BUGS: list[Plant] = [
     written_behind_the_answer,
     second_claim_while_one_is_open,
     no_roll_back,
+    writes_not_noted,
     side_rows_not_looked_at,
     least_base_off_by_one,
     announced_to_no_consumer,

@@ -478,7 +478,33 @@ def test_given_many_late_writes_then_those_are_forgotten_that_are_not_invalid_an
         manager.abort(one)
         manager.end_write(one.transaction_id)
         manager.truncate_invalid([one.transaction_id])
-    assert len(manager._written_late) <= 101
+    assert len(manager._writes._left) <= 101
+
+
+def test_abort_of_what_is_left_makes_it_invalid_and_says_where(
+    manager: TransactionManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two = manager.start_short(), manager.start_short()
+    for transaction in (one, two):
+        manager.note_written(transaction.transaction_id, "default:orders", 3)
+    manager.note_taken_back(one.transaction_id, "default:orders", 2)
+    manager.note_taken_back(two.transaction_id, "default:orders", 3)
+    with caplog.at_level("INFO"):
+        manager.abort(one)
+        manager.abort(two)
+    assert invalid(manager) == [one.transaction_id]
+    assert f"{one.transaction_id} is invalidated, not aborted: not rolled back: default:orders" in caplog.text
+
+
+def test_commits_of_what_was_written_leave_nothing_in_memory(manager: TransactionManager) -> None:
+    for _ in range(1000):
+        one = manager.checkpoint(manager.start_short())
+        for pointer in (one.transaction_id, one.write_pointer):
+            manager.note_written(pointer, "default:orders")
+        manager.commit(one.transaction_id)
+        # Late, it is not noted at all.
+        manager.note_written(one.transaction_id, "default:orders")
+    assert not manager._writes._left
 
 
 # --- the invalid list ------------------------------------------------------------------------------------------------

@@ -174,7 +174,8 @@ def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
     """End a transaction whose writes have been taken back.
 
     Writes of a short one that were not taken back become readable; if that is not known,
-    invalidate it. A long one becomes invalid in any case.
+    invalidate it. A long one becomes invalid in any case, and so does one of which
+    tms serve knows messages or claims that were not rolled back.
 
     \b
     Example:
@@ -189,7 +190,7 @@ def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
                 "Has everything it wrote been rolled back? What was not becomes readable", abort=True, err=True
             )
         client.abort(_transaction(entry))
-        gone = "invalid now" if entry.is_long else "aborted"
+        gone = "invalid now" if client.latest().snapshot.is_invalid(entry.write_pointer) else "aborted"
     options.print({str(transaction_id): True}, lambda: iter([f"{transaction_id}: {gone}"]))
 
 

@@ -25,7 +25,7 @@ from tms_core.client.producer import AsyncProducer, Instance
 from tms_core.client.site import Endpoint, Options, Token, service_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.client.topics import AsyncTopics
-from tms_core.client.transaction import ClientTransaction, publish
+from tms_core.client.transaction import ClientTransaction, publish, publish_in, store_in
 from tms_core.client.values import Retry
 from tms_core.client.waiting import PublishFigures, Told
 from tms_core.client.work import AsyncGroupWork, Worker, WorkOptions, beginning, reading
@@ -127,11 +127,11 @@ class AsyncClient(AsyncTopics):
             )
             return None
         without_key(key)
-        return await self._core.ask(calls.publish_in(topic, messages, transaction.write_pointer, ttl))
+        return await publish_in(self._core, topic, messages, transaction, ttl)
 
     async def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
         """As :meth:`Client.store`."""
-        await self._core.ask(calls.store(topic, messages, transaction.write_pointer))
+        await store_in(self._core, topic, messages, transaction)
 
     async def rollback(self, topic: Topic, published: RollbackRange | int) -> None:
         """As :meth:`Client.rollback`."""

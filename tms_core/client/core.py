@@ -14,12 +14,14 @@ from copy import copy
 from itertools import count
 from random import Random
 from typing import Any, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from tms_core.client.calls import LIMITED, POSITION, WAITED, Call
 from tms_core.client.messages import Message, MessageDecoder
 from tms_core.client.values import Retry
 from tms_core.client.wire import Pieces, Wire
 from tms_core.errors import ConfigurationError, FormatError, TmsError, Unanswered, Unavailable
+from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.partitions import Layout
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
@@ -43,6 +45,18 @@ class Write(Protocol):
     async def __call__(self, call: Call[T]) -> T: ...
 
 
+class OpenTransaction(Protocol):
+    """A transaction of this client, which takes part in what is written with its pointer."""
+
+    async def publish_now(self, core: Core, topic: TopicId, call: Call[RollbackRange]) -> RollbackRange:
+        """Send a publish, and take back what it wrote when the transaction is rolled back."""
+        ...
+
+    async def store_now(self, core: Core, call: Call[None]) -> None:
+        """Send a store."""
+        ...
+
+
 class Core:
     """The client.
 
@@ -63,6 +77,8 @@ class Core:
         #: Where topics with partitions have their messages, as far as it was asked; whose turn it is without a key.
         self.layouts: dict[TopicId, Layout | None] = {}
         self.turns = count()
+        #: The transactions that this client has begun, by their ids.
+        self.transactions: WeakValueDictionary[int, OpenTransaction] = WeakValueDictionary()
 
     def within(self, seconds: float) -> Core:
         """The same, but no call takes longer than so many seconds, all its attempts and pauses together.

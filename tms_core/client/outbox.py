@@ -58,6 +58,8 @@ class Outbox:
         #: Where something is published: what would be stored behind that would be seen with what was stored before.
         self._begun: set[TopicId] = set()
         self._published: list[tuple[TopicId, RollbackRange]] = []
+        #: What the program itself has published with the transaction's pointers.
+        self._by_hand: list[tuple[TopicId, RollbackRange]] = []
         self._moves = 0
         #: Write pointers of checkpoints, whose payloads other processes have stored, and how long those live.
         self._elsewhere: list[tuple[TopicId, Sequence[int], int | None]] = []
@@ -89,6 +91,10 @@ class Outbox:
         """Have what was stored with pointers of the transaction's checkpoints published, too."""
         self._elsewhere.append((topic_id(topic), pointers, None if ttl is None else seconds(ttl)))
 
+    def note(self, topic: TopicId, published: RollbackRange) -> None:
+        """Have taken back with the rest what was published by another way."""
+        self._by_hand.append((topic, published))
+
     async def publish(self) -> None:
         """Publish all; in each topic in the order in which it was given, what others have stored first.
 
@@ -111,7 +117,7 @@ class Outbox:
         Raises:
             MessagingError: not all of it was taken back.
         """
-        for topic, published in self._published:
+        for topic, published in (*self._published, *self._by_hand):
             await self._core.ask(calls.rollback(topic, published))
 
     async def _send_ahead(self, topic: TopicId) -> None:

@@ -25,7 +25,7 @@ from tms_core.client.partitions import Key, Rotations, without_key
 from tms_core.client.producer import Producer
 from tms_core.client.site import Endpoint, Options, Token, service_at
 from tms_core.client.topics import Topics
-from tms_core.client.transaction import ClientTransaction, publish
+from tms_core.client.transaction import ClientTransaction, publish, publish_in, store_in
 from tms_core.client.values import Retry
 from tms_core.client.waiting import PublishFigures, Told
 from tms_core.client.wire import run
@@ -168,11 +168,11 @@ class Client(Topics):
             run(publish(self._core, beginning(self._core, self._transactions, self._limits), topic, messages, ttl, key))
             return None
         without_key(key)
-        return run(self._core.ask(calls.publish_in(topic, messages, transaction.write_pointer, ttl)))
+        return run(publish_in(self._core, topic, messages, transaction, ttl))
 
     def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
         """Put payloads where an empty :meth:`publish` in the same transaction publishes them; raises as that does."""
-        run(self._core.ask(calls.store(topic, messages, transaction.write_pointer)))
+        run(store_in(self._core, topic, messages, transaction))
 
     def rollback(self, topic: Topic, published: RollbackRange | int) -> None:
         """Take back what a publish in a transaction wrote.

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from tms_core.client import calls
-from tms_core.client.calls import Topic, topic_id
+from tms_core.client.calls import Call, Topic, topic_id
 from tms_core.client.core import UNKNOWN, Core
 from tms_core.client.outbox import Outbox
 from tms_core.client.participant import ClaimedBatch, Failures, GroupClaims, Participant, done
@@ -39,6 +39,7 @@ from tms_core.errors import (
     TopicNotFound,
     TransactionError,
 )
+from tms_core.messaging.model import RollbackRange
 from tms_core.topic import TopicId
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient
@@ -74,6 +75,7 @@ class ClientTransaction:
         self._doubtful = False
         self._incomplete = False
         self._claims: dict[tuple[TopicId, str], GroupClaims] = {}
+        core.transactions[transaction.transaction_id] = self
 
     @classmethod
     async def begin(
@@ -111,6 +113,18 @@ class ClientTransaction:
         """Have published, when it commits, what was stored with pointers of checkpoints."""
         with self._step():
             self._outbox.refer(topic, pointers, ttl)
+
+    async def publish_now(self, core: Core, topic: TopicId, call: Call[RollbackRange]) -> RollbackRange:
+        """Send a publish with one of its pointers, and take back what it wrote when it is rolled back."""
+        with self._step():
+            published = await core.ask(call)
+            self._outbox.note(topic, published)
+            return published
+
+    async def store_now(self, core: Core, call: Call[None]) -> None:
+        """Send a store with one of its pointers."""
+        with self._step():
+            await core.ask(call)
 
     async def checkpoint(self) -> None:
         """Give it another write pointer, once all have written what they have."""
@@ -406,6 +420,22 @@ async def publish(
         await transaction.roll_back()
         raise
     await transaction.commit()
+
+
+async def publish_in(
+    core: Core, topic: Topic, messages: Sequence[bytes], transaction: Transaction, ttl: timedelta | int | None
+) -> RollbackRange:
+    """Publish in a transaction, which may be one of this client."""
+    call = calls.publish_in(topic, messages, transaction.write_pointer, ttl)
+    known = core.transactions.get(transaction.transaction_id)
+    return await (core.ask(call) if known is None else known.publish_now(core, topic_id(topic), call))
+
+
+async def store_in(core: Core, topic: Topic, messages: Sequence[bytes], transaction: Transaction) -> None:
+    """Store in a transaction, which may be one of this client."""
+    call = calls.store(topic, messages, transaction.write_pointer)
+    known = core.transactions.get(transaction.transaction_id)
+    await (core.ask(call) if known is None else known.store_now(core, call))
 
 
 async def visible_now(core: Core, service: TransactionClient, pointers: Sequence[int]) -> set[int]:

@@ -67,6 +67,11 @@ class ConsumerGroup(NamedTuple):
         start = generation_prefix(self.topic.prefix, self.generation)
         return TRANSACTIONAL + start + CLAIM + self.name.encode("ascii") + b"\0"
 
+    @property
+    def label(self) -> str:
+        """Its name in a sentence."""
+        return f"claims of {self.name} on {self.topic}"
+
 
 class Truth(Enum):
     """What has become of a claim, as one reader sees it."""

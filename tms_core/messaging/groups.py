@@ -188,6 +188,8 @@ class Groups:
                 self._remember(group, seen.merged)
             drained = sealed and found.given.at_end and seen.own == LOWEST
             noted = self._drained_row(group) if drained else []
+            if found.taken and self._transactions is not None:
+                self._transactions.note_written(pointer, group.label)
             self._write(metadata, former, rows, seen, found._replace(base=seen.base), noted)
             if found.taken and not self._is_open(pointer):
                 # It ended while the claim was on its way to the disk, and what it has claimed is not answered.
@@ -220,7 +222,10 @@ class Groups:
                 return
             if self._transactions is not None and self._transactions.status(pointer) == "ended":
                 raise ConsumerConflict(f"Transaction {pointer} has ended.", "What it has claimed cannot be given back.")
-            self._free(metadata, former, rows, given_back([claim for _, claim in rows], pointer, after))
+            free, kept = given_back([claim for _, claim in rows], pointer, after)
+            self._free(metadata, former, rows, (free, kept))
+            if self._transactions is not None and all(claim.pointer != pointer for claim in kept):
+                self._transactions.note_taken_back(pointer, group.label)
 
     def forget(self, concerns: Callable[[bytes], bool]) -> None:
         """Forget what was read of some topics, because another process may have written.

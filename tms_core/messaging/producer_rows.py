@@ -84,6 +84,11 @@ class ProducerName(NamedTuple):
         """Of its last request to the generation of a topic whose row keys begin so."""
         return _REQUEST + prefix + self.home.prefix + b"\0" + self.name.encode("ascii")
 
+    @property
+    def label(self) -> str:
+        """Its name in a sentence."""
+        return f"producer {self.name} of {self.home}"
+
 
 class Former(NamedTuple):
     """The last transaction of the generations before that was not aborted; where all were, the last one.
@@ -227,6 +232,19 @@ def begun_by(
     stop = stop_key(producer.begun) if before is None else producer.begun_key(before)
     rows = every(side.rows, producer.begun, stop) if most is None else side.rows(producer.begun, stop, most).items
     return [(key, Begun.parse(key, value)) for key, value in rows]
+
+
+def all_begun(side: SideTable) -> Iterator[tuple[ProducerName, Begun]]:
+    """The transactions of all producers that are written down; of generations that are gone, too.
+
+    Raises:
+        FormatError: a row is damaged.
+        StoreError: the table could not be read.
+    """
+    for key, value in _rows(side, _TRANSACTIONAL):
+        producer = _beginner(key)
+        if producer is not None:
+            yield producer, Begun.parse(key, value)
 
 
 def producers_of(side: SideTable, home: TopicMetadata) -> list[tuple[ProducerName, Registration]]:

@@ -173,6 +173,8 @@ class Producers:
             if value is None:
                 made = Begun(pointer, sent.generation, void=False, label=sent.label).pack()
                 deletes = self._requests.not_needed(producer, pointer, sent)
+                if manager is not None:
+                    manager.note_written(pointer, producer.label)
                 self._requests.change([SideChange(key, None, made, deletes=deletes)], [sent.name])
             # One that was registered meanwhile has not found it.
             self._requests.require_newest(sent, again=True)
@@ -191,13 +193,16 @@ class Producers:
             ProducerFenced: a newer instance counts.
         """
         self._requests.require_newest(sent)
-        key = self._requests.named(sent.home, sent.name).begun_key(pointer)
+        producer = self._requests.named(sent.home, sent.name)
+        key = producer.begun_key(pointer)
         value = self._side.get(key)
         if value is None:
             return
         begun = Begun.parse(key, value)
         if not begun.void:
             self._requests.change([SideChange(key, value, begun._replace(void=True).pack())], [sent.name])
+        if self._transactions is not None:
+            self._transactions.note_taken_back(pointer, producer.label)
 
     def forget(self) -> None:
         """Forget what was read, because another process may have written."""

@@ -446,6 +446,8 @@ class Requests:
         if pointer is None or self._rows.get(key := producer.begun_key(pointer)) is not None:
             return [], []
         sent = admitted.sent
+        if self._transactions is not None:
+            self._transactions.note_written(pointer, producer.label)
         row = (key, Begun(pointer, sent.generation, void=False, label=sent.label).pack())
         return [row], self.not_needed(producer, pointer, sent)
 

@@ -316,11 +316,13 @@ class MessagingService:
         prefix = generation_prefix(topic.prefix, metadata.generation)
         first, last = position(start_ms, start_sequence), position(end_ms, end_sequence)
         try:
-            roll_back(self._store.message, prefix, first, last, pointer)
+            done = roll_back(self._store.message, prefix, first, last, pointer)
             for earlier in earlier_generations(self._store.message, metadata):
-                roll_back(self._store.message, earlier, first, last, pointer)
+                done += roll_back(self._store.message, earlier, first, last, pointer)
         finally:
             self.cache.roll_back(prefix, first, last, pointer)
+        if self._transactions is not None:
+            self._transactions.note_taken_back(pointer, str(topic), done)
 
     # -- consuming ----------------------------------------------------------------------------------------------------
 

@@ -79,6 +79,8 @@ class MessageWriter(Queue[RollbackRange | None]):
                 runs = [run for request, run in zip(written, runs, strict=True) if not request.answer.done()]
                 written = [request for request in written if not request.answer.done()]
             self._announce(line, runs)
+            if transactional:
+                self._count(runs)
             self._put(line.prefix, runs, written, rows or self._rows(line.prefix, runs))
             if transactional:
                 runs = [
@@ -191,6 +193,13 @@ class MessageWriter(Queue[RollbackRange | None]):
             self._context.work.aside(rows.begin)
         refused = self._announce_requests(written, [run.first for run in runs], line.ahead)
         return rows() if many and not refused else None
+
+    def _count(self, runs: Sequence[CachedRun]) -> None:
+        """Have the manager know of rows that are about to be written: unless they are taken back there is no abort."""
+        if (manager := self._context.transactions) is not None:
+            for run in runs:
+                if run.pointer is not None:
+                    manager.note_written(run.pointer, str(self.topic), run.rows)
 
     def _note(
         self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None], run: CachedRun, pointer: int
@@ -374,20 +383,25 @@ def _announced(request: WriteRequest[None], at: int) -> int:
     return at if admitted is None or admitted.repeated is None else admitted.repeated.first
 
 
-def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer: int) -> None:
+def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer: int) -> int:
     """Negate a pointer in the rows between two positions, both included; rows with another one stay as they are.
+
+    Returns:
+        How many rows carried it until now.
 
     Raises:
         StoreError: the store failed; some may be negated.
     """
     start: bytes | None = prefix + tail(first)
     stop = prefix + tail(last) + b"\0"
+    done = 0
     while start is not None:
         page = table.cells(start, stop, _CELLS)
         cells = [cell for cell in page.items if cell.pointer == pointer]
         if cells:
-            table.invert(cells)
+            done += sum(table.invert(cells))
         start = page.resume
+    return done
 
 
 def earlier_generations(table: MessageTable, topic: TopicMetadata) -> Iterator[bytes]:

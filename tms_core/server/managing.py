@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ from tms_core.clock import Clock
 from tms_core.consumers.claim_rows import all_claims
 from tms_core.errors import ConfigurationError, StoreError, TransactionError
 from tms_core.messaging.ids import id_parts, position, tail
+from tms_core.messaging.producer_rows import all_begun
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, NEGATIVE, generation_prefix
 from tms_core.server.ha.manager_log import root_of
 from tms_core.server.ha.shared_manager import SharedManager
@@ -92,6 +94,8 @@ def managed(
         check_alone(settings, side)
     storage = _storage(settings)
     manager = stack.enter_context(TransactionManager(storage, clock, clock_allowance_seconds=allowance_seconds))
+    # Before a client can abort one of them.
+    find_undecided(store, side, manager, allowance_seconds * 1000)
     service = _service(manager, wanted, stack)
     return Managed(manager, manager, manager, service.address)
 
@@ -110,27 +114,17 @@ def check_alone(settings: Settings, side: SideTable) -> None:
         )
 
 
-def show(
-    transactions: Managed, settings: Settings, store: Store, side: SideTable, clock: Clock, registry: CollectorRegistry
-) -> None:
-    """Have the manager's metrics shown, also on what was begun before it was."""
-    if transactions.own is None:
-        return
-    if transactions.shared is None:
-        _find_those_of_before(settings, store, transactions.own)
-    registry.register(TransactionMetrics(transactions.own, side, clock))
-
-
-def _find_those_of_before(settings: Settings, store: Store, manager: TransactionManager) -> None:
-    """Tell a manager where transactions have published that were begun before it was."""
-    find_undecided(store, manager, settings.server.clock_allowance_seconds * 1000)
+def show(transactions: Managed, side: SideTable, clock: Clock, registry: CollectorRegistry) -> None:
+    """Have the manager's metrics shown."""
+    if transactions.own is not None:
+        registry.register(TransactionMetrics(transactions.own, side, clock))
 
 
 def _among_several(
     settings: Settings, clock: Clock, store: Store, side: SideTable, member: HaMember, stack: ExitStack
 ) -> Managed:
     wanted, server = settings.transactions, settings.server
-    one_leader = server.leader.slots == 1
+    one_leader, allowance_ms = server.leader.slots == 1, server.clock_allowance_seconds * 1000
     if root_of(side) is None:
         # Also looked at when the log is begun, which may be hours later.
         _check_former(wanted.directory, store)
@@ -143,7 +137,7 @@ def _among_several(
             token_file=wanted.token_file,
             former=partial(_left_in, wanted.directory, store),
             # With several slots the manager is not told where is published: other servers do that, too.
-            begun=partial(_find_those_of_before, settings, store) if one_leader else lambda _: None,
+            begun=partial(find_undecided, store, side, allowance_ms=allowance_ms) if one_leader else lambda _: None,
         )
     )
     service = _service(shared.manager, wanted, stack, shared)
@@ -262,19 +256,25 @@ class TransactionMetrics(Collector):
             oldest.add_metric([], transaction_ms(min(opened)) / 1000)
 
 
-def find_undecided(store: Reads, manager: TransactionManager, allowance_ms: int) -> None:
-    """Tell the manager where its transactions in progress have published.
+def find_undecided(store: Reads, side: SideTable, manager: TransactionManager, allowance_ms: int) -> None:
+    """Tell the manager what its transactions in progress have written before it was there.
 
     Args:
-        store: is only read.
+        store, side: are only read.
         allowance_ms: how far the clocks of several machines differ.
 
     Raises:
         StoreError: the store could not be read.
+        FormatError: a row beside the store is damaged.
     """
     began, left = manager.visibility().open_pointers, MOST_ROWS
     if not began:
         return
+    claims = ((claim.pointer, group.label) for _, group, claim in all_claims(side))
+    begun_rows = ((begun.pointer, producer.label) for producer, begun in all_begun(side) if not begun.void)
+    for pointer, place in chain(claims, begun_rows):
+        if pointer in began:
+            manager.note_written(pointer, place)
     first = tail(position(max(0, transaction_ms(min(began)) - allowance_ms)))
     for topic in living_topics(store.metadata.rows()):
         prefix = generation_prefix(topic.topic.prefix, topic.generation)
@@ -286,6 +286,11 @@ def find_undecided(store: Reads, manager: TransactionManager, allowance_ms: int)
                 if cell.pointer in began and len(cell.key) == len(prefix) + MESSAGE_TAIL_BYTES:
                     publish_ms, _ = id_parts(int.from_bytes(cell.key[len(prefix) :], "big"))
                     manager.note_published(cell.pointer, str(topic.topic), publish_ms)
+                    manager.note_written(cell.pointer, str(topic.topic))
+        if start is not None:
+            # An abort would show readers what was not found.
+            manager.note_unknown()
+            return
 
 
 def may_have_undecided(store: Reads) -> bool:

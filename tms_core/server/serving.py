@@ -137,7 +137,7 @@ def serving(
                 # Another one may have led while this one waited.
                 check_alone(settings, side)
         _make_topics(settings.server.system_topics, service)
-        show(transactions, settings, store, side, clock, registry)
+        show(transactions, side, clock, registry)
         started: dict[str, companions.Companion] = {}
         if janitor:
             host = companions.Host(

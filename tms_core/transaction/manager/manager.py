@@ -8,7 +8,6 @@ it is never forgotten is the business of :mod:`~tms_core.transaction.manager.dur
 from __future__ import annotations
 
 import io
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal, Self
@@ -32,6 +31,7 @@ from tms_core.transaction.manager.conflicts import ChangeLimits
 from tms_core.transaction.manager.durable import LONG_TIMEOUT_MS, DurableState, ManagerStopped
 from tms_core.transaction.manager.state import ManagerState
 from tms_core.transaction.manager.storage import Storage
+from tms_core.transaction.manager.writes import WriteLedger
 from tms_core.transaction.model import (
     MAX_TIMEOUT_SECONDS,
     TX_PER_MS,
@@ -85,9 +85,7 @@ class TransactionManager(DurableState):
         super().__init__(storage, HonestClock(clock, clock_allowance_seconds * 1000))
         self._max_timeout_seconds = max_timeout_seconds
         self._limits = limits or ChangeLimits()
-        self._writes: Counter[int] = Counter()
-        #: Invalid pointers with which something was still being written when they ended.
-        self._written_late: set[int] = set()
+        self._writes = WriteLedger()
 
     def __enter__(self) -> Self:
         return self
@@ -164,16 +162,18 @@ class TransactionManager(DurableState):
     def abort(self, transaction: Transaction) -> None:
         """End a transaction whose client has taken back what it wrote; a long one becomes invalid all the same.
 
-        So does one for which something is just being written (:meth:`begin_write`), since that cannot have been taken
-        back; and where that may have been so, an invalid one stays invalid. Without effect on one that has ended
-        otherwise, or never began.
+        So does one of which messaging knows that something was not taken back (:meth:`note_written`), or is just being
+        written (:meth:`begin_write`); and where that may be so, an invalid one stays invalid. Without effect on one
+        that has ended otherwise, or never began.
         """
         pointer, named = transaction.transaction_id, tuple(transaction.checkpoint_write_pointers)
         with self.deciding() as state:
             entry = state.in_progress.get(pointer)
-            if entry is not None and not self._writes.keys().isdisjoint((pointer, *entry.checkpoints)):
+            left = self._writes.places({pointer, *named, *(entry.checkpoints if entry else ())})
+            if entry is not None and left:
+                logger.info("transaction %d is invalidated, not aborted: not rolled back: %s", pointer, ", ".join(left))
                 self.record(Edit(pointer, EditState.INVALID))
-            elif entry is not None or (pointer in state.invalid and not self._may_be_written_late(pointer, *named)):
+            elif entry is not None or (pointer in state.invalid and not left and pointer > state.recovered_pointer):
                 self.record(Edit(pointer, EditState.ABORTED, type=transaction.type, checkpoints=named))
 
     def invalidate(self, transaction_id: int) -> bool:
@@ -222,17 +222,37 @@ class TransactionManager(DurableState):
         with self._lock:
             found = self.is_in_progress(pointer)
             if found:
-                self._writes[pointer] += 1
+                self._writes.begin(pointer)
             return found
 
     def end_write(self, pointer: int) -> None:
         """What was noted is written, or never will be."""
         with self._lock:
-            left = self._writes.pop(pointer) - 1
-            if left:
-                self._writes[pointer] = left
-            if not self.is_in_progress(pointer):
-                self._note_late(pointer)
+            self._writes.end(pointer, late=not self.is_in_progress(pointer))
+            self._forget_decided()
+
+    def note_written(self, pointer: int, place: str, number: int = 1) -> None:
+        """Note, before it is written, what an abort of its transaction would show; takes no disk.
+
+        Args:
+            pointer: the transaction's, or that of one of its checkpoints; nothing is noted unless it is in progress.
+            place: where it is written, for operators.
+            number: how many rows.
+        """
+        with self._lock:
+            if self.is_in_progress(pointer):
+                self._writes.add(pointer, place, number)
+                self._forget_decided()
+
+    def note_taken_back(self, pointer: int, place: str, number: int | None = None) -> None:
+        """Note that so many rows no longer carry a pointer; None: none of those that were written to the place does."""
+        with self._lock:
+            self._writes.take_back(pointer, place, number)
+
+    def note_unknown(self) -> None:
+        """Note that transactions begun before the last restart may have written more than was noted since."""
+        with self._lock:
+            self._writes.unknown_to = self._state.recovered_pointer
 
     def is_in_progress(self, pointer: int) -> bool:
         """Whether a pointer is in progress, a transaction's or a checkpoint's; takes no lock and no disk."""
@@ -355,17 +375,10 @@ class TransactionManager(DurableState):
             state.time_out(late)
             return len(late)
 
-    def _note_late(self, pointer: int) -> None:
-        """Note that something was written with a pointer that had ended; those are forgotten that are not invalid."""
-        late, invalid = self._written_late, self._state.invalid
-        late.add(pointer)
-        if len(late) > 2 * len(invalid) + 100:
-            self._written_late = {one for one in late if one in invalid}
-
-    def _may_be_written_late(self, *pointers: int) -> bool:
-        """Whether something may have been written with pointers when they had ended; of a restart that is not known."""
-        late = self._writes.keys() | self._written_late
-        return any(pointer in late or pointer <= self._state.recovered_pointer for pointer in pointers)
+    def _forget_decided(self) -> None:
+        """Forget what was written with pointers that were committed, or taken back."""
+        invalid, in_progress = self._state.invalid, self._state.in_progress
+        self._writes.prune(len(invalid) + len(in_progress), lambda one: one in in_progress or one in invalid)
 
     def _timeout_ms(self, seconds: int | None) -> int:
         seconds = _TIMEOUT_SECONDS if seconds is None else seconds
@@ -397,7 +410,7 @@ class TransactionManager(DurableState):
 
     def _commit(self, state: ManagerState, transaction_id: int) -> None:
         _require(state, transaction_id)
-        keys = state.committing.get(transaction_id)
+        keys, checkpoints = state.committing.get(transaction_id), state.in_progress[transaction_id].checkpoints
         if keys is not None:
             state.committed.check(transaction_id, keys)
         elif transaction_id <= state.recovered_pointer:
@@ -413,6 +426,7 @@ class TransactionManager(DurableState):
                 changes=keys or frozenset(),
             )
         )
+        self._writes.forget((transaction_id, *checkpoints))
 
 
 def _require(
