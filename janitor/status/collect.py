@@ -160,11 +160,11 @@ def _process(
 
 
 def _in_order(times: Iterable[int]) -> list[int]:
-    """The longest part of recorded times in which none steps back: it leaves out those of a clock that was wrong."""
+    """The longest part of recorded times that leads to the last without a step back: without those of a wrong clock."""
     parts: list[list[int]] = []
     for ms in times:
         parts.append([*max((part for part in parts if part[-1] <= ms), key=len, default=[]), ms])
-    return max(parts, key=len, default=[])
+    return parts[-1] if parts else []
 
 
 def summary(run: RunRecord) -> RunSummary:
