@@ -77,7 +77,8 @@ def start(host: Host) -> Embedded:
     """
     with ExitStack() as stack:
         session = EmbeddedSession(host, stack)
-        daemon, url = stack.enter_context(opened(session))
+        with session.attempting("apply" if session.settings.janitor.apply else "plan"):
+            daemon, url = stack.enter_context(opened(session))
         if host.created:
             daemon.adopt()
         wanted = session.settings.janitor

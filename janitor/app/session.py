@@ -22,7 +22,8 @@ from janitor.app.stores import LevelDBPlace, Place
 from janitor.archive.writer import ParquetArchive
 from janitor.control.api import AnyEngine
 from janitor.control.client import Caller, RemoteEngine
-from janitor.report import Observer, ignore_progress
+from janitor.report import Mode, Observer, ignore_progress
+from janitor.run import record
 from janitor.run.deps import Deps, Feedback, Truncator
 from janitor.run.engine import Engine
 from janitor.settings import Settings, config_digest, load
@@ -34,10 +35,19 @@ from janitor.sweep.sweep import Threads
 from tms_core.cli import entry
 from tms_core.clock import Clock
 from tms_core.consumers.positions import Floor, Positions
-from tms_core.errors import ConfigurationError, StateBusy, StateError, StoreBusy, StoreError
+from tms_core.errors import (
+    ConfigurationError,
+    Interrupted,
+    Refused,
+    StateBusy,
+    StateError,
+    StoreBusy,
+    StoreError,
+    TmsError,
+)
 from tms_core.settings.layers import LoadedSettings
 from tms_core.tables.base import Reads, Store
-from tms_core.tables.lease import Lease
+from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.read_only import read_only
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.transaction.rpc.client import TransactionClient, source_of
@@ -231,6 +241,35 @@ class Session:
             engine.recover()
             logger.info("the store is open to be written: %s", self.place.name)
             yield engine
+
+    @contextmanager
+    def attempting(self, mode: Mode = "apply", *, skips_busy: bool = False) -> Iterator[None]:
+        """Record a run that fails while the block opens what it needs; a store without a state gets none.
+
+        Args:
+            mode: of the run.
+            skips_busy: whether the run is meant to be left out while another process has the store. That another
+                janitor is at work is not a failure anyway.
+        """
+        try:
+            yield
+        except Exception as error:
+            if skips_busy and isinstance(error, (StoreBusy, StateBusy)):
+                raise
+            try:
+                self._record_failure(mode, error)
+            except TmsError as unrecorded:
+                logger.warning("this failure could not be recorded in %s: %s", self.place.state_name, unrecorded)
+            raise
+
+    def _record_failure(self, mode: Mode, error: Exception) -> None:
+        if isinstance(error, (Interrupted, Refused)) or not self.place.has_state():
+            return
+        with self.place.state() as state:
+            lease = LeaseRecord.parse(state.lease())
+            is_busy = isinstance(error, (StoreBusy, StateBusy))
+            if not (is_busy and lease is not None and lease.is_renewed(self.clock.now_ms())):
+                record.fail(state, self.clock, secrets.token_hex, mode, error)
 
     def _engine_for(self, local: Callable[[], AbstractContextManager[Engine]], stack: ExitStack) -> AnyEngine:
         observer = stack.enter_context(progress(sys.stderr))

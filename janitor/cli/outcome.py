@@ -14,7 +14,7 @@ from janitor.state.base import EVERYTHING
 from tms_core.cli.outcome import BUSY, DONE
 from tms_core.errors import StoreBusy
 from tms_core.logs.printable import complete
-from tms_core.tables.lease import WALL_ALLOWANCE_MS, LeaseRecord
+from tms_core.tables.lease import LeaseRecord
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 def typed(current: Session, words: str) -> str:
     """A command with the options that led here."""
     return f"janitor {words} {current.arguments()}".rstrip()
-
-
-def is_renewed(lease: LeaseRecord | None, now_ms: int) -> bool:
-    """Whether a living process has the lease: one that goes on renewing it."""
-    if lease is None or not lease.holder:
-        return False
-    # Two machines' clocks differ a little; a renewal far ahead was dated by a clock that was wrong.
-    return -WALL_ALLOWANCE_MS <= now_ms - lease.renewed_ms <= lease.seconds * 1000
 
 
 def next_pass(current: Session) -> str:
@@ -78,7 +70,8 @@ def _is_held(current: Session) -> bool:
         except StoreBusy:
             return True
     with open_state(current) as state:
-        return state is not None and is_renewed(LeaseRecord.parse(state.lease()), current.clock.now_ms())
+        lease = LeaseRecord.parse(state.lease()) if state is not None else None
+        return lease is not None and lease.is_renewed(current.clock.now_ms())
 
 
 #: Findings that leave part of the work to the next run.

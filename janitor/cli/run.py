@@ -10,6 +10,7 @@ import click
 
 from janitor.cli.options import common_options, session, topic_patterns
 from janitor.cli.outcome import finish, show
+from janitor.report import Mode
 from janitor.run.log import RunLog
 from janitor.state.records import Note
 from tms_core.errors import StateBusy, StoreBusy, TmsError
@@ -51,10 +52,13 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
             if not once:
                 from janitor.app.serve import serve  # noqa: PLC0415 its servers are for nothing else
 
-                return serve(current, adopt=adopt, patterns=patterns, standby=not skip_if_locked)
+                mode: Mode = "apply" if current.settings.janitor.apply else "plan"
+                with current.attempting(mode, skips_busy=skip_if_locked):
+                    return serve(current, adopt=adopt, patterns=patterns, standby=not skip_if_locked)
             if not current.settings.janitor.apply:
                 return _only_plan(current, patterns)
-            engine = stack.enter_context(current.writing(stack.enter_context(current.feedback()), waits=True))
+            with current.attempting(skips_busy=skip_if_locked):
+                engine = stack.enter_context(current.writing(stack.enter_context(current.feedback()), waits=True))
         except (StoreBusy, StateBusy) as error:
             if not skip_if_locked:
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,15 +127,17 @@ def sweep(
         dry_run = True
     from janitor.app.on_spark import SessionOnSpark  # noqa: PLC0415
 
-    with on.session(master) as spark:
-        tasks = SessionOnSpark(current.common, current.clock, spark, partitions)
-        if dry_run:
-            show(current, tasks.preview(patterns))
-            return 0
+    with ExitStack() as stack:
         try:
-            with tasks.feedback() as feedback, tasks.writing(feedback, waits=True) as engine:
-                report = engine.run_once(adopt=adopt, patterns=patterns)
-                after_run(engine)
+            with nullcontext() if dry_run else current.attempting(skips_busy=skip_if_locked):
+                spark = stack.enter_context(on.session(master))
+                tasks = SessionOnSpark(current.common, current.clock, spark, partitions)
+                if dry_run:
+                    show(current, tasks.preview(patterns))
+                    return 0
+                engine = stack.enter_context(tasks.writing(stack.enter_context(tasks.feedback()), waits=True))
+            report = engine.run_once(adopt=adopt, patterns=patterns)
+            after_run(engine)
         except (StoreBusy, StateBusy) as error:
             if not skip_if_locked:
                 raise

@@ -17,7 +17,6 @@ from janitor.cli import render
 from janitor.cli.history import RUNNING
 from janitor.cli.history import status as run_status
 from janitor.cli.options import common_options, session
-from janitor.cli.outcome import is_renewed
 from janitor.cli.state import open_state
 from janitor.cli.topic import claimed
 from janitor.law.policy import Hold
@@ -122,7 +121,8 @@ def _status(current: Session) -> Status:
             status = collect(state, current.site(), current.clock)
             status = replace(status, running=_under_way(current, state, status.now_ms))
             # On another machine, where it cannot be asked: what it renews is its sign of life.
-            elsewhere = not current.place.exclusive and is_renewed(LeaseRecord.parse(state.lease()), status.now_ms)
+            lease = LeaseRecord.parse(state.lease())
+            elsewhere = not current.place.exclusive and lease is not None and lease.is_renewed(status.now_ms)
             return replace(status, process="between_runs") if elsewhere else status
     current.place.require()  # a place without a store is a mistake, and no quiet one
     with SqliteState.in_memory() as nothing:

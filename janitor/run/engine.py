@@ -47,11 +47,12 @@ class Engine(OperatorDecisions):
             StoreError, StateError: the store or the state failed as a whole.
         """
         with self.deps.turn:
-            ready = self._adopted(prepare(self.deps), wanted=adopt)
-            thorough = self._thorough_is_due(ready)
-            context = run_context(
-                self.deps, ready, thorough=thorough, patterns=patterns, lazy=lazy and not thorough, deletes=True
-            )
+            with record.preparing(self.deps, "apply"):
+                ready = self._adopted(prepare(self.deps), wanted=adopt)
+                thorough = self._thorough_is_due(ready)
+                context = run_context(
+                    self.deps, ready, thorough=thorough, patterns=patterns, lazy=lazy and not thorough, deletes=True
+                )
             return SweepRun(self.deps, ready, context, moves_frontiers=True).sweep()
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
@@ -62,9 +63,10 @@ class Engine(OperatorDecisions):
             StoreError, StateError: the store or the state failed as a whole.
         """
         with self.deps.turn:
-            ready = prepare(self.deps)
-            present = run_context(self.deps, ready, thorough=True)
-            present.load_topics()
+            with record.preparing(self.deps, "apply"):
+                ready = prepare(self.deps)
+                present = run_context(self.deps, ready, thorough=True)
+                present.load_topics()
             wanted.check(ready.record.mark, self.deps.terms, present)
             ready = self._adopted(ready, wanted=adopt)
             now = replace(ready.now, wall_ms=min(ready.now.wall_ms, wanted.effective_now_ms))
@@ -79,10 +81,11 @@ class Engine(OperatorDecisions):
             StoreError, Halted: as of a plan.
         """
         with self.deps.turn:
-            ready = prepare(self.deps)
-            known = self.deps.state.note(record.REHEARSED)
-            thorough = known is None or not 0 <= ready.now.wall_ms - known < THOROUGH_EVERY_MS
-            current = begin_plan(self.deps, ready, patterns, thorough=thorough)
+            with record.preparing(self.deps, "plan"):
+                ready = prepare(self.deps)
+                known = self.deps.state.note(record.REHEARSED)
+                thorough = known is None or not 0 <= ready.now.wall_ms - known < THOROUGH_EVERY_MS
+                current = begin_plan(self.deps, ready, patterns, thorough=thorough)
             record.begin(self.deps, current)
             try:
                 report = make_plan(self.deps, current)

@@ -98,10 +98,15 @@ class Pass:
             raise ended
 
 
+def new_id(started_ms: int, token_hex: Callable[[int], str]) -> str:
+    """The id of a run that starts now."""
+    return f"{started_ms}-{token_hex(4)}"
+
+
 def begin(deps: Deps, mode: Mode, ready: Prepared, context: RunContext) -> Pass:
     """A pass that has read nothing yet."""
     started_ms = deps.clock.now_ms()
-    run_id = f"{started_ms}-{deps.token_hex(4)}"
+    run_id = new_id(started_ms, deps.token_hex)
     calls, refuted = Counter(deps.store.calls), rounds.refutation(deps.state)
     return Pass(
         run_id,

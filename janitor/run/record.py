@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from janitor.law.policy import Hold, Rule
-from janitor.report import DataTable, Entry, EntryKey, Report, held_before
+from janitor.report import DataTable, Entry, EntryKey, Mode, Report, held_before
 from janitor.run.deps import Deps
-from janitor.run.passes import Pass, calls_made
+from janitor.run.passes import Pass, calls_made, new_id
 from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State
 from janitor.state.records import Note
 from janitor.state.topic_history import save_topics
 from janitor.sweep.ledger import Sums, untold
 from janitor.sweep.outcome import ledger_entries
+from tms_core.clock import Clock
+from tms_core.errors import Interrupted, Refused, StateError
 
 #: Which table's rows are read in a phase of a pass.
 _TABLE_OF_PHASE = {"message": "message", "invert": "message", "references": "message", "payload": "payload"}
@@ -40,6 +43,34 @@ def begin(deps: Deps, current: Pass) -> None:
     if (deps.lease is None or deps.lease.held) and deps.state.unfinished_runs():
         recover(deps)
     deps.state.begin_run(RunRecord(current.id, current.mode, current.started_ms, heartbeat_ms=current.started_ms))
+
+
+def fail(state: State, clock: Clock, token_hex: Callable[[int], str], mode: Mode, error: Exception) -> None:
+    """Record a run that failed before it began, so that status and history show it.
+
+    Raises:
+        StateError: the state could not be written.
+    """
+    now_ms = clock.now_ms()
+    run_id = new_id(now_ms, token_hex)
+    with state.transaction():
+        state.begin_run(RunRecord(run_id, mode, now_ms))
+        state.finish_run(run_id, now_ms, "failed", json.dumps({"error": str(error)}))
+        state.add_counters(_results("failed", 1))
+
+
+@contextmanager
+def preparing(deps: Deps, mode: Mode) -> Iterator[None]:
+    """Record a run that fails in the block, which reads what the run needs before it begins."""
+    try:
+        yield
+    except (Interrupted, Refused):
+        raise
+    except Exception as error:
+        # Where the state has failed as well, the caller still gets the first error.
+        with suppress(StateError):
+            fail(deps.state, deps.clock, deps.token_hex, mode, error)
+        raise
 
 
 def close(deps: Deps, current: Pass, result: str, history: dict[str, Any], report: Report | None = None) -> None:

@@ -71,6 +71,13 @@ class LeaseRecord:
         except (ValueError, TypeError, AttributeError):
             return None
 
+    def is_renewed(self, now_ms: int) -> bool:
+        """Whether a living process has the lease: one that goes on renewing it.
+
+        Two machines' clocks differ a little; a renewal far ahead was dated by a clock that was wrong.
+        """
+        return bool(self.holder) and -WALL_ALLOWANCE_MS <= now_ms - self.renewed_ms <= self.seconds * 1000
+
     def pack(self) -> bytes:
         fields = {name: value for name, value in asdict(self).items() if value or name not in ("address", "former")}
         if self.former is not None:

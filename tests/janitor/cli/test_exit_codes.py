@@ -6,20 +6,24 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from janitor.run.engine import Engine
-from tests.builders import DAY, HOUR, topic
+from janitor.state.base import CounterKey
+from janitor.state.sqlite.state import SqliteState
+from tests.builders import DAY, HOUR, MINUTE, topic
 from tests.janitor.cli.conftest import SETTINGS, Site
 from tests.support import raising
 from tms_core.errors import StoreError
+from tms_core.tables.lease import Lease
 from tms_core.tables.leveldb.store import LevelDBMessageTable, LevelDBStore
 
 ROOT = Path(__file__).parents[3]
+FAILED_RUNS = CounterKey("sweeps_total", (("result", "failed"),))
 
 
 # --- 0: done ---------------------------------------------------------------------------------------------------------
@@ -298,3 +302,53 @@ def test_given_the_module_when_run_with_python_then_it_is_the_command() -> None:
         timeout=60,
     )
     assert process.stdout.startswith("janitor, version ")
+
+
+# --- runs that fail before they begin ---------------------------------------------------------------------------------
+
+
+def break_settings(site: Site) -> None:
+    site.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: 's3://bucket'}, "))
+
+
+def break_store(site: Site) -> None:
+    for manifest in site.store.glob("*/MANIFEST-*"):
+        manifest.unlink()
+
+
+@pytest.mark.parametrize(("harm", "code"), [(break_store, 1), (break_settings, 2)])
+@pytest.mark.parametrize("line", ["run --once", "run"])
+def test_run_that_cannot_open_what_it_needs_is_recorded_as_failed(
+    site: Site, harm: Callable[[Site], None], code: int, line: str
+) -> None:
+    assert site.janitor("run --once --adopt").code == 0
+    assert site.janitor("status --check").code == 0
+    site.clock.advance(MINUTE)
+    harm(site)
+    failed = site.janitor(line)
+    assert failed.code == code
+    reason = failed.err.splitlines()[0].removeprefix("janitor: ").rstrip(".")
+    checked = site.janitor("status --check")
+    assert (checked.code, reason in checked.out) == (1, True), (checked, reason)
+    [run, _] = site.janitor("history --format json").json["runs"]
+    assert (run["result"], run["mode"], run["started_ms"]) == ("failed", "apply", site.clock.now_ms())
+    with SqliteState(site.folder / "data/janitor") as state:
+        assert state.counters()[FAILED_RUNS] == 1
+
+
+def test_run_at_a_wrong_place_makes_no_state(site: Site) -> None:
+    assert site.run("run --once --leveldb nowhere").code == 1
+    assert not (site.folder / "nowhere.janitor").exists()
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_run_refused_by_another_process_is_recorded_unless_that_is_a_janitor(site: Site, renewed: bool) -> None:
+    assert site.janitor("run --once --adopt").code == 0
+    with LevelDBStore(site.store), SqliteState(site.folder / "data/janitor") as state:
+        lease = Lease(state, "another", 60, site.clock)
+        if renewed:
+            lease.acquire()
+        assert site.janitor("run --once").code == 4
+        assert [run.result for run in state.runs(9)] == (["done"] if renewed else ["failed", "done"])
+        assert site.janitor("run --once --skip-if-locked").code == 0
+        assert len(state.runs(9)) == (1 if renewed else 2)

@@ -17,7 +17,6 @@ import tms_core
 from janitor.cli.history import LOST, RUNNING
 from janitor.cli.history import status as run_status
 from janitor.cli.main import cli as janitor_cli
-from janitor.cli.outcome import is_renewed
 from janitor.state.records import RunRecord
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY, NOW_MS, SECOND, topic
@@ -182,6 +181,6 @@ def test_given_a_command_that_stands_where_none_is_seen_then_that_is_found(bare:
     ],
 )
 def test_sign_of_life_far_ahead_of_the_clock_does_not_count(sign_ms: int, alive: bool) -> None:
-    assert is_renewed(LeaseRecord("host:1", 1, 1, sign_ms, 60), NOW_MS) == alive
+    assert LeaseRecord("host:1", 1, 1, sign_ms, 60).is_renewed(NOW_MS) == alive
     run = RunRecord("a", "apply", sign_ms, heartbeat_ms=sign_ms)
     assert run_status(run, NOW_MS, 60) == (RUNNING if alive else LOST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +31,7 @@ from tests.builders import (
     topic,
     unknown_topic,
     watch,
+    watch_state,
 )
 from tests.support import raising
 from tms_core.errors import GuardTripped, Halted, StateError, StoreError
@@ -453,3 +455,26 @@ def test_given_a_process_that_is_to_end_when_it_plans_then_it_says_so(store: Mem
     rig = janitor(store, halted=lambda: True)
     with pytest.raises(Halted):
         rig.engine.preview()
+
+
+@pytest.mark.parametrize("mode", ["apply", "plan"])
+def test_run_that_fails_while_it_is_prepared_is_recorded(mode: str) -> None:
+    store = MemoryStore()
+    rig = janitor(store)
+    rig.engine.run_once(adopt=True)
+    rig.clock.advance(MINUTE)
+    watch_state(rig.state, before=fail_at("state.pauses", StateError("the disk is full")))
+    with pytest.raises(StateError):
+        rig.engine.run_once() if mode == "apply" else rig.engine.rehearse()
+    failed = rig.state.runs(1)[0]
+    assert (failed.mode, failed.result, failed.started_ms) == (mode, "failed", NOW_MS + MINUTE)
+    assert json.loads(failed.report) == {"error": "the disk is full"}
+
+
+def test_run_that_is_halted_while_it_is_prepared_is_not_a_failure() -> None:
+    rig = janitor(MemoryStore())
+    rig.engine.run_once(adopt=True)
+    watch_state(rig.state, before=fail_at("state.pauses", Halted("asked to stop")))
+    with pytest.raises(Halted):
+        rig.engine.run_once()
+    assert [run.result for run in rig.state.runs(9)] == ["done"]
