@@ -15,6 +15,7 @@
     │   ├── StoreUnavailable     the store does not answer now; the same call may succeed later
     │   ├── WriteRefused         the store takes no writes now, whatever is written: it is read-only, its log torn
     │   │   └── StoreFull        there is no room on the disk, or within the quota, to write
+    │   ├── TooLarge             a value is above the store's limit, so nothing was written; a BadRequest, too
     │   └── StoreLayoutError     a store of a layout this version does not serve (CDAP 6)
     ├── StateError               what the janitor remembers could not be opened, read or written
     │   ├── StateBusy            another process is writing it
@@ -195,6 +196,10 @@ class TopicExists(MessagingError):
 class PartitionsChanged(MessagingError):
     """The topic has its messages in partitions, or is one that takes no more; nothing was done. The properties of the
     whole topic say where messages go now."""
+
+
+class TooLarge(StoreError, BadRequest):
+    """A message is larger than the store accepts. Nothing of the request was written."""
 
 
 class ConsumerNotFound(MessagingError):

@@ -20,8 +20,10 @@ from tms_core.errors import (
     MessagingError,
     PartitionsChanged,
     TmsError,
+    TooLarge,
     TransactionEnded,
     TransactionExpired,
+    Unavailable,
 )
 from tms_core.messaging.ids import expires_ms, milliseconds, position
 from tms_core.messaging.last_request import AnnouncedAhead, LastRequest
@@ -379,7 +381,19 @@ class _Owed(Generic[R]):
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         if error is not None:
+            largest = max(_largest(request) for request in self._batch)
             for request in self._batch:
                 if not request.answer.done():
-                    request.answer.set_exception(error)
+                    others = isinstance(error, TooLarge) and _largest(request) < largest
+                    request.answer.set_exception(_try_again() if others else error)
         return True
+
+
+def _largest(request: WriteRequest[R]) -> int:
+    return max(map(len, request.messages), default=0)
+
+
+def _try_again() -> Unavailable:
+    return Unavailable(
+        "Nothing was written, because the store refused a larger message that was to be written at once.", "Try again."
+    )

@@ -248,6 +248,7 @@ class MessagingService:
         if ttl_seconds is not None and not 0 < ttl_seconds <= INT_MAX:
             raise BadRequest(f"A ttl of {ttl_seconds} s is not possible.", f"Give whole seconds from 1 to {INT_MAX}.")
         ttl_ms = None if ttl_seconds is None else ttl_seconds * 1000
+        self._store.message.check_sizes(messages)
         return self._writers.message(topic).submit(WriteRequest(messages, pointer, ttl_ms, sent))
 
     def store(self, topic: TopicId, messages: Sequence[bytes], *, pointer: int, sent: Sent | None = None) -> None:
@@ -272,6 +273,7 @@ class MessagingService:
         if not messages:
             raise BadRequest("There is nothing to store.", "Send at least one payload.")
         self._check_issued(pointer)
+        self._store.payload.check_sizes(messages)
         return self._writers.payload(topic).submit(WriteRequest(messages, pointer, None, sent))
 
     def note_begun(self, sent: Sent, pointer: int) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import partial
 from typing import cast
 
-from tms_core.errors import BadRequest, StoreError
+from tms_core.errors import BadRequest, StoreError, TooLarge
 from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import expires_ms, id_parts, milliseconds, tail
 from tms_core.messaging.last_request import AHEAD_MS, SEATED_ROWS, LastRequest
@@ -264,6 +264,8 @@ class MessageWriter(Queue[RollbackRange | None]):
         """Write rows; where that fails, those are taken back that are in transactions, and that no producer repeats."""
         try:
             self._table.put(rows)
+        except TooLarge:
+            raise
         except StoreError:
             pairs = zip(written, runs, strict=True)
             alone = [run for request, run in pairs if request.sent is None and run.pointer is not None]
@@ -343,6 +345,8 @@ class PayloadWriter(Queue[None]):
             return
         try:
             self._table.put(rows)
+        except TooLarge:
+            raise
         except StoreError:
             # A delete that came late would take what the producer has repeated meanwhile.
             alone = [self._keys_of(topic, request, first) for request, first in pairs if request.sent is None]

@@ -33,6 +33,7 @@ from tms_core.errors import (
     ProducerNotFound,
     StoreFull,
     TmsError,
+    TooLarge,
     TopicExists,
     TopicNotFound,
     TransactionEnded,
@@ -61,6 +62,8 @@ access = get_logger("tms_core.access")
 
 #: What errors of the service are in HTTP (CDAP's HttpExceptionHandler); any other is 500, and goes to the log.
 _STATUS: dict[type[TmsError], int] = {
+    # Before BadRequest, of which it is one.
+    TooLarge: 413,
     BadRequest: 400,
     Unauthorized: 401,
     Forbidden: 403,

@@ -185,7 +185,7 @@ _CODES = {
     409: "There is such a topic or consumer already, claims are open, the transaction has ended, the producer is "
     "fenced (X-TMS-Fenced), or messages are in other partitions (X-TMS-Partitions).",
     413: "The body is larger than requests of its kind may be (server.max_request_mb, server.max_transaction_ids), or "
-    "has more messages than that has room for.",
+    "has more messages than that has room for; or a message is larger than the store accepts.",
     415: "The body is compressed in a way that is not served.",
     500: "It failed; whether anything was written may be unknown.",
     503: "Not now: nothing was done, and the same request may succeed later.",

@@ -127,6 +127,10 @@ class LevelDbSettings(Section):
     )
 
 
+#: HBase's default of hbase.client.keyvalue.maxsize.
+MAX_CELL_BYTES = 10 << 20
+
+
 class HBaseSettings(Section):
     thrift: Annotated[tuple[Address, ...], Field(min_length=1)] = setting(
         ("127.0.0.1:9090",), "HOST:PORT of each HBase Thrift server", reason="HBase's own default port"
@@ -153,6 +157,13 @@ class HBaseSettings(Section):
         "salt buckets of tables that are made here, and of rows that are put; what the tables contradict is refused",
         unit="buckets",
         reason="CDAP's default",
+    )
+    max_cell_bytes: Annotated[int, Strict(), Field(ge=1 << 16, le=INT_MAX)] = setting(
+        MAX_CELL_BYTES,
+        "the largest cell that HBase accepts, its hbase.client.keyvalue.maxsize and hbase.server.keyvalue.maxsize; a "
+        "message within 1 KiB of it, which its key may take, or above it is answered 413",
+        unit="bytes",
+        reason="HBase's default",
     )
 
 
@@ -390,7 +401,10 @@ class ServerSettings(Section):
         reason="CDAP's 7 days",
     )
     max_request_mb: Count = setting(
-        10, "the largest request body", unit="MB", reason="a request is held in memory whole"
+        10,
+        "the largest request body; on HBase a message is also limited by storage.hbase.max_cell_bytes",
+        unit="MB",
+        reason="a request is held in memory whole",
     )
     max_transaction_ids: Count = setting(
         100_000,

@@ -16,6 +16,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from itertools import chain, compress
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
+from tms_core.errors import StoreError, TooLarge
+
 T = TypeVar("T")
 
 #: Under this name ``Store.calls`` counts rows whose value could not be read.
@@ -193,6 +195,24 @@ class KeyTable(KeyReads):
     weighs_compaction = False
 
     @property
+    def most_value_bytes(self) -> int | None:
+        """The largest message or payload that can be put, in bytes; None: the store has no limit."""
+        return None
+
+    def check_sizes(self, values: Sequence[bytes]) -> None:
+        """See that values are small enough to be put.
+
+        Raises:
+            TooLarge: one is not.
+        """
+        most = self.most_value_bytes
+        if most is not None and values and (largest := max(map(len, values))) > most:
+            raise self._too_large(largest, most)
+
+    def _too_large(self, size: int, most: int) -> TooLarge:
+        return TooLarge(f"A message has {size} bytes, and the store accepts {most}.", "Send smaller messages.")
+
+    @property
     def compacts_beside(self) -> bool:
         """Whether :meth:`compact` may be called by another thread while rows are read and written, at this moment."""
         return False
@@ -249,6 +269,11 @@ class MessageReads(KeyReads):
         """As :meth:`rows`, the parts of all rows apart."""
         page = self.rows(start, stop, limit, most_bytes)
         return columns_of(page.items, page.resume)
+
+
+def partly_written(error: TooLarge) -> StoreError:
+    """A refusal that met a later piece of a write, so that the pieces before it are there."""
+    return StoreError(f"A part of the messages is written. {error.message}", error.hint)
 
 
 def columns_of(rows: Sequence[tuple[bytes, MessageValue]], resume: bytes | None) -> MessageColumns:

@@ -14,13 +14,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Generic, TypeVar
 
-from tms_core.errors import StoreError, Unavailable
+from tms_core.errors import StoreError, TooLarge, Unavailable
 from tms_core.messaging.producer_rows import is_of_producer
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, topic_prefix
 from tms_core.server.ha.leadership import Leadership, Term, not_leading, undecided
 from tms_core.server.ha.rota import Slots
 from tms_core.server.ha.sealed_ids import FRAME_ROWS, FailedWrite, Gaps, PositionRange, Seals
-from tms_core.tables.base import KeyTable, MessageTable, MessageValue, Page, PayloadTable, Store, TableName, TxCell
+from tms_core.tables.base import (
+    KeyTable,
+    MessageTable,
+    MessageValue,
+    Page,
+    PayloadTable,
+    Store,
+    TableName,
+    TxCell,
+    partly_written,
+)
 from tms_core.tables.side import SideChange, SideTable
 
 K = TypeVar("K", bound=KeyTable)
@@ -103,6 +113,13 @@ class _Fenced(Generic[K]):
         self._changing, self._reading = fence.changing, fence.reading
         self.keys_per_call = table.keys_per_call
 
+    @property
+    def most_value_bytes(self) -> int | None:
+        return self._table.most_value_bytes
+
+    def check_sizes(self, values: Sequence[bytes]) -> None:
+        self._table.check_sizes(values)
+
     def delete(self, keys: Sequence[bytes]) -> None:
         for some in self._slots.divided(keys, lambda key: key):
             with self._changing(some[0]):
@@ -129,7 +146,15 @@ class _Fenced(Generic[K]):
             for number, piece in enumerate(pieces):
                 if number and not leadership.is_still(term):
                     raise undecided()
-                put(piece)
+                try:
+                    put(piece)
+                except TooLarge as error:
+                    if number:
+                        raise partly_written(error) from error
+                    raise
+        except TooLarge:
+            # Nothing was sent to HBase, so nothing can come late.
+            raise
         except BaseException:
             leadership.doubt()
             raise
@@ -194,6 +219,8 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
         with leadership.writing() as term:
             try:
                 self._send(leadership, term, _pieces(rows), self._table.put)
+            except TooLarge:
+                raise
             except BaseException:
                 self._seals.doubt(prefix, FailedWrite(_span(first, last), len(rows), term))
                 raise

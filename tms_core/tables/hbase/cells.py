@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from itertools import islice
 
+from tms_core.errors import TooLarge
 from tms_core.rowkey import salt
 from tms_core.tables.base import (
     UNREADABLE,
@@ -31,8 +32,11 @@ from tms_core.tables.hbase.schema import (
     PAYLOAD_TABLE_COLUMN,
     POINTER_COLUMN,
 )
+from tms_core.tables.hbase.thrift import RAISE_CELL_LIMIT
 
 _POINTER_BYTES = 8
+#: Room for what a cell has beside its value: row key, column, lengths.
+_KEY_BYTES = 1024
 #: Metadata rows read at once.
 _METADATA_ROWS = 1000
 
@@ -51,6 +55,21 @@ class Calls(Counter[str]):
                 self[name] += number
 
 
+class CellLimit:
+    """How large a value may be.
+
+    Args:
+        max_cell_bytes: HBase's limit, which counts the key, too.
+    """
+
+    def __init__(self, max_cell_bytes: int) -> None:
+        self.most_value_bytes = max_cell_bytes - _KEY_BYTES
+
+    def refused(self, size: int) -> None:
+        """HBase has refused a value of so many bytes, because its own limit is lower."""
+        self.most_value_bytes = min(self.most_value_bytes, size - 1)
+
+
 class HBaseTable(KeyTable):
     """The part that message table and payload table share."""
 
@@ -58,10 +77,15 @@ class HBaseTable(KeyTable):
     #: A page is three journeys to a server, some 1 ms where it is near, and keys come at 100,000 a second.
     keys_per_call = 100
 
-    def __init__(self, salts: Salts, calls: Calls, buckets: Buckets) -> None:
+    def __init__(self, salts: Salts, calls: Calls, buckets: Buckets, limit: CellLimit) -> None:
         self._salts = salts
         self._calls = calls
         self._buckets = buckets
+        self._limit = limit
+
+    @property
+    def most_value_bytes(self) -> int:
+        return self._limit.most_value_bytes
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
         self._calls.count("keys")
@@ -97,10 +121,20 @@ class HBaseTable(KeyTable):
         self._salts.remember(start, stop, page)
         return page
 
-    def _put(self, rows: Iterable[tuple[bytes, dict[bytes, bytes | None]]]) -> None:
+    def _put(self, rows: Iterable[tuple[bytes, dict[bytes, bytes | None]]], values: Iterable[bytes | None]) -> None:
         self._calls.count("put")
         buckets = self._buckets.checked()
-        self._salts.rows.put((salt(key, buckets) + key, cells) for key, cells in rows)
+        try:
+            self._salts.rows.put((salt(key, buckets) + key, cells) for key, cells in rows)
+        except TooLarge:
+            self._limit.refused(max(len(value or b"") for value in values))
+            raise
+
+    def _too_large(self, size: int, most: int) -> TooLarge:
+        return TooLarge(
+            f"A message has {size} bytes, and HBase accepts {most} (hbase.client.keyvalue.maxsize, less its key).",
+            RAISE_CELL_LIMIT,
+        )
 
 
 class HBaseMessageTable(HBaseTable, MessageTable):
@@ -108,8 +142,8 @@ class HBaseMessageTable(HBaseTable, MessageTable):
 
     name: TableName = "message"
 
-    def __init__(self, salts: Salts, calls: Calls, buckets: Buckets, threads: Executor) -> None:
-        super().__init__(salts, calls, buckets)
+    def __init__(self, salts: Salts, calls: Calls, buckets: Buckets, limit: CellLimit, threads: Executor) -> None:
+        super().__init__(salts, calls, buckets, limit)
         self._threads = threads
 
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
@@ -144,7 +178,7 @@ class HBaseMessageTable(HBaseTable, MessageTable):
         return [any(list(islice(done, len(rows)))) for rows in places]
 
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
-        self._put((key, _cells(value)) for key, value in rows)
+        self._put(((key, _cells(value)) for key, value in rows), (value.payload for _, value in rows))
 
     def _replace(self, changes: list[tuple[bytes, bytes, bytes]]) -> list[bool]:
         """Replace pointers; where a cell goes on behind its pointer, which CDAP does not read, the rest stays."""
@@ -177,7 +211,7 @@ class HBasePayloadTable(HBaseTable, PayloadTable):
         return Page(rows, page.resume)
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        self._put((key, {PAYLOAD_TABLE_COLUMN: payload}) for key, payload in rows)
+        self._put(((key, {PAYLOAD_TABLE_COLUMN: payload}) for key, payload in rows), (payload for _, payload in rows))
 
 
 class HBaseMetadataTable(MetadataTable):

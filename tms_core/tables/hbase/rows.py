@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, TypeVar
 import happybase
 
 from tms_core.clock import Clock
-from tms_core.errors import StoreError
+from tms_core.errors import StoreError, TooLarge
 from tms_core.logs.loggers import get_logger
-from tms_core.tables.base import KeyRange
+from tms_core.tables.base import KeyRange, partly_written
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.regions import Regions
 from tms_core.tables.hbase.schema import FAMILY
@@ -192,9 +192,18 @@ class HBaseRows:
         Args:
             rows: key, and cells by column.
             timestamp_ms: of all cells; None: the server's time now.
+
+        Raises:
+            TooLarge: a cell is above HBase's limit; nothing was written.
+            StoreError: as :meth:`ask`; rows may be written.
         """
-        for some in batches(rows, BATCH_ROWS):
-            self.ask(partial(_put, some, timestamp_ms))
+        for number, some in enumerate(batches(rows, BATCH_ROWS)):
+            try:
+                self.ask(partial(_put, some, timestamp_ms))
+            except TooLarge as error:
+                if number:
+                    raise partly_written(error) from error
+                raise
 
     def replace(self, column: bytes, changes: Sequence[tuple[bytes, bytes, bytes]]) -> list[bool]:
         """In each row, put a new value in the place of an old one, if that is still there.

@@ -23,11 +23,12 @@ from typing import Any
 
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreError
-from tms_core.settings.models import HBaseSettings
+from tms_core.settings.models import MAX_CELL_BYTES, HBaseSettings
 from tms_core.tables.base import KeyRange, MessageTable, PayloadTable, Store, TableName
 from tms_core.tables.hbase.cdap import CdapWatch
 from tms_core.tables.hbase.cells import (
     Calls,
+    CellLimit,
     HBaseMessageTable,
     HBaseMetadataTable,
     HBasePayloadTable,
@@ -57,6 +58,7 @@ class HBaseStore(Store):
         buckets: how many salts there are, which only writing needs; None: nothing can be put.
         thrift2: ``HOST:PORT`` of Thrift 2 servers, which tell what else the tables say of themselves; none: that stays
             unknown.
+        max_cell_bytes: the largest cell that HBase accepts; larger messages are refused before any row is written.
 
     Attributes:
         pool: the connections; its ``calls`` counts Thrift calls.
@@ -76,10 +78,12 @@ class HBaseStore(Store):
         timeout_seconds: float = 30,
         buckets: int | None = None,
         thrift2: Sequence[str] = (),
+        max_cell_bytes: int = MAX_CELL_BYTES,
         clock: Clock | None = None,
     ) -> None:
         clock = clock or SystemClock()
         self.calls = self._calls = Calls()
+        self._limit = CellLimit(max_cell_bytes)
         self.pool = HBasePool(thrift, connections=connections, timeout_seconds=timeout_seconds, clock=clock)
         self._namespace = namespace
         self._clock = clock
@@ -115,6 +119,7 @@ class HBaseStore(Store):
             # Only who puts rows needs it, and it is checked before the first one.
             buckets=wanted.buckets,
             thrift2=wanted.thrift2 or (),
+            max_cell_bytes=wanted.max_cell_bytes,
             clock=clock,
         )
 
@@ -189,10 +194,10 @@ class HBaseStore(Store):
         return HBasePart(self, byte, message, self._payload_table(OneSalt(self._payload, byte, buckets)))
 
     def _message_table(self, salts: Salts) -> HBaseMessageTable:
-        return HBaseMessageTable(salts, self._calls, self._buckets, self._threads)
+        return HBaseMessageTable(salts, self._calls, self._buckets, self._limit, self._threads)
 
     def _payload_table(self, salts: Salts) -> HBasePayloadTable:
-        return HBasePayloadTable(salts, self._calls, self._buckets)
+        return HBasePayloadTable(salts, self._calls, self._buckets, self._limit)
 
 
 class HBasePart(Store):

@@ -35,7 +35,7 @@ from thriftpy2.thrift import TApplicationException, TClient, TException
 from thriftpy2.transport import TTransportException
 from thriftpy2.transport.buffered import TCyBufferedTransport
 
-from tms_core.errors import StoreError, StoreFull, StoreNotFound, StoreUnavailable, WriteRefused
+from tms_core.errors import StoreError, StoreFull, StoreNotFound, StoreUnavailable, TooLarge, WriteRefused
 
 Service = Literal["Hbase", "HbaseAdmin"]
 
@@ -57,6 +57,11 @@ _PASSING = (
 )  # fmt: skip
 #: HBase's own quotas, and those of the file system below it.
 _NO_WRITES = (b"SpaceLimitingException", b"QuotaExceededException", b"No space left on device")
+#: What to do about a message above the limit.
+RAISE_CELL_LIMIT = (
+    "Send smaller messages, or raise hbase.client.keyvalue.maxsize and hbase.server.keyvalue.maxsize in HBase, and "
+    "storage.hbase.max_cell_bytes to the same number."
+)
 _NOT_FOUND = ("NamespaceNotFound", "TableNotFound", "NoSuchColumnFamily")
 
 
@@ -341,6 +346,9 @@ def _refused(name: str, message: bytes) -> StoreError:
         return StoreNotFound(text, "Make the tables (tms admin create-tables), or correct storage.hbase.namespace.")
     if "AccessDenied" in java:
         return StoreError(text, "Grant the Thrift server's user read and write on the tables.")
+    if "KeyValue size too large" in reason:
+        # Its client checks the cells of a call before it sends the first one.
+        return TooLarge("HBase refuses the message: it is above hbase.client.keyvalue.maxsize.", RAISE_CELL_LIMIT)
     if "is read only" in reason:
         return WriteRefused(
             text, "Make the table writable again: alter it with READONLY => 'false' in the HBase shell."
