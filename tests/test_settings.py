@@ -303,10 +303,10 @@ def test_given_the_only_entry_is_wrong_when_loaded_then_it_is_not_said_that_one_
         (
             "server: {auth: {kind: tokens, tokens_file: t, rules: [{principal: a, topics: [b], can: [admin]}]}}",
             "server.auth.rules[0].topics[0] = 'b'",
-            "matches no topic",
+            "NAMESPACE:TOPIC",
         ),
         (
-            "server: {auth: {kind: tokens, tokens_file: t, rules: [{principle: a, topics: ['*'], can: [admin]}]}}",
+            "server: {auth: {kind: tokens, tokens_file: t, rules: [{principle: a, topics: ['*:*'], can: [admin]}]}}",
             "server.auth.rules[0].principle",
             "is not a setting",
         ),

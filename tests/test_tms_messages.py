@@ -540,7 +540,7 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     file.write_text("".join(f"{token_line(name, token)}\n" for name, token in tokens.items()))
     everything = ["admin", "publish", "consume"]
     rules = [
-        {"principal": "root", "topics": ["*"], "can": everything},
+        {"principal": "root", "topics": ["*:*"], "can": everything},
         {"principal": "ada", "topics": ["default:*"], "can": ["publish"]},
         {"principal": "ada", "topics": ["default:orders"], "can": ["consume"]},
     ]

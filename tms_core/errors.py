@@ -68,7 +68,24 @@ A command catches the root and prints one sentence::
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+
+#: How much of a name or a key is quoted, in characters: a store may have one of megabytes.
+QUOTED = 200
+_LONG_WORD = re.compile(rf"\S{{{QUOTED + 1},}}")
+
+
+def quoted(name: object) -> str:
+    """Return a name, a key or a value as Python writes it, cut after :data:`QUOTED` characters."""
+    text = repr(name[:QUOTED] if isinstance(name, (str, bytes)) else name)
+    is_cut = len(text) > QUOTED or (isinstance(name, (str, bytes)) and len(name) > QUOTED)
+    return f"{text[:QUOTED]}…" if is_cut else text
+
+
+def shortened(text: str) -> str:
+    """Return a text with each word cut after :data:`QUOTED` characters."""
+    return _LONG_WORD.sub(lambda word: f"{word[0][:QUOTED]}…", text)
 
 
 class TmsError(Exception):

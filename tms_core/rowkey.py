@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tms_core.errors import KeyFormatError
+from tms_core.errors import KeyFormatError, quoted
 from tms_core.topic import TopicId
 
 GENERATION_BYTES = 4
@@ -110,7 +110,7 @@ class MessageId(NamedTuple):
             KeyFormatError: not 40 hex digits.
         """
         if not _HEX_ID.fullmatch(text):
-            raise KeyFormatError(f"{text!r} is not a message id: 40 hex digits")
+            raise KeyFormatError(f"{quoted(text)} is not a message id: 40 hex digits")
         return cls.parse(bytes.fromhex(text))
 
     def pack(self) -> bytes:

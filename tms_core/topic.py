@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from typing import ParamSpec, TypeVar, cast
 
-from tms_core.errors import MetadataError, TopicNotFound
+from tms_core.errors import MetadataError, TopicNotFound, quoted, shortened
 
 #: Namespaces and topics as CDAP accepts them (EntityId, TopicId): a colon can be in neither.
 _NAMESPACE = re.compile(rb"[a-zA-Z0-9_]+")
@@ -63,7 +63,7 @@ class TopicId:
         """
         topic = cls.from_prefix(text.encode("utf-8", "surrogatepass") + b":")
         if topic is None:
-            raise ValueError(f"{text!r} is not a topic: write namespace:topic in letters, digits and '_'")
+            raise ValueError(f"{quoted(text)} is not a topic: write namespace:topic in letters, digits and '_'")
         return topic
 
     @classmethod
@@ -123,14 +123,15 @@ class TopicMetadata:
         """
         topic = TopicId.from_prefix(key)
         if topic is None:
-            raise MetadataError(f"metadata row {key!r} is not named namespace:topic:")
-        properties = _properties(topic, value)
-        generation = parse_java_int(properties.get("generation", ""))
+            raise MetadataError(f"metadata row {quoted(key)} is not named namespace:topic:")
+        name, properties = shortened(str(topic)), _properties(topic, value)
+        generation, ttl_seconds = (parse_java_int(properties.get(own, "")) for own in ("generation", "ttl"))
         if generation is None or generation in (0, INT_MIN):
-            raise MetadataError(f"topic {topic}: generation {properties.get('generation')!r} is not a generation")
-        ttl_seconds = parse_java_int(properties.get("ttl", ""))
+            raise MetadataError(f"topic {name}: generation {quoted(properties.get('generation'))} is not a generation")
         if ttl_seconds is None or ttl_seconds <= 0:
-            raise MetadataError(f"topic {topic}: ttl {properties.get('ttl')!r} is not a positive number of seconds")
+            raise MetadataError(
+                f"topic {name}: ttl {quoted(properties.get('ttl'))} is not a positive number of seconds"
+            )
         return cls(topic, generation, ttl_seconds, properties)
 
     @property
@@ -218,9 +219,9 @@ def _properties(topic: TopicId, value: bytes) -> dict[str, str]:
     try:
         loaded = json.loads(value.decode("utf-8"), object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:
-        raise MetadataError(f"topic {topic}: its properties are not JSON: {error}") from error
+        raise MetadataError(f"topic {shortened(str(topic))}: its properties are not JSON: {error}") from error
     if not isinstance(loaded, dict) or not all(isinstance(item, str) for item in loaded.values()):
-        raise MetadataError(f"topic {topic}: its properties are not a JSON object of strings")
+        raise MetadataError(f"topic {shortened(str(topic))}: its properties are not a JSON object of strings")
     return loaded
 
 

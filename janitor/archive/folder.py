@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, date, datetime
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -113,6 +114,8 @@ def days(folder: Path, topic: TopicId | None = None) -> Iterator[DayFolder]:
 def create(path: Path, fill: Callable[[BinaryIO], None]) -> None:
     """Write a file so that it is there complete or not at all, also after a crash of the machine.
 
+    Only its owner may read it (mode 0600): it holds messages.
+
     Args:
         fill: writes what is in it.
 
@@ -121,7 +124,7 @@ def create(path: Path, fill: Callable[[BinaryIO], None]) -> None:
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with temporary.open("wb") as stream:
+        with open(temporary, "wb", opener=partial(os.open, mode=0o600)) as stream:
             fill(stream)
             stream.flush()
             os.fsync(stream.fileno())
@@ -142,11 +145,13 @@ def make_durable(path: Path, folder: Path) -> None:
         OSError: one of them cannot be made.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.mkdir(parents=True, exist_ok=True)
-    for made in (path, *path.parents):
-        _sync(made.parent)
-        if made == folder:
-            return
+    below = path.relative_to(folder).parts
+    levels = [folder, *(folder.joinpath(*below[: depth + 1]) for depth in range(len(below)))]
+    for level in levels:
+        # With ``parents`` the mode would count for the last folder only.
+        level.mkdir(mode=0o700, exist_ok=True)
+    for level in reversed(levels):
+        _sync(level.parent)
 
 
 def give_up(folder: Path, keep_days: int, now_ms: int) -> int:

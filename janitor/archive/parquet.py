@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple
 
-from tms_core.errors import ArchiveError, ConfigurationError
+from tms_core.errors import ArchiveError, ConfigurationError, shortened
 from tms_core.topic import TopicId
 
 #: Counted up whenever a column changes.
@@ -61,6 +61,9 @@ _SUMMED_UP = [column.name for column in COLUMNS if column.name != "payload"]
 
 #: Rows made into Python objects at a time.
 _READ_ROWS = 1000
+#: The largest group of rows that is read, in bytes: the writer starts another one after some megabytes, so a group has
+#: one large message at most.
+_GROUP_BYTES = 256 << 20
 
 
 class Summary(NamedTuple):
@@ -177,9 +180,9 @@ def _opened(path: Path) -> Iterator[Any]:
         with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
             _check(pa, path, file)
             yield file
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
         raise ArchiveError(
-            f"{path} cannot be read: {' '.join(str(error).split()).rstrip('.')}.",
+            f"{path} cannot be read: {shortened(' '.join(str(error).split())).rstrip('.') or type(error).__name__}.",
             "The file is damaged, or the janitor did not write it: move the file out of the archive. The other files "
             "can be read without it.",
         ) from error
@@ -195,6 +198,23 @@ def _check(pa: ModuleType, path: Path, file: Any) -> None:
     complete = {_LAYOUT, _TOPIC, _REFERENCES} <= set(metadata)
     if not complete or not file.schema_arrow.equals(_schema(pa), check_metadata=False):
         raise ValueError("it is not laid out as a file of the archive")
+    _check_size(file.metadata)
+
+
+def _check_size(footer: Any) -> None:
+    """See that a few bytes do not become gigabytes: the file says itself what it takes in memory, as far as it is true.
+
+    Raises:
+        ValueError: it would.
+    """
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        columns = [group.column(index) for index in range(group.num_columns)]
+        if sum(column.total_uncompressed_size for column in columns) > _GROUP_BYTES:
+            raise ValueError(f"a group of its rows has more than {_GROUP_BYTES >> 20} MB")
+        # One large value, referred to by each of a million rows.
+        if any(column.path_in_schema not in _REPEATING and column.has_dictionary_page for column in columns):
+            raise ValueError("a column has a dictionary that the janitor does not write")
 
 
 def _schema(pa: ModuleType) -> Any:

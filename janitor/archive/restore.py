@@ -213,6 +213,7 @@ class _Restore:
                     self._proven.add(pointer)
                 parts = self._parts(file, key)
                 if payload == [None] and self._is_meant(file, parts):
+                    _require_value(file, pointer, None)
                     self._referenced.add((parts.generation, java_abs(pointer)))
                     self._conflicts.expect(pointer, parts.generation)
             self._heartbeat(len(rows))
@@ -236,6 +237,9 @@ class _Restore:
         table, generation = file.summary.table, file.summary.generation
         for rows in parquet.read(file.path, ("key", "write_pointer", "payload")):
             found = [(self._parts(file, key), pointer, payload) for key, pointer, payload in rows]
+            if table == "message":
+                for _, pointer, payload in found:
+                    _require_value(file, pointer, payload)
             arrivals = [Arrival(self._new_key(p), w, body, self._is_meant(file, p)) for p, w, body in found]
             self._conflicts.compare(table, generation, arrivals, mixed=mixed)
             self._heartbeat(len(rows))
@@ -402,3 +406,16 @@ class _Restore:
         if parts is None or parts.topic != self._result.source:
             raise ArchiveError(f"{file.path} holds a row that is not of {self._result.source}: {key.hex()}.")
         return parts
+
+
+def _require_value(file: ArchivedFile, pointer: int | None, payload: bytes | None) -> None:
+    """See that a message has something in it, as each that the janitor archives has.
+
+    Raises:
+        ArchiveError: it has not.
+    """
+    if pointer is None and payload is None:
+        raise ArchiveError(
+            f"{file.path} holds a message with neither a payload nor a transaction.",
+            "The janitor did not write it: move the file out of the archive.",
+        )

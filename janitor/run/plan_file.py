@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from janitor.report import DataTable, EntryKey, Report
 from janitor.sweep.context import Limits, RunContext, Terms, TopicWork
 from janitor.sweep.outcome import Outcome
 from tms_core.errors import ConfigurationError, PlanRefused, StoreError
-from tms_core.rowkey import Cutoff, generation_prefix
+from tms_core.rowkey import LONG_MAX, Cutoff, generation_prefix
 from tms_core.tables.base import KeyRange
 from tms_core.topic import TopicId
 
@@ -95,13 +98,16 @@ def document(
 
 
 def save(path: Path, contents: Mapping[str, Any]) -> None:
-    """Write a plan file.
+    """Write a plan file, which only its owner may read and change: ``apply`` does what it says.
 
     Raises:
         StoreError: it cannot be written.
     """
     try:
-        path.write_text(json.dumps(contents, indent=1) + "\n", encoding="utf-8")
+        with open(path, "w", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                os.fchmod(file.fileno(), 0o600)  # one that is written over keeps its mode otherwise
+            file.write(json.dumps(contents, indent=1) + "\n")
     except OSError as error:
         raise StoreError(f"the plan could not be written to {path}: {error.strerror}.") from error
 
@@ -116,7 +122,7 @@ def load(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _no_plan(str(path)) from error
 
 
@@ -138,7 +144,7 @@ def parse(contents: Any, name: str) -> PlanFile:
                 "Make one without --at and --what-if: janitor plan --out FILE",
             )
         return _parse(contents)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _no_plan(name) from error
 
 
@@ -172,18 +178,18 @@ def _parse(document: Mapping[str, Any]) -> PlanFile:
     for item in document["topics"]:
         if item["held"] not in APPLICABLE:
             continue
-        topic = TopicId(item["tms_namespace"], item["topic"])
+        topic = TopicId.parse(f"{item['tms_namespace']}:{item['topic']}")
         if item["metadata"] is not None:
-            topics[topic] = (item["metadata"]["generation"], item["metadata"]["ttl_seconds"])
-            frontiers[topic] = _frontier(document["effective_now_ms"], **item["frontier"])
+            topics[topic] = (_long(item["metadata"]["generation"]), _long(item["metadata"]["ttl_seconds"]))
+            frontiers[topic] = _frontier(_long(document["effective_now_ms"]), **item["frontier"])
         found = {KeyRange(bytes.fromhex(r["start"]), bytes.fromhex(r["stop"])) for r in item["ranges"]}
         ranges.setdefault((item["table"], topic), set()).update(found)
-        pointers.setdefault(topic, set()).update(int(pointer) for pointer in item["pointers"])
+        pointers.setdefault(topic, set()).update(_long(pointer) for pointer in item["pointers"])
     return PlanFile(
-        id=document["id"],
-        store_id=document["store_id"],
-        effective_now_ms=int(document["effective_now_ms"]),
-        terms=document["terms"],
+        id=_text(document["id"]),
+        store_id=_text(document["store_id"]),
+        effective_now_ms=_long(document["effective_now_ms"]),
+        terms={**document["terms"]},
         topics=topics,
         limits=Limits(
             {key: tuple(sorted(found)) for key, found in ranges.items()},
@@ -191,6 +197,24 @@ def _parse(document: Mapping[str, Any]) -> PlanFile:
             frontiers,
         ),
     )
+
+
+def _long(value: int | str) -> int:
+    """Return a number of 64 bits, which all numbers of a plan are.
+
+    Raises:
+        ValueError: it is none.
+    """
+    number = int(value)
+    if not -LONG_MAX <= number <= LONG_MAX:
+        raise ValueError("a number")
+    return number
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a text")
+    return value
 
 
 def _reach(frontier: Frontier) -> dict[str, Any]:
@@ -207,8 +231,8 @@ def _reach(frontier: Frontier) -> dict[str, Any]:
 def _frontier(
     now_ms: int, generation: int, cutoff_ms: int, hold: str | None, processed: str, decided_ms: str
 ) -> Frontier:
-    cutoff, held = Cutoff(cutoff_ms), None if hold is None else Hold(hold)
-    return Frontier(now_ms, cutoff, cutoff, int(generation), held, int(processed), int(decided_ms))
+    cutoff, held = Cutoff(_long(cutoff_ms)), None if hold is None else Hold(hold)
+    return Frontier(now_ms, cutoff, cutoff, _long(generation), held, _long(processed), _long(decided_ms))
 
 
 def _ranges(key: EntryKey, work: TopicWork | None) -> list[tuple[bytes, bytes]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +13,16 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from tests.builders import NOW_MS
 from tests.server.client import JSON, Client
 from tests.server.conftest import Serving, serving
-from tests.server.identities import ROLES, Identities, JwtIdentities, TokenIdentities
-from tms_core.clock import SystemClock
+from tests.server.identities import ROLES, Identities, JwtIdentities, TokenIdentities, gate_of
+from tms_core.clock import ManualClock, SystemClock
 from tms_core.messaging.service import MessagingService
 from tms_core.server import app
 from tms_core.server.app import GuardedRoute
 from tms_core.server.auth.gate import Need
+from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.openapi import openapi
 from tms_core.server.site import Site
@@ -275,3 +278,54 @@ def test_given_a_producer_of_a_topic_where_one_may_not_publish_then_its_name_can
     url = TOPIC.format(namespace="default", topic="t")
     answer = client.ask("POST", f"{url}/publish", b'{"messages": ["a"]}', **headers(token), **named)
     assert answer.status == 403
+
+
+# --- partitions and routes -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def orders_admin(tmp_path: Path) -> Iterator[tuple[Serving, Client, dict[str, str]]]:
+    """A server, and a client that may administer ``default:orders`` and its partition 0, and nothing else."""
+    token, file = new_token(), tmp_path / "tokens"
+    file.touch(0o600)
+    file.write_text(token_line("ada", token))
+    rules = [{"principal": "ada", "topics": ["default:orders", "default:orders-0"], "can": ["admin"]}]
+    gate = gate_of(ManualClock(NOW_MS), kind="tokens", tokens_file=file, rules=rules)
+    with serving(gate=gate) as server, Client(server.port) as client:
+        yield server, client, headers(token)
+
+
+@pytest.mark.parametrize("properties", [{"partitions": "2"}, {"routes": '{"users": 1}'}])
+def test_topic_creation_without_rights_on_a_part_is_refused(
+    orders_admin: tuple[Serving, Client, dict[str, str]], properties: dict[str, str]
+) -> None:
+    server, client, known = orders_admin
+    path = TOPIC.format(namespace="default", topic="orders")
+    answer = client.ask("PUT", path, json.dumps(properties).encode(), **known)
+    assert answer.status == 403
+    assert answer.text.startswith("ada may not admin on default:orders-")
+    assert server.service.topics("default") == []
+
+
+def test_topic_change_without_rights_on_a_new_part_is_refused(
+    orders_admin: tuple[Serving, Client, dict[str, str]],
+) -> None:
+    server, client, known = orders_admin
+    path = TOPIC.format(namespace="default", topic="orders")
+    assert client.ask("PUT", path, b'{"partitions": "1"}', **known).status == 200
+    before = server.service.topic(TopicId("default", "orders"))
+    answer = client.ask("PUT", f"{path}/properties", b'{"partitions": "2", "ttl": "60"}', **known)
+    assert (answer.status, "default:orders-f2-0" in answer.text) == (403, True)
+    assert server.service.topic(TopicId("default", "orders")) == before
+    assert server.service.topics("default") == ["orders-0", "orders"]
+
+
+def test_topic_creation_does_not_reveal_a_topic_beyond_the_rules(
+    orders_admin: tuple[Serving, Client, dict[str, str]],
+) -> None:
+    server, client, known = orders_admin
+    path = TOPIC.format(namespace="default", topic="orders")
+    absent = client.ask("PUT", path, b'{"partitions": "2"}', **known)
+    server.service.create_topic(TopicId("default", "orders-1"))
+    present = client.ask("PUT", path, b'{"partitions": "2"}', **known)
+    assert (absent.status, absent.body) == (present.status, present.body)

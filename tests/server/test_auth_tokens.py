@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from tests.builders import NOW_MS
 from tests.server.identities import bearer, gate_of
@@ -385,12 +386,26 @@ def test_given_rules_when_asked_then_all_that_match_count_and_nothing_else() -> 
     assert rules.rights("ada", TopicId("other", "x")) == set()
 
 
+def test_rule_pattern_matches_namespace_and_topic_apart() -> None:
+    rules = Rules([rule("ada", ["prod*:x", "*:sh?red", "[!a]*:y"], "consume")])
+    allowed = ["prod:x", "production:x", "any:shared", "b:y"]
+    refused = ["prod_secret:z", "prod:secretx:x", "shop:sh", "any:shaared", "a:y", "prod:xx"]
+    topics = {name: TopicId(*name.split(":", 1)) for name in (*allowed, *refused)}
+    assert [name for name, topic in topics.items() if rules.rights("ada", topic)] == allowed
+
+
+@pytest.mark.parametrize("pattern", ["*", "prod*", "a:b:c", ":x", "x:"])
+def test_rule_pattern_without_one_colon_is_refused(pattern: str) -> None:
+    with pytest.raises(ValidationError, match="NAMESPACE:TOPIC"):
+        rule("ada", [pattern], "consume")
+
+
 @pytest.mark.parametrize(
     ("can", "let_in"),
     [("admin", {Need.ADMIN, Need.ANY}), ("publish", {Need.PUBLISH, Need.ANY}), ("consume", {Need.CONSUME, Need.ANY})],
 )
 def test_given_one_right_when_asked_then_it_is_not_another(can: str, let_in: set[Need]) -> None:
-    rules, topic = Rules([rule("ada", ["*"], can)]), TopicId("a", "b")
+    rules, topic = Rules([rule("ada", ["*:*"], can)]), TopicId("a", "b")
     needs = {Need.ADMIN, Need.PUBLISH, Need.CONSUME, Need.ANY}
     for _ in range(2):
         assert {need for need in needs if rules.allow("ada", topic, need)} == let_in
@@ -398,7 +413,7 @@ def test_given_one_right_when_asked_then_it_is_not_another(can: str, let_in: set
 
 
 def test_given_a_name_longer_than_any_that_is_made_when_asked_for_then_nothing_of_it_is_kept() -> None:
-    rules, topic = Rules([rule("ada", ["*"], "publish")]), TopicId("a", "b" * 60_000)
+    rules, topic = Rules([rule("ada", ["*:*"], "publish")]), TopicId("a", "b" * 60_000)
     assert rules.allow("ada", topic, Need.PUBLISH)
     tracemalloc.start()
     try:

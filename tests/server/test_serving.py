@@ -298,7 +298,7 @@ def test_given_more_polls_that_wait_than_one_principal_may_have_then_only_others
 ) -> None:
     ada, ben = new_token(), new_token()
     (tmp_path / "tokens").write_text(f"{token_line('ada', ada)}\n{token_line('ben', ben)}\n")
-    rules = [{"principal": "*", "topics": ["*"], "can": ["admin", "publish", "consume"]}]
+    rules = [{"principal": "*", "topics": ["*:*"], "can": ["admin", "publish", "consume"]}]
     auth = {"kind": "tokens", "tokens_file": "tokens", "rules": rules} if known else {}
     config = memory(tmp_path, auth=auth, max_connections=5)
     path = "/v1/namespaces/default/topics/t"

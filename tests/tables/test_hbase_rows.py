@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -15,8 +15,9 @@ from tms_core.errors import StoreError
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import CLOCKS_MS, KEYS, PAGE_BYTES, POINTERS, ROWS, HBaseRows
 from tms_core.tables.hbase.salts import OneSalt
+from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, buckets_of
 from tms_core.tables.hbase.store import HBaseStore
-from tms_core.tables.hbase.thrift import HBASE
+from tms_core.tables.hbase.thrift import HBASE, interface
 
 NOW_MS = 1_500_000_000_000
 COLUMN, OLD, NEW = b"d:\x00\x00\x00t", b"\x00" * 7 + b"\x01", b"\xff" * 8
@@ -37,6 +38,7 @@ class Table:
         self.marks: list[int | None] = []
         self.scans: list[Any] = []
         self.length = 1000
+        self.given: Counter[int] = Counter()
         self.cut_before: set[str] = set()
         self.cut_after: set[str] = set()
 
@@ -86,7 +88,9 @@ class Table:
         return len(self.scans)
 
     def scannerGetList(self, arguments: Any) -> list[Any]:  # noqa: N802
-        return [self.row(b"\x00%d" % number) for number in range(min(arguments.nbRows, self.length))]
+        first = self.given[arguments.id]
+        self.given[arguments.id] += (number := min(arguments.nbRows, self.length))
+        return [self.row(b"\x00%d" % at if at < 10 else b"\x009%06d" % at) for at in range(first, first + number)]
 
     def scannerClose(self, _: Any) -> None:  # noqa: N802
         """Frees what the server held."""
@@ -186,7 +190,7 @@ def test_given_nothing_to_delete_when_deleted_then_nobody_is_asked() -> None:
 def test_given_a_page_when_read_then_its_scanner_is_closed_and_the_servers_cache_is_left_to_others() -> None:
     table = Table(OLD)
     with rows_of(table) as rows:
-        assert [len(rows.fetch(b"a", b"b", 30, query).rows) for query in (KEYS, POINTERS, ROWS)] == [30, 30, 30]
+        assert [len(rows.fetch(b"\x00", b"\x01", 30, query).rows) for query in (KEYS, POINTERS, ROWS)] == [30, 30, 30]
     assert [scan.cacheBlocks for scan in table.scans] == [False, False, False]
     assert table.seen["scannerClose"] == 3
 
@@ -195,14 +199,14 @@ def test_given_a_scanner_whose_connection_breaks_when_read_then_the_page_is_read
     table = Table(OLD)
     table.cut_after = {"scannerGetList"}
     with rows_of(table) as rows:
-        assert len(rows.fetch(b"a", b"b", 30, KEYS).rows) == 30
-    assert [scan.startRow for scan in table.scans] == [b"a", b"a"]
+        assert len(rows.fetch(b"\x00", b"\x01", 30, KEYS).rows) == 30
+    assert [scan.startRow for scan in table.scans] == [b"\x00", b"\x00"]
 
 
 def test_given_rows_larger_than_a_page_when_read_then_it_ends_before_its_limit() -> None:
     table = Table(bytes(PAGE_BYTES // 64))
     with rows_of(table) as rows:
-        fetched = rows.fetch(b"a", b"b", 1000, ROWS)
+        fetched = rows.fetch(b"\x00", b"\x01", 1000, ROWS)
     assert (len(fetched.rows), fetched.ended) == (64, False)
 
 
@@ -244,3 +248,51 @@ def test_given_a_server_too_old_to_name_its_cluster_when_asked_then_the_namespac
             assert store.identity() == "hbase:since-1234567:cdap_system"
         with HBaseStore([server.address], namespace="other") as store:
             assert store.identity() == "hbase:unknown:other"
+
+
+# --- answers that no HBase gives --------------------------------------------------------------------------------------
+
+
+def scanning(rows: list[Any], start: bytes = b"\x01", stop: bytes | None = b"\x03") -> None:
+    """Scan a range of a server that has these rows for any scan."""
+
+    def conduct(request: Request) -> None:
+        request.reply({"scannerOpenWithScan": 1, "scannerGetList": rows, "scannerClose": None}[request.name])
+
+    with FakeThrift(conduct) as server, closing(HBasePool([server.address], clock=ManualClock(NOW_MS))) as pool:
+        HBaseRows(pool, b"t", ManualClock(NOW_MS)).fetch(start, stop, 100, ROWS)
+
+
+def result(row: bytes | None, columns: Any = None, **cell: Any) -> Any:
+    cells = {COLUMN: HBASE.TCell(**{"value": b"x", "timestamp": 1, **cell})} if columns is None else columns
+    return HBASE.TRowResult(row=row, columns=cells)
+
+
+@pytest.mark.parametrize(
+    "keys", [[b"\x02", b"\x01"], [b"\x02", b"\x02"], [b"\x00"], [b""], [b"\x03"], [b"\x01", b"\x02", b"\x04"]]
+)
+def test_scan_with_rows_out_of_order_or_range_is_an_error(keys: list[bytes]) -> None:
+    with pytest.raises(StoreError, match="out of order or were not asked for"):
+        scanning([result(key) for key in keys])
+
+
+@pytest.mark.parametrize(
+    "row", [result(None), HBASE.TRowResult(row=b"\x02"), result(b"\x02", value=None), result(b"\x02", timestamp=None)]
+)
+def test_scan_with_an_answer_that_is_not_whole_is_an_error(row: Any) -> None:
+    with pytest.raises(StoreError, match="is not whole"):
+        scanning([row])
+
+
+@pytest.mark.parametrize("value", [b"\xff", b"0", b"257", b"9" * 5000, "²".encode(), b"-1"])
+def test_buckets_that_no_table_has_are_an_error(value: bytes) -> None:
+    descriptor = interface().TableDescriptor(attributes={BUCKETS_ATTRIBUTE.encode(): value}, families=[])
+
+    def conduct(request: Request) -> None:
+        request.reply({"tableExists": True, "getTableDescriptor": descriptor}[request.name])
+
+    with FakeThrift(conduct, service="HbaseAdmin") as server:
+        pool = HBasePool([server.address], clock=ManualClock(NOW_MS), service="HbaseAdmin")
+        with closing(pool), pytest.raises(StoreError, match="not a number from 1 to 256") as caught:
+            buckets_of(pool, "n", "message")
+    assert len(caught.value.message) < 400

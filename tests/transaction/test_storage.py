@@ -463,3 +463,13 @@ def test_given_a_manager_when_another_one_wants_its_directory_then_it_is_refused
     storage = DirectoryStorage(tmp_path)
     storage.close()
     storage.close()
+
+
+def test_snapshots_and_logs_are_readable_by_their_owner_only(tmp_path: Path) -> None:
+    with opened(tmp_path) as manager:
+        manager.start_short()
+        manager.take_snapshot()
+        manager.start_short()
+    files = [path for kind in ("snapshot", "txlog") for path in tmp_path.glob(f"{kind}.*")]
+    assert len(files) >= 2
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from threading import Thread
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import httpx2
 import pytest
 
-from tms_core.errors import ConfigurationError, NoSnapshot
+from tms_core.errors import ConfigurationError, NoSnapshot, TmsError
 from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot, VisibilityState
 from tms_core.transaction.source.source import DirectorySource, NoUsableSnapshot, Rejection
@@ -202,6 +204,44 @@ def test_given_a_namenode_that_refuses_then_its_reason_is_said_in_a_sentence(
     assert ".." not in caught.value.message
     assert caught.value.message.startswith(f"no snapshots at webhdfs://{namenode}{FOLDER}: ")
     assert "Java" not in caught.value.message
+
+
+@pytest.mark.parametrize(("location", "status"), [("http", "refused"), ("https", "served")])
+def test_webhdfs_redirect_to_a_weaker_scheme_is_refused(
+    monkeypatch: pytest.MonkeyPatch, location: str, status: str
+) -> None:
+    seen = []
+
+    def serve(request: httpx2.Request) -> httpx2.Response:
+        seen.append(str(request.url.copy_with(query=None)))
+        if "op=LISTSTATUS" in str(request.url):
+            return httpx2.Response(200, json={"FileStatuses": {"FileStatus": [{"pathSuffix": "", "type": "FILE"}]}})
+        if request.url.host == "namenode":
+            return httpx2.Response(307, headers={"location": f"{location}://datanode:9864/snapshot.7"})
+        return httpx2.Response(200, content=content(7))
+
+    client = partial(httpx2.Client, transport=httpx2.MockTransport(serve))
+    monkeypatch.setattr("tms_core.transaction.source.webhdfs.httpx2.Client", client)
+    source = DirectorySource.at("swebhdfs://namenode:9871/tx/snapshot.7")
+    if status == "served":
+        assert source.latest().snapshot.timestamp_ms == 7
+        return
+    with pytest.raises(NoUsableSnapshot) as caught:
+        source.latest()
+    assert "redirects to http://datanode, which is not encrypted" in caught.value.rejected[0].detail
+    assert all(url.startswith("https:") for url in seen)
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 200_000, b'{"FileStatuses": {"FileStatus": [{"pathSuffix": 5, "type": "FILE"}]}}']
+)
+def test_webhdfs_listing_that_makes_no_sense_is_an_error(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=body))
+    monkeypatch.setattr(
+        "tms_core.transaction.source.webhdfs.httpx2.Client", partial(httpx2.Client, transport=transport)
+    )
+    with pytest.raises(TmsError):
+        DirectorySource.at(f"webhdfs://namenode:9870{FOLDER}").latest()
 
 
 def test_given_something_else_that_answers_then_it_is_said_to_be_no_webhdfs(hdfs: Hdfs, namenode: str) -> None:

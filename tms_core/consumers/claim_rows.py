@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from tms_core.consumers.claims import CLAIM, TRANSACTIONAL, ConsumerGroup, GroupClaim, rank
 from tms_core.consumers.positions import highest_id
-from tms_core.errors import FormatError
+from tms_core.errors import FormatError, quoted
 from tms_core.rowkey import GENERATION_BYTES, MessageId, generation_prefix, stop_key, topic_prefix
 from tms_core.tables.base import every
 from tms_core.tables.side import SideTable
@@ -91,7 +91,7 @@ def drained_in(side: SideTable, group: ConsumerGroup) -> int | None:
     try:
         (pointer,) = _POINTER.unpack(value)
     except struct.error as error:
-        raise FormatError(f"the row {key!r} has {len(value)} bytes, not {_POINTER.size}") from error
+        raise FormatError(f"the row {quoted(key)} has {len(value)} bytes, not {_POINTER.size}") from error
     return int(pointer)
 
 
@@ -183,5 +183,5 @@ def _claim(key: bytes, value: bytes) -> GroupClaim:
         first, pointer = _TAIL.unpack(key[-_TAIL.size :])
         last, tries = _VALUE.unpack(value)
     except struct.error as error:
-        raise FormatError(f"the claim {key!r} has {len(value)} bytes, not {_VALUE.size}") from error
+        raise FormatError(f"the claim {quoted(key)} has {len(value)} bytes, not {_VALUE.size}") from error
     return GroupClaim(MessageId.parse(first), MessageId.parse(last), pointer, tries)

@@ -18,6 +18,7 @@ from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, Literal, ParamSpec, TextIO
 
+from tms_core.errors import shortened
 from tms_core.logs.printable import complete
 
 P = ParamSpec("P")
@@ -88,11 +89,14 @@ class JsonFormatter(logging.Formatter):
             "time": _moment(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": complete(record.getMessage(), self._arguments),
-            **getattr(record, "fields", {}),
+            "message": shortened(complete(record.getMessage(), self._arguments)),
+            **{
+                name: shortened(value) if isinstance(value, str) else value
+                for name, value in getattr(record, "fields", {}).items()
+            },
         }
         if record.exc_info:
-            entry["error"] = self.formatException(record.exc_info)
+            entry["error"] = shortened(self.formatException(record.exc_info))
         return json.dumps(entry)
 
 
@@ -105,7 +109,7 @@ class TextFormatter(logging.Formatter):
         self._timed = timed
 
     def format(self, record: logging.LogRecord) -> str:
-        text = complete(super().format(record), self._arguments)
+        text = shortened(complete(super().format(record), self._arguments))
         return f"{_moment(record)} {text}" if self._timed else text
 
 

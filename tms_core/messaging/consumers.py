@@ -15,7 +15,7 @@ from tms_core.consumers.claim_rows import NOT_DRAINED, claims_of, drained_key, f
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim, look, rank
 from tms_core.consumers.lag import Lag
 from tms_core.consumers.positions import Position, Positions, cutoff_at, names
-from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound
+from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound, quoted
 from tms_core.messaging.fetcher import Shelf
 from tms_core.messaging.ids import position
 from tms_core.messaging.partitions import drained_by
@@ -271,4 +271,4 @@ def check_name(name: str) -> None:
         BadRequest: it is none.
     """
     if not CONSUMER_NAME.fullmatch(name):
-        raise BadRequest(f"{name!r} cannot be a consumer.", "Use at most 255 letters, digits, '_' and '-'.")
+        raise BadRequest(f"{quoted(name)} cannot be a consumer.", "Use at most 255 letters, digits, '_' and '-'.")

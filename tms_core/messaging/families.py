@@ -13,7 +13,7 @@ server of another partition need not read what it does not lead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock, RLock
 
@@ -47,6 +47,12 @@ from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 
 Made = tuple[TopicId, dict[str, str]]
+#: Raises where a client may not make a topic.
+Permit = Callable[[TopicId], None]
+
+
+def permit_all(_: TopicId) -> None:
+    """Permit every topic, for a caller that was checked already or is not checked at all."""
 
 
 class Families:
@@ -78,10 +84,14 @@ class Families:
 
     # -- what clients ask for -----------------------------------------------------------------------------------------
 
-    def create(self, topic: TopicId, properties: Mapping[str, str]) -> None:
+    def create(self, topic: TopicId, properties: Mapping[str, str], permit: Permit = permit_all) -> None:
         """Make a topic, and its parts before it.
 
+        Args:
+            permit: is called with each topic before the first of them is made.
+
         Raises:
+            Forbidden: as ``permit`` does.
             TopicExists: there is one; or one that has the name of a part.
             BadRequest, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.create`.
         """
@@ -94,16 +104,20 @@ class Families:
             with suppress(TopicNotFound):
                 self._topics.get(topic)
                 raise TopicExists(f"There is a topic {topic} already.", "Choose another name, or change it.")
-            self._check_free(made)
+            self._check_free(made, permit)
             for one in made:
                 self._make_anew(*one)
 
-    def update(self, topic: TopicId, properties: Mapping[str, str]) -> None:
+    def update(self, topic: TopicId, properties: Mapping[str, str], permit: Permit = permit_all) -> None:
         """Replace the properties of a topic and its parts; what it says nothing of is the default again.
 
         Its partitions and routes stay as they are where it says nothing of them: they hold messages.
 
+        Args:
+            permit: is called with each new part before the first of them is made.
+
         Raises:
+            Forbidden: as ``permit`` does.
             BadRequest: it is part of another topic; a route is missing; or as :meth:`TopicRegistry.update`.
             TopicExists: a topic has the name of a new part.
             TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.update`.
@@ -115,9 +129,9 @@ class Families:
             if asked.partitions is None and asked.routes is None and FAMILIES not in row.properties:
                 self._change(topic, asked.others)
             elif asked.routes is not None or row.properties.get(FAMILIES) == ROUTES:
-                self._update_routes(row, asked)
+                self._update_routes(row, asked, permit)
             else:
-                self._update_partitions(topic, asked.partitions, asked.others)
+                self._update_partitions(topic, asked.partitions, asked.others, permit)
 
     def delete(self, topic: TopicId) -> None:
         """Delete a topic, and its parts before it.
@@ -187,7 +201,9 @@ class Families:
 
     # -- partitions and routes ----------------------------------------------------------------------------------------
 
-    def _update_partitions(self, topic: TopicId, partitions: int | None, others: Mapping[str, str]) -> None:
+    def _update_partitions(
+        self, topic: TopicId, partitions: int | None, others: Mapping[str, str], permit: Permit
+    ) -> None:
         """Change a topic that has partitions, or is to have some."""
         row = self._finish(topic)
         layout = layout_of(topic, row.properties) or Layout(topic, (Family(0, 1),))
@@ -208,7 +224,7 @@ class Families:
                 "numbers are still there.",
                 "Change it again when the oldest have expired.",
             )
-        self._check_free(made)
+        self._check_free(made, permit)
         for member, given in made:
             self._make_anew(member, given)
             self._register(member, layout.members(last))
@@ -241,7 +257,7 @@ class Families:
                     # Another program has deleted it.
                     self._make(member, properties)
 
-    def _update_routes(self, row: TopicMetadata, asked: PartitionsAsked) -> None:
+    def _update_routes(self, row: TopicMetadata, asked: PartitionsAsked, permit: Permit) -> None:
         topic, former = row.topic, routes_of(row.properties)
         if not former or asked.partitions is not None:
             raise BadRequest(f"Topic {topic} cannot have routes.", "They are given when it is made; make another one.")
@@ -256,11 +272,11 @@ class Families:
             for name in routes.keys() - former.keys()
             for one in _tree(layout.route(name), routes[name], {}, asked.others, topic)
         ]
-        self._check_free(new)
+        self._check_free(new, permit)
         for one in new:
             self._make_anew(*one)
         for name in former:
-            self._update_partitions(layout.route(name), routes[name], asked.others)
+            self._update_partitions(layout.route(name), routes[name], asked.others, permit)
         self._change(topic, properties)
 
     def _finish(self, topic: TopicId) -> TopicMetadata:
@@ -286,8 +302,10 @@ class Families:
                 if member != topic:
                     self._change(member, {**self._topics.get(member).properties, SEALED: str(now_ms)})
 
-    def _check_free(self, made: Iterable[Made]) -> None:
-        """See that topics can be made."""
+    def _check_free(self, made: Sequence[Made], permit: Permit) -> None:
+        """See that topics can be made; first that the client may make each, so that it learns of no other topic."""
+        for topic, _ in made:
+            permit(topic)
         for topic, properties in made:
             check_length(topic)
             self._topics.check(properties)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from zlib import crc32
 
-from tms_core.errors import BadRequest, MetadataError
+from tms_core.errors import BadRequest, MetadataError, quoted
 from tms_core.topic import TopicId
 
 #: What a topic asks for: a number of partitions, or a JSON object of the names of routes and their numbers.
@@ -162,7 +162,7 @@ def layout_of(topic: TopicId, properties: Mapping[str, str]) -> Layout | None:
         Family(int(one[1]), int(one[2]), None if one[3] is None else int(one[3])) for one in found if one is not None
     ]
     if len(families) < len(found):
-        raise MetadataError(f"topic {topic}: its families {said!r} cannot be read")
+        raise MetadataError(f"topic {topic}: its families {quoted(said)} cannot be read")
     return Layout(topic, tuple(families))
 
 
@@ -210,4 +210,4 @@ def _number(text: str) -> int:
 
 
 def _shown(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:40] + "…")
+    return quoted(text)

@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import NamedTuple, cast
 from uuid import UUID
 
-from tms_core.errors import FormatError
+from tms_core.errors import FormatError, quoted
 from tms_core.messaging.ids import tail
 from tms_core.messaging.last_request import LastRequest
 from tms_core.rowkey import GENERATION_BYTES, generation_prefix, stop_key, topic_prefix
@@ -181,7 +181,7 @@ class Begun(NamedTuple):
             generation, void = _BEGUN_VALUE.unpack(value[: _BEGUN_VALUE.size])
             return cls(pointer, generation, bool(void), value[_BEGUN_VALUE.size :].decode())
         except (struct.error, UnicodeDecodeError) as error:
-            raise FormatError(f"a producer's transaction {key!r} cannot be read: {error}") from error
+            raise FormatError(f"a producer's transaction {quoted(key)} cannot be read: {error}") from error
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import NamedTuple, cast
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.retention import announced
-from tms_core.errors import BadRequest, ProducerFenced, TmsError, TransactionEnded, Unavailable
+from tms_core.errors import BadRequest, ProducerFenced, TmsError, TransactionEnded, Unavailable, quoted
 from tms_core.messaging.ids import ReadKeys, position, tail
 from tms_core.messaging.in_flight import InFlight
 from tms_core.messaging.last_request import AHEAD_MS, AnnouncedAhead, LastRequest, RememberedRequest, Window, placed
@@ -77,7 +77,7 @@ def _keys(home: bytes, home_generation: int, name: str, messages: bytes) -> _Key
         BadRequest: it cannot have that name.
     """
     if not CONSUMER_NAME.fullmatch(name):
-        raise BadRequest(f"{name!r} cannot be a producer.", "Use at most 255 letters, digits, '_' and '-'.")
+        raise BadRequest(f"{quoted(name)} cannot be a producer.", "Use at most 255 letters, digits, '_' and '-'.")
     producer = ProducerName(cast(TopicId, TopicId.from_prefix(home)), home_generation, name)
     return _Keys(producer, producer.key, producer.request_key(messages), messages)
 

@@ -16,7 +16,7 @@ from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import BadRequest, MetadataError, TopicNotFound
 from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.consumers import ConsumerRegistry
-from tms_core.messaging.families import Families
+from tms_core.messaging.families import Families, Permit, permit_all
 from tms_core.messaging.fetcher import Fetch, Shelf
 from tms_core.messaging.groups import Groups
 from tms_core.messaging.ids import position
@@ -128,27 +128,35 @@ class MessagingService:
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
-    def create_topic(self, topic: TopicId, properties: Mapping[str, str] | None = None) -> None:
+    def create_topic(
+        self, topic: TopicId, properties: Mapping[str, str] | None = None, *, permit: Permit = permit_all
+    ) -> None:
         """Make a topic; of one that was deleted before, the new properties count.
 
         Args:
             properties: what shall differ from the defaults; ``ttl`` in seconds.
+            permit: is called with each topic that this makes, a partition or a route too, before the first is made.
 
         Raises:
+            Forbidden: as ``permit`` does.
             BadRequest: the name, the ttl or a generation is none.
             MetadataError, StoreError, Unavailable: its row is damaged; the store failed; others keep changing it.
             TopicExists: there is one.
         """
-        self._families.create(topic, properties or {})
+        self._families.create(topic, properties or {}, permit)
 
-    def update_topic(self, topic: TopicId, properties: Mapping[str, str]) -> None:
+    def update_topic(self, topic: TopicId, properties: Mapping[str, str], *, permit: Permit = permit_all) -> None:
         """Replace a topic's properties: what is left out is the default again.
 
+        Args:
+            permit: as :meth:`create_topic`.
+
         Raises:
+            Forbidden: as ``permit`` does.
             TopicNotFound: there is none, or it was deleted.
             BadRequest, MetadataError, StoreError, Unavailable: as :meth:`create_topic`.
         """
-        self._families.update(topic, properties)
+        self._families.update(topic, properties, permit)
 
     def topic(self, topic: TopicId) -> dict[str, str]:
         """All properties of a topic, its generation among them.

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from tms_core.errors import BadRequest, MetadataError, PartitionsChanged, TopicExists, Unavailable
+from tms_core.errors import BadRequest, MetadataError, PartitionsChanged, TopicExists, Unavailable, quoted
 from tms_core.messaging.model import Ages
 from tms_core.messaging.partitions import FAMILIES, layout_of
 from tms_core.rowkey import NEGATIVE, Cutoff, generation_prefix, time_prefix
@@ -212,18 +212,22 @@ class TopicRegistry:
         wanted = self._defaults | dict(properties)
         ttl = parse_java_int(wanted[_TTL])
         if ttl is None or ttl <= 0:
-            raise BadRequest(f"A ttl of {wanted[_TTL]!r} is not possible.", f"Give whole seconds from 1 to {INT_MAX}.")
+            raise BadRequest(
+                f"A ttl of {quoted(wanted[_TTL])} is not possible.", f"Give whole seconds from 1 to {INT_MAX}."
+            )
         if _GENERATION in wanted and parse_java_int(wanted[_GENERATION]) in (None, 0, INT_MIN):
-            raise BadRequest(f"{wanted[_GENERATION]!r} is no generation.", "Leave it out: the store counts them.")
+            raise BadRequest(f"{quoted(wanted[_GENERATION])} is no generation.", "Leave it out: the store counts them.")
         if wanted.get(TRANSACTIONS, OPTIONAL) not in (REQUIRED, FORBIDDEN, OPTIONAL):
             raise BadRequest(
-                f"transactions: {wanted[TRANSACTIONS]!r} is none of its values.",
+                f"transactions: {quoted(wanted[TRANSACTIONS])} is none of its values.",
                 "Write required, forbidden or optional.",
             )
         if wanted.get(RETENTION, BY_TTL) not in (CONSUMED, BY_TTL):
-            raise BadRequest(f"retention: {wanted[RETENTION]!r} is none of its values.", "Write consumed or ttl.")
+            raise BadRequest(f"retention: {quoted(wanted[RETENTION])} is none of its values.", "Write consumed or ttl.")
         if wanted.get(HOLD, TRANSACTION) != TRANSACTION:
-            raise BadRequest(f"hold: {wanted[HOLD]!r} is none of its values.", "Write transaction, or leave it out.")
+            raise BadRequest(
+                f"hold: {quoted(wanted[HOLD])} is none of its values.", "Write transaction, or leave it out."
+            )
         if len({name.encode("utf-8", "replace") for name in wanted}) < len(wanted):
             raise BadRequest("Two properties have the same name once halves of surrogate pairs are written as '?'.")
         size = len(encode_properties(wanted))
@@ -272,7 +276,9 @@ def _prefix(topic: TopicId) -> bytes:
     """
     prefix = f"{topic.namespace}:{topic.topic}:".encode("utf-8", "replace")
     if TopicId.from_prefix(prefix) != topic:
-        raise BadRequest(f"{str(topic)!r} cannot be a topic.", "Use letters, digits and '_'; in a topic also '-'.")
+        raise BadRequest(
+            f"{quoted(str(topic))} cannot be a topic.", "Use letters, digits and '_'; in a topic also '-'."
+        )
     return prefix
 
 

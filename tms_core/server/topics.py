@@ -10,6 +10,8 @@ from starlette.responses import JSONResponse, Response
 
 from tms_core.consumers.lag import Lag
 from tms_core.errors import BadRequest
+from tms_core.messaging.families import Permit, permit_all
+from tms_core.server.auth.gate import Need
 from tms_core.server.body import BodyLimit
 from tms_core.server.json_text import read_position, read_properties
 from tms_core.server.site import SiteRoute, named_topic, topic_of
@@ -44,7 +46,7 @@ class TopicRoutes(SiteRoute):
         site, topic = self._site, topic_of(request.scope)
         if request.method == "PUT":
             wanted = await site.body_of(request, read_properties, _PROPERTIES)
-            await site.in_thread(site.service.create_topic, topic, wanted)
+            await site.in_thread(partial(site.service.create_topic, permit=self._permit(request)), topic, wanted)
         elif request.method == "DELETE":
             await site.in_thread(site.service.delete_topic, topic)
         else:
@@ -65,8 +67,16 @@ class TopicRoutes(SiteRoute):
         """``PUT …/topics/{topic}/properties``: replaces them all."""
         site, topic = self._site, topic_of(request.scope)
         wanted = await site.body_of(request, read_properties, _PROPERTIES)
-        await site.in_thread(site.service.update_topic, topic, wanted)
+        await site.in_thread(partial(site.service.update_topic, permit=self._permit(request)), topic, wanted)
         return Response()
+
+    def _permit(self, request: Request) -> Permit:
+        """Return what refuses a topic that the client may not administer, as one of its partitions could be."""
+        gate = self._site.gate
+        if gate is None:
+            return permit_all
+        principal: str = request.scope["principal"]
+        return lambda topic: gate.require(principal, topic, Need.ADMIN)
 
 
 class Consumers(SiteRoute):

@@ -22,6 +22,8 @@ from tms_core.topic import INT_MAX, TopicId
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 #: What a shell pattern over ``namespace:topic`` can be made of.
 _PATTERN = re.compile(r"[A-Za-z0-9_:*?\[\]!-]+")
+#: The same, of a rule: a pattern of namespaces and one of topics.
+_RULE_PATTERN = re.compile(r"[A-Za-z0-9_*?\[\]!-]+:[A-Za-z0-9_*?\[\]!-]+")
 _MAX_PORT = 65535
 #: How much memory the largest request needs, and a poll that reads it again, as a multiple of its size.
 _MEMORY_OF_REQUEST = 6
@@ -96,6 +98,15 @@ def _pattern(pattern: str) -> str:
     return pattern
 
 
+def _rule_pattern(pattern: str) -> str:
+    # One pattern for both would have ``prod*`` match ``prod_secret:x``.
+    if not _RULE_PATTERN.fullmatch(pattern):
+        raise ValueError(
+            "a rule's topics are written NAMESPACE:TOPIC, with a pattern on each side: default:audit*, *:*"
+        )
+    return pattern
+
+
 def is_loopback(host: str) -> bool:
     """Whether only programs of this machine reach a host: ``localhost``, 127.0.0.0/8, ::1."""
     try:
@@ -114,6 +125,7 @@ ListenAddress = Annotated[str, AfterValidator(_address_or_any_port)]
 Url = Annotated[str, AfterValidator(_url)]
 SystemTopic = Annotated[str, AfterValidator(_system_topic)]
 TopicPattern = Annotated[str, AfterValidator(_pattern)]
+RulePattern = Annotated[str, AfterValidator(_rule_pattern)]
 #: How a JWT may be signed: all of these with a private key, so that nothing kept here could sign one.
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 
@@ -247,7 +259,7 @@ class AuthRule(Section):
     """What a principal, or with ``*`` each that is known, may do on the topics that match."""
 
     principal: Annotated[str, Field(min_length=1)]
-    topics: Annotated[tuple[TopicPattern, ...], Field(min_length=1)]
+    topics: Annotated[tuple[RulePattern, ...], Field(min_length=1)]
     can: Annotated[tuple[Literal["admin", "publish", "consume"], ...], Field(min_length=1)]
 
 

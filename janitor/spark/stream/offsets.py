@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, Self
 
 from tms_core.client.messages import time_at
-from tms_core.errors import FormatError, KeyFormatError, Refused
+from tms_core.errors import FormatError, KeyFormatError, Refused, quoted
 from tms_core.rowkey import LONG_MAX, MessageId
 
 #: Which layout this is: of one topic, or of a topic with partitions.
@@ -52,7 +52,7 @@ class StreamPosition:
         """
         match = _PLACE.fullmatch(text)
         if match is None:
-            raise FormatError(f"{text!r} is no place in a topic")
+            raise FormatError(f"{quoted(text)} is no place in a topic")
         if match["id"]:
             return cls(MessageId.from_hex(match["id"]), match["how"] == "from")
         return cls(int(match["ms"]) if match["ms"] else None)

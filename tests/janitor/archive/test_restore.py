@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from janitor.archive import index as archived
+from janitor.archive import parquet
 from janitor.archive.index import Selection
 from janitor.archive.restore import Request, Restored, restore
 from janitor.law.policy import Rule
@@ -21,7 +22,7 @@ from janitor.sweep.transactions import TransactionView
 from tests.archives import Undo, keys_of
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, pointer, topic, visibility, watch
 from tms_core.clock import ManualClock
-from tms_core.errors import ArchiveError, Refused, StoreError
+from tms_core.errors import ArchiveError, Refused, StoreError, TmsError
 from tms_core.messaging.ids import position
 from tms_core.messaging.last_request import LastRequest
 from tms_core.messaging.producer_rows import ProducerName
@@ -221,6 +222,64 @@ def test_given_a_damaged_file_of_the_topic_when_restored_then_nothing_is_written
     assert orders.times() == []
     broken.path.unlink()
     assert undo.restore(orders).restored == 1
+
+
+def bomb(path: Path, how: str) -> None:
+    """Put a small file in the place of one of the archive, whose columns are right and whose rows take gigabytes."""
+    table = pq.read_table(path)
+    body, times = b"x" * (2 << 20), 1000 if how == "dictionary" else 1
+    row = table.slice(0, 1).to_pylist()[0] | {"payload": body}
+    if how == "neither":
+        row, times = row | {"payload": None, "write_pointer": None}, 1
+    columns = {
+        name: pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0), times), pa.array([body]))
+        if (how, name) == ("dictionary", "payload")
+        else pa.repeat(pa.scalar(value, table.schema.field(name).type), times)
+        for name, value in row.items()
+    }
+    schema = pa.schema([field.with_type(columns[field.name].type) for field in table.schema])
+    with pq.ParquetWriter(
+        path, schema, compression="zstd", use_dictionary=how == "dictionary", store_schema=False
+    ) as writer:
+        writer.write_table(pa.table(columns, schema=schema))
+        writer.add_key_value_metadata({**table.schema.metadata, b"tms_janitor.references": b"0"})
+
+
+@pytest.mark.parametrize("how", ["dictionary", "large", "neither"])
+def test_restore_of_a_bomb_is_an_error_and_writes_nothing(
+    undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    if how == "large":
+        monkeypatch.setattr(parquet, "_GROUP_BYTES", 1 << 20)
+    [saved] = undo.sweep(orders.plain(OLD_MS))
+    assert saved.path is not None
+    bomb(saved.path, how)
+    assert saved.path.stat().st_size < 1 << 20
+    reason = {"large": "has more than 1 MB", "dictionary": "dictionary", "neither": "neither a payload"}[how]
+    with pytest.raises(ArchiveError, match=f"{saved.path.name}.*{reason}"):
+        undo.restore(orders)
+    assert orders.times() == []
+
+
+def test_restore_of_a_file_with_any_changed_byte_is_an_error_or_right(undo: Undo, orders: Topic) -> None:
+    [saved] = undo.sweep(orders.plain(OLD_MS, OLD_MS + 1))
+    assert saved.path is not None
+    data = saved.path.read_bytes()
+    refused = 0
+    for at in range(0, len(data), 31):
+        saved.path.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+        try:
+            undo.restore(orders, dry_run=True)
+        except TmsError:
+            refused += 1
+    assert refused > 20
+
+
+def test_archive_is_readable_by_its_owner_only(undo: Undo, orders: Topic) -> None:
+    undo.sweep(orders.plain(OLD_MS))
+    modes = {path.stat().st_mode & 0o777 for path in undo.folder.rglob("*") if path.is_dir()}
+    assert modes | {undo.folder.stat().st_mode & 0o777} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in undo.folder.rglob("*.parquet")} == {0o600}
 
 
 def test_given_rows_that_rotted_when_restored_then_that_is_noticed(undo: Undo, orders: Topic) -> None:

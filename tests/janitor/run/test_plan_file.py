@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -314,6 +315,61 @@ def test_given_a_plan_file_when_anything_in_it_was_changed_also_with_its_checksu
     tamper(path, seal=sealed, **change)
     with pytest.raises(ConfigurationError, match=says):
         plan.read(path)
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize("text", [DEEP, f'{{"sha256": {DEEP}}}', '{"a": ' * 50_000 + "1" + "}" * 50_000])
+def test_plan_file_with_deep_json_is_not_a_plan(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "plan"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=NO_PLAN):
+        plan.read(path)
+
+
+@pytest.mark.parametrize("value", [[], {}, None, 10**30, "x" * 10, "é", 1.5e300, float("inf"), {"a": {"b": []}}])
+def test_plan_file_with_forged_values_is_refused_or_harmless(store: MemoryStore, tmp_path: Path, value: Any) -> None:
+    """Each value of a plan, one after the other; the checksum is right."""
+    path = write(tmp_path / "plan", world_of(store), about())
+    whole = load(path)
+    for place in places(whole):
+        path.write_text(json.dumps(whole))
+        tamper(path, seal=True, **replaced(whole, place, value))
+        with suppress(ConfigurationError, PlanRefused):
+            plan.read(path).check(MARK, TERMS, world_of(store))
+
+
+def places(node: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each value of a JSON document."""
+    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for name, child in children:
+        yield (*at, name)
+        yield from places(child, (*at, name))
+
+
+def replaced(whole: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    """Return a copy of a document with another value at a place."""
+    copied: dict[str, Any] = json.loads(json.dumps(whole))
+    node: Any = copied
+    for name in place[:-1]:
+        node = node[name]
+    node[place[-1]] = value
+    return copied
+
+
+def test_plan_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "plan"
+    path.touch(0o644)
+    for _ in range(2):
+        plan.save(path, {})
+        assert path.stat().st_mode & 0o777 == 0o600
+        path.unlink()
+
+
+def test_plan_file_may_be_a_device(capfd: pytest.CaptureFixture[str]) -> None:
+    plan.save(Path("/dev/stdout"), {"a": 1})
+    assert json.loads(capfd.readouterr().out) == {"a": 1}
 
 
 def test_given_a_what_if_plan_when_read_then_it_is_for_looking_only(store: MemoryStore, tmp_path: Path) -> None:

@@ -81,11 +81,10 @@ class Rules:
 
     def rights(self, principal: str, topic: TopicId) -> frozenset[str]:
         """All that a principal may do on a topic, looked up anew: ``admin``, ``publish``, ``consume``."""
-        name = str(topic)
         return frozenset(
             right
             for rule in self._rules
-            if rule.principal in (principal, EVERYBODY) and any(fnmatchcase(name, pattern) for pattern in rule.topics)
+            if rule.principal in (principal, EVERYBODY) and any(_matches(topic, pattern) for pattern in rule.topics)
             for right in rule.can
         )
 
@@ -93,6 +92,12 @@ class Rules:
         """Whether a principal may do on a topic what takes ``need``."""
         rights = self._remembered(principal, topic)
         return bool(rights) if need is Need.ANY else need.value in rights
+
+
+def _matches(topic: TopicId, pattern: str) -> bool:
+    """Return whether a rule's pattern covers a topic; namespace and topic match apart, so ``*`` crosses no colon."""
+    namespace, _, name = pattern.partition(":")
+    return fnmatchcase(topic.namespace, namespace) and fnmatchcase(topic.topic, name)
 
 
 def is_principal(name: str) -> bool:

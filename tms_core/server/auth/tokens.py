@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tms_core.clock import Clock
-from tms_core.errors import ConfigurationError, Unauthorized
+from tms_core.errors import ConfigurationError, Unauthorized, quoted
 from tms_core.logs.loggers import get_logger
 from tms_core.server.auth.gate import Identity, WatchedFile, is_principal
 
@@ -94,7 +94,7 @@ def token_line(principal: str, token: str) -> str:
     """
     if not is_principal(principal):
         raise ConfigurationError(
-            f"{principal!r} cannot be the name of a principal.", "Write one without spaces; * means everybody."
+            f"{quoted(principal)} cannot be the name of a principal.", "Write one without spaces; * means everybody."
         )
     return f"{principal}: sha256${sha256(token.encode('ascii')).hexdigest()}"
 

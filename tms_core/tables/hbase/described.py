@@ -11,7 +11,14 @@ from tms_core.tables.base import TableName
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import HBaseRows
 from tms_core.tables.hbase.salts import sampled
-from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, FOREVER_SECONDS, table_name, texts, thrift_table_name
+from tms_core.tables.hbase.schema import (
+    BUCKETS_ATTRIBUTE,
+    FOREVER_SECONDS,
+    read_buckets,
+    table_name,
+    texts,
+    thrift_table_name,
+)
 from tms_core.tables.hbase.thrift import interface
 
 #: What the HBase shell writes for no end of life.
@@ -77,8 +84,7 @@ def described(
         settings = dict(_of_thrift_1(pool.run(lambda connection: connection.table(name).families())))
     else:
         settings = dict(_of_thrift_2(admin.call("getTableDescriptor", thrift_table_name(namespace, table))))
-    said = settings.get(BUCKETS_ATTRIBUTE, "")
-    buckets = int(said) if said.isdigit() else sampled(HBaseRows(pool, name, clock)).best()
+    buckets = read_buckets(settings.get(BUCKETS_ATTRIBUTE, "")) or sampled(HBaseRows(pool, name, clock)).best()
     return TableSettings(name.decode(), starts, buckets, settings)
 
 
@@ -93,7 +99,7 @@ def _of_thrift_2(descriptor: Any) -> Iterator[tuple[str, str]]:
     for family in descriptor.families:
         yield from _common(family.maxVersions, family.ttlSeconds)
         yield "MIN_VERSIONS", str(family.minVersions)
-        yield "KEEP_DELETED_CELLS", thrift.KeepDeleted._VALUES_TO_NAMES[family.keepDeleted]
+        yield "KEEP_DELETED_CELLS", thrift.KeepDeleted._VALUES_TO_NAMES.get(family.keepDeleted, str(family.keepDeleted))
 
 
 def _common(versions: int, ttl_seconds: int) -> Iterator[tuple[str, str]]:

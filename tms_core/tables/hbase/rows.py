@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import happybase
@@ -271,6 +271,7 @@ class HBaseRows:
         while not ended and len(rows) < limit and size < query.page_bytes:
             asked = min(asked, limit - len(rows))
             came = connection.call("scannerGetList", scanner, asked)
+            _require_order(rows[-1:] + came, start, stop)
             rows += came
             ended = len(came) < asked
             if query.whole and came:
@@ -309,6 +310,21 @@ class HBaseRows:
     def _values(self, connection: ThriftConnection, rows: list[bytes], column: bytes) -> dict[bytes, bytes]:
         found = connection.table(self.name).rows(rows, [column])
         return {row: cells[column] for row, cells in found if column in cells}
+
+
+def _require_order(rows: Sequence[Row], start: bytes, stop: bytes | None) -> None:
+    """See that a scan gives the rows of its range in order: by the last one the next page begins.
+
+    Raises:
+        StoreError: it does not, so scanning on would miss rows or never end.
+    """
+    keys = [row.row for row in rows]
+    in_range = not keys or (b"" < keys[0] >= start and (stop is None or keys[-1] < stop))
+    if not in_range or any(one >= other for one, other in pairwise(keys)):
+        raise StoreError(
+            "HBase's Thrift server answers a scan with rows that are out of order or were not asked for.",
+            "See that storage.hbase.thrift names a Thrift 1 server of HBase, and that nothing stands between.",
+        )
 
 
 def newest(rows: Iterable[Row]) -> int:

@@ -28,10 +28,8 @@ from tms_core.rowkey import java_hash, salt
 from tms_core.tables.base import KeyRange, TableName
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import KEYS, HBaseRows, Query, Row, after_salt, newest
-from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, buckets_of, table_name
+from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, MAX_BUCKETS, buckets_of, table_name
 
-#: A salt is one byte.
-MAX_BUCKETS = 256
 #: Rows of a page whose salts are checked; if one is wrong, all are.
 _CHECKED_ROWS = 64
 #: Rows under each salt that tell how many buckets there are.

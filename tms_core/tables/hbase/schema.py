@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tms_core.errors import StoreError, StoreNotFound
+from tms_core.errors import StoreError, StoreNotFound, quoted
 from tms_core.tables.base import TableName
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.thrift import interface
+from tms_core.topic import parse_java_int
 
+#: A salt is one byte.
+MAX_BUCKETS = 256
 #: One column family, ``d``; a column is the family, a colon and the qualifier.
 FAMILY = b"d"
 #: CDAP's qualifiers are letters, but written as Java ints: four bytes. Only the metadata's is one byte.
@@ -233,6 +236,16 @@ def _buckets(admin: HBasePool, spec: TableSpec) -> int | None:
     value: bytes | None = attributes.get(BUCKETS_ATTRIBUTE.encode())
     if value is None:
         return None
-    if not value.isdigit():
-        raise StoreError(f"{spec.full_name} has {BUCKETS_ATTRIBUTE} {value!r}, which is no number.")
-    return int(value)
+    number = read_buckets(value.decode(errors="replace"))
+    if number is None:
+        raise StoreError(
+            f"{spec.full_name} has {BUCKETS_ATTRIBUTE} {quoted(value)}, which is not a number from 1 to 256.",
+            "See in the HBase shell (describe) what has set it.",
+        )
+    return number
+
+
+def read_buckets(text: str) -> int | None:
+    """Return the number of buckets that a table's attribute says; None: it says no number that a table can have."""
+    number = parse_java_int(text)
+    return number if number is not None and 1 <= number <= MAX_BUCKETS else None

@@ -46,6 +46,17 @@ HBASE: Any = import_module("Hbase_thrift")
 _BUFFER_BYTES = 1 << 18
 #: What thriftpy2 lets out when a connection breaks or what it carries is not Thrift.
 _BROKEN = (OSError, EOFError, TTransportException, TProtocolException, ProtocolError, MemoryError)
+#: What thriftpy2 lets out of an answer whose fields are of other types than they should be.
+_MISREAD = (TypeError, ValueError, AttributeError, KeyError, OverflowError, RecursionError)
+#: The fields that are read of the structs in an answer; Thrift 1 has them all optional, and HBase sends them all.
+_NEEDED = {
+    "TRowResult": ("row", "columns"),
+    "TCell": ("value", "timestamp"),
+    "TRegionInfo": ("startKey", "endKey", "name"),
+    "ColumnDescriptor": ("maxVersions", "timeToLive"),
+    "TableDescriptor": ("families",),
+    "Family": ("maxVersions", "ttlSeconds", "minVersions", "keepDeleted"),
+}
 #: What stands before a Java class's own name.
 _PACKAGE = re.compile(r"^([a-z0-9_]+\.)+(?=[A-Z])")
 #: Java's names of failures that pass: of a region that moves, a server that starts, is full or restarts.
@@ -169,13 +180,15 @@ class ThriftConnection:
             with self._socket.together():
                 for arguments in questions:
                     self._client.ask(name, arguments)
-            return [self._client.answer(name) for _ in questions]
+            answers = [self._client.answer(name) for _ in questions]
+            _require_whole(answers)
         except BaseException as error:
             self.close()
             translated = self._translated(name, error)
             if translated is None:
                 raise
             raise translated from error
+        return answers
 
     def is_quiet(self) -> bool:
         """Whether the server has neither closed the connection nor sent anything unasked."""
@@ -211,6 +224,26 @@ class ThriftConnection:
         return None
 
 
+def _require_whole(answer: Any) -> None:
+    """See that nothing is missing in an answer that is read without looking: a server could leave out any field.
+
+    Raises:
+        ProtocolError: something is missing.
+    """
+    if isinstance(answer, list):
+        for one in answer:
+            _require_whole(one)
+    elif isinstance(answer, dict):
+        for value in answer.values():
+            _require_whole(value)
+    elif (needed := _NEEDED.get(type(answer).__name__)) is not None:
+        values = [getattr(answer, field) for field in needed]
+        if None in values:
+            raise ProtocolError(f"a {type(answer).__name__} of the answer is not whole")
+        for value in values:
+            _require_whole(value)
+
+
 class _GuardedClient:
     """What happybase takes for its client: each of its calls is one of the connection's."""
 
@@ -230,7 +263,10 @@ class _Client(TClient):
         self._send(name, **{field[1]: argument for field, argument in zip(fields, arguments, strict=True)})
 
     def answer(self, name: str) -> Any:
-        return self._recv(name)
+        try:
+            return self._recv(name)
+        except _MISREAD as error:
+            raise ProtocolError(f"the answer cannot be read ({error})") from error
 
 
 class _Socket:

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tms_core.errors import FormatError, StoreError
+from tms_core.errors import FormatError, StoreError, quoted
 from tms_core.tables.leveldb.lock import locked, sync, translated
 from tms_core.tables.leveldb.log import (
     LOG,
@@ -143,7 +143,7 @@ def current_manifest(folder: Path) -> Path:
     text = (folder / "CURRENT").read_bytes().decode("ascii", "replace")
     match = _CURRENT.fullmatch(text)
     if match is None:
-        raise StoreError(f"{folder / 'CURRENT'} does not name a MANIFEST but {text!r}.", _RESTORE)
+        raise StoreError(f"{folder / 'CURRENT'} does not name a MANIFEST but {quoted(text)}.", _RESTORE)
     return folder / match[1]
 
 

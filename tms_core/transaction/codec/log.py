@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from tms_core.errors import FormatError
+from tms_core.errors import FormatError, quoted
 from tms_core.logs.loggers import get_logger
 from tms_core.transaction.codec.edits import Edit, decode_edit, read_edit, read_exactly
 from tms_core.transaction.codec.varint import CHUNK_BYTES, Readable
@@ -145,14 +145,14 @@ def _read_header(stream: Readable) -> tuple[bool, bytes]:
         raise FormatError(f"a SequenceFile of version {version}, not {_SEQUENCE_FILE_VERSION}")
     key_class, value_class = _read_text(stream), _read_text(stream)
     if key_class != _KEY_CLASS or value_class not in _VALUE_CLASSES:
-        raise FormatError(f"a SequenceFile of {key_class!r} and {value_class!r}")
+        raise FormatError(f"a SequenceFile of {quoted(key_class)} and {quoted(value_class)}")
     if any(read_exactly(stream, 2)):
         raise FormatError("a compressed SequenceFile, which Tephra does not write")
     (pairs,) = _INT.unpack(read_exactly(stream, _INT.size))
     metadata = {_read_text(stream): _read_text(stream) for _ in range(pairs)}
     log_version = metadata.get(b"version")
     if log_version not in _HAS_MARKERS:
-        raise FormatError(f"a log of version {log_version!r}; versions 1 to 3 are known")
+        raise FormatError(f"a log of version {quoted(log_version)}; versions 1 to 3 are known")
     return _HAS_MARKERS[log_version], read_exactly(stream, _SYNC_BYTES)
 
 

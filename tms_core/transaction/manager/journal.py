@@ -147,7 +147,7 @@ class LogFile(GroupLog):
 
     def _put(self, first: int, edits: Sequence[bytes]) -> None:
         if self._file is None:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             sync_folder(self._path.parent)
         write_all(self._file, b"".join(_NUMBER.pack(first + at) + data for at, data in enumerate(edits)))
         os.fdatasync(self._file)

@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -165,7 +166,7 @@ class DirectoryStorage:
         timestamp_ms = snapshot.visibility.timestamp_ms
         unfinished = self._path / f"{_UNFINISHED}{timestamp_ms}"
         try:
-            with unfinished.open("wb") as stream:
+            with open(unfinished, "wb", opener=partial(os.open, mode=0o600)) as stream:
                 write_snapshot(stream, snapshot)
                 stream.flush()
                 os.fsync(stream.fileno())

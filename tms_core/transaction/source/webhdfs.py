@@ -70,10 +70,10 @@ class WebHdfsFolder:
             with self._asked("", "LISTSTATUS") as answer:
                 answer.read()
                 found = answer.json()["FileStatuses"]["FileStatus"]
-            files = [one["pathSuffix"] for one in found if one["type"] == "FILE"]
+            files = [str(one["pathSuffix"]) for one in found if one["type"] == "FILE"]
         except OSError as error:
             raise NoSnapshot(f"no snapshots at {self}: {error}.", _HINT) from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise NoSnapshot(f"no snapshots at {self}: what answers there is no WebHDFS.", _HINT) from error
         return files, len(found) - len(files)
 
@@ -104,7 +104,10 @@ class WebHdfsFolder:
         """
         parameters = {"op": operation} | ({"user.name": self._user} if self._user else {})
         refusals = []
-        with httpx2.Client(timeout=TIMEOUT_SECONDS, follow_redirects=True, trust_env=False) as client:
+        hooks = {"request": [self._refuse_weaker]}
+        with httpx2.Client(
+            timeout=TIMEOUT_SECONDS, follow_redirects=True, trust_env=False, event_hooks=hooks
+        ) as client:
             for root in self._roots:
                 request = client.build_request("GET", f"{root}{quote(self._path + suffix)}", params=parameters)
                 try:
@@ -121,6 +124,18 @@ class WebHdfsFolder:
                 finally:
                     answer.close()
         raise OSError("; ".join(refusals))
+
+    def _refuse_weaker(self, request: httpx2.Request) -> None:
+        """Refuse a request, as a redirect makes one, that would go unencrypted although the setting asks for TLS.
+
+        Raises:
+            OSError: it would.
+        """
+        if self._roots[0].startswith("https:") and request.url.scheme != "https":
+            raise OSError(
+                f"it redirects to {request.url.scheme}://{request.url.host}, which is not encrypted; set "
+                "dfs.http.policy to HTTPS_ONLY in HDFS, or write webhdfs:// if the network is trusted"
+            )
 
 
 def _refusal(answer: httpx2.Response) -> str | None:
@@ -146,6 +161,6 @@ def _refusal(answer: httpx2.Response) -> str | None:
 def _said(answer: httpx2.Response) -> dict[str, Any]:
     try:
         found = answer.json()["RemoteException"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
