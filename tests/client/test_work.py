@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.builders import NOW_MS
 from tests.client.faults import Faults, When, faulty_client
 from tms_core.client import (
     AsyncClient,
@@ -31,6 +32,9 @@ from tms_core.client import (
 )
 from tms_core.client.testing import InProcess
 from tms_core.clock import ManualClock
+from tms_core.consumers.claim_rows import claims_of
+from tms_core.consumers.claims import ConsumerGroup
+from tms_core.topic import TopicId
 from tms_core.transaction.rpc import calls
 
 ORDERS, BILLS, DEAD = "default:orders", "default:bills", "default:orders-dead"
@@ -230,6 +234,64 @@ def test_given_a_message_that_always_fails_then_it_goes_to_the_dead_ones_and_all
     assert given[b"13"] == 3
     assert committed(client) == [b"%d" % number for number in range(20) if number != 13]
     assert committed(client, DEAD) == [b"13"]
+
+
+def worked(faulty: Client, **options: Any) -> Counter[bytes]:
+    """Orders become bills; returns how often the program was given each."""
+    given: Counter[bytes] = Counter()
+    for tx, batch in faulty.work(ORDERS, "billing", idle_seconds=2, **options):
+        given.update(order.payload for order in batch)
+        tx.publish(BILLS, [order.payload for order in batch])
+    return given
+
+
+@pytest.mark.parametrize("order", ["partition", "none"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", ["poll", "publish", "commitAndStart"])
+def test_work_while_the_server_does_not_answer_counts_no_delivery(
+    site: InProcess, client: Client, faults: Faults, step: str, when: When, order: str
+) -> None:
+    client.publish(ORDERS, [b"%d" % number for number in range(4)])
+    faults.at(step, when, times=5)
+    with faulty_client(site, faults) as faulty:
+        given = worked(faulty, order=order, batch=2, max_deliveries=1)
+    assert faults.seen[step] > 5 or (step, when) == ("commitAndStart", "after")
+    assert committed(client) == [b"0", b"1", b"2", b"3"]
+    assert set(given) == {b"0", b"1", b"2", b"3"}
+    assert "orders-dead" not in [topic.topic for topic in client.topics("default")]
+
+
+def test_work_after_a_cut_that_hides_the_roll_back_too_counts_no_delivery(
+    site: InProcess, client: Client, faults: Faults
+) -> None:
+    client.publish(ORDERS, [b"1"])
+
+    def is_back(step: str) -> None:
+        if step == "start" and faults.seen[step] > 3:
+            faults.heal()
+
+    faults.meanwhile = is_back
+    for step in ("commitAndStart", "invalidate", "rollback"):
+        faults.at(step, "before")
+    with faulty_client(site, faults) as faulty:
+        batches = faulty.work(ORDERS, "billing", order="none", max_deliveries=1, idle_seconds=2)
+        for tx, batch in batches:
+            if faults.seen["start"] == 1:
+                faults.at("start", "before", times=2)
+            tx.publish(BILLS, [order.payload for order in batch])
+    assert committed(client) == [b"1"]
+    assert site.manager.clients() == {}
+
+
+def test_consume_counts_deliveries_of_the_messages_that_were_handed_over(site: InProcess, client: Client) -> None:
+    client.publish(ORDERS, [b"1", b"2", b"3"])
+    with client.transaction() as tx:
+        for order in tx.consume(ORDERS, "billing"):
+            if order.payload == b"2":
+                tx.roll_back()
+                break
+    marks = claims_of(site.service.side, ConsumerGroup(TopicId("default", "orders"), 1, "billing"))
+    assert [(mark.last, mark.tries) for _, mark in marks] == [(MessageId(NOW_MS, 1), 1)]
 
 
 @pytest.mark.parametrize("pattern", [False, True])

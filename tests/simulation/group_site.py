@@ -11,6 +11,7 @@ A history is a row of steps that a seed draws. Whatever happens, these hold, and
 * **Q7** no id is given at or before one that a group has read or was given
 * **Q11** without an order: nothing is given out that is not committed
 * **Q12** what a deposed leader sends late changes nothing
+* **Q14** a delivery counts only if the program was given the messages and then failed, or was not heard of again
 * **Q13** after a sweep a reader without a transaction gets the rows that the store has
 """
 
@@ -101,6 +102,7 @@ class Worker:
     tx: Transaction
     payloads: list[bytes]
     ids: list[bytes]
+    failed: bool = False
 
 
 @dataclass
@@ -136,6 +138,8 @@ class GroupSite:
         self.next: Transaction | None = None
         self.committed: set[bytes] = set()
         self.done: dict[str, Counter[bytes]] = {group: Counter() for group in GROUPS}
+        #: How often programs have failed with messages.
+        self.failed: dict[str, Counter[bytes]] = {group: Counter() for group in GROUPS}
         self.last: bytes = b""
         self.number = 0
 
@@ -198,11 +202,19 @@ class GroupSite:
         finally:
             self.side.fault = ""
         payloads, ids = [one.payload for one in given.messages], [one.id for one in given.messages]
+        for worker in self.workers:
+            if self.manager.status(worker.tx.transaction_id) == "invalid":
+                self._fail(worker)
+        failed = max((self.failed[group][payload] for payload in payloads), default=0)
+        if given.deliveries > failed + 1:
+            raise Violation(f"Q14: {group} gets {payloads} for the {given.deliveries}th time after {failed} failures")
+        self.reached["came again"] += given.deliveries > 1
         if not payloads:
             self._give_back(Worker(group, tx, [], []))
         elif self.random.random() < 0.1:
             self.reached["answer lost"] += 1
             self.manager.invalidate(tx.transaction_id)
+            self.service.groups.roll_back(ORDERS, group, tx.transaction_id, MessageId(0, 0))
         else:
             if not set(payloads) <= self.committed:
                 raise Violation(f"Q11: {group} was given {payloads}, of which not all is committed")
@@ -218,9 +230,13 @@ class GroupSite:
         if chance < 0.6:
             if self._commit(worker.tx, goes_on=self.random.random() < 0.5):
                 self._count(worker)
+            else:
+                self._fail(worker)
         elif chance < 0.85:
+            self._fail(worker)
             self._give_back(worker)
         else:
+            self._fail(worker)
             self.reached["left"] += 1
 
     def wait(self) -> None:
@@ -290,6 +306,8 @@ class GroupSite:
         self.clock.advance(2 * LIFETIME_MS + 1)
         self.manager.expire()
         self.producers.clear()
+        for worker in self.workers:
+            self._fail(worker)
         self.workers.clear()
 
     def calm(self) -> None:
@@ -386,6 +404,12 @@ class GroupSite:
             if worker.ids[0] <= self.last:
                 raise Violation("Q3: what was committed later lies before")
             self.last = worker.ids[-1]
+
+    def _fail(self, worker: Worker) -> None:
+        """A worker's program has failed, or was too slow."""
+        if not worker.failed:
+            worker.failed = True
+            self.failed[worker.group].update(worker.payloads)
 
     def _give_back(self, worker: Worker) -> None:
         """What the client does: take back claims and messages, then abort; what is not certain is invalidated."""

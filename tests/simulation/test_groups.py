@@ -35,6 +35,7 @@ def test_given_histories_when_played_then_every_invariant_holds_and_everything_w
     assert set(reached) == {
         "died",
         "answer lost",
+        "came again",
         "left",
         "late",
         "swept",
@@ -146,7 +147,12 @@ def released_rows_read_from_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines.Lines, "first_kept", lambda *_: 0)
 
 
+def interruptions_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "settled", lambda found, reader, _: claims.settled(found, reader, 0))
+
+
 BUGS: list[Plant] = [
+    interruptions_count,
     released_rows_read_from_cache,
     written_behind_the_answer,
     second_claim_while_one_is_open,

@@ -20,7 +20,14 @@ from tms_core.client.calls import LIMITED, POSITION, WAITED, Call
 from tms_core.client.messages import Message, MessageDecoder
 from tms_core.client.values import Retry
 from tms_core.client.wire import Pieces, Wire
-from tms_core.errors import ConfigurationError, FormatError, TmsError, Unanswered, Unavailable
+from tms_core.errors import (
+    ConfigurationError,
+    FormatError,
+    PartitionsChanged,
+    TmsError,
+    Unanswered,
+    Unavailable,
+)
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.partitions import Layout
 from tms_core.rowkey import MessageId
@@ -37,6 +44,8 @@ _SHORTEST_SECONDS = 0.001
 NOT_DONE = (Unavailable, ServiceUnavailable)
 #: It is not known whether it was done.
 UNKNOWN = (Unanswered, OutcomeUnknown)
+#: It failed, and that was not the program's doing: a server or a connection was not there, or a topic was changed.
+INTERRUPTED = (*NOT_DONE, *UNKNOWN, PartitionsChanged)
 
 
 class Write(Protocol):

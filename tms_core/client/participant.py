@@ -23,6 +23,9 @@ from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 from tms_core.transaction.model import Transaction
 
+#: The id before all messages.
+_BEFORE_ALL = MessageId(0, 0)
+
 
 class Participant:
     """A participant in a transaction: an object whose writes belong to it; override what it needs.
@@ -90,6 +93,7 @@ class GroupClaims(Participant):
 
     Attributes:
         given: the last message that was handed to the program.
+        counts: whether what the program was given counts as a delivery when it is taken back.
     """
 
     def __init__(self, core: Core, topic: Topic, name: str, beside: Sequence[TopicId] = ()) -> None:
@@ -101,6 +105,7 @@ class GroupClaims(Participant):
         self._last: MessageId | None = None
         self._may_have_claimed = False
         self.given: MessageId | None = None
+        self.counts = True
 
     def start_tx(self, transaction: Transaction) -> None:
         self._transaction = transaction
@@ -156,7 +161,12 @@ class GroupClaims(Participant):
         if self._may_have_claimed:
             # With a group that was deleted its claims are gone, too.
             with suppress(ConsumerNotFound):
-                await self._give_back(None)
+                given = self.given if self.counts else None
+                if given is None or given != self._last:
+                    # What lies behind an id is given back as if it had never been given out.
+                    await self._give_back(given or _BEFORE_ALL)
+                if given is not None:
+                    await self._give_back(None)
 
     async def _give_back(self, after: MessageId | None) -> None:
         if self._transaction is not None:

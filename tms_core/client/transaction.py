@@ -23,7 +23,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from tms_core.client import calls
 from tms_core.client.calls import Call, Topic, topic_id
-from tms_core.client.core import UNKNOWN, Core
+from tms_core.client.core import INTERRUPTED, UNKNOWN, Core
 from tms_core.client.outbox import Outbox
 from tms_core.client.participant import ClaimedBatch, Failures, GroupClaims, Participant, done
 from tms_core.client.partitions import Key, Rotation, number_for, places, read_layout, to_partition
@@ -242,12 +242,33 @@ class ClientTransaction:
             await self._end()
         failures.tell()
 
+    async def disclaim(self) -> None:
+        """Give back what it has claimed as never delivered, where a server or a connection has failed it.
+
+        For one that has ended while no server answered. Its commit may still be on its way, so it is invalidated first;
+        one that is committed keeps what it has claimed.
+
+        Raises:
+            TransactionError, MessagingError: no server answers.
+        """
+        excused = [claims for claims in self._claims.values() if not claims.counts]
+        if excused and not await self._is_visible():
+            for claims in excused:
+                await claims.rollback_tx()
+
+    def _excuse(self, error: BaseException) -> None:
+        """Have its claims count as no delivery, if it was not the program that failed."""
+        if isinstance(error, INTERRUPTED):
+            for claims in self._claims.values():
+                claims.counts = False
+
     async def _write_all(self) -> None:
         """Write everything that comes before the commit; rolls it back where that fails."""
         self.require_open()
         try:
             await self._prepare()
-        except BaseException:
+        except BaseException as error:
+            self._excuse(error)
             await self.roll_back()
             raise
 
@@ -281,7 +302,8 @@ class ClientTransaction:
                 found = await self._core.repeat(lambda _: commit(), again=False)
         except UNKNOWN as error:
             await self._find_out(error)
-        except TmsError:
+        except TmsError as error:
+            self._excuse(error)
             await self.roll_back()
             raise
         except BaseException:
@@ -314,9 +336,10 @@ class ClientTransaction:
             OutcomeUnknown: no server answers.
         """
         self._ended = self._doubtful = True
+        self._excuse(unanswered)
         pointer = self.transaction.transaction_id
         try:
-            committed = not await self._invalidate() and await self._sees(pointer)
+            committed = await self._is_visible()
         except TransactionError as error:
             raise OutcomeUnknown(
                 f"It is not known whether transaction {pointer} is committed: {error.message}",
@@ -337,9 +360,10 @@ class ClientTransaction:
             f"The commit of transaction {pointer} was not answered, and not done.", "Do it again from its begin."
         ) from unanswered
 
-    async def _sees(self, pointer: int) -> bool:
-        """Whether a transaction that begins now sees one that is not in progress any more."""
-        return pointer in await visible_now(self._core, self._service, [pointer])
+    async def _is_visible(self) -> bool:
+        """Whether what it wrote is visible; it is invalidated if it is still in progress, and never will be then."""
+        pointer = self.transaction.transaction_id
+        return not await self._invalidate() and pointer in await visible_now(self._core, self._service, [pointer])
 
     async def _end(self) -> None:
         """Abort if all was taken back for certain, else invalidate."""
@@ -391,6 +415,7 @@ class ClientTransaction:
             yield
         except BaseException as error:
             self._doubtful |= isinstance(error, UNKNOWN) or not isinstance(error, TmsError)
+            self._excuse(error)
             raise
 
 

@@ -17,7 +17,7 @@ from tms_core.client import calls, consumer_calls
 from tms_core.client.calls import Topic, topic_id
 from tms_core.client.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS, Consuming, MessageBatches, ReadPlan
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
-from tms_core.client.core import Core, Reading
+from tms_core.client.core import INTERRUPTED, Core, Reading
 from tms_core.client.messages import Message
 from tms_core.client.participant import GroupClaims
 from tms_core.client.partitions import Rotation, pattern_of
@@ -109,6 +109,8 @@ class Worker:
         self._current: ClientTransaction | None = None
         self._claims: GroupClaims | None = None
         self._given: list[MessageId] = []
+        #: Those that ended while no server answered, and may have claims left.
+        self._cut_off: list[ClientTransaction] = []
         self._pauses = 0
         self._paused: Retry | None = None
         self._idle_since = core.running()
@@ -150,6 +152,7 @@ class Worker:
         try:
             await current.roll_back()
         except _COMES_AGAIN as error:
+            self._cut_off.append(current)
             logger.warning("a batch of %s could not be given back at once: %s", self._topic, error)
 
     async def finish(self, done: MessageId | None, *, whole: bool) -> None:
@@ -179,13 +182,18 @@ class Worker:
             await current.roll_back()
         elif current is not None:
             self._idle_since = self._core.running()
-            if goes_on and not self.stop.is_set():
-                self._current = await current.commit_and_begin()
-            else:
-                await current.commit()
+            try:
+                if goes_on and not self.stop.is_set():
+                    self._current = await current.commit_and_begin()
+                else:
+                    await current.commit()
+            except INTERRUPTED:
+                self._cut_off.append(current)
+                raise
 
     async def _claim(self) -> list[Message]:
         """The next batch; none where there is nothing, after a wait."""
+        await self._disclaim()
         options = self._options
         current = self._current or await self._begin()
         self._current, self._claims, self._given = current, None, []
@@ -210,6 +218,21 @@ class Worker:
             await self._bury(current, whole, batch.messages[0])
             return []
         return batch.messages
+
+    async def _disclaim(self) -> None:
+        """Give back what was claimed by transactions that ended while no server answered.
+
+        Before they time out, so that no delivery is counted; after that it is too late, and does no harm.
+        """
+        while self._cut_off:
+            try:
+                await self._cut_off[-1].disclaim()
+            except _COMES_AGAIN as error:
+                logger.info("what a transaction has claimed of %s is given back later: %s", self._topic, error)
+                return
+            except TmsError as error:
+                logger.warning("what a transaction has claimed of %s is not given back: %s", self._topic, error)
+            self._cut_off.pop()
 
     async def _bury(self, current: ClientTransaction, topic: TopicId, message: Message) -> None:
         """Publish a message that could not be processed to where such messages are kept, in the same transaction."""

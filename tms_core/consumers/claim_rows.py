@@ -128,9 +128,10 @@ def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_gone: Calla
 
 def _free(side: SideTable, group: ConsumerGroup, key: bytes, claim: GroupClaim) -> None:
     while True:
-        mark_key, _ = pack(group, claim._replace(pointer=0))
+        # Whether the program had it is not known here, so it counts as no delivery.
+        mark = claim._replace(pointer=0, tries=claim.tries - 1)
+        mark_key, _ = pack(group, mark)
         present = side.get(mark_key)
-        mark = claim._replace(pointer=0)
         if present is not None:
             known = _claim(mark_key, present)
             mark = mark._replace(last=max(mark.last, known.last, key=rank), tries=max(mark.tries, known.tries))

@@ -105,7 +105,7 @@ class Look(NamedTuple):
         merged: the highest pointer of the claims that are done and lie before the base now; 0: there is none.
         segments: what is neither done nor claimed, in order.
         kept: claims that stay as they are.
-        free: void claims and marks behind the base.
+        free: marks behind the base, and void claims that are not settled.
         own: behind what the reader itself has claimed.
     """
 
@@ -137,6 +137,24 @@ def truth(pointer: int, reader: Transaction) -> Truth:
     if reader.is_visible(pointer):
         return Truth.DONE
     return Truth.VOID if reader.is_excluded(pointer) and not reader.is_in_progress(pointer) else Truth.OPEN
+
+
+def settled(claims: Iterable[GroupClaim], reader: Transaction, interrupted: int) -> list[GroupClaim]:
+    """Return claims with marks in the place of void ones, in which only that counts what the program did not finish.
+
+    A void claim of a transaction that had begun when the server was interrupted counts as no delivery: whether the
+    program got its messages, or could not end the transaction, is not known. A program that gives them back says so.
+
+    Args:
+        interrupted: the last transaction that had begun when the server was last started, or took over; 0: none.
+    """
+
+    def one(claim: GroupClaim) -> GroupClaim:
+        if claim.pointer <= 0 or truth(claim.pointer, reader) is not Truth.VOID:
+            return claim
+        return claim._replace(pointer=0, tries=claim.tries - (claim.pointer <= interrupted))
+
+    return [claim for claim in map(one, claims) if claim.pointer > 0 or claim.tries > 0]
 
 
 def look(base: MessageId, claims: Sequence[GroupClaim], reader: Transaction) -> Look:
@@ -174,6 +192,13 @@ def given_back(
     kept += [claim._replace(last=min(claim.last, after, key=rank)) for claim in own if _first(claim) < rank(after)]
     back = [claim._replace(first=max(claim.first, after, key=rank), tries=claim.tries - 1) for claim in own]
     return [claim for claim in free if claim.pointer == 0] + [one for one in back if _first(one) < rank(one.last)], kept
+
+
+def never_given(claims: Sequence[GroupClaim], taken: Sequence[GroupClaim]) -> tuple[list[GroupClaim], list[GroupClaim]]:
+    """What is free and what stays when some claims are not answered, so that they count as no delivery."""
+    free = [claim for claim in claims if not claim.pointer]
+    kept = [claim for claim in claims if claim.pointer and claim not in taken]
+    return free + [claim._replace(tries=claim.tries - 1) for claim in claims if claim in taken], kept
 
 
 def limited(limit: int, tries: int, max_deliveries: int | None) -> int:

@@ -26,8 +26,10 @@ from tms_core.consumers.claims import (
     limited,
     look,
     marks,
+    never_given,
     rank,
     runs,
+    settled,
     truth,
 )
 from tms_core.consumers.positions import Position
@@ -135,9 +137,10 @@ class Groups:
         self._shelf = shelf
         self._max_lifetime_ms = max_lifetime_ms
         self._transactions = transactions
-        #: Which transaction was merged last, by group; and the last that had begun when some of that was forgotten.
+        #: Which transaction was merged last, by group; and the last that had begun when some of that was forgotten, and
+        #: when this began to serve the groups.
         self._merged: dict[ConsumerGroup, int] = {}
-        self._forgotten = self._last_pointer()
+        self._forgotten = self._interrupted = self._last_pointer()
         self._past = Past(families, consumers, shelf.clock, alone=side.private)
 
     def poll(self, topic: TopicId, name: str, request: GroupPoll) -> Given:
@@ -175,7 +178,7 @@ class Groups:
         with self._consumers.lock(group), self._claiming(pointer):
             former = self._consumers.found(metadata, name)
             rows = claims_of(self._side, group)
-            claims = [claim for _, claim in rows]
+            claims = settled([claim for _, claim in rows], reader, self._interrupted)
             seen = look(former.id, claims, reader)
             held = self._held(group, former, seen, request)
             self._remember(group, seen.merged)
@@ -194,7 +197,7 @@ class Groups:
             if found.taken and not self._is_open(pointer):
                 # It ended while the claim was on its way to the disk, and what it has claimed is not answered.
                 former, rows = self._consumers.found(metadata, name), claims_of(self._side, group)
-                self._free(metadata, former, rows, _without_those([claim for _, claim in rows], found.taken))
+                self._free(metadata, former, rows, never_given([claim for _, claim in rows], found.taken))
                 raise _ended(pointer)
         return found.given._replace(sealed=sealed, drained=drained)
 
@@ -234,7 +237,7 @@ class Groups:
             concerns: tells which, by the start of their keys.
         """
         self._merged = {group: at for group, at in list(self._merged.items()) if not concerns(group.topic.prefix)}
-        self._forgotten = self._last_pointer()
+        self._forgotten = self._interrupted = self._last_pointer()
         self._past.forget()
 
     # -- what may be given out ----------------------------------------------------------------------------------------
@@ -383,12 +386,6 @@ class Groups:
 
     def _is_open(self, pointer: int) -> bool:
         return self._transactions is None or self._transactions.status(pointer) == "in progress"
-
-
-def _without_those(claims: Sequence[GroupClaim], taken: Sequence[GroupClaim]) -> _Divided:
-    """Claims of which some were never answered, so that they are free."""
-    free = [claim for claim in claims if not claim.pointer or claim in taken]
-    return free, [claim for claim in claims if claim not in free]
 
 
 def _ended(pointer: int) -> ConsumerConflict:
