@@ -31,12 +31,13 @@ from tests.spark.test_sweep import rows_of, told, without_bytes
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreBusy, StoreError, StoreUnavailable
 from tms_core.rowkey import PayloadKey
-from tms_core.tables.base import KeyRange, Reads, Store
+from tms_core.tables.base import KeyRange, MessageValue, Reads, Store
 from tms_core.tables.leveldb import clone as leveldb_clone
 from tms_core.tables.leveldb.clone import still
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import Expiries
+from tms_core.topic import encode_properties
 
 DEAD = pointer(NOW_MS - 2 * DAY)
 USUAL = Terms(0, (), LIFETIME, True, 60)
@@ -108,29 +109,61 @@ def test_given_a_random_store_when_swept_again_and_again_then_all_is_as_one_proc
     cuts = data.draw(st.lists(st.sampled_from([b"", b"a:t1:", *keys]), max_size=4))
     waits = data.draw(st.lists(st.sampled_from(WAITS), min_size=1, max_size=3))
     own = data.draw(st.lists(st.tuples(st.sampled_from([b"a:t1:", *scene.messages]), st.sampled_from(WAITS))))
-    outcomes = []
-    for by_tasks in (True, False):
-        store, state, clock, side = MemoryStore(), SqliteState.in_memory(), ManualClock(scene.now_ms), scene.side()
-        scene.fill(store)
-        state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
-        state.save_frontiers(scene.records)
-        expiries = Expiries(side)
-        expiries.put((key, scene.now_ms + wait_ms) for key, wait_ms in own if key in scene.messages)
-        source = FixedSource(scene.snapshot) if scene.snapshot else None
-        options: dict[str, Any] = {"batch_rows": batch_rows, "expiries": expiries, "side": side}
-        engine: Any = (
-            guided(store, state, source, clock, TERMS, cut=cut_at(cuts), **options)
-            if by_tasks
-            else Desk(store, state, source, clock, TERMS, token_hex=same, **options)
-        )
-        found: list[Any] = []
-        for wait_ms in waits:
-            report = engine.run_once()
-            assert not report.errors
-            found += [without_bytes(told(report)), left_behind(store, state), expiries.due(2**62, 100)]
-            clock.advance(wait_ms)
-        outcomes.append(found)
-    assert outcomes[0] == outcomes[1]
+    with_tasks, alone = (swept(scene, batch_rows, waits, own, cuts=cuts), swept(scene, batch_rows, waits, own))
+    assert with_tasks == alone
+
+
+def test_sweep_with_tasks_cut_inside_a_deleted_topic_reports_as_one_process() -> None:
+    scene = Scene(HOUR)
+    scene.metadata[b"a:t1:"] = encode_properties({"generation": "-1", "ttl": "1"})
+    for prefix in (b"a:t:", b"a:t10:", b"a:t1-x:", b"b:t1:"):
+        scene.metadata[prefix] = encode_properties({"generation": "0", "ttl": "1"})
+    unreadable = ["", "7fffffff 000000000036ea97 0000"]
+    scene.messages = {b"a:t:" + bytes.fromhex(key): MessageValue(None, b"x") for key in unreadable}
+    due = ["7fffffffffffffff 0000000000000000 0000", "00000345f51dd607 0000000000000001 0000"]
+    last = b"a:t1:" + bytes.fromhex("00000001 00000345f51dd607 000000000036ea97 0000")
+    scene.payloads = dict.fromkeys([*(b"a:t1:\0\0\0\x01" + bytes.fromhex(key) for key in due), last], b"y")
+    waits = [1, HOUR, 1]
+    with_tasks, alone = (swept(scene, 3, waits, cuts=[last]), swept(scene, 3, waits))
+    assert with_tasks == alone
+    assert alone[-1]["rows"][1] == [], "the third run deletes the old generation"
+
+
+def swept(
+    scene: Scene,
+    batch_rows: int,
+    waits: Sequence[int],
+    own: Sequence[tuple[bytes, int]] = (),
+    *,
+    cuts: Sequence[bytes] | None = None,
+) -> list[Any]:
+    """Return what run after run reports and leaves behind in a store.
+
+    Args:
+        waits: how long after each run the next one starts, in milliseconds.
+        own: messages with a ttl of their own, and when it ends from now, in milliseconds.
+        cuts: keys at which the store is cut for tasks; None: one process sweeps alone.
+    """
+    store, state, clock, side = MemoryStore(), SqliteState.in_memory(), ManualClock(scene.now_ms), scene.side()
+    scene.fill(store)
+    state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
+    state.save_frontiers(scene.records)
+    expiries = Expiries(side)
+    expiries.put((key, scene.now_ms + wait_ms) for key, wait_ms in own if key in scene.messages)
+    source = FixedSource(scene.snapshot) if scene.snapshot else None
+    options: dict[str, Any] = {"batch_rows": batch_rows, "expiries": expiries, "side": side}
+    engine: Any = (
+        Desk(store, state, source, clock, TERMS, token_hex=same, **options)
+        if cuts is None
+        else guided(store, state, source, clock, TERMS, cut=cut_at(cuts), **options)
+    )
+    found: list[Any] = []
+    for wait_ms in waits:
+        report = engine.run_once()
+        assert not report.errors
+        found += [without_bytes(told(report)), expiries.due(2**62, 100), left_behind(store, state)]
+        clock.advance(wait_ms)
+    return found
 
 
 def fill(store: Store) -> None:

@@ -115,9 +115,9 @@ def test_given_a_random_store_when_planned_in_pieces_cut_anywhere_then_the_plan_
 
 
 def without_bytes(report: dict[str, Any]) -> dict[str, Any]:
-    """Without the sizes of values, which are estimated batch by batch, and batches end where pieces do."""
+    """Return a report without sizes and their sum: they are estimated per batch, and batches end where pieces do."""
     topics = [{name: value for name, value in entry.items() if name != "bytes"} for entry in report["topics"]]
-    return {**report, "topics": topics}
+    return {name: value for name, value in report.items() if name != "deleted_bytes"} | {"topics": topics}
 
 
 # --- what may become of tasks ----------------------------------------------------------------------------------------
