@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 from janitor.law.policy import Rule
+from janitor.run.engine import Engine
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, janitor, pointer, topic, unknown_topic
 from tests.hbase.tables import Tables
 from tests.janitor.law.test_differential import Scene, check, scenes
 from tests.support import size
 from tms_core.tables.hbase.store import HBaseStore
+from tms_core.tables.read_only import read_only
 
 
 @pytest.fixture
@@ -73,6 +78,23 @@ def test_given_payloads_when_swept_then_those_a_live_message_of_any_salt_refers_
     report = janitor(store, workers=4).engine.run_once(adopt=True)
     assert orders.stored_times() == list(range(NOW_MS - 5 * MINUTE, NOW_MS - 5 * MINUTE + 20))
     assert report.total(Rule.EXPIRED) == 20
+
+
+def test_plan_on_hbase_asks_no_more_of_the_servers_than_the_run_that_follows(store: HBaseStore) -> None:
+    for number in range(3):
+        topic(store, f"default:t{number}", ttl_seconds=3600).plain(*range(NOW_MS - DAY, NOW_MS - DAY + 1200))
+
+    def calls_of(work: Callable[[], object]) -> int:
+        before = store.pool.calls.total()
+        work()
+        return store.pool.calls.total() - before
+
+    deleting = janitor(store, batch_rows=100, workers=4).engine
+    looking = Engine(replace(deleting.deps, store=read_only(store)))
+    planned = calls_of(looking.plan)
+    deleted = calls_of(lambda: deleting.run_once(adopt=True))
+    assert planned <= deleted
+    assert store.message.keys(b"", None, 1).items == []
 
 
 @pytest.mark.timeout(600)

@@ -10,6 +10,7 @@ import plyvel
 import pytest
 
 from tests.builders import NOW_MS, WRITES, pointer, topic, watch
+from tests.salted import BUCKETS, SaltedStore
 from tms_core.tables.base import UNREADABLE, MessageValue, Reads, Store, TxCell
 from tms_core.tables.leveldb.layout import FOLDERS
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -110,6 +111,24 @@ def test_given_a_store_then_its_face_tells_the_room_of_its_three_folders_and_one
         held = sum(file.stat().st_size for folder in FOLDERS.values() for file in (tmp_path / folder).iterdir())
         assert read_only(store).disk_bytes() == store.apart().disk_bytes() == held
     assert read_only(MemoryStore()).disk_bytes() is None
+
+
+def test_read_only_store_of_several_parts_has_the_same_parts_and_counts_them_once() -> None:
+    salted = SaltedStore()
+    topic(salted, "default:orders", ttl_seconds=60).plain(*range(NOW_MS, NOW_MS + 40))
+    face = read_only(salted)
+    parts = face.parts()
+    keys = [part.message.keys(b"", None, 100).items for part in parts]
+    assert [part.span for part in parts] == [part.span for part in salted.parts()]
+    assert keys == [part.message.keys(b"", None, 100).items for part in salted.parts()]
+    assert face.operations == len(parts) == BUCKETS
+    assert not any(hasattr(part, name) for part in parts for name in ("put", "delete"))
+    assert not any(hasattr(part.message, name) for part in parts for name in ("put", "delete", "invert"))
+
+
+def test_read_only_store_of_one_part_is_that_part() -> None:
+    face = read_only(MemoryStore())
+    assert list(face.parts()) == [face]
 
 
 def damage(folder: Path) -> None:

@@ -10,6 +10,7 @@ Ranges are half-open, ``[start, stop)``; ``stop`` None means the end of the tabl
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -329,6 +330,20 @@ class PayloadTable(PayloadReads, KeyTable):
     @abstractmethod
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """Write rows in one durable batch, as CDAP would."""
+
+
+class Calls(Counter[str]):
+    """Operations by name, counted by any number of threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Add to a name; nothing leaves no trace."""
+        if number:
+            with self._lock:
+                self[name] += number
 
 
 class MetadataReads(ABC):

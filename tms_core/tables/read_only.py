@@ -14,7 +14,9 @@ from typing import Any, Generic, TypeVar
 
 from tms_core.errors import StoreError
 from tms_core.tables.base import (
+    ALL_KEYS,
     UNREADABLE,
+    Calls,
     KeyReads,
     MessageReads,
     MessageValue,
@@ -39,17 +41,29 @@ def read_only(store: Reads) -> Reads:
 class ReadOnlyStore(Reads):
     """A store that can be read and not changed; :func:`read_only` makes one.
 
-    Nothing of it can write. Its ``calls`` are those made through it, and no others.
+    Nothing of it can write. Its ``calls`` are those made through it and its parts, and no others.
+
+    Args:
+        calls: where operations are counted; None: in a count of its own.
     """
 
-    def __init__(self, store: Reads) -> None:
+    def __init__(self, store: Reads, calls: Calls | None = None) -> None:
         store = store.apart()
-        self.calls = Counter()
+        calls = Calls() if calls is None else calls
+        self.calls = self._calls = calls
+        self.span, self._parts = store.span, store.parts
         self._identity, self._obstacles, self._disk_bytes = store.identity, store.obstacles, store.disk_bytes
         self._region, self._lineage, self._restored_since = store.region, store.lineage, store.restored_since
-        self.metadata = ReadOnlyMetadataTable(store.metadata, self.calls)
-        self.message = ReadOnlyMessageTable(store.message, self.calls, store.calls)
-        self.payload = ReadOnlyPayloadTable(store.payload, self.calls)
+        self.metadata = ReadOnlyMetadataTable(store.metadata, calls)
+        self.message = ReadOnlyMessageTable(store.message, calls, store.calls)
+        self.payload = ReadOnlyPayloadTable(store.payload, calls)
+
+    def parts(self) -> Sequence[Reads]:
+        """The parts of the store itself, for reading only: a plan scans as many at once as a run does."""
+        parts = self._parts()
+        if [part.span for part in parts] == [ALL_KEYS]:
+            return (self,)
+        return [ReadOnlyStore(part, self._calls) for part in parts]
 
     def disk_bytes(self) -> int | None:
         """That of the store itself."""
@@ -82,13 +96,13 @@ class ReadOnlyStore(Reads):
 class _Face(Generic[K]):
     """The reads that message and payload table allow, and the writes they refuse."""
 
-    def __init__(self, table: K, calls: Counter[str]) -> None:
+    def __init__(self, table: K, calls: Calls) -> None:
         self._table = table
         self._calls = calls
         self.keys_per_call = table.keys_per_call
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
-        self._calls["keys"] += 1
+        self._calls.count("keys")
         return self._table.keys(start, stop, limit)
 
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
@@ -100,26 +114,25 @@ class ReadOnlyMessageTable(_Face[MessageReads], MessageReads):
 
     name: TableName = "message"
 
-    def __init__(self, table: MessageReads, calls: Counter[str], behind: Counter[str]) -> None:
+    def __init__(self, table: MessageReads, calls: Calls, behind: Counter[str]) -> None:
         super().__init__(table, calls)
         self._behind = behind
 
     def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
-        self._calls["cells"] += 1
+        self._calls.count("cells")
         return self._table.cells(start, stop, limit)
 
     def search(self, start: bytes, stop: bytes | None, limit: int, pointers: PointerSet) -> Search:
-        self._calls["cells"] += 1
+        self._calls.count("cells")
         return self._table.search(start, stop, limit, pointers)
 
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
     ) -> Page[tuple[bytes, MessageValue]]:
-        self._calls["rows"] += 1
+        self._calls.count("rows")
         before = self._behind[UNREADABLE]
         page = self._table.rows(start, stop, limit, most_bytes)
-        if unreadable := self._behind[UNREADABLE] - before:
-            self._calls[UNREADABLE] += unreadable
+        self._calls.count(UNREADABLE, self._behind[UNREADABLE] - before)
         return page
 
 
@@ -131,23 +144,23 @@ class ReadOnlyPayloadTable(_Face[PayloadReads], PayloadReads):
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
     ) -> Page[tuple[bytes, bytes]]:
-        self._calls["rows"] += 1
+        self._calls.count("rows")
         return self._table.rows(start, stop, limit, most_bytes)
 
 
 class ReadOnlyMetadataTable(MetadataReads):
     """The metadata table, to be read."""
 
-    def __init__(self, table: MetadataReads, calls: Counter[str]) -> None:
+    def __init__(self, table: MetadataReads, calls: Calls) -> None:
         self._table = table
         self._calls = calls
 
     def rows(self) -> list[tuple[bytes, bytes]]:
-        self._calls["metadata"] += 1
+        self._calls.count("metadata")
         return self._table.rows()
 
     def get(self, key: bytes) -> bytes | None:
-        self._calls["get"] += 1
+        self._calls.count("get")
         return self._table.get(key)
 
 

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from itertools import islice
@@ -15,6 +13,7 @@ from tms_core.errors import TooLarge
 from tms_core.rowkey import salt
 from tms_core.tables.base import (
     UNREADABLE,
+    Calls,
     KeyTable,
     MessageTable,
     MessageValue,
@@ -39,20 +38,6 @@ _POINTER_BYTES = 8
 _KEY_BYTES = 1024
 #: Metadata rows read at once.
 _METADATA_ROWS = 1000
-
-
-class Calls(Counter[str]):
-    """Operations by name, counted by any number of threads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._lock = threading.Lock()
-
-    def count(self, name: str, number: int = 1) -> None:
-        """Add to a name; nothing leaves no trace."""
-        if number:
-            with self._lock:
-                self[name] += number
 
 
 class CellLimit:

@@ -24,10 +24,9 @@ from typing import Any
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreError
 from tms_core.settings.models import MAX_CELL_BYTES, HBaseSettings
-from tms_core.tables.base import KeyRange, MessageTable, PayloadTable, Store, TableName
+from tms_core.tables.base import Calls, KeyRange, MessageTable, PayloadTable, Store, TableName
 from tms_core.tables.hbase.cdap import CdapWatch
 from tms_core.tables.hbase.cells import (
-    Calls,
     CellLimit,
     HBaseMessageTable,
     HBaseMetadataTable,
