@@ -62,6 +62,10 @@ class Embedded:
         self._thread = Thread(target=daemon.run, name="janitor")
         self._thread.start()
 
+    def run_now(self) -> None:
+        """Have the daemon sweep as soon as possible."""
+        self.daemon.sweep_now()
+
     def stop(self) -> None:
         """Stop the daemon within one batch, and close what it uses."""
         self.daemon.halt()

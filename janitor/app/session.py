@@ -310,8 +310,8 @@ class Session:
                 raise
             raise StoreBusy(
                 error.message,
-                f"That janitor sweeps by itself: janitor status {self.arguments()} (kill -HUP {holder.greeting.pid} "
-                "lets it sweep at once)",
+                f"That janitor sweeps by itself: janitor status {self.arguments()} (to have it sweep now: janitor "
+                f"sweep-now {self.arguments()})",
             ) from error
 
     def side(self) -> AbstractContextManager[SideTable | None]:

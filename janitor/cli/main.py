@@ -46,6 +46,7 @@ _VERBS = {
     "run": "Delete what is due, on a schedule or once.",
     "spark": "The same work on Spark, for stores too large for one process.",
     "status": "Show what the janitor does, what waits and why.",
+    "sweep-now": "Have the process that holds the store sweep at once.",
     "topic": "Show one topic: size over time, ttl, what is held and why, consumers, what was taken.",
     "verify": "Prove the boundary, or refute it.",
     "why": "Say why a message is still there, or who took it.",
@@ -54,7 +55,10 @@ _VERBS = {
 
 @click.group(
     cls=LazyGroup,
-    lazy={verb: LazyCommand(f"janitor.cli.{verb}:command", sentence) for verb, sentence in _VERBS.items()},
+    lazy={
+        verb: LazyCommand(f"janitor.cli.{verb.replace('-', '_')}:command", sentence)
+        for verb, sentence in _VERBS.items()
+    },
     former=FORMER,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

@@ -29,6 +29,8 @@ def next_pass(current: Session) -> str:
     """How what is due gets done: by the daemon that has the store, or by a run, which a daemon would refuse."""
     if not _is_held(current):
         return typed(current, "run --once")
+    if current.place.exclusive:
+        return f"{typed(current, 'sweep-now')}\nor wait for the next sweep of the process that has the store"
     return f"{typed(current, 'status')}\nthe daemon that has the store does it with its next sweep"
 
 

@@ -27,7 +27,7 @@ from janitor.status.collect import collect
 from janitor.status.health import Health, judge
 from janitor.status.status import Running, RunSummary, Status
 from tms_core.cli.outcome import DONE
-from tms_core.errors import StoreError, TmsError
+from tms_core.errors import StateError, StoreError, TmsError
 from tms_core.logs.printable import complete, duration, printable
 from tms_core.tables.lease import LeaseRecord
 
@@ -79,7 +79,8 @@ def command(check: bool, watch: bool) -> int:
 
 def _show(current: Session, *, clear: bool = False) -> None:
     """The whole status; on a terminal in the place of what is there, if that is to be cleared."""
-    status = _status(current)
+    # What is shown every few seconds must not make the other process collect it as often.
+    status = _status(current, fresh=not clear)
     health = judge(status)
     if current.as_json:
         render.print_json({**status.to_json(), "health": health.to_json()})
@@ -108,13 +109,19 @@ def _check(current: Session) -> int:
     return code
 
 
-def _status(current: Session) -> Status:
-    """From the janitor that runs, or else from the state."""
+def _status(current: Session, *, fresh: bool = True) -> Status:
+    """Return the status of the janitor that runs, or else what the state has.
+
+    Args:
+        fresh: whether the janitor that runs collects it again first.
+    """
     try:
         holder = current.holder()
         if holder is not None:
+            if fresh:
+                holder.refresh_status()
             return holder.status()
-    except StoreError as error:
+    except (StoreError, StateError) as error:
         logger.warning("%s", error)
     with open_state(current) as state:
         if state is not None:

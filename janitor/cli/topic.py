@@ -39,6 +39,8 @@ def command(topic: TopicId) -> None:
       janitor topic default:orders --config janitor.yaml
     """
     current = session()
+    # A ttl that was changed a moment ago is in the state only then.
+    current.refresh_status()
     with open_state(current) as state:
         found = topic_detail(state, collect(state, current.site(), current.clock), topic) if state else None
     if found is None:

@@ -112,6 +112,10 @@ class Views(Protocol):
         """Look again, because something has changed that is shown."""
         ...
 
+    def sweep_now(self) -> None:
+        """Start a sweep as soon as possible; returns before it has started."""
+        ...
+
 
 class Greeting(NamedTuple):
     """Who answers.
@@ -227,6 +231,9 @@ def answer(behind: Behind, method: str, body: bytes, observe: Observer, gone: Ev
         return values.pack(behind.views.status())
     if method == "refresh_status":
         return behind.views.refresh_status()
+    if method == "sweep_now":
+        logger.info("a sweep was asked for through the control socket")
+        return behind.views.sweep_now()
     raise not_understood(f"there is no method {method}")
 
 

@@ -248,6 +248,9 @@ class RemoteEngine:
     def refresh_status(self) -> None:
         self._caller.ask("refresh_status", type(None))
 
+    def sweep_now(self) -> None:
+        self._caller.ask("sweep_now", type(None))
+
     @contextmanager
     def _finished_anyway(self) -> Iterator[None]:
         try:

@@ -31,7 +31,7 @@ from janitor.state.base import State
 from janitor.status import collect
 from janitor.status.collect import Deployment, Live
 from janitor.status.status import RunSummary, SnapshotFigures, Status
-from tms_core.errors import Halted, LeaseLost, TmsError
+from tms_core.errors import Halted, LeaseLost, StoreError, TmsError
 from tms_core.topic import TopicId
 
 #: How often the status is updated and the lease renewed, in seconds.
@@ -167,7 +167,12 @@ class Daemon:
         self._schedule.run_now("sweep")
 
     def refresh_status(self) -> None:
-        """Collect the status again, because an operator has changed something."""
+        """Collect the status again, topics included, because an operator has changed something or looks."""
+        try:
+            self.engine.remember_topics()
+        except StoreError as error:
+            # The rest of the status is worth showing all the same.
+            logger.warning("topics could not be read for the status: %s", error)
         self._outdated = True
         self.tick()
 

@@ -220,15 +220,19 @@ def _held(
     state: State, site: Deployment, overdue: Sequence[Mapping[str, Any]], counts: Mapping[TopicId, TopicCount]
 ) -> list[HeldTopic]:
     """Topics whose deletions wait: those a frontier holds, and those with rows that a run found held."""
+    frontiers = {str(topic): record for topic, record in state.frontiers().items()}
+    approved = {name for name, record in frontiers.items() if record.approved is not None}
     waiting: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for item in overdue:
-        if item["held"]:
-            waiting[f"{item['tms_namespace']}:{item['topic']}"].append(item)
+        name = f"{item['tms_namespace']}:{item['topic']}"
+        # An approval counts at once, not only when the next run has deleted the rows.
+        if item["held"] and not (item["held"] == Hold.FRONTIER and name in approved):
+            waiting[name].append(item)
     hold_ms = site.terms.hold_seconds * 1000
     ends = {
-        str(topic): record.pending.since.wall_ms + hold_ms
-        for topic, record in state.frontiers().items()
-        if record.pending is not None and record.approved is None
+        name: record.pending.since.wall_ms + hold_ms
+        for name, record in frontiers.items()
+        if record.pending is not None and name not in approved
     }
     pauses = tuple(pause.pattern for pause in state.pauses())
     found = (

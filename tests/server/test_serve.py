@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import socket
 import ssl
 import subprocess
 import threading
+import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from http.client import HTTPSConnection
 from pathlib import Path
 
 import pytest
 
-from tests.server.client import AVRO, Client, TopicClient
+from tests.server.client import AVRO, PATIENCE_SECONDS, Client, TopicClient
 from tests.server.process import TMS, Serve, configure
 from tests.server.producers import Producer, check
 from tests.server.test_avro import decoded
@@ -20,6 +24,7 @@ from tests.server.test_messages import EVERYTHING, avro
 from tests.support import require_tool
 from tms_core.tables.leveldb.store import LevelDBStore
 
+JANITOR = TMS.with_name("janitor")
 FOLDERS = {"system.tms.meta", "system.tms.message", "system.tms.payload"}
 
 
@@ -80,6 +85,54 @@ def test_given_the_janitor_inside_when_messages_expire_then_their_rows_go_and_on
         server.end()
     with LevelDBStore(tmp_path / "messaging") as store:
         assert store.message.keys(b"default:t:", b"default:t;", 10).items == []
+
+
+def test_serve_on_sighup_sweeps_at_once_and_goes_on(tmp_path: Path) -> None:
+    config = configure(tmp_path)
+    config.write_text(config.read_text().replace("every_seconds: 1", "every_seconds: 3600"))
+    with Serve(config, janitor=True) as server, Client(server.port) as client:
+
+        def sweeps() -> float:
+            lines = client.ask("GET", "/metrics").text.splitlines()
+            return sum(float(line.split()[-1]) for line in lines if line.startswith("tms_janitor_sweeps_total{"))
+
+        wait_until(lambda: sweeps() == 1)
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: sweeps() == 2)
+        asked = subprocess.run([JANITOR, "sweep-now", "--config", config], capture_output=True, text=True, check=False)
+        assert (asked.returncode, asked.stderr) == (0, "")
+        wait_until(lambda: sweeps() == 3)
+        server.end()
+
+
+def test_serve_without_a_janitor_survives_sighup(tmp_path: Path) -> None:
+    with Serve(configure(tmp_path)) as server, Client(server.port) as client:
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "SIGHUP has no effect" in server.log)
+        assert client.ask("GET", "/ping").status == 200
+        server.end()
+
+
+def test_status_after_a_topic_update_has_the_new_ttl_at_once(tmp_path: Path) -> None:
+    config = configure(tmp_path)
+    config.write_text(config.read_text().replace("every_seconds: 1", "every_seconds: 3600"))
+    with Serve(config, janitor=True) as server, Client(server.port) as client:
+        topic = TopicClient(client, "t").create(ttl="86400")
+        for ttl in ("3600", "60"):
+            assert client.ask("PUT", f"{topic.path}/properties", json.dumps({"ttl": ttl}).encode()).status == 200
+            for words in (["status"], ["topic", "default:t"]):
+                command = [str(JANITOR), *words, "--config", str(config), "--format", "json"]
+                shown = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+                figures = shown["figures"] if "figures" in shown else shown["topics"][0]
+                assert figures["ttl_seconds"] == int(ttl)
+        server.end()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_given_another_source_of_transactions_when_served_then_none_are_managed_here(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ class Janitor:
 
     def __init__(self, *refusals: Exception) -> None:
         self.refusals = list(refusals)
-        self.asked, self.runs = 0, Event()
+        self.asked, self.hurried, self.runs = 0, 0, Event()
 
     def __call__(self) -> Companion:
         self.asked += 1
@@ -112,6 +112,9 @@ class Janitor:
             raise self.refusals.pop(0)
         self.runs.set()
         return self
+
+    def run_now(self) -> None:
+        self.hurried += 1
 
     def stop(self) -> None:
         self.runs.clear()
@@ -139,6 +142,20 @@ def test_given_another_server_s_janitor_when_started_then_it_waits_and_can_be_en
     waiting.stop()
     assert janitor.asked == 1
     assert "the janitor of this server waits: another one has the lease." in caplog.text
+
+
+def test_standby_run_now_reaches_the_janitor_once_it_runs_and_nobody_before() -> None:
+    janitor = Janitor(HELD)
+    waiting = Standby("janitor", janitor, retry_seconds=3600)
+    waiting.run_now()
+    waiting.stop()
+    janitor = Janitor()
+    running = Standby("janitor", janitor, retry_seconds=0.01)
+    assert janitor.runs.wait(PATIENCE_SECONDS)
+    running._thread.join()
+    running.run_now()
+    running.stop()
+    assert janitor.hurried == 1
 
 
 def test_given_another_server_s_janitor_when_it_is_gone_then_this_one_s_starts_and_is_ended_with_the_server() -> None:

@@ -7,15 +7,21 @@ import logging
 import os
 import resource
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Event
+from typing import TYPE_CHECKING
 
 import click
 
 from tms_core.cli.entry import ending
 from tms_core.cli.outcome import arguments, completing
 from tms_core.logs.loggers import LogFormat, configure
+
+if TYPE_CHECKING:
+    from tms_core.server.companions import Companion
 
 #: glibc's names for the smallest block that goes back to the system when it is freed, and for how many pools there are.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
@@ -53,7 +59,8 @@ def serve(
     """Serve messages and transactions until a signal ends it.
 
     REST on server.port, the transaction service on transactions.thrift, and the janitor inside.
-    The first SIGTERM or Ctrl-C finishes what was accepted, the second ends it at once.
+    The first SIGTERM or Ctrl-C finishes what was accepted, the second ends it at once. SIGHUP has
+    the janitor sweep now.
 
     \b
     Examples:
@@ -66,14 +73,28 @@ def serve(
     _give_memory_back()
     sys.setswitchinterval(_TURN_SECONDS)
     stop = Event()
+    running: list[Companion] = []
     from tms_core.server.serving import serving  # noqa: PLC0415 a help text does without it
 
-    with completing(), ending(stop.set), serving(config, os.environ, flags, janitor=not no_janitor) as started:
+    with (
+        completing(),
+        ending(stop.set, hangup=partial(_run_now, running)),
+        serving(config, os.environ, flags, janitor=not no_janitor) as started,
+    ):
+        running += started.companions.values()
         if started.transactions is not None:
             click.echo(f"transactions: {started.transactions}")
         click.echo(f"REST: {started.url}")
         stop.wait()
     logger.info("all that was accepted is written; the store is closed")
+
+
+def _run_now(running: Sequence[Companion]) -> None:
+    """Have the companions start their work at once, as SIGHUP asks."""
+    if not running:
+        logger.info("SIGHUP has no effect: no janitor runs in this server")
+    for companion in running:
+        companion.run_now()
 
 
 def _open_many_files() -> None:

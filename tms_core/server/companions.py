@@ -70,6 +70,10 @@ class Companion(Protocol):
         """For how long it holds what a shorter ttl makes due, before it deletes it; None: it deletes nothing."""
         ...
 
+    def run_now(self) -> None:
+        """Start at once what it otherwise does on a schedule; for any thread."""
+        ...
+
     def stop(self) -> None:
         """End it; returns when it uses nothing of its host any more. Called once."""
         ...
@@ -120,6 +124,13 @@ class Standby:
     def hold_seconds(self) -> int | None:
         """The companion's, once it runs."""
         return None if self._companion is None else self._companion.hold_seconds
+
+    def run_now(self) -> None:
+        """Have the companion start its work at once; one that waits for its lease has none."""
+        if self._companion is None:
+            logger.info("the %s of this server waits for its lease, so it has nothing to do now", self._name)
+        else:
+            self._companion.run_now()
 
     def stop(self) -> None:
         """End the companion, or the waiting for it."""

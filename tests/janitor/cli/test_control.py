@@ -187,7 +187,7 @@ def test_given_a_daemon_that_has_the_store_when_something_is_decided_then_no_run
     hold(site)
     for line in ("approve default:orders", "adopt"):
         shown = site.janitor(line).out
-        assert "next: janitor status --config janitor.yaml\nthe daemon that has the store does it" in shown
+        assert "next: janitor sweep-now --config janitor.yaml\nor wait for the next sweep of the process" in shown
         assert "run --once" not in shown
     assert "run --once" not in site.janitor("plan").out
     assert site.janitor("status").code == 0
@@ -314,8 +314,24 @@ def test_given_a_held_store_when_a_pass_is_wanted_then_4_and_how_to_get_one(make
     refused = site.janitor("run --once")
     assert (refused.code, refused.out) == (4, "")
     assert "held by process" in refused.err
-    assert "janitor status --config janitor.yaml (kill -HUP " in refused.err
+    assert "(to have it sweep now: janitor sweep-now --config janitor.yaml)" in refused.err
     assert site.janitor("run --once --skip-if-locked").code == 0
+
+
+def test_sweep_now_asks_the_process_that_holds_the_store(make_site: MakeSite, hold: Hold) -> None:
+    site = make_site()
+    holder = hold(site)
+    asked = site.janitor("sweep-now")
+    holder.hear("sweeping")
+    assert asked.code == 0
+    assert asked.out.endswith("sweeps now; see: janitor status --config janitor.yaml\n")
+
+
+def test_sweep_now_without_a_holder_says_how_to_sweep_from_here(make_site: MakeSite) -> None:
+    refused = make_site().janitor("sweep-now")
+    assert (refused.code, refused.out) == (1, "")
+    assert "No janitor answers in " in refused.err
+    assert "janitor run --once --config janitor.yaml" in refused.err
 
 
 def test_given_other_settings_than_the_holder_has_then_that_is_said_and_the_holders_count(

@@ -58,6 +58,7 @@ def test_every_verb_of_this_version_is_there() -> None:
         "spark stats",
         "spark sweep",
         "status",
+        "sweep-now",
         "topic",
         "verify",
         "why",

@@ -34,15 +34,19 @@ STORE, SETTINGS = "memory:1", "digest"
 
 @dataclass
 class Views:
-    """Counts how often it was told to look again."""
+    """Counts how often it was told to look again, and to sweep."""
 
     refreshed: int = 0
+    swept: int = 0
 
     def status(self) -> Status:
         return PICTURE
 
     def refresh_status(self) -> None:
         self.refreshed += 1
+
+    def sweep_now(self) -> None:
+        self.swept += 1
 
 
 class Auditing(Engine):

@@ -57,6 +57,9 @@ class Shown:
     def refresh_status(self) -> None:
         say("refreshed")
 
+    def sweep_now(self) -> None:
+        say("sweeping")
+
 
 @contextmanager
 def held(current: Session, watched: str) -> Iterator[tuple[Engine, Semaphore]]:

@@ -372,6 +372,12 @@ def test_given_decisions_then_what_is_shown_is_looked_at_anew(desk: Desk) -> Non
     assert desk.views.refreshed == 3
 
 
+def test_control_server_asked_to_sweep_has_the_holder_do_so_once(desk: Desk) -> None:
+    desk.start()
+    desk.remote().sweep_now()
+    assert (desk.views.swept, desk.views.refreshed) == (1, 0)
+
+
 def test_given_a_run_then_who_asked_for_it_hears_how_far_it_is_and_nobody_else(desk: Desk) -> None:
     desk.start()
     heard: list[str] = []

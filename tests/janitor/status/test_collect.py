@@ -68,6 +68,7 @@ def test_given_a_shortened_ttl_when_looked_at_then_what_is_held_is_there_with_th
 
     # Approved, it is not held any more, and after the next run it is gone.
     rig.engine.approve((EVERYTHING,), clock=True)
+    assert (seen(rig).held, len(seen(rig).overdue)) == ([], 1)
     rig.engine.run_once()
     assert (seen(rig).held, seen(rig).overdue) == ([], [])
 

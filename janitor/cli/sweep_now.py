@@ -1,0 +1,39 @@
+"""``janitor sweep-now``: a sweep by the process that holds the store, without waiting for its schedule."""
+
+from __future__ import annotations
+
+import click
+
+from janitor.cli import render
+from janitor.cli.options import common_options, session
+from janitor.cli.outcome import typed
+from tms_core.errors import StoreError
+
+
+@click.command("sweep-now")
+@common_options
+def command() -> None:
+    """Have the process that holds the store sweep at once.
+
+    Asks the janitor that answers in the state folder: of janitor run, or inside tms serve. Its next
+    sweep starts now, or after the sweep under way, and leaves no topic for later. Returns at once.
+
+    \b
+    Example:
+      janitor sweep-now --config janitor.yaml
+    """
+    current = session()
+    holder = current.holder()
+    if holder is None:
+        here = f"Sweep from here: {typed(current, 'run --once')}"
+        if current.place.exclusive:
+            raise StoreError(f"No janitor answers in {current.state_path}, so none was asked to sweep.", here)
+        raise StoreError(
+            "A store in HBase is not held by one process, so its janitor has no control socket.",
+            f"Send SIGHUP to the process of the janitor. {here}",
+        )
+    holder.sweep_now()
+    if current.as_json:
+        render.print_json({"pid": holder.greeting.pid})
+    else:
+        render.console().print(f"process {holder.greeting.pid} sweeps now; see: {typed(current, 'status')}")
