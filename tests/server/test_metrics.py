@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.builders import NOW_MS
 from tests.support import raising
@@ -60,20 +60,36 @@ def test_given_a_transaction_that_has_published_then_it_has_a_series_once_it_is_
     server.service.publish(ORDERS, [b"one"], pointer=pointer)
     assert server.samples() == {("tms_open_claims",): 0}
     server.clock.advance(LATE_SECONDS * 1000)
-    assert server.samples()[UNDECIDED, "default", "orders", str(pointer)] == NOW_MS / 1000
+    assert server.samples()[UNDECIDED, "default", "orders"] == NOW_MS / 1000
     server.manager.invalidate(pointer)
     assert server.samples() == {("tms_open_claims",): 0}
 
 
 def test_given_very_many_late_transactions_then_there_are_no_more_series_than_may_be_the_oldest(server: Server) -> None:
-    pointers = []
-    for _ in range(MOST_SERIES + 5):
-        pointers.append(server.manager.start_long().transaction_id)
-        server.service.publish(ORDERS, [b"one"], pointer=pointers[-1])
+    topics = [TopicId("default", f"t{number}") for number in range(MOST_SERIES + 5)]
+    for topic in topics:
+        server.service.create_topic(topic)
+        for _ in range(2):
+            server.service.publish(topic, [b"one"], pointer=server.manager.start_long().transaction_id)
         server.clock.advance(1)
     server.clock.advance(LATE_SECONDS * 1000)
-    shown = [name[-1] for name in server.samples() if name[0] == UNDECIDED]
-    assert shown == [str(pointer) for pointer in pointers[:MOST_SERIES]]
+    shown = {name[-1]: at for name, at in server.samples().items() if name[0] == UNDECIDED}
+    assert list(shown) == [topic.topic for topic in topics[:MOST_SERIES]]
+    assert shown["t7"] == (NOW_MS + 7) / 1000
+
+
+def test_metrics_of_late_transactions_show_no_ids(server: Server) -> None:
+    transactions = [server.manager.start_long(), server.manager.start_long()]
+    for transaction in transactions:
+        server.service.publish(ORDERS, [b"one"], pointer=transaction.transaction_id)
+    server.service.consumers.put(ORDERS, "billing", MessageId(0, 0))
+    server.service.groups.poll(ORDERS, "billing", GroupPoll(transactions[0], 1, order=Order.NONE))
+    server.clock.advance(LATE_SECONDS * 1000)
+    registry = CollectorRegistry()
+    registry.register(TransactionMetrics(server.manager, server.side, server.clock))
+    shown = generate_latest(registry).decode()
+    assert UNDECIDED in shown
+    assert not any(str(transaction.transaction_id) in shown for transaction in transactions)
 
 
 def test_given_a_server_that_starts_anew_then_it_finds_where_transactions_in_progress_have_published(

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 _ALL = ("0.0.0.0", "::", "")  # noqa: S104 - they are compared, not listened at
 #: What the alert on readers that wait goes by.
 UNDECIDED = "tms_topic_first_undecided_timestamp_seconds"
-#: For how long readers wait before a transaction has a series of its own; shorter ones would each leave one behind.
+#: For how long readers wait before a topic has a series; shorter waits would each leave one behind.
 LATE_SECONDS = 30
-#: How many pairs of topic and transaction are shown, those that wait longest.
+#: How many topics are shown, those that wait longest.
 MOST_SERIES = 100
 #: How many rows are searched, and how many of them at once.
 MOST_ROWS, PAGE_ROWS = 200_000, 2_000
@@ -225,8 +225,8 @@ class TransactionMetrics(Collector):
         manager = self._manager
         undecided = GaugeMetricFamily(
             UNDECIDED,
-            "Time of the first message at which readers in transactions wait for a late transaction.",
-            labels=["tms_namespace", "topic", "transaction"],
+            "Time of the first message of a topic at which readers in transactions wait for a late transaction.",
+            labels=["tms_namespace", "topic"],
         )
         claims = GaugeMetricFamily("tms_open_claims", "Claims of consumer groups whose transactions are in progress.")
         oldest = GaugeMetricFamily(
@@ -241,14 +241,14 @@ class TransactionMetrics(Collector):
     def _look(self, undecided: GaugeMetricFamily, claims: GaugeMetricFamily, oldest: GaugeMetricFamily) -> None:
         manager = self._manager
         before_ms = self._clock.now_ms() - LATE_SECONDS * 1000
-        waiting = sorted(
-            (publish_ms, topic, late.pointer)
-            for late in late_transactions(manager.published(), {}, before_ms)
-            for topic, publish_ms in late.topics
-        )
-        for publish_ms, topic, pointer in waiting[:MOST_SERIES]:
+        first: dict[str, int] = {}
+        # Without their ids: who knows one can write with it.
+        for late in late_transactions(manager.published(), {}, before_ms):
+            for topic, publish_ms in late.topics:
+                first[topic] = min(publish_ms, first.get(topic, publish_ms))
+        for publish_ms, topic in sorted((publish_ms, topic) for topic, publish_ms in first.items())[:MOST_SERIES]:
             name = TopicId.parse(topic)
-            undecided.add_metric([name.namespace, name.topic, str(pointer)], publish_ms / 1000)
+            undecided.add_metric([name.namespace, name.topic], publish_ms / 1000)
         in_progress = manager.visibility().open_pointers
         opened = [claim.pointer for _, _, claim in all_claims(self._side) if claim.pointer in in_progress]
         claims.add_metric([], len(opened))

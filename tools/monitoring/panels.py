@@ -484,9 +484,8 @@ SERVER_TOPICS = (
         "s",
         "For how long readers in transactions have waited for one that is not decided.",
         _of(
-            "time() - max by (tms_namespace, topic, transaction)"
-            " (tms_topic_first_undecided_timestamp_seconds{${servers}})",
-            "{{tms_namespace}}:{{topic}} {{transaction}}",
+            "time() - min by (tms_namespace, topic) (tms_topic_first_undecided_timestamp_seconds{${servers}})",
+            "{{tms_namespace}}:{{topic}}",
         ),
     ),
     Panel(

@@ -253,13 +253,13 @@ ALERTS = (
     Alert(
         "TmsReadersBlocked",
         "warning",
-        "time() - max by (namespace, job, tms_namespace, topic, transaction)"
+        "time() - min by (namespace, job, tms_namespace, topic)"
         " (tms_topic_first_undecided_timestamp_seconds{${servers}}) > ${undecidedSeconds}",
         "forSeconds",
         "Readers of {{ $labels.tms_namespace }}:{{ $labels.topic }} have waited {{ $value | humanizeDuration }} for"
-        " transaction {{ $labels.transaction }}",
-        "Readers in transactions go on when it has ended. Who holds it: tms tx list. To end it, and hide what it wrote:"
-        " tms tx invalidate {{ $labels.transaction }}",
+        " an open transaction",
+        "Readers in transactions continue when it has ended. tms tx list shows the transaction, its client and the"
+        " topics it blocks. To end it, and hide what it wrote: tms tx invalidate ID",
     ),
 )
 
