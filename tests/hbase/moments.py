@@ -1,8 +1,8 @@
 """Things that happen to HBase in the middle of a sweep, at a moment that the test chooses.
 
 A moment is a Thrift call that is about to be made: the fifth ``mutateRows``, or the second ``scannerGetList``, whose
-scanner is open by then. Every page is three calls and every batch is at least one, so no step of a sweep is out of
-reach.
+scanner is open by then. A page of keys is two round trips and every batch is at least one, so no step of a sweep is out
+of reach.
 
     moments = Moments(store.pool)
     moments.at("mutateRows", 5, lambda: server.command("split", table, key))
@@ -20,12 +20,12 @@ from typing import Any
 
 from tms_core.clock import SystemClock
 from tms_core.tables.hbase.pool import HBasePool
-from tms_core.tables.hbase.thrift import ThriftConnection
+from tms_core.tables.hbase.thrift import Call, ThriftConnection
 
 #: Told of a Thrift call: its name and what it is given.
-CallWatcher = Callable[[str, tuple[Any, ...]], None]
+CallWatcher = Callable[[str, Any], None]
 #: Told of an answer: the call's name, what it was given, and what came.
-AnswerWatcher = Callable[[str, tuple[Any, ...], Any], None]
+AnswerWatcher = Callable[[str, Any, Any], None]
 
 
 class Moments:
@@ -102,29 +102,25 @@ def watch_calls(pool: HBasePool, before: CallWatcher | None = None, after: Answe
     """
     borrow = pool.connection
 
-    def tell(name: str, questions: Sequence[tuple[Any, ...]], ask: Callable[[], list[Any]]) -> list[Any]:
+    def tell(calls: Sequence[Call], ask: Callable[[Sequence[Call]], list[Any]]) -> list[Any]:
         if before is not None:
-            for arguments in questions:
+            for name, arguments in calls:
                 before(name, arguments)
-        answers = ask()
+        answers = ask(calls)
         if after is not None:
-            for arguments, answer in zip(questions, answers, strict=True):
+            for (name, arguments), answer in zip(calls, answers, strict=True):
                 after(name, arguments, answer)
         return answers
 
     @contextmanager
     def borrowed() -> Iterator[ThriftConnection]:
         with borrow() as connection:
-            calls = connection.calls
-
-            def asked(name: str, questions: Sequence[tuple[Any, ...]]) -> list[Any]:
-                return tell(name, questions, lambda: calls(name, questions))
-
+            make = connection.calls
             # One call is many of one. Another borrower gets the connection as it was.
-            vars(connection)["calls"] = asked
+            vars(connection)["calls"] = lambda calls: tell(calls, make)
             try:
                 yield connection
             finally:
-                vars(connection)["calls"] = calls
+                vars(connection)["calls"] = make
 
     vars(pool)["connection"] = borrowed

@@ -6,7 +6,7 @@ import json
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from tests.janitor.state.entries import TOPIC, entry
 from tests.support import require_or_skip
 from tms_core.clock import ManualClock
 from tms_core.errors import StateBusy, StateError, StateUnavailable
-from tms_core.tables.hbase.thrift import ConnectionLost, ThriftConnection, ThriftTimeout
+from tms_core.tables.hbase.thrift import Call, ConnectionLost, ThriftConnection, ThriftTimeout
 from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
@@ -77,18 +77,19 @@ def again(hbase: HBaseServer) -> Iterator[Open]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[str], None] | None]]:
     """Two places for what is done before and after each call to HBase, given its name."""
     around: list[Callable[[str], None] | None] = [None, None]
-    call = ThriftConnection.call
+    make = ThriftConnection.calls
 
-    def watched(connection: ThriftConnection, name: str, *args: Any) -> Any:
-        before, after = around
-        if before is not None:
-            before(name)
-        answer = call(connection, name, *args)
-        if after is not None:
-            after(name)
-        return answer
+    def watched(connection: ThriftConnection, calls: Sequence[Call]) -> list[Any]:
+        for name, _ in calls:
+            if (before := around[0]) is not None:
+                before(name)
+        answers = make(connection, calls)
+        for name, _ in calls:
+            if (after := around[1]) is not None:
+                after(name)
+        return answers
 
-    monkeypatch.setattr(ThriftConnection, "call", watched)
+    monkeypatch.setattr(ThriftConnection, "calls", watched)
     yield around
     around[:] = [None, None]
 

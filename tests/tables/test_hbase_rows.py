@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from thriftpy2.protocol.cybin import TCyBinaryProtocol
+from thriftpy2.transport.memory import TCyMemoryBuffer
 
 from tests.tables.fake_thrift import FakeThrift, Request
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
 from tms_core.tables.hbase.pool import HBasePool
-from tms_core.tables.hbase.rows import CLOCKS_MS, KEYS, PAGE_BYTES, POINTERS, ROWS, HBaseRows
+from tms_core.tables.hbase.rows import CLOCKS_MS, KEYS, PAGE_BYTES, POINTERS, ROWS, HBaseRows, encode_deletions
 from tms_core.tables.hbase.salts import OneSalt
-from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, buckets_of
+from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, FAMILY, buckets_of
 from tms_core.tables.hbase.store import HBaseStore
-from tms_core.tables.hbase.thrift import HBASE, interface
+from tms_core.tables.hbase.thrift import HBASE, Call, ThriftConnection, interface
 
 NOW_MS = 1_500_000_000_000
 COLUMN, OLD, NEW = b"d:\x00\x00\x00t", b"\x00" * 7 + b"\x01", b"\xff" * 8
@@ -193,6 +197,38 @@ def test_given_a_page_when_read_then_its_scanner_is_closed_and_the_servers_cache
         assert [len(rows.fetch(b"\x00", b"\x01", 30, query).rows) for query in (KEYS, POINTERS, ROWS)] == [30, 30, 30]
     assert [scan.cacheBlocks for scan in table.scans] == [False, False, False]
     assert table.seen["scannerClose"] == 3
+
+
+def test_fetch_of_keys_takes_two_round_trips(monkeypatch: pytest.MonkeyPatch) -> None:
+    trips: list[list[str]] = []
+    make = ThriftConnection.calls
+
+    def noted(connection: ThriftConnection, calls: Sequence[Call]) -> list[Any]:
+        trips.append([name for name, _ in calls])
+        return make(connection, calls)
+
+    monkeypatch.setattr(ThriftConnection, "calls", noted)
+    with rows_of(Table(OLD)) as rows:
+        rows.fetch(b"\x00", b"\x01", 30, KEYS)
+    assert trips == [["scannerOpenWithScan"], ["scannerGetList", "scannerClose"]]
+
+
+@given(st.binary(max_size=20), st.lists(st.binary(max_size=80), max_size=9), st.none() | st.integers(0, 2**63 - 1))
+def test_encode_deletions_gives_the_bytes_of_thriftpy2(
+    table: bytes, rows: list[bytes], timestamp_ms: int | None
+) -> None:
+    changes = [HBASE.BatchMutation(row, [HBASE.Mutation(isDelete=True, column=FAMILY)]) for row in rows]
+    if timestamp_ms is None:
+        arguments = HBASE.Hbase.mutateRows_args(tableName=table, rowBatches=changes, attributes={})
+    else:
+        arguments = HBASE.Hbase.mutateRowsTs_args(
+            tableName=table, rowBatches=changes, timestamp=timestamp_ms, attributes={}
+        )
+    buffer = TCyMemoryBuffer()
+    protocol = TCyBinaryProtocol(buffer)
+    protocol.write_struct(arguments)
+    buffer.flush()
+    assert encode_deletions(table, rows, timestamp_ms) == buffer.getvalue()
 
 
 def test_given_a_scanner_whose_connection_breaks_when_read_then_the_page_is_read_from_its_start() -> None:

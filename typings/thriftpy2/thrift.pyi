@@ -8,8 +8,12 @@ class TApplicationException(TException):
     type: int
     message: str | bytes | None
 
+class TMessageType:
+    CALL: int
+
 class TClient:
     _service: Any
+    _oprot: Any
     def _send(self, _api: str, **kwargs: Any) -> None: ...
     def _recv(self, _api: str) -> Any: ...
     def __init__(self, service: Any, iprot: Any) -> None: ...
