@@ -68,7 +68,7 @@ def top(status: Status) -> Figure:
 
 
 def every(status: Status) -> Figure:
-    metrics, plain_scrape = Metrics("all", TOP), partial(generate_latest, plain(status))
+    metrics, plain_scrape = Metrics("top", TOPICS), partial(generate_latest, plain(status))
     # A few samples more are of the janitor itself; they are the product's burden in the comparison.
     assert samples(scrape(metrics, status)) >= samples(plain_scrape()) == 5 * TOPICS
     plain_seconds, seconds = in_turn(plain_scrape, lambda: scrape(metrics, status))

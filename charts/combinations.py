@@ -131,11 +131,6 @@ COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         _never("persistence.accessModes", {"contains": {"const": "ReadWriteOncePod"}}),
     ),
     (
-        "Never two sweepers: on HBase a janitor holds a lease.",
-        _is("storage.kind", "hbase"),
-        _never("janitor.lease.kind", {"const": "none"}),
-    ),
-    (
         "A daemon never lets go of the lease, so Spark sweeps with `mode: cronjob` only.",
         _all(_is("mode", "deployment"), _is("spark.enabled", True)),
         _never("spark.command", _SWEEP),

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from charts.page import page
-from charts.schema import removed, schema
+from charts.schema import schema
 from charts.values import CHART
 from tools.monitoring.dashboard import dashboard
 from tools.monitoring.rules import ALERTS, THRESHOLDS, rules, thresholds
@@ -32,7 +32,6 @@ def files() -> dict[Path, str]:
         CHART / "files/dashboard.json": board,
         CHART / "files/thresholds.yaml": _HEAD
         + yaml.safe_dump({"daemon": thresholds("daemon"), "cronjob": thresholds("cronjob")}, sort_keys=False),
-        CHART / "files/removed.json": json.dumps(removed(), indent=2) + "\n",
         CHART / "values.schema.json": json.dumps(schema(), indent=2) + "\n",
         CHART / "README.md": page(),
         GUIDE: _between(GUIDE.read_text(encoding="utf-8"), "alerts", _alerts()),

@@ -12,7 +12,7 @@ from typing import Any
 
 from charts.combinations import COMBINATIONS, Schema
 from charts.values import comments, defaults
-from janitor.settings import REMOVED, Settings
+from janitor.settings import Settings
 from tools.monitoring.rules import ALERTS, THRESHOLDS
 
 _SECTIONS = ("storage", "transactions", "server", "janitor")
@@ -235,8 +235,6 @@ def schema() -> Schema:
     made = Settings.model_json_schema()
     kinds = {name: _plain(kind) for name, kind in made["$defs"].items()}
     kinds["ServerSettings"]["properties"]["enabled"] = {**_SWITCH, "description": "whether the chart runs it"}
-    for path, instead in removed().items():
-        _let_through(made["properties"], kinds, path, instead)
     own = _described(_OWN)
     sections = {name: {"$ref": made["properties"][name]["$ref"]} for name in _SECTIONS}
     return {
@@ -251,19 +249,6 @@ def schema() -> Schema:
         ],
         "$defs": kinds,
     }
-
-
-def removed() -> dict[str, str]:
-    """What to do instead of settings that are gone; of values that are gone the schema's choices tell."""
-    return {path: instead for path, instead in REMOVED.items() if "=" not in path}
-
-
-def _let_through(properties: Schema, kinds: dict[str, Any], path: str, instead: str) -> None:
-    """Let a removed setting pass, because a template refuses it with a whole sentence."""
-    *sections, name = path.split(".")
-    for section in sections:
-        properties = kinds[properties[section]["$ref"].rpartition("/")[2]]["properties"]
-    properties[name] = {"description": f"No longer a setting. {instead}"}
 
 
 def _plain(node: Any) -> Any:

@@ -11,7 +11,6 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from cronsim import CronSim, CronSimError
@@ -62,9 +61,6 @@ Cron = Annotated[str, AfterValidator(crontab)]
 
 
 class LeaseSettings(Section):
-    kind: Literal["store", "none"] = setting(
-        "store", "where the lease is that only one janitor holds", reason="the store is where two would collide"
-    )
     seconds: Count = setting(
         60, "how long a lease lasts that is not renewed", unit="seconds", reason="longer than any one batch takes"
     )
@@ -94,7 +90,7 @@ class ArchiveSettings(Section):
 
 
 class MetricsSettings(Section):
-    per_topic: Literal["none", "top", "all"] = setting(
+    per_topic: Literal["none", "top"] = setting(
         "top", "which topics have metrics of their own; the others are summed", reason="series cost memory everywhere"
     )
     top: Count = setting(
@@ -164,12 +160,6 @@ class JanitorSettings(Section):
     lease: LeaseSettings = LeaseSettings()
     boundary: BoundarySettings = BoundarySettings()
     archive: ArchiveSettings = ArchiveSettings()
-    stats_rows_per_second: Count = setting(
-        50000,
-        "how fast the background count of queues reads",
-        unit="rows per second",
-        reason="a small budget of its own beside the sweeps",
-    )
     history_days: Count = setting(30, "how long past runs are remembered", unit="days", reason="a month to look back")
     metrics: MetricsSettings = MetricsSettings()
     http: HttpSettings = HttpSettings()
@@ -197,29 +187,10 @@ class JanitorSettings(Section):
         return self
 
 
-#: What to do instead of settings that an earlier version had; the chart refuses the same ones.
-REMOVED: Mapping[str, str] = MappingProxyType(
-    {
-        "janitor.lease.kind=kubernetes": (
-            "Leave it out: the lease is kept in the state store (store), where it decides which janitor may write. "
-            "janitor status shows who holds it."
-        ),
-        "janitor.canary": (
-            "Leave it out. The age of overdue rows says the same: the metrics "
-            "tms_janitor_oldest_overdue_timestamp_seconds and tms_janitor_overdue_rows, "
-            "and the alert TmsOverdueBudgetBurn."
-        ),
-        "janitor.lease.name": "Leave it out: the lease is kept in the state store and needs no name.",
-        "janitor.lease.namespace": "Leave it out: the lease is kept in the state store and needs no namespace.",
-    }
-)
-
-
 class Settings(core.Settings):
     """What ``janitor`` reads: everything."""
 
     left_alone: ClassVar[frozenset[str]] = frozenset()
-    removed: ClassVar[Mapping[str, str]] = REMOVED
 
     janitor: JanitorSettings = JanitorSettings()
 

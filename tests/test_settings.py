@@ -294,7 +294,6 @@ def test_given_the_only_entry_is_wrong_when_loaded_then_it_is_not_said_that_one_
         ("server: {auth: {algorithms: [none]}}", "server.auth.algorithms[0] = 'none'", "input should be 'RS256'"),
         ("server: {auth: {algorithms: [HS256]}}", "server.auth.algorithms[0] = 'HS256'", "input should be 'RS256'"),
         ("server: {auth: {algorithms: []}}", "server.auth.algorithms = []", "at least 1 item"),
-        ("server: {auth: {leeway_seconds: 301}}", "server.auth.leeway_seconds = 301", "equal to 300"),
         (
             "server: {auth: {rules: [{principal: a, topics: ['a:b'], can: [admin]}]}}",
             "server.auth.rules",

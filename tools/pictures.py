@@ -2,14 +2,10 @@
 
 The status page and a topic are what the tour's janitor serves. The dashboard is drawn from what a real Prometheus has
 scraped of it (:mod:`tools.monitoring.preview`), without Grafana.
-
-A picture of what looks different by now misleads, so ``docs/pictures/made-from`` has a digest of each file that they
-were made from, and a test compares them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -30,12 +26,6 @@ from tools.monitoring.preview import Source, page
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "pictures"
 _BOARD = ROOT / "charts/tms-janitor/files/dashboard.json"
-#: What decides how the pictures look.
-_MADE_FROM = (
-    ROOT / "janitor/http/page.html",
-    _BOARD,
-    *(ROOT / "tools/monitoring" / name for name in ("preview.py", "chart.py", "units.py")),
-)
 #: What the tour is run with: free ports, and a folder that is given up afterwards.
 _TOUR = "import sys, pathlib; from examples.tour import main; main(pathlib.Path(sys.argv[1]), any_ports=True)"
 #: True once a topic is held, and runs are drawn beside it.
@@ -50,12 +40,6 @@ _SCRAPED_SECONDS = 75
 _ROWS = ("Is it well?", "What it does")
 _NAMESPACE, _JOB = "messaging", "janitor"
 _CHOSEN = {"$namespace": _NAMESPACE, "$job": _JOB, "$__rate_interval": "15s"}
-
-
-def digests() -> str:
-    """What identifies what the pictures are made from, as it is now: a line for each file."""
-    found = ((hashlib.sha256(path.read_bytes()).hexdigest(), path.relative_to(ROOT)) for path in _MADE_FROM)
-    return "".join(f"{digest}  {path}\n" for digest, path in found)
 
 
 def main() -> int:
@@ -88,7 +72,6 @@ def main() -> int:
         finally:
             tour.send_signal(signal.SIGINT)
             tour.communicate()
-    (FOLDER / "made-from").write_text(digests(), encoding="ascii")
     return 0
 
 

@@ -201,7 +201,7 @@ def _assemble(
 
     schedule = Schedule(clock, failed)
     trigger = cron(wanted.cron) if wanted.cron else every(wanted.every_seconds or 60)
-    census = Census(read_only(store), state, clock, rows_per_second=wanted.stats_rows_per_second, halted=stop.is_set)
+    census = Census(read_only(store), state, clock, halted=stop.is_set)
     jobs = [Job("count", COUNT_SECONDS, census.step, after_sweeps=True)]
     transactions = stack.enter_context(current.transactions())
     if transactions is not None:

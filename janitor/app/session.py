@@ -330,8 +330,8 @@ class Session:
 
     def lease(
         self, state: State, store: Reads, standby: Event | None = None, until: Event | None = None
-    ) -> AbstractContextManager[Lease | None]:
-        """The lease on the store, held while the block runs; None where the settings want none (rule S12).
+    ) -> AbstractContextManager[Lease]:
+        """The lease on the store, held while the block runs (rule S12).
 
         Args:
             standby: for one that may wait where several can have the store open, until this is set.
@@ -342,8 +342,6 @@ class Session:
                 open the store, the state folder belongs to another store, and a janitor is at work there.
         """
         wanted, exclusive = self.settings.janitor.lease, self.place.exclusive
-        if wanted.kind == "none":
-            return nullcontext()
         # Where only one process can open the store, a process that is still named as the holder of its lease is dead.
         record = state.store()
         ours = record is None or record.identity == store.identity()

@@ -23,10 +23,6 @@ _INTERRUPTED = "interrupted; what was done is done, the next run goes on from th
 _CODES = ((Refused, REFUSED), *outcome.CODES)
 
 
-#: Former names of verbs, understood for one version more.
-FORMER = {"audit": "verify"}
-
-
 #: The verbs, each a module of its own, with the first sentence of its help.
 _VERBS = {
     "adopt": "Accept this store as it is now.",
@@ -59,7 +55,6 @@ _VERBS = {
         verb: LazyCommand(f"janitor.cli.{verb.replace('-', '_')}:command", sentence)
         for verb, sentence in _VERBS.items()
     },
-    former=FORMER,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @common_options

@@ -30,7 +30,7 @@ from janitor.metrics.catalogue import (
 )
 from janitor.status.status import ConsumerFigures, TopicFigures
 
-PerTopic = Literal["none", "top", "all"]
+PerTopic = Literal["none", "top"]
 #: What is compared: a topic's name, or that of something in it.
 N = TypeVar("N", bound=tuple[str, ...])
 
@@ -66,8 +66,6 @@ def shown(sizes: Mapping[N, int | None], before: Collection[N], per_topic: PerTo
     own = {name: size for name, size in sizes.items() if set(name) != {_OTHER}}
     if per_topic == "none":
         return frozenset()
-    if per_topic == "all":
-        return frozenset(own)
     return largest({name: size for name, size in own.items() if size is not None}, before, top)
 
 

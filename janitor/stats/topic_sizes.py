@@ -35,6 +35,8 @@ from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, NEGATIVE, PAYL
 from tms_core.tables.base import Reads
 from tms_core.topic import TopicId, TopicMetadata
 
+#: Rows that the count reads per second: a small budget beside the sweeps.
+ROWS_PER_SECOND = 50_000
 #: Rows of one page at most: what is read before a request to stop the count is noticed.
 PAGE_ROWS = 1000
 #: Rows of a table's first page, when it is not known yet how large they are.
@@ -63,7 +65,7 @@ class Census:
         store: is only read; a face that cannot write will do.
         state: where counts are kept.
         clock: what counts are dated and paced by.
-        rows_per_second: the budget (``janitor.stats_rows_per_second``).
+        rows_per_second: the budget.
         refresh_seconds: how old a count may become before it is made again.
         halted: whether the process is ending; asked before every page and in every wait.
     """
@@ -74,7 +76,7 @@ class Census:
         state: State,
         clock: Clock,
         *,
-        rows_per_second: int,
+        rows_per_second: int = ROWS_PER_SECOND,
         refresh_seconds: int = 60,
         halted: Callable[[], bool] = never,
     ) -> None:

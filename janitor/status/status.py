@@ -74,7 +74,6 @@ class ConsumerFigures:
     oldest_unread_ms: int | None
     expired: bool
     counted_ms: int
-    # Figures that an earlier janitor kept do not have them.
     open_claims: int = 0
     redelivered: int = 0
 

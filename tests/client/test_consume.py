@@ -436,7 +436,7 @@ def test_given_a_server_that_cuts_polls_short_when_polled_then_the_client_reads_
     client.publish(ORDERS, [b"%d" % number for number in range(10)])
     metrics = ServerMetrics(CollectorRegistry(), site.service)
     with ThreadPoolExecutor(2) as threads:
-        app = make_app(Server(site.service, threads, metrics, 1_000_000, 100, poll_limit=PollLimit(messages=3)))
+        app = make_app(Server(site.service, threads, metrics, 1_000_000, poll_limit=PollLimit(messages=3)))
         listener = Listener(app, "127.0.0.1", 0)
         listener.start()
         with site.client(url=listener.url) as cut:

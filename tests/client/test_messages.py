@@ -30,7 +30,7 @@ from tms_core.server.codec import PublishRequest
 from tms_core.server.json_text import JsonCodec
 from tms_core.topic import INT_MAX
 
-AVRO, JSON = AvroCodec(), JsonCodec(100)
+AVRO, JSON = AvroCodec(), JsonCodec()
 LONGS = st.integers(0, 2**63 - 1)
 INTS = st.integers(0, 2**16 - 1)
 PAYLOADS = st.lists(st.binary(max_size=300), max_size=20)

@@ -206,11 +206,9 @@ def test_given_what_is_no_crontab_line_when_loaded_then_the_field_is_named(
         ("protect: [audit]", "janitor.protect[0]"),
         ("protect: ['default:a b']", "janitor.protect[0]"),
         ("lease: {seconds: 0}", "janitor.lease.seconds"),
-        ("lease: {kind: file}", "janitor.lease.kind"),
         ("boundary: {feedback: 'off'}", "janitor.boundary.feedback"),
         ("boundary: {participants: []}", "janitor.boundary.participants"),
         ("archive: {keep_days: 0}", "janitor.archive.keep_days"),
-        ("stats_rows_per_second: 0", "janitor.stats_rows_per_second"),
         ("history_days: 0", "janitor.history_days"),
         ("metrics: {per_topic: some}", "janitor.metrics.per_topic"),
         ("metrics: {top: 0}", "janitor.metrics.top"),
@@ -228,28 +226,6 @@ def test_given_an_impossible_value_when_loaded_then_the_setting_is_named(
 @pytest.mark.parametrize("janitor", ["hold_seconds: 0", "protect: ['*', 'default:a?[bc]-d']", "http: {port: 0}"])
 def test_given_a_value_at_its_limit_when_loaded_then_it_is_taken(tmp_path: Path, janitor: str) -> None:
     assert loaded(tmp_path, f"janitor: {{{janitor}}}").origins
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "instead"),
-    [
-        ("lease.kind", "kubernetes", "the lease is kept in the state store"),
-        ("canary.enabled", "true", "The age of overdue rows says the same"),
-        ("lease.name", "led", "needs no name"),
-        ("lease.namespace", "apps", "needs no namespace"),
-    ],
-)
-def test_given_what_an_earlier_version_had_when_loaded_then_the_refusal_says_what_to_do_instead(
-    tmp_path: Path, path: str, value: str, instead: str
-) -> None:
-    section, name = path.split(".")
-    in_file = refused(tmp_path, f"janitor: {{{section}: {{{name}: {value}}}}}")
-    with pytest.raises(ConfigurationError) as caught:
-        loaded(tmp_path, "", {f"TMS_JANITOR__{section}__{name}".upper(): value})
-    for message in (in_file, str(caught.value)):
-        assert f"janitor.{section}" in message
-        assert "is no longer" in message
-        assert instead in message
 
 
 def test_given_a_folder_of_ours_inside_the_store_when_loaded_then_that_is_refused(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tms_core.tables.side import MemorySide
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.web.listener import Listener
 
-MAX_REQUEST_BYTES, JSON_POLL_LIMIT = 3_000_000, 100
+MAX_REQUEST_BYTES = 3_000_000
 
 
 @dataclass
@@ -68,7 +68,7 @@ def serving(
     )
     metrics = ServerMetrics(CollectorRegistry(), service)
     with ThreadPoolExecutor(4) as threads, service:
-        site = Site(service, threads, metrics, MAX_REQUEST_BYTES, JSON_POLL_LIMIT, gate, **options)
+        site = Site(service, threads, metrics, MAX_REQUEST_BYTES, gate, **options)
         app = make_app(site, loopback=loopback, access_log=access_log)
         listener = Listener(app, "127.0.0.1", 0, ending=site.waiting.close)
         listener.start()

@@ -68,7 +68,7 @@ WHO = {
 def routes() -> Iterator[list[GuardedRoute]]:
     """What the application is made of."""
     with ThreadPoolExecutor(1) as threads, MessagingService(MemoryStore(), SystemClock(), side=MemorySide()) as service:
-        yield app.routes(Site(service, threads, ServerMetrics(CollectorRegistry(), service), 1, 1))
+        yield app.routes(Site(service, threads, ServerMetrics(CollectorRegistry(), service), 1))
 
 
 def calls(routes: list[GuardedRoute]) -> list[tuple[str, str]]:
@@ -177,7 +177,7 @@ def test_given_a_route_that_does_not_say_what_it_needs_when_the_application_is_m
         GuardedRoute("/open", endpoint, "open")  # type: ignore[call-arg]
     monkeypatch.setattr(app, "routes", lambda _: [Route("/open", endpoint)])
     with ThreadPoolExecutor(1) as threads, pytest.raises(AttributeError, match="behind"):
-        app.make_app(Site(server.service, threads, server.metrics, 1, 1))
+        app.make_app(Site(server.service, threads, server.metrics, 1))
 
 
 @pytest.mark.parametrize(

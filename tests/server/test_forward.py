@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.builders import NOW_MS
 from tests.server.client import PATIENCE_SECONDS, Client, TopicClient
-from tests.server.conftest import JSON_POLL_LIMIT, MAX_REQUEST_BYTES, Serving, serving
+from tests.server.conftest import MAX_REQUEST_BYTES, Serving, serving
 from tests.server.test_leadership import Node
 from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
@@ -47,7 +47,7 @@ class Following:
         self.service = stack.enter_context(MessagingService(MemoryStore(), clock, side=MemorySide()))
         self.metrics = ServerMetrics(CollectorRegistry(), self.service)
         threads = stack.enter_context(ThreadPoolExecutor(2))
-        site = Site(self.service, threads, self.metrics, MAX_REQUEST_BYTES, JSON_POLL_LIMIT)
+        site = Site(self.service, threads, self.metrics, MAX_REQUEST_BYTES)
         app = make_app(site, forwarder=Forwarder(Slots([self.own.leadership])))
         self.listener = Listener(app, "127.0.0.1", 0, options=ListenerOptions(stop_seconds=1, lifespan=True))
         self.listener.start()

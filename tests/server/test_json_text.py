@@ -15,10 +15,10 @@ from tms_core.errors import BadRequest
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.server.codec import CHUNK_BYTES
-from tms_core.server.json_text import JsonCodec, read_properties
+from tms_core.server.json_text import POLL_MESSAGES, JsonCodec, read_properties
 from tms_core.transaction.codec.thrift import encode_transaction
 
-JSON = JsonCodec(poll_limit=7)
+JSON = JsonCodec()
 T, W = 1_500_000_000_000, 1_500_000_000_000_000_007
 ID = MessageId(T, 3)
 
@@ -45,11 +45,11 @@ def test_given_a_publish_when_read_then_it_says_what_was_written(given_: Any, re
 @pytest.mark.parametrize(
     ("given_", "read"),
     [
-        ({}, FetchRequest(None, True, 7)),
-        ({"startFrom": None, "limit": None, "transaction": None}, FetchRequest(None, True, 7)),
+        ({}, FetchRequest(None, True, POLL_MESSAGES)),
+        ({"startFrom": None, "limit": None, "transaction": None}, FetchRequest(None, True, POLL_MESSAGES)),
         ({"startFrom": {"id": str(ID)}, "inclusive": False, "limit": 9000}, FetchRequest(ID, False, 9000)),
-        ({"startFrom": {"timeMs": str(T)}}, FetchRequest(T, True, 7)),
-        ({"startFrom": {"timeMs": T}}, FetchRequest(T, True, 7)),
+        ({"startFrom": {"timeMs": str(T)}}, FetchRequest(T, True, POLL_MESSAGES)),
+        ({"startFrom": {"timeMs": T}}, FetchRequest(T, True, POLL_MESSAGES)),
     ],
 )
 def test_given_a_poll_when_read_then_it_says_what_was_written(given_: Any, read: FetchRequest) -> None:

@@ -12,12 +12,13 @@ import pytest
 
 from tests.builders import NOW_MS
 from tests.server.client import AVRO, JSON, Client, TopicClient
-from tests.server.conftest import JSON_POLL_LIMIT, MAX_REQUEST_BYTES, Serving, serving
+from tests.server.conftest import MAX_REQUEST_BYTES, Serving, serving
 from tests.server.test_avro import block, decoded, long
 from tests.server.test_protocol import until
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.server import poll as polling
 from tms_core.server.codec import MESSAGE_BYTES
+from tms_core.server.json_text import POLL_MESSAGES
 from tms_core.server.site import PollLimit
 from tms_core.transaction.codec.thrift import encode_transaction
 from tms_core.transaction.model import TX_PER_MS, Transaction
@@ -293,10 +294,10 @@ def test_given_transactions_when_polled_in_one_then_invalid_ones_are_skipped_and
 
 
 def test_given_no_limit_in_json_when_polled_then_the_settings_counts(topic: TopicClient) -> None:
-    topic.publish(*["x"] * (JSON_POLL_LIMIT + 10))
-    assert len(topic.poll()) == JSON_POLL_LIMIT
-    assert len(topic.poll(limit=JSON_POLL_LIMIT + 5)) == JSON_POLL_LIMIT + 5
-    assert len(payloads(topic, b"\x04\x01\x02\x02")) == JSON_POLL_LIMIT + 10
+    topic.publish(*["x"] * (POLL_MESSAGES + 10))
+    assert len(topic.poll()) == POLL_MESSAGES
+    assert len(topic.poll(limit=POLL_MESSAGES + 5)) == POLL_MESSAGES + 5
+    assert len(payloads(topic, b"\x04\x01\x02\x02")) == POLL_MESSAGES + 10
 
 
 def test_given_many_messages_when_polled_then_they_come_in_chunks_of_60000_bytes_each_a_block(
@@ -330,7 +331,7 @@ def test_given_a_consumer_that_leaves_in_the_middle_then_reading_ends_and_others
     # far from all of it was read: what fits into the sockets' buffers, and two steps of pieces
     assert figures(shared)[0] - fetched < 8 * 2900
     with Client(shared.port) as another:
-        assert len(TopicClient(another, topic.path.rpartition("/")[2]).poll()) == JSON_POLL_LIMIT
+        assert len(TopicClient(another, topic.path.rpartition("/")[2]).poll()) == POLL_MESSAGES
 
 
 def figures(server: Serving) -> tuple[float, float]:

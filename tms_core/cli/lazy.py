@@ -41,29 +41,25 @@ class LazyGroup(click.Group):
 
     Args:
         lazy: its commands by their names; others may be added as ever.
-        former: names that commands had in the version before.
     """
 
     def __init__(
         self,
         *args: Any,
         lazy: Mapping[str, LazyCommand] | None = None,
-        former: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         self._lazy = lazy or {}
-        self._former = former or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*self._lazy, *self.commands})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        name = self._former.get(cmd_name, cmd_name)
-        if name not in self.commands and name in self._lazy:
-            module, _, attribute = self._lazy[name].place.partition(":")
-            self.commands[name] = getattr(import_module(module), attribute)
-        return self.commands.get(name)
+        if cmd_name not in self.commands and cmd_name in self._lazy:
+            module, _, attribute = self._lazy[cmd_name].place.partition(":")
+            self.commands[cmd_name] = getattr(import_module(module), attribute)
+        return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -42,7 +42,6 @@ from tms_core.web.listener import Listener, ListenerOptions
 _THREADS = 4
 _OPTIONS = {field.name for field in fields(Options)}
 _MAX_REQUEST_BYTES = 10 << 20
-_JSON_POLL_LIMIT = 1000
 #: How long the end of the block waits for answers that no client reads, in seconds.
 _LISTENER = ListenerOptions(stop_seconds=1)
 
@@ -98,7 +97,7 @@ def in_process(*, clock: Clock | None = None, store: Store | None = None) -> Ite
         ThreadPoolExecutor(_THREADS, thread_name_prefix="in-process") as threads,
     ):
         metrics = ServerMetrics(CollectorRegistry(), service)
-        here = Site(service, threads, metrics, _MAX_REQUEST_BYTES, _JSON_POLL_LIMIT)
+        here = Site(service, threads, metrics, _MAX_REQUEST_BYTES)
         listener = Listener(make_app(here), "127.0.0.1", 0, options=_LISTENER, ending=here.waiting.close)
         listener.start()
         try:

@@ -26,6 +26,8 @@ from tms_core.topic import INT_MAX, INT_MIN
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 _LONG = range(-(2**63), 2**63)
 _INT = range(INT_MIN, INT_MAX + 1)
+#: Messages in the answer to a poll without a limit: clients hold a JSON answer whole.
+POLL_MESSAGES = 1000
 #: How often a text is in memory while it is taken apart: decoded, cut up and encoded again; a character that is not
 #: ASCII makes each of a text four bytes wide.
 _COPIES, _WIDE_COPIES = 3, 9
@@ -39,11 +41,9 @@ class JsonCodec:
     """JSON (:class:`tms_core.server.codec.Codec`).
 
     Attributes:
-        poll_limit: the limit of a poll that names none.
         most_messages: how many messages may be published with one request.
     """
 
-    poll_limit: int
     most_messages: int = sys.maxsize
     content_type = b"application/json"
 
@@ -100,7 +100,7 @@ class JsonCodec:
         return FetchRequest(
             start,
             inclusive,
-            self.poll_limit if limit is None else _number("limit", limit, _INT),
+            POLL_MESSAGES if limit is None else _number("limit", limit, _INT),
             None if reads_in is None else transaction(_base64("transaction", reads_in)),
             wait_seconds=_number("waitSeconds", given.get("waitSeconds", 0), _INT),
         )

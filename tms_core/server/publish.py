@@ -90,7 +90,7 @@ class Rollback(SiteRoute):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site)
-        self._json: Codec = JsonCodec(site.json_poll_limit)
+        self._json: Codec = JsonCodec()
         self._avro: Codec = AvroCodec()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -250,7 +250,6 @@ def _listen(
         stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="call")),
         metrics,
         wanted.max_request_mb << 20,
-        wanted.json_poll_limit,
         gate,
         poll_threads=stack.enter_context(poll_threads),
         memory=Memory(wanted.memory << 20),

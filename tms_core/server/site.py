@@ -156,7 +156,6 @@ class Site:
 
     Args:
         max_request_bytes: the largest body, before and after decompression.
-        json_poll_limit: the limit of a poll in JSON that names none.
         gate: knows who may do what; None: everybody may do everything.
         poll_threads: where polls read the store, so that nothing else waits for them; None: in ``threads`` too.
         transaction_ids: how many ids the transaction of a poll may carry (``server.max_transaction_ids``).
@@ -169,7 +168,6 @@ class Site:
     threads: Executor
     metrics: ServerMetrics
     max_request_bytes: int
-    json_poll_limit: int
     gate: Gate | None = None
     poll_threads: Executor | None = None
     memory: Memory = field(default_factory=Memory)
@@ -184,7 +182,7 @@ class Site:
 
     def __post_init__(self) -> None:
         most = self.max_request_bytes // MESSAGE_BYTES
-        codecs: list[Codec] = [AvroCodec(most), JsonCodec(self.json_poll_limit, most)]
+        codecs: list[Codec] = [AvroCodec(most), JsonCodec(most)]
         object.__setattr__(self, "_codecs", {codec.content_type: codec for codec in codecs})
 
     def codec(self, headers: Headers) -> Codec:

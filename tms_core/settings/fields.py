@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,9 +25,6 @@ class Section(BaseModel):
 
     #: Names at the top of the file that belong to another program.
     left_alone: ClassVar[frozenset[str]] = frozenset()
-    #: What to write instead of settings that an earlier version had: by ``path``, or by ``path=value`` where only that
-    #: value is gone. Of the model of a whole file.
-    removed: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
 
 S = TypeVar("S", bound=Section)

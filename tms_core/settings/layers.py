@@ -101,15 +101,14 @@ def _from_file(model: type[Section], file: Path, folder: Path) -> dict[str, _Giv
     origin = f"file {file}"
     content = yaml_file.read(file)
     own = {key: value for key, value in content.items() if key not in model.left_alone}
-    return {path: _Given(value, origin, folder) for path, value in _flat(model, own, "", origin, model.removed)}
+    return {path: _Given(value, origin, folder) for path, value in _flat(model, own, "", origin)}
 
 
 def _flat(
-    model: type[Section], mapping: Mapping[Any, object], prefix: str, origin: str, removed: Mapping[str, str]
+    model: type[Section], mapping: Mapping[Any, object], prefix: str, origin: str
 ) -> Iterator[tuple[str, object]]:
     for key, value in mapping.items():
         path = f"{prefix}{key}"
-        _refuse_removed(path, value, origin, removed)
         field = model.model_fields.get(key) if isinstance(key, str) else None
         if field is None:
             raise ConfigurationError(f"{path} is not a setting ({origin}).", meant(path, model, prefix))
@@ -117,21 +116,12 @@ def _flat(
         if inner is None:
             yield path, value
         elif isinstance(value, dict):
-            yield from _flat(inner, value, f"{path}.", origin, removed)
+            yield from _flat(inner, value, f"{path}.", origin)
         elif value is not None:  # a section all of whose lines are commented out is None
             names = ", ".join(inner.model_fields)
             raise ConfigurationError(
                 f"{path} is a section, not {shown(value)} ({origin}).", f"Write below it: {names}."
             )
-
-
-def _refuse_removed(path: str, value: object, origin: str, removed: Mapping[str, str]) -> None:
-    """Refuse what an earlier version had, and say what to do instead."""
-    for gone, instead in removed.items():
-        if path == gone or path.startswith(f"{gone}."):
-            raise ConfigurationError(f"{path} is no longer a setting ({origin}).", instead)
-        if gone == f"{path}={value}":
-            raise ConfigurationError(f"{path} = {value} is no longer possible ({origin}).", instead)
 
 
 def _from_environment(
@@ -143,7 +133,6 @@ def _from_environment(
         if not name.startswith(PREFIX) or not any(f"{inner}_".startswith(f"{top}_") for top in model.model_fields):
             continue
         path, origin = inner.replace("__", "."), f"environment {name}"
-        _refuse_removed(path, value, origin, model.removed)
         # One spelling only: of two, the one that is read last would win.
         if path not in known or name != name.upper():
             close = path if path in known else closest(path, known)

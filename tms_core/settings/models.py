@@ -297,12 +297,6 @@ class AuthSettings(Section):
     principal_claim: Annotated[str, Field(min_length=1)] = setting(
         "sub", "for kind jwt: the claim that names the principal of the rules", reason="where JWT has the subject"
     )
-    leeway_seconds: Annotated[int, Strict(), Field(ge=0, le=300)] = setting(
-        30,
-        "for kind jwt: how far the issuer's clock may be off, before a token counts and after it has expired",
-        unit="seconds",
-        reason="more than any NTP offset, too short for a thief of a token to use",
-    )
     rules: tuple[AuthRule, ...] = setting(
         (),
         "who may do what: a list of {principal, topics, can: [admin, publish, consume]}; principal * is each that is "
@@ -441,12 +435,6 @@ class ServerSettings(Section):
         reason="eight publishes of 10 MB at once",
     )
     poll_limit: PollLimitSettings = PollLimitSettings()
-    json_poll_limit: Count = setting(
-        1000,
-        "messages in a JSON answer to a poll without a limit",
-        unit="messages",
-        reason="clients hold a JSON answer whole",
-    )
     access_log: Switch = setting(
         False, "whether each request is logged", reason="a line costs as much as a small request"
     )

@@ -118,22 +118,8 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- if eq .Values.mode "cronjob" }}exporter{{ else }}janitor{{ end }}
 {{- end }}
 
-{{/* Settings that an earlier version had are refused with what to do instead. */}}
-{{- define "tms.refuseRemoved" -}}
-{{- range $path, $instead := .Files.Get "files/removed.json" | fromJson }}
-{{- $node := $.Values }}
-{{- range splitList "." $path }}
-{{- if kindIs "map" $node }}{{ $node = get $node . }}{{ else }}{{ $node = "" }}{{ end }}
-{{- end }}
-{{- if ne (toString $node) "" }}
-{{- fail (printf "%s is no longer a setting. %s" $path $instead) }}
-{{- end }}
-{{- end }}
-{{- end }}
-
 {{/* The settings file. JSON is YAML, and its numbers stay whole. */}}
 {{- define "tms.config" -}}
-{{- include "tms.refuseRemoved" . }}
 {{- $settings := dict "storage" .Values.storage "transactions" .Values.transactions "janitor" .Values.janitor }}
 {{- if eq .Values.mode "cronjob" }}
 {{- $by := printf "CronJob %s (%s)" .Values.cronjob.schedule .Values.cronjob.timeZone }}

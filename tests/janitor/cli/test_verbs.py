@@ -1,4 +1,4 @@
-"""The verbs that ask and decide: adopt, approve, inspect, boundary, audit, doctor, config, completion."""
+"""The verbs that ask and decide: adopt, approve, inspect, boundary, verify, doctor, config, completion."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_given_no_snapshot_when_inspected_then_1_and_why(site: Site) -> None:
     assert "--snapshots" in missing.err
 
 
-# --- boundary, audit -------------------------------------------------------------------------------------------------
+# --- boundary, verify -------------------------------------------------------------------------------------------------
 
 
 def test_given_a_complete_run_then_the_boundary_is_shown_with_what_holds_it(site: Site) -> None:
@@ -205,7 +205,7 @@ def test_given_a_row_that_makes_the_boundary_false_when_audited_then_it_is_refut
     again = site.janitor("verify")
     assert again.code == 1
     assert f"no boundary is claimed: the boundary {INVALID} is refuted" in again.out
-    found = site.janitor("audit --format json")
+    found = site.janitor("verify --format json")
     assert found.code == 1, "its former name is understood for a version"
     assert (found.json["boundary"], found.json["refuted"], found.json["open_cells"]) == (None, 0, 1)
     assert "was false" in site.janitor("status").out

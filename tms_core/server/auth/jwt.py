@@ -32,6 +32,8 @@ _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _CURVES = {"secp256r1": ("ES256",), "secp384r1": ("ES384",), "secp521r1": ("ES512",)}
 #: The shortest RSA key that is still safe, in bits (RFC 7518, 3.3).
 _RSA_BITS = 2048
+#: How far the issuer's clock may be off, in seconds: more than any NTP offset, too short for a thief of a token to use.
+LEEWAY_SECONDS = 30
 #: What a time in a claim may be at most, in seconds; any number up to here is exact as a double.
 _LAST_SECOND = 2**53 // 1000
 #: What PyJWT and cryptography raise at members of a key that are of another type, or no numbers of such a key.
@@ -112,7 +114,7 @@ class Jwt:
         Raises:
             Unauthorized: it has, it is not good yet, or its times are none.
         """
-        now_ms, leeway_ms = self._clock.now_ms(), self._settings.leeway_seconds * 1000
+        now_ms, leeway_ms = self._clock.now_ms(), LEEWAY_SECONDS * 1000
         expires_ms = _milliseconds(claims["exp"]) + leeway_ms
         if expires_ms <= now_ms:
             raise _refused("it has expired")
