@@ -14,7 +14,7 @@
     │   ├── StoreNotFound        there is no store at that place
     │   ├── StoreUnavailable     the store does not answer now; the same call may succeed later
     │   ├── WriteRefused         the store takes no writes now, whatever is written: it is read-only, its log torn
-    │   │   └── StoreFull        there is no room on the disk, or within the quota, to write
+    │   │   └── StoreFull        there is no room on the disk, or within the quota, or it is read-only
     │   ├── TooLarge             a value is above the store's limit, so nothing was written; a BadRequest, too
     │   └── StoreLayoutError     a store of a layout this version does not serve (CDAP 6)
     ├── StateError               what the janitor remembers could not be opened, read or written
@@ -68,6 +68,7 @@ A command catches the root and prints one sentence::
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable
 
@@ -171,7 +172,15 @@ class WriteRefused(StoreError):
 
 
 class StoreFull(WriteRefused):
-    """There is no room on the store's disk; what was to be written is not, and may be once there is room."""
+    """The disk has no room, or is mounted read-only. What was to be written is not, and may be later."""
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether a file could not be written for want of space or quota, or on a read-only file system."""
+    return error.errno in _FULL
+
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 
 
 class StoreLayoutError(StoreError):

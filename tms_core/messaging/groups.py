@@ -194,7 +194,8 @@ class Groups:
             if found.taken and self._transactions is not None:
                 self._transactions.note_written(pointer, group.label)
             self._write(metadata, former, rows, seen, found._replace(base=seen.base), noted)
-            if found.taken and not self._is_open(pointer):
+            # Without waiting for the disk: if that failed, the claim would be answered as not written.
+            if found.taken and self._transactions is not None and not self._transactions.is_in_progress(pointer):
                 # It ended while the claim was on its way to the disk, and what it has claimed is not answered.
                 former, rows = self._consumers.found(metadata, name), claims_of(self._side, group)
                 self._free(metadata, former, rows, never_given([claim for _, claim in rows], found.taken))

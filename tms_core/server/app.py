@@ -249,8 +249,8 @@ class Door:
                 # The answer has begun; all that is left is to cut it short.
                 raise
             if isinstance(error, StoreFull):
-                # Every publish meets a full disk, and the log may lie on it.
-                self._seldom.log(logging.ERROR, "publishing is refused (503): %s", error)
+                # Every request that writes meets a full disk, and the log may lie on it.
+                self._seldom.log(logging.ERROR, "requests that write are refused (503): %s", error)
             await _refuse(sent, error)
         finally:
             seconds = time.perf_counter() - started

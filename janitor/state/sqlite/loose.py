@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
-from tms_core.errors import StateError
+from tms_core.errors import StateError, StateUnavailable, is_full
 
 FILE_NAME = "running.jsonl"
 #: Bytes of a file that is written anew, and how many times what counts in it.
@@ -130,6 +130,7 @@ class LooseFile:
         try:
             yield
         except OSError as error:
-            raise StateError(
+            kind = StateUnavailable if is_full(error) else StateError
+            raise kind(
                 f"{self._path} cannot be {done}: {error.strerror}.", "Check its rights and the space on its disk."
             ) from error

@@ -23,7 +23,7 @@ from typing import Any, Self
 from janitor.state.base import State
 from janitor.state.documents import Changes, View
 from janitor.state.sqlite.loose import LooseFile
-from tms_core.errors import StateBusy, StateError
+from tms_core.errors import StateBusy, StateError, StateUnavailable, is_full
 
 #: What ``PRAGMA user_version`` says of a file of this layout.
 SCHEMA_VERSION = 4
@@ -85,6 +85,7 @@ FILE_NAME = "state.sqlite3"
 BUSY_SECONDS = 10.0
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY})
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 #: The lease is a document too, and the only one that is written outside transactions.
 _LEASE = "lease"
@@ -141,7 +142,8 @@ class _Border:
             ) from error
         if code in _CORRUPT:
             raise StateError(f"{self._name} is corrupt: {error}.", f"Move its folder away: {LOSS}") from error
-        raise StateError(
+        kind = StateUnavailable if code in _FULL else StateError
+        raise kind(
             f"{self._name} cannot be used: {error}.", "Check the folder's rights and the space on its disk."
         ) from error
 
@@ -286,6 +288,7 @@ def _prepare(folder: Path) -> None:
         os.close(os.open(folder / FILE_NAME, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except OSError as error:
         if not (folder / FILE_NAME).is_file():
-            raise StateError(
+            kind = StateUnavailable if is_full(error) else StateError
+            raise kind(
                 f"the state folder {folder} cannot be made: {error}.", "Name a folder you may write in janitor.state."
             ) from error

@@ -23,13 +23,13 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from tms_core.errors import FormatError, StoreError, Unavailable
+from tms_core.errors import FormatError, StoreError, StoreFull, Unavailable
 from tms_core.rowkey import stop_key
 from tms_core.tables.base import every
 from tms_core.tables.side import SideTable
 from tms_core.transaction.codec.edits import Edit, decode_edit
 from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
-from tms_core.transaction.manager.journal import GroupLog, LogFailed
+from tms_core.transaction.manager.journal import GroupLog, LogFailed, LogFull
 from tms_core.transaction.manager.storage import MemoryStorage, Recovered, StorageElsewhere
 from tms_core.transaction.model import Snapshot
 
@@ -274,7 +274,8 @@ class SideLog(GroupLog):
             self.next += 1
 
     def _failed(self, failure: OSError | StoreError) -> LogFailed:
-        return LogFailed(
+        kind = LogFull if isinstance(failure, StoreFull) else LogFailed
+        return kind(
             f"the transaction log beside the store could not be written: {failure}",
             "What was acknowledged is there; the server that leads goes on by itself.",
         )

@@ -25,10 +25,12 @@ from tms_core.errors import StoreBusy, StoreError, StoreFull, WriteRefused
 #: What the library and the operating system say, and what the operator can do about it.
 _FULL = ("No space left", "quota exceeded", "File too large")
 _FREE = "Free some space on that disk; then it goes on by itself. Deleting rows needs a little space first."
+_READ_ONLY = "Read-only file system"
+_REMOUNT = "Check the disk and mount it for writing again; then it goes on by itself."
 _HINTS = (
     (
-        ("Permission denied", "not permitted", "Read-only file system"),
-        "Run as the user the store belongs to, on a file system that can be written.",
+        ("Permission denied", "not permitted"),
+        "Run as the user the store belongs to.",
     ),
     (
         ("Too many open files",),
@@ -164,6 +166,8 @@ def _store_error(folder: Path, error: Exception) -> StoreError:
         return _busy(folder)
     if any(word in text for word in _FULL):
         return StoreFull(f"{folder}: {text}.", _FREE)
+    if _READ_ONLY in text:
+        return StoreFull(f"{folder}: {text}.", _REMOUNT)
     for words, hint in _HINTS:
         if any(word in text for word in words):
             return StoreError(f"{folder}: {text}.", hint)

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from threading import RLock
 
 from tms_core.clock import HonestClock
-from tms_core.errors import FormatError, StoreError, TransactionError
+from tms_core.errors import FormatError, StoreError, TransactionError, Unavailable
 from tms_core.logs.loggers import get_logger
 from tms_core.transaction.codec.edits import Edit
 from tms_core.transaction.manager.journal import LogFailed
@@ -33,7 +33,7 @@ _EMPTY = Snapshot(VisibilityState(0, 0, 0))
 logger = get_logger(__name__)
 
 
-class ManagerStopped(TransactionError):
+class ManagerStopped(TransactionError, Unavailable):
     """The manager was closed, or its log has just failed; nothing was done."""
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
-from tms_core.errors import StoreError
+from tms_core.errors import StoreError, StoreFull, is_full
 from tms_core.transaction.codec.edits import Edit, encode_edit
 
 _NUMBER = struct.Struct(">q")
@@ -28,6 +28,10 @@ _NUMBER = struct.Struct(">q")
 
 class LogFailed(StoreError):
     """The transaction log could not be written; what was appended may or may not be on disk."""
+
+
+class LogFull(LogFailed, StoreFull):
+    """The transaction log could not be written, because its disk is full or read-only."""
 
 
 class GroupLog(ABC):
@@ -154,7 +158,8 @@ class LogFile(GroupLog):
 
     def _failed(self, failure: OSError | StoreError) -> LogFailed:
         reason = failure.strerror if isinstance(failure, OSError) else None
-        return LogFailed(
+        kind = LogFull if isinstance(failure, OSError) and is_full(failure) else LogFailed
+        return kind(
             f"transaction log {self._path} could not be written: {reason or failure}.",
             "Repair the disk or free space on it, and the manager goes on by itself; what was acknowledged is there.",
         )

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from tms_core.errors import FormatError, StoreBusy, StoreError, StoreUnavailable
+from tms_core.errors import FormatError, StoreBusy, StoreError, StoreFull, StoreUnavailable, is_full
 from tms_core.logs.loggers import get_logger
 from tms_core.rowkey import LONG_MAX
 from tms_core.transaction.codec.edits import Edit
@@ -53,6 +53,10 @@ class StorageElsewhere(StoreUnavailable):
 
 class DirectoryFailed(StoreError):
     """The directory of a transaction manager cannot be used."""
+
+
+class DirectoryFull(DirectoryFailed, StoreFull):
+    """The directory of a transaction manager cannot be written, because its disk is full or read-only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +255,8 @@ class _NoLog:
 
 
 def _failed(path: Path, error: OSError) -> DirectoryFailed:
-    return DirectoryFailed(
+    kind = DirectoryFull if is_full(error) else DirectoryFailed
+    return kind(
         f"the transaction manager cannot use {path}: {error.strerror or error}.",
         "See that it is a folder this user may write to, on a disk with space left.",
     )

@@ -26,7 +26,9 @@ from tms_core.logs.loggers import get_logger
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.thrift import transaction_fields, transaction_of
 from tms_core.transaction.codec.wire import Failure, Fields, MessageKind, RpcMessage, integer
+from tms_core.transaction.manager.durable import ManagerStopped
 from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import DirectoryFull
 from tms_core.transaction.model import Transaction
 
 logger = get_logger(__name__)
@@ -62,7 +64,10 @@ def answer(manager: TransactionManager, frame: bytes) -> bytes:
         return failure(request, Failure.PROTOCOL_ERROR, f"{request.name}: {error}")
     except (TransactionError, StoreError) as error:
         logger.warning("%s was not done: %s", request.name, error)
-        return failure(request, Failure.INTERNAL_ERROR, f"Internal error processing {request.name}: {error}")
+        # A manager that cannot go on with a new log has decided nothing; a reset may have come half the way.
+        undone = isinstance(error, (ManagerStopped, DirectoryFull)) and request.name != "resetState"
+        kind = Failure.PROTOCOL_ERROR if undone else Failure.INTERNAL_ERROR
+        return failure(request, kind, f"Internal error processing {request.name}: {error}")
     return wire.message(MessageKind.REPLY, request.name, request.number, *fields)
 
 
