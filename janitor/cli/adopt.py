@@ -40,4 +40,5 @@ def command(once_for: str | None, expect_store: str | None) -> None:
     if current.as_json:
         render.print_json({"adopted": [str(topic) for topic in topics]})
     else:
-        render.console().print(f"adopted, with {len(topics)} topics\nnext: {next_pass(current)}")
+        render.console().print(f"adopted, with {len(topics)} topics")
+    render.print_next(next_pass(current))

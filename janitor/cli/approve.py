@@ -80,9 +80,9 @@ def command(topic: str | None, everything: bool, clock: bool, once_for: str | No
     for line in _lines(topics, topic, named=bool(patterns), clock=clock):
         out.print(line)
     if topics:
-        out.print(f"next: {next_pass(current)}")
+        render.print_next(next_pass(current))
     elif clock:
-        out.print(f"next: {typed(current, 'plan')}")
+        render.print_next(typed(current, "plan"))
 
 
 def _lines(topics: list[TopicId], topic: str | None, *, named: bool, clock: bool) -> Iterator[str]:

@@ -126,13 +126,8 @@ def _show(table: inspect.Table, patterns: tuple[str, ...], limit: int) -> None:
         grid = render.grid(columns)
         for row in found.rows:
             named = row if row["topic"] else {**row, "topic": row["key"]}
-            grid.add_row(*(_text(named.get(name)) for name in columns))
+            grid.add_row(*("" if (value := named.get(name)) is None else str(value) for name in columns))
         render.print_table(grid)
     out.print(", ".join(f"{count:,} {name}" for name, count in sorted(found.counts.items())) or "no rows")
     if found.min_transaction_ms is not None:
         out.print(f"oldest transaction: {render.moment(found.min_transaction_ms)}")
-
-
-def _text(value: Any) -> str:
-    """A value as a cell; stored bytes must not drive the terminal."""
-    return "" if value is None else "".join(char if char.isprintable() else "�" for char in str(value))

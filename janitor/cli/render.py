@@ -52,6 +52,29 @@ FEW_COLUMNS = 3
 PIPE_COLUMNS = 10_000
 
 
+class _PlainConsole(Console):
+    """A console that shows what is in a line: nothing that somebody has stored moves the cursor or makes lines."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(_shown(each) for each in objects), **options)
+
+
+class _PlainTable(Table):
+    """A table whose cells show what is in them."""
+
+    def add_row(self, *renderables: Any, **options: Any) -> None:
+        super().add_row(*(_shown(each) for each in renderables), **options)
+
+
+def _shown(content: Any) -> Any:
+    """Return a line or a cell as it may reach a terminal; the parts of a table went through here one by one."""
+    if isinstance(content, str):
+        return printable.printable(content)
+    if isinstance(content, Text) and not content.plain.isprintable():
+        return Text(printable.printable(content.plain), style=content.style)
+    return content
+
+
 def console() -> Console:
     """Standard output; colours and folded tables on a terminal only, no colours with ``NO_COLOR``.
 
@@ -59,7 +82,7 @@ def console() -> Console:
     can be copied whole.
     """
     width = None if sys.stdout.isatty() else PIPE_COLUMNS
-    return Console(file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)
+    return _PlainConsole(file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)
 
 
 def print_table(table: Table) -> None:
@@ -106,16 +129,24 @@ def print_report(
     for error in report.errors:
         out.print(Text(f"failed: {error}", style="bold red"))
     if next_step:
-        out.print(Text(f"next: {next_step}", style="bold"))
+        print_next(next_step, style="bold")
+
+
+def print_next(steps: str, style: str = "") -> None:
+    """What to type next; what else there is to know of it stands in lines of its own."""
+    for step in f"next: {steps}".split("\n"):
+        console().print(Text(step, style=style))
 
 
 def grid(columns: Sequence[str], right: Sequence[int] = ()) -> Table:
     """An empty table; ``right`` are the columns with numbers."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = _PlainTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for number, column in enumerate(columns):
         # The first column is the one that may be long; the others would only be torn apart.
         fits = number > 0 and len(columns) > FEW_COLUMNS
-        table.add_column(column, justify="right" if number in right else "left", overflow="fold", no_wrap=fits)
+        table.add_column(
+            printable.printable(column), justify="right" if number in right else "left", overflow="fold", no_wrap=fits
+        )
     return table
 
 

@@ -14,6 +14,7 @@ from janitor.report import Mode
 from janitor.run.log import RunLog
 from janitor.state.records import Note
 from tms_core.errors import StateBusy, StoreBusy, TmsError
+from tms_core.logs.printable import printable
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
@@ -62,7 +63,7 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
         except (StoreBusy, StateBusy) as error:
             if not skip_if_locked:
                 raise
-            click.echo(f"skipped: {error}", err=True)
+            click.echo(printable(f"skipped: {error}"), err=True)
             return 0
         report = engine.run_once(adopt=adopt, patterns=patterns)
         after_run(engine)

@@ -17,7 +17,7 @@ from janitor.law.policy import Rule
 from janitor.run.log import RunLog
 from janitor.sweep.context import matches
 from tms_core.errors import StateBusy, StoreBusy
-from tms_core.logs.printable import duration
+from tms_core.logs.printable import duration, printable
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
@@ -141,7 +141,7 @@ def sweep(
         except (StoreBusy, StateBusy) as error:
             if not skip_if_locked:
                 raise
-            click.echo(f"skipped: {error}", err=True)
+            click.echo(printable(f"skipped: {error}"), err=True)
             return 0
     RunLog(current.arguments()).write(report)
     return finish(current, report)

@@ -259,7 +259,9 @@ def _json(message: Message) -> None:
     except UnicodeDecodeError:
         payload = {"base64": base64.b64encode(message.payload).decode("ascii")}
     found = {"id": str(message.id), "time_ms": message.id.publish_ms, "payload": payload}
-    sys.stdout.write(json.dumps(found, ensure_ascii=False) + "\n")
+    text = json.dumps(found, ensure_ascii=False)
+    # JSON escapes what ASCII has of such characters; others move a terminal's cursor as well.
+    sys.stdout.write("".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text) + "\n")
 
 
 def _text(message: Message) -> None:

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from tms_core.errors import ConfigurationError, StateBusy, StoreBusy, StoreLayoutError, TmsError
-from tms_core.logs.printable import complete
+from tms_core.logs.printable import complete, printable
 
 DONE, FAILED, USAGE, BUSY, INTERRUPTED = 0, 1, 2, 4, 130
 
@@ -87,7 +87,9 @@ def execute(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except TmsError as error:
-        click.secho(complete(error.message, typed()), fg=None if os.environ.get("NO_COLOR") else "red", err=True)
-        if error.hint:
-            click.echo(complete(error.hint, typed()), err=True)
+        # An error quotes what a server, a store or a client has made up.
+        message, hint = (printable(complete(text, typed())) for text in (error.message, error.hint))
+        click.secho(message, fg=None if os.environ.get("NO_COLOR") else "red", err=True)
+        if hint:
+            click.echo(hint, err=True)
         return next((code for kind, code in codes if isinstance(error, kind)), FAILED)

@@ -19,6 +19,7 @@ import click
 from tms_core.cli.outcome import completing
 from tms_core.cli.typed import TopicType
 from tms_core.errors import ConfigurationError, TmsError
+from tms_core.logs.printable import printable
 
 if TYPE_CHECKING:
     import ssl
@@ -55,7 +56,7 @@ class Answering:
             click.echo(json.dumps(value, indent=1))
         else:
             for line in lines():
-                click.echo(line)
+                click.echo(printable(line))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any, Literal, ParamSpec, TextIO
 
 from tms_core.errors import shortened
-from tms_core.logs.printable import complete
+from tms_core.logs.printable import complete, printable
 
 P = ParamSpec("P")
 LogFormat = Literal["auto", "text", "json"]
@@ -108,8 +108,13 @@ class TextFormatter(logging.Formatter):
         self._arguments = arguments
         self._timed = timed
 
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 the name is logging's
+        """One line, whatever the names in it are; only a traceback has several."""
+        return printable(super().formatMessage(record))
+
     def format(self, record: logging.LogRecord) -> str:
-        text = shortened(complete(super().format(record), self._arguments))
+        lines = shortened(complete(super().format(record), self._arguments)).split("\n")
+        text = "\n".join(map(printable, lines))
         return f"{_moment(record)} {text}" if self._timed else text
 
 

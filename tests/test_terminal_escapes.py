@@ -1,0 +1,230 @@
+"""Every command of both programs on a pseudo-terminal, over text that others have made up."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+import pyarrow.parquet as pq
+import pytest
+
+from janitor.cli import main as janitor
+from janitor.state.sqlite.state import SqliteState
+from tests.archives import Undo
+from tests.builders import DAY, NOW_MS, topic, visibility
+from tests.janitor.cli.conftest import INVALID, SETTINGS, Site, site
+from tests.server.client import JSON, Client
+from tms_core.cli import main as tms
+from tms_core.client import Client as TmsClient
+from tms_core.server.serving import serving
+from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.topic import encode_properties
+from tms_core.transaction.rpc.client import TransactionClient
+
+__all__ = ["site"]
+
+#: Sets a window's title, clears the screen with a C1 character, turns the direction of text, and makes up a line.
+HOSTILE = "x\x1b]0;owned\x07\x9b2J\u202e\r\nFORGED"
+#: What is left of it where it was escaped.
+SHOWN = "\\x1b]0;owned"
+#: Colors, and how a publish counts, which the commands themselves send.
+COLOR = re.compile(r"\x1b\[[0-9;]*m|^\r(?=[0-9,]+ messages)")
+Run = Callable[[str], str]
+
+#: The words behind each command of ``janitor``, over the store of the fixture.
+JANITOR = {
+    "adopt": "",
+    "apply": "plan.json",
+    "approve": "",
+    "archive list": "",
+    "archive restore": "default:orders --dry-run",
+    "boundary": "--explain",
+    "config show": "",
+    "doctor": "",
+    "history": "",
+    "inspect message": "",
+    "inspect meta": "",
+    "inspect payload": "",
+    "inspect snapshot": "",
+    "ledger": "",
+    "pause": "default:orders",
+    "plan": "",
+    "resume": "default:orders",
+    "run": "--once",
+    "status": "",
+    "topic": "default:orders",
+    "verify": "",
+    "why": "default:orders 0000018bcfe56800000000000000000000000000",
+}
+#: The words behind each command of ``tms``, which stay in this order: those that delete come last.
+TMS = {
+    "topic list": "",
+    "topic show": "default:orders",
+    "topic create": f"default:other --property {shlex.quote(f'owner={HOSTILE}')}",
+    "topic update": f"default:other --property {shlex.quote(f'owner={HOSTILE}')}",
+    "publish": f"default:orders -m {shlex.quote(HOSTILE)}",
+    "poll": "default:orders",
+    "producer list": "default:orders",
+    "producer show": "default:orders p",
+    "consumer set": "default:orders c --to latest",
+    "consumer list": "default:orders",
+    "consumer show": "default:orders c",
+    "consumer release": "default:orders c",
+    "tx list": "",
+    "tx show": "TRANSACTION",
+    "tx abort": "TRANSACTION --yes",
+    "tx invalidate": "TRANSACTION",
+    "tx truncate": "TRANSACTION --yes",
+    "producer fence": "default:orders p",
+    "producer delete": "default:orders p",
+    "consumer delete": "default:orders c",
+    "topic delete": "default:other --yes",
+}
+#: They start something that runs, or write what depends on this program alone.
+NOT_TYPED = {
+    "janitor completion", "janitor exporter", "janitor spark stats", "janitor spark sweep", "tms completion",
+    "tms serve", "tms admin create-tables", "tms admin release", "tms admin token",
+}  # fmt: skip
+
+
+def commands(command: click.Command, name: str, above: click.Context | None = None) -> Iterator[str]:
+    """Each command below one, by all of its words."""
+    context = click.Context(command, parent=above, info_name=name)
+    if not isinstance(command, click.Group):
+        yield context.command_path
+        return
+    for word in command.list_commands(context):
+        below = command.get_command(context, word)
+        assert below is not None
+        yield from commands(below, word, context)
+
+
+def test_every_command_is_typed_here() -> None:
+    found = {*commands(janitor.cli, "janitor"), *commands(tms.cli, "tms")}
+    assert found == {*(f"janitor {name}" for name in JANITOR), *(f"tms {name}" for name in TMS), *NOT_TYPED}
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, run: Callable[[], int]) -> str:
+    """What a command sends to a terminal, standard error too."""
+    reader, terminal = pty.openpty()
+    found: list[bytes] = []
+
+    def read() -> None:
+        while True:
+            try:
+                found.append(os.read(reader, 65536))
+            except OSError:  # nobody writes to it any more
+                return
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    with os.fdopen(terminal, "w") as stream, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        patch.setattr(sys, "stderr", stream)
+        run()
+    thread.join()
+    os.close(reader)
+    return b"".join(found).decode()
+
+
+def check(printed: str) -> None:
+    lines = COLOR.sub("", printed).replace("\r\n", "\n").split("\n")
+    assert [line for line in lines if not line.isprintable()] == []
+    assert [line for line in lines if line.startswith("FORGED")] == []
+
+
+# --- janitor ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hostile_site(site: Site) -> Site:
+    """A store, an archive, a state and a snapshot folder with such text in them."""
+    site.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, "))
+    with LevelDBStore(site.store) as store:
+        orders = topic(store, "default:made", ttl_seconds=86_400).plain(NOW_MS - 2 * DAY)
+        orders.describe(ttl_seconds=86_400, **{HOSTILE: HOSTILE, "owner": HOSTILE})
+        store.metadata.compare_and_set(
+            b"default:bad:", None, encode_properties({"generation": HOSTILE, "ttl": HOSTILE})
+        )
+        store.metadata.compare_and_set(f"default:{HOSTILE}:".encode(), None, b"{}")
+        undo = Undo(store, Path("data/archive"), site.clock)
+        [saved] = undo.sweep(orders, snapshot=visibility(NOW_MS, invalid=[INVALID]))
+    assert saved.path is not None
+    table = pq.read_table(saved.path)
+    columns = [
+        [HOSTILE] * len(table) if name in ("run_id", "rule") else table.column(name) for name in table.column_names
+    ]
+    metadata = pq.ParquetFile(saved.path).metadata.metadata
+    with pq.ParquetWriter(saved.path, table.schema, use_dictionary=False) as writer:
+        writer.write_table(table.from_arrays(columns, schema=table.schema))
+        writer.add_key_value_metadata({name: value for name, value in metadata.items() if name != b"ARROW:schema"})
+    (site.folder / "data" / "tx" / f"snapshot.{NOW_MS}").write_bytes(HOSTILE.encode())
+    site.janitor("plan --out plan.json")
+    site.janitor("adopt")
+    with SqliteState(site.folder / "data" / "janitor") as state:
+        state.pause(f"default:{HOSTILE}", NOW_MS)
+    return site
+
+
+def test_janitor_command_over_hostile_text_escapes_it(hostile_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    shown = set()
+    for name, words in JANITOR.items():
+        arguments = [*shlex.split(name), *shlex.split(words), "--config", "janitor.yaml"]
+
+        def run(arguments: list[str] = arguments) -> int:
+            return janitor.execute(arguments, hostile_site.clock)
+
+        printed = on_a_terminal(monkeypatch, run)
+        check(printed)
+        if SHOWN in printed:
+            shown.add(name)
+    assert shown >= {"archive list", "inspect meta", "status"}
+
+
+# --- tms -------------------------------------------------------------------------------------------------------------
+
+
+def test_tms_command_over_hostile_text_escapes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
+    shown = set()
+    with serving(None, environ, {}, janitor=False) as server, TransactionClient(str(server.transactions)) as service:
+        monkeypatch.setenv("TMS_URL", server.url)
+        monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", str(server.transactions))
+        with TmsClient(server.url) as client:
+            client.create_topic("default:orders", properties={"owner": HOSTILE, HOSTILE: "x"})
+            client.publish("default:orders", [HOSTILE.encode()])
+        transaction = service.start_long(HOSTILE)
+        register(int(server.url.rpartition(":")[2]), transaction.write_pointer)
+        for name, words in TMS.items():
+            line = f"{name} {words}".replace("TRANSACTION", str(transaction.transaction_id))
+            printed = on_a_terminal(monkeypatch, lambda line=line: tms.execute(shlex.split(line)))  # type: ignore[misc]
+            check(printed)
+            if SHOWN in printed:
+                shown.add(name)
+    assert shown >= {"topic show", "poll", "producer show", "tx list", "tx show"}
+
+
+def register(port: int, pointer: int) -> None:
+    """Have a producer ``p`` publish in a transaction with a hostile label."""
+    with Client(port) as client:
+        home = "/v1/namespaces/default/topics/orders"
+        instance = client.ask("POST", f"{home}/producers/p", b'{"instance": "00000000000000000000000000000001"}')
+        assert instance.status == 200, instance.text
+        said = {
+            "x_tms_producer": "default:orders/p",
+            "x_tms_generation": instance.json["generation"],
+            "x_tms_sequence": "1",
+            "x_tms_label": quote(HOSTILE),
+        }
+        body = b'{"messages": ["a"], "transactionWritePointer": %d}' % pointer
+        published = client.ask("POST", f"{home}/publish", body, content_type=JSON, **said)
+        assert published.status == 200, published.text
