@@ -1,10 +1,10 @@
-"""Plain words: no text of the program makes its reader guess who is meant, and no name stands for two classes."""
+"""Names: no name stands for two classes."""
 
 from __future__ import annotations
 
 import pytest
 
-from tools.house import PACKAGES, ROOT, Module, read, repeated_names, riddles
+from tools.architecture import PACKAGES, ROOT, Module, read, repeated_names
 
 #: Class names that more than one module has, and why.
 SHARED_NAMES = {
@@ -18,12 +18,6 @@ SHARED_NAMES = {
 @pytest.fixture(scope="module")
 def modules() -> list[Module]:
     return read(ROOT, PACKAGES)
-
-
-def test_given_all_modules_when_read_then_no_word_in_them_makes_a_reader_guess_who_is_meant(
-    modules: list[Module],
-) -> None:
-    assert riddles(modules) == {}
 
 
 def test_given_all_classes_when_two_have_one_name_then_there_is_a_reason(modules: list[Module]) -> None:

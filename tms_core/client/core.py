@@ -54,7 +54,7 @@ class Write(Protocol):
     async def __call__(self, call: Call[T]) -> T: ...
 
 
-class OpenTransaction(Protocol):
+class WritingTransaction(Protocol):
     """A transaction of this client, which takes part in what is written with its pointer."""
 
     async def publish_now(self, core: Core, topic: TopicId, call: Call[RollbackRange]) -> RollbackRange:
@@ -87,7 +87,7 @@ class Core:
         self.layouts: dict[TopicId, Layout | None] = {}
         self.turns = count()
         #: The transactions that this client has begun, by their ids.
-        self.transactions: WeakValueDictionary[int, OpenTransaction] = WeakValueDictionary()
+        self.transactions: WeakValueDictionary[int, WritingTransaction] = WeakValueDictionary()
 
     def within(self, seconds: float) -> Core:
         """The same, but no call takes longer than so many seconds, all its attempts and pauses together.

@@ -1,14 +1,13 @@
-"""How the source tree is built, in figures: ``python -m tools.house``.
+"""The architecture in figures: ``python -m tools.architecture``.
 
-The figures are counts of files, imports and words, read from the source with ``ast`` alone, and one traced pass of the
-janitor on the sample store. ``--check`` exits with 1 where a figure misses its bar. Definitions, where a word alone
-would not do:
+The figures are counts of files, imports and names, read from the source with ``ast`` alone, and one traced pass of the
+janitor on the sample store. ``--check`` exits with 1 if a figure misses its bar. Definitions:
 
-* a room of ``janitor`` is a folder or a module at its top, an arrow is a pair of rooms of which one imports the other,
-  anywhere in a module, and the floors are the longest way along the arrows;
-* rooms that import each other, directly or through others, are a circle, and so are files, in both packages and for the
-  sake of types too;
-* code is what is left of a file without blank lines, comments and docstrings.
+* a package of ``janitor`` is a folder or a module at its top; a dependency is a pair of packages of which one imports
+  the other, anywhere in a module; the layers are the longest chain of dependencies;
+* packages that import each other, directly or through others, are a cycle. The same goes for files, in ``janitor`` and
+  ``tms_core`` together and for type annotations too;
+* code is a file without blank lines, comments and docstrings.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ import argparse
 import ast
 import io
 import os
-import re
 import sys
 import tempfile
 import threading
 import tokenize
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -35,8 +33,6 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("tms_core", "janitor")
-#: Words that make a reader guess who is meant.
-RIDDLES = re.compile(r"\b(nobody|somebody|whoever|strangers?)(?![a-z])", re.IGNORECASE)
 #: What a store is to those who use it; beside it are the drivers.
 _TABLES = "tms_core.tables.base"
 _DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -61,7 +57,7 @@ class Module:
         return self.text.count("\n")
 
     @property
-    def room(self) -> str:
+    def package(self) -> str:
         """The folder or the module at the top of the package."""
         return self.name.split(".")[1] if "." in self.name else ""
 
@@ -111,71 +107,71 @@ def read(root: Path, packages: Sequence[str]) -> list[Module]:
     return found
 
 
-# --- rooms -----------------------------------------------------------------------------------------------------------
+# --- packages ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Which room imports which.
+class Dependencies:
+    """Which package imports which.
 
     Args:
-        arrows: from a room to those that it imports; each room is a key.
+        edges: from a package to those that it imports; each package is a key.
     """
 
-    arrows: dict[str, set[str]]
+    edges: dict[str, set[str]]
 
     @classmethod
-    def of(cls, modules: Iterable[Module], package: str) -> Plan:
+    def of(cls, modules: Iterable[Module], package: str) -> Dependencies:
         """The plan of one package."""
         own = [module for module in modules if module.name.startswith(f"{package}.")]
-        arrows: dict[str, set[str]] = {module.room: set() for module in own if not module.room.startswith("__")}
+        edges: dict[str, set[str]] = {module.package: set() for module in own if not module.package.startswith("__")}
         for module in own:
             named = (name.split(".") for name in module.imports())
             to = {parts[1] for parts in named if len(parts) > 1 and parts[0] == package}
-            if module.room in arrows:
-                arrows[module.room] |= (to & set(arrows)) - {module.room}
-        return cls(arrows)
+            if module.package in edges:
+                edges[module.package] |= (to & set(edges)) - {module.package}
+        return cls(edges)
 
     @classmethod
-    def of_files(cls, modules: Sequence[Module]) -> Plan:
-        """The same with each file as a room of its own."""
+    def of_files(cls, modules: Sequence[Module]) -> Dependencies:
+        """The same with each file as a package of its own."""
         names = {module.name for module in modules}
-        arrows: dict[str, set[str]] = {}
+        edges: dict[str, set[str]] = {}
         for module in modules:
             named = ((name, name.rpartition(".")[0]) for name in module.imports())
-            arrows[module.name] = {next((one for one in pair if one in names), module.name) for pair in named}
-            arrows[module.name] -= {module.name}
-        return cls(arrows)
+            edges[module.name] = {next((one for one in pair if one in names), module.name) for pair in named}
+            edges[module.name] -= {module.name}
+        return cls(edges)
 
-    def circles(self) -> list[list[str]]:
-        """The groups of rooms that import each other."""
-        reach = {room: self._reachable(room) for room in self.arrows}
+    def cycles(self) -> list[list[str]]:
+        """The groups of packages that import each other."""
+        reach = {package: self._reachable(package) for package in self.edges}
         groups = {tuple(sorted(b for b in reach[a] if a in reach[b])) for a in reach if a in reach[a]}
         return [list(group) for group in sorted(groups)]
 
-    def floors(self) -> int:
-        """How many rooms the longest way down passes; a circle counts as one floor for each of its rooms."""
-        circles = {room: circle for circle in self.circles() for room in circle}
+    def layers(self) -> int:
+        """How many packages the longest way down passes; a cycle counts as one layer for each of its packages."""
+        cycles = {package: cycle for cycle in self.cycles() for package in cycle}
         heights: dict[str, int] = {}
 
-        def height(room: str) -> int:
-            if room not in heights:
-                group = circles.get(room, [room])
-                below = set().union(*(self.arrows[member] for member in group)) - set(group)
+        def height(package: str) -> int:
+            if package not in heights:
+                group = cycles.get(package, [package])
+                below = set().union(*(self.edges[member] for member in group)) - set(group)
                 reached = len(group) + max(map(height, below), default=0)
                 heights.update(dict.fromkeys(group, reached))
-            return heights[room]
+            return heights[package]
 
-        return max(map(height, self.arrows), default=0)
+        return max(map(height, self.edges), default=0)
 
     def _reachable(self, start: str) -> set[str]:
         reached: set[str] = set()
-        waiting = list(self.arrows[start])
+        waiting = list(self.edges[start])
         while waiting:
-            room = waiting.pop()
-            if room not in reached:
-                reached.add(room)
-                waiting.extend(self.arrows[room])
+            package = waiting.pop()
+            if package not in reached:
+                reached.add(package)
+                waiting.extend(self.edges[package])
         return reached
 
 
@@ -239,12 +235,6 @@ def repeated_names(modules: Iterable[Module]) -> dict[str, list[str]]:
         for name in sorted({node.name for node in module.tree.body if isinstance(node, ast.ClassDef)}):
             where[name].append(module.name)
     return {name: names for name, names in sorted(where.items()) if len(names) > 1}
-
-
-def riddles(modules: Iterable[Module]) -> dict[str, int]:
-    """How often each module says a riddle word, for those that do."""
-    counted = {module.name: len(RIDDLES.findall(module.text)) for module in modules}
-    return {name: count for name, count in counted.items() if count}
 
 
 # --- one pass, traced ------------------------------------------------------------------------------------------------
@@ -349,7 +339,7 @@ class Row:
         return self.at_most is not None and self.value > self.at_most
 
 
-class House:
+class Architecture:
     """The figures of a tree.
 
     Args:
@@ -365,41 +355,50 @@ class House:
 
     def rows(self) -> list[Row]:
         """What the source alone tells."""
-        return [*self._size(), *self._rooms(), *self._classes(), *self._words()]
+        return [*self._size(), *self._packages(), *self._classes()]
 
     def traced(self) -> list[Row]:
         """What one pass of the janitor tells."""
         trace = trace_one_pass()
         entered = {name for name in trace.modules or () if name == _TABLES or not name.startswith("tms_core.tables.")}
         own = [module for module in self.modules if module.name in entered and module.name.startswith("janitor.")]
-        read_for = [module for module in own if module.room not in {"cli", "state", "app"}]
+        read_for = [module for module in own if module.package not in {"cli", "state", "app"}]
         return [
             Row("frames from run_once to a delete", trace.frames, 9),
-            Row("modules entered by a pass, without the store's driver", len(entered), 28),
-            Row("janitor modules entered, without cli, app and state", len(read_for), 14),
-            Row("their lines", sum(module.lines for module in read_for), 3500),
+            Row("modules entered by a pass, without the store's driver", len(entered), 32),
+            Row("janitor modules entered, without cli, app and state", len(read_for), 18),
+            Row("their lines", sum(module.lines for module in read_for), 4500),
         ]
 
     def _size(self) -> list[Row]:
         flat = {package: len(list((self.root / package).glob("*.py"))) for package in PACKAGES}
         tests = sum(module.lines for module in read(self.root, ["tests"]))
         return [
-            Row("modules", len(self.modules), 270),
-            Row("lines", sum(module.lines for module in self.modules), 42_000),
-            Row("lines of code only", sum(module.code_lines() for module in self.modules), 26_000),
+            Row("modules", len(self.modules)),
+            Row("lines", sum(module.lines for module in self.modules), 57_000),
+            Row("lines of code only", sum(module.code_lines() for module in self.modules), 35_000),
+            Row("files in one folder, without cli", *self._largest_folder()),
             Row("files flat at the top of a package", max(flat.values()), 5, max(flat, key=lambda name: flat[name])),
-            Row("lines of tests", tests, 60_000),
+            Row("lines of tests", tests, 85_000),
         ]
 
-    def _rooms(self) -> list[Row]:
-        plan = Plan.of(self.modules, "janitor")
-        circles, in_files = plan.circles(), Plan.of_files(self.modules).circles()
+    def _largest_folder(self) -> tuple[int, int, str]:
+        files = Counter(str(path.parent.relative_to(self.root)) for path in self._files() if path.parent.name != "cli")
+        folder, number = max(files.items(), key=lambda found: found[1])
+        return number, 12, folder
+
+    def _files(self) -> Iterator[Path]:
+        return chain.from_iterable((self.root / package).rglob("*.py") for package in PACKAGES)
+
+    def _packages(self) -> list[Row]:
+        plan = Dependencies.of(self.modules, "janitor")
+        cycles, in_files = plan.cycles(), Dependencies.of_files(self.modules).cycles()
         return [
-            Row("rooms of janitor", len(plan.arrows), 19),
-            Row("floors of janitor", plan.floors(), 13),
-            Row("import arrows of janitor", sum(map(len, plan.arrows.values())), 90),
-            Row("circles of janitor", len(circles), 0, _named(circles)),
-            Row("circles of files", len(in_files), 0, _named(in_files)),
+            Row("packages of janitor", len(plan.edges), 19),
+            Row("layers of janitor", plan.layers(), 13),
+            Row("dependencies between packages of janitor", sum(map(len, plan.edges.values())), 90),
+            Row("cycles of janitor", len(cycles), 0, _named(cycles)),
+            Row("cycles of files", len(in_files), 0, _named(in_files)),
         ]
 
     def _classes(self) -> list[Row]:
@@ -409,17 +408,12 @@ class House:
             Row("largest constructor: arguments", *_with_bar(largest_constructor(self.modules), 7)),
             Row("largest dataclass: fields", *_with_bar(largest_dataclass(self.modules), None)),
             Row("classes in spark that override private methods", len(private), 0, " ".join(private)),
-            Row("class names in two modules", len(repeated), 9, " ".join(repeated)),
+            Row("class names in two modules", len(repeated), 0, " ".join(repeated)),
         ]
 
-    def _words(self) -> list[Row]:
-        said = riddles(self.modules)
-        most = sorted(said, key=lambda name: -said[name])[:3]
-        return [Row("nobody, somebody, whoever, stranger", sum(said.values()), 0, " ".join(most))]
 
-
-def _named(circles: list[list[str]]) -> str:
-    return "; ".join(" ".join(circle) for circle in circles)
+def _named(cycles: list[list[str]]) -> str:
+    return "; ".join(" ".join(cycle) for cycle in cycles)
 
 
 def _with_bar(found: tuple[int, str], at_most: int | None) -> tuple[int, int | None, str]:
@@ -428,14 +422,12 @@ def _with_bar(found: tuple[int, str], at_most: int | None) -> tuple[int, int | N
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     """Print the table; returns an exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tools.house", description="How the source tree is built, in figures."
-    )
+    parser = argparse.ArgumentParser(prog="python -m tools.architecture", description="The architecture in figures.")
     parser.add_argument("--check", action="store_true", help="exit with 1 where a figure misses its bar")
     parser.add_argument("--no-trace", action="store_true", help="leave out the traced pass, which needs the packages")
     wanted = parser.parse_args(arguments)
-    house = House(root)
-    rows = house.rows() + ([] if wanted.no_trace else house.traced())
+    architecture = Architecture(root)
+    rows = architecture.rows() + ([] if wanted.no_trace else architecture.traced())
     for row in rows:
         bar = "" if row.at_most is None else f"≤ {row.at_most:,}"
         mark = "missed" if row.missed else ""
