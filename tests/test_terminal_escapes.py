@@ -150,7 +150,9 @@ def hostile_site(site: Site) -> Site:
     site.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, "))
     with LevelDBStore(site.store) as store:
         orders = topic(store, "default:made", ttl_seconds=86_400).plain(NOW_MS - 2 * DAY)
-        orders.describe(ttl_seconds=86_400, **{HOSTILE: HOSTILE, "owner": HOSTILE})
+        orders.write_metadata(
+            encode_properties({"generation": "1", "ttl": "86400", HOSTILE: HOSTILE, "owner": HOSTILE})
+        )
         store.metadata.compare_and_set(
             b"default:bad:", None, encode_properties({"generation": HOSTILE, "ttl": HOSTILE})
         )

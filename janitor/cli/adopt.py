@@ -41,4 +41,4 @@ def command(once_for: str | None, expect_store: str | None) -> None:
         render.print_json({"adopted": [str(topic) for topic in topics]})
     else:
         render.console().print(f"adopted, with {len(topics)} topics")
-    render.print_next(next_pass(current))
+        render.print_next(next_pass(current))
