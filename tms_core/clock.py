@@ -16,6 +16,8 @@ from tms_core.errors import ClockJumped
 
 #: In how much running time one part of it is forgiven by which wall time is ahead.
 _FORGIVEN_PART = 1_000
+#: A machine that was off for longer than this, in milliseconds, has a jumped clock until an operator says otherwise.
+OFF_MS = 7 * 24 * 3600 * 1000
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -116,9 +118,13 @@ class HonestClock:
     right every day looks like. A step back is believed at once, and so is the way back from it: a clock that shows what
     it would show if it had never been set back was right before. Anything between the two is a jump.
 
-    **The way out** of a jump is to set the clock right; or, if it is right now and was wrong when the program began, to
-    start the program again. That is also what a virtual machine needs that was paused for longer than the allowance,
-    since its running time stood still as well.
+    A clock that was behind when the program started, as on a machine without a battery, is believed once it is set: if
+    by running time it lies before what had passed by then (:meth:`note_past`), and the jump leads to that time or to at
+    most :data:`OFF_MS` after it.
+
+    **The way out** of any other jump is to set the clock right; or, if it is right now and was wrong when the program
+    started, to start the program again. That is also what a virtual machine needs that was paused for longer than the
+    allowance, since its running time stood still as well.
 
     Args:
         allowance_ms: how far wall time may get ahead of running time at once. What it is ahead by is forgiven at a
@@ -135,6 +141,13 @@ class HonestClock:
         #: The most that ever was.
         self._highest_lead_ms = self._lead_ms
         self._now_ms = 0
+        #: The latest time that had passed when the program started; 0: not known.
+        self._past_ms = 0
+
+    def note_past(self, past_ms: int) -> None:
+        """Note a time that had passed before the program started, because rows or files of the store have it."""
+        with self._lock:
+            self._past_ms = max(self._past_ms, past_ms)
 
     def now_ms(self) -> int:
         """The time to read by: what a jumped clock calls old is not, and what was too old once stays so."""
@@ -172,11 +185,18 @@ class HonestClock:
             if abs(lead_ms - self._highest_lead_ms) <= self._allowance_ms < lead_ms - self._lead_ms:
                 # It was set back, and is right again.
                 self._lead_ms = self._highest_lead_ms
+            if self._was_behind(wall_ms, lead_ms - self._lead_ms):
+                self._lead_ms = lead_ms
             ahead_ms = self._forgive(running_ms, lead_ms - self._lead_ms)
             self._highest_lead_ms = max(self._highest_lead_ms, self._lead_ms)
             self._now_ms = max(self._now_ms, wall_ms - max(0, ahead_ms - self._allowance_ms))
             jumped = ahead_ms > self._allowance_ms
             return _Reading(self._now_ms, wall_ms - ahead_ms if jumped else wall_ms, ahead_ms)
+
+    def _was_behind(self, wall_ms: int, ahead_ms: int) -> bool:
+        """Whether the clock has caught up with what had passed before the program started."""
+        past_ms = self._past_ms - self._allowance_ms
+        return wall_ms - ahead_ms < past_ms <= wall_ms <= self._past_ms + OFF_MS and ahead_ms > self._allowance_ms
 
     def _forgive(self, running_ms: int, ahead_ms: int) -> int:
         """Take a step back for right, and a little of one forward; what is left of it."""

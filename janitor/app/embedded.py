@@ -107,6 +107,10 @@ class EmbeddedSession(Session):
             # Such a store is gone with its process, and so is what is known of it.
             self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tms-janitor-")))
 
+    def refusal(self) -> str:
+        said = self._host.service.refusal()
+        return f"nothing can be published: {said}" if said else ""
+
     @property
     def state_path(self) -> Path:
         return self._folder

@@ -229,6 +229,7 @@ def _assemble(
             patterns=patterns,
             snapshot_seconds=max(1, settings.transactions.snapshot_interval_seconds // 2),
             jobs=jobs,
+            refusal=current.refusal,
             stop=stop,
         ),
     )

@@ -81,6 +81,10 @@ class Session:
         """Names what decides here which rows may go (:func:`janitor.settings.config_digest`)."""
         return config_digest(self.settings)
 
+    def refusal(self) -> str:
+        """Why what this janitor runs in cannot do its work now; empty when it can, or where it runs alone."""
+        return ""
+
     def arguments(self) -> str:
         """The options that led here, to be typed again after another verb."""
         return self.common.arguments()

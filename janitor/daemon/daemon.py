@@ -85,6 +85,7 @@ class DaemonPlan:
         patterns: topics to sweep; none for all.
         snapshot_seconds: how often the transaction snapshot is read.
         jobs: further chores.
+        refusal: why what runs beside the daemon cannot do its work now; empty when it can.
         stop: set from outside to end everything.
     """
 
@@ -93,6 +94,7 @@ class DaemonPlan:
     patterns: tuple[str, ...] = ()
     snapshot_seconds: int = 30
     jobs: Sequence[Job] = ()
+    refusal: Callable[[], str] = str
     stop: Event = field(default_factory=Event)
 
 
@@ -379,4 +381,4 @@ class Daemon:
         if self.stop.is_set():
             return "the janitor is stopping"
         broken = [f"{job} fails: {error}" for job, error in self._failing.items() if job in ESSENTIAL]
-        return "; ".join(broken)
+        return "; ".join(filter(None, [*broken, self._plan.refusal()]))

@@ -23,15 +23,14 @@ from itertools import takewhile
 from janitor.report import GuardNote
 from janitor.state.base import UNKNOWN_MS, ClockAnchor, KnownIds, State, StoreRecord, Strikes
 from janitor.state.records import LINEAGE, RESTORED
-from tms_core.clock import Clock
+from tms_core.clock import OFF_MS, Clock
 from tms_core.logs.printable import duration
 from tms_core.tables.base import Reads
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
 
-#: Across a reboot only wall time is left; a machine that was off for longer than this has a jumped clock until
-#: an operator says otherwise.
-REBOOT_ALLOWANCE_MS = 7 * 24 * 3600 * 1000
+#: Across a reboot only wall time is left.
+REBOOT_ALLOWANCE_MS = OFF_MS
 #: How many failures in a row put a topic aside.
 STRIKES = 3
 #: How long until the first probe, in milliseconds; doubled for each one that fails.

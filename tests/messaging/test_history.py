@@ -77,19 +77,23 @@ class History(RuleBasedStateMachine):
         self.forgiven_until_ms = self.desk.clock.running_ms()
         self.lead_ms = self.desk.clock.now_ms() - self.forgiven_until_ms
         self.highest_lead_ms = self.lead_ms
-        self.ahead_ms = 0
+        self.ahead_ms = self.past_ms = 0
         self.now_ms = self.desk.clock.now_ms()
 
     def _look(self) -> None:
         """What time it is for the service, which looks after each step: it never goes back.
 
         ``ahead_ms`` says how far the wall clock is ahead; that is forgiven a millisecond for each second. One that was
-        set back, and is right again, is believed.
+        set back, and is right again, is believed. So is one that was behind the rows when the service started, and has
+        caught up with them.
         """
         running_ms = self.desk.clock.running_ms()
         lead_ms = self.desk.clock.now_ms() - running_ms
         if abs(lead_ms - self.highest_lead_ms) <= ALLOWANCE_MS < lead_ms - self.lead_ms:
             self.lead_ms = self.highest_lead_ms
+        started_ms, now_ms = running_ms + self.lead_ms, self.desk.clock.now_ms()
+        if lead_ms - self.lead_ms > ALLOWANCE_MS and started_ms < self.past_ms - ALLOWANCE_MS <= now_ms:
+            self.lead_ms = lead_ms
         seconds = (running_ms - self.forgiven_until_ms) // SECOND
         ahead_ms = self.desk.clock.now_ms() - running_ms - self.lead_ms
         self.ahead_ms = min(ahead_ms, max(0, ahead_ms - seconds))
@@ -117,6 +121,7 @@ class History(RuleBasedStateMachine):
         # What the janitor took at the end of the topic is not known any more, unless it had a ttl of its own.
         self.last = max([self.announced, *(row.spot for row in self.book.rows)])
         self._begin_time()
+        self.past_ms = self.last.ms
         for tx in self.open:
             # The store is asked for what was stored before, but not of pointers from beyond the process's clock.
             if tx.pending and tx.pointer > (self.desk.clock.now_ms() + ALLOWANCE_MS) * TX_PER_MS:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import DAY, HOUR, NOW_MS
-from tms_core.clock import HonestClock, ManualClock
+from tms_core.clock import OFF_MS, HonestClock, ManualClock
 from tms_core.errors import ClockJumped, Unavailable
 from tms_core.messaging.ids import POSITIONS, Ids, expires_ms, first_free, id_parts, milliseconds, position, tail
 from tms_core.rowkey import LONG_MAX, MessageKey, generation_prefix
@@ -140,6 +140,39 @@ def test_given_a_drifting_clock_that_is_put_right_every_day_then_that_never_adds
             assert honest.publish_ms() == clock.now_ms()
         clock.step(900)
         assert honest.publish_ms() == clock.now_ms()
+
+
+@pytest.mark.parametrize("behind_ms", [HOUR, 30 * DAY, NOW_MS])
+@pytest.mark.parametrize(
+    ("off_ms", "right"), [(-1001, False), (-1000, True), (HOUR, True), (OFF_MS, True), (OFF_MS + 1, False)]
+)
+def test_honest_clock_that_started_behind_believes_the_way_to_what_had_passed(
+    behind_ms: int, off_ms: int, right: bool
+) -> None:
+    clock = ManualClock(NOW_MS - behind_ms, running_ms=DAY)
+    honest = HonestClock(clock, 1000)
+    honest.note_past(NOW_MS)
+    honest.publish_ms()
+    # Halfway there it is not right yet.
+    clock.step(behind_ms // 2)
+    with pytest.raises(ClockJumped):
+        honest.publish_ms()
+    clock.step(NOW_MS + off_ms - clock.now_ms())
+    if right:
+        assert honest.publish_ms() == honest.now_ms() == honest.right_ms() == clock.now_ms()
+        clock.step(1001)
+    with pytest.raises(ClockJumped):
+        honest.publish_ms()
+
+
+@pytest.mark.parametrize("past_ms", [NOW_MS - 1, NOW_MS, NOW_MS + 1000])
+def test_honest_clock_that_started_right_refuses_a_jump_whatever_had_passed(past_ms: int) -> None:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    honest = HonestClock(clock, 1000)
+    honest.note_past(past_ms)
+    clock.step(HOUR)
+    with pytest.raises(ClockJumped):
+        honest.publish_ms()
 
 
 def test_given_many_small_steps_forward_when_they_come_fast_then_together_they_are_a_jump() -> None:

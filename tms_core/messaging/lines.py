@@ -309,6 +309,8 @@ class Lines:
         unread = max(first_unread(self._side, prefix), announced_in(self._side, prefix))
         requested = first_unannounced(self._side, prefix)
         line.ids.skip(max(announced, reserved, unread, requested, first_free(self._store.message.keys, prefix, now_ms)))
+        if line.ids.free and not line.unread:
+            self._clock.note_past(milliseconds(line.ids.free - 1))
         line.mortal = line.mortal or announced > 0
         line.unread = line.unread or line.ids.free
         self._cache.open(prefix, line.ids)

@@ -13,7 +13,7 @@ from typing import Self
 
 from tms_core.clock import Clock, HonestClock
 from tms_core.consumers.positions import Floor, Positions
-from tms_core.errors import BadRequest, MetadataError, TopicNotFound
+from tms_core.errors import BadRequest, ClockJumped, MetadataError, TopicNotFound
 from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.consumers import ConsumerRegistry
 from tms_core.messaging.families import Families, Permit, permit_all
@@ -203,6 +203,18 @@ class MessagingService:
             BadRequest, TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`update_topic`.
         """
         self._families.delete(topic)
+
+    def note_past(self, past_ms: int) -> None:
+        """As :meth:`tms_core.clock.HonestClock.note_past`."""
+        self._clock.note_past(past_ms)
+
+    def refusal(self) -> str:
+        """Why nothing can be published now, because of the clock; empty when publishing works."""
+        try:
+            self._clock.publish_ms()
+        except ClockJumped as error:
+            return error.message
+        return ""
 
     def is_newborn(self, topic: TopicMetadata) -> bool:
         """As :meth:`Families.is_newborn`."""

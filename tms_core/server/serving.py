@@ -42,7 +42,7 @@ from tms_core.settings.models import (
     split_address,
 )
 from tms_core.tables.base import Store
-from tms_core.tables.leveldb.layout import FOLDERS, holds_database
+from tms_core.tables.leveldb.layout import FOLDERS, holds_database, written_ms
 from tms_core.tables.leveldb.side import LevelDBSide, beside
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
@@ -129,6 +129,7 @@ def serving(
             fenced_side=member.side if member else None,
             work=turns,
         )
+        service.note_past(opened.past_ms)
         registry = CollectorRegistry()
         if member is not None:
             registry.register(LeadershipMetrics(member.slots))
@@ -161,6 +162,8 @@ def serving(
 class _Opened(NamedTuple):
     store: Store
     created: bool
+    #: When the store was last written before; 0: not known.
+    past_ms: int = 0
 
 
 def _open(settings: Settings, clock: Clock) -> _Opened:
@@ -170,7 +173,9 @@ def _open(settings: Settings, clock: Clock) -> _Opened:
     if storage.kind == "leveldb":
         path = storage.leveldb.path
         created = not holds_database(path / FOLDERS["metadata"])
-        return _Opened(LevelDBStore(path, create=True), created)
+        # Opening the store writes to it.
+        past_ms = written_ms(path)
+        return _Opened(LevelDBStore(path, create=True), created, past_ms)
     from tms_core.tables.hbase.store import HBaseStore  # noqa: PLC0415 Thrift takes a sixth of a start without it
 
     store = HBaseStore.configured(storage.hbase, clock)

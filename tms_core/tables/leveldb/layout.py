@@ -55,6 +55,15 @@ def disk_bytes(path: Path) -> int | None:
     return total
 
 
+def written_ms(path: Path) -> int:
+    """When a file of the three folders was last written, in milliseconds; 0 where none can be read."""
+    newest_ns = 0
+    with suppress(OSError):
+        for folder in FOLDERS.values():
+            newest_ns = max([newest_ns, *(file.stat().st_mtime_ns for file in (path / folder).glob("*"))])
+    return newest_ns // 1_000_000
+
+
 def find_tables(path: Path, *, create: bool = False) -> dict[TableName, Path]:
     """The folders of the tables that are there, or all three when they are to be made.
 

@@ -65,6 +65,7 @@ class DurableState:
         self._log: Log = _NotBegun()
         try:
             self._state, self._newest_ms = self._recovered()
+            self._clock.note_past(self._newest_ms)
             self._log = storage.log(self._timestamp())
             self.take_snapshot()
         except StorageElsewhere:

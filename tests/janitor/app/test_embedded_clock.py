@@ -1,0 +1,53 @@
+"""A server whose clock is wrong when it starts: its probe says so, and publishing goes on once the clock is right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+from urllib.parse import urlsplit
+
+import pytest
+
+from janitor.app.embedded import Embedded
+from tests.builders import DAY
+from tests.server.client import Client, TopicClient
+from tests.server.process import port_of
+from tms_core.clock import ManualClock, SystemClock
+from tms_core.server.serving import serving
+
+SETTINGS = """
+storage: {kind: leveldb, leveldb: {path: messaging}}
+transactions: {source: none}
+server: {port: 0}
+janitor: {state: state, http: {port: 0}}
+"""
+
+
+@pytest.mark.parametrize("started_ms", [None, DAY], ids=["30 days behind", "in 1970"])
+def test_server_that_starts_with_a_clock_behind_publishes_once_it_is_right(
+    tmp_path: Path, started_ms: int | None
+) -> None:
+    config = tmp_path / "tms.yaml"
+    config.write_text(SETTINGS, encoding="utf-8")
+    right_ms = SystemClock().now_ms()
+    with serving(config, {}, {}, janitor=False) as started, Client(port_of(started.url)) as client:
+        TopicClient(client, "orders").create().publish("a")
+    clock = ManualClock(right_ms - 30 * DAY if started_ms is None else started_ms, running_ms=DAY)
+    with serving(config, {}, {}, clock=clock) as started, Client(port_of(started.url)) as client:
+        page = urlsplit(cast(Embedded, started.companions["janitor"]).url).port
+        orders = TopicClient(client, "orders")
+
+        def tried() -> tuple[int, int, str]:
+            with Client(page or 0) as prober:
+                ready = prober.ask("GET", "/readyz")
+            return orders.post("publish", {"messages": ["a"]}).status, ready.status, ready.text
+
+        if started_ms is None:
+            assert tried()[:2] == (200, 200)
+        # Otherwise only the files tell what had passed. Halfway there the clock is still wrong.
+        clock.step((right_ms - clock.now_ms()) // 2)
+        published, ready, said = tried()
+        assert (published, ready) == (503, 503)
+        assert "nothing can be published: The clock is" in said
+        clock.step(right_ms + DAY - clock.now_ms())
+        assert tried()[:2] == (200, 200)
