@@ -47,6 +47,9 @@ class HBasePlace:
         with self.writable() as store:
             return store.identity()
 
+    def disk_bytes(self) -> int | None:
+        return None
+
     def require(self) -> None:
         with self.writable():
             """It could be opened, so it is there."""

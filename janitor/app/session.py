@@ -233,14 +233,16 @@ class Session:
         Raises:
             StoreBusy: another process holds it; if that is a janitor, the hint says how to reach it.
         """
-        halted = Event()
+        halted, opened_bytes = Event(), self.place.disk_bytes()
         with (
             ending(halted.set),
             self.held_store() as store,
             self.place.state() as state,
             self.lease(state, store, until=halted if waits else None) as lease,
             self.side() as side,
-            self._engine(store, state, side, lease, halted=halted.is_set, feedback=feedback) as engine,
+            self._engine(
+                store, state, side, lease, halted=halted.is_set, feedback=feedback, opened_bytes=opened_bytes
+            ) as engine,
         ):
             engine.recover()
             logger.info("the store is open to be written: %s", self.place.name)
@@ -391,6 +393,7 @@ class Session:
             "history_days": janitor.history_days,
             "rows_per_second": janitor.rate_rows_per_second,
             "archive_days": janitor.archive.keep_days,
+            "snapshots_wanted": self.settings.transactions.source != "none",
         }
         return Deps(store, state, source or self.source(), self.clock, self.terms(), **{**own, **options})
 

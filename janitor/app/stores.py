@@ -17,7 +17,7 @@ from janitor.state.base import State
 from janitor.state.sqlite.state import FILE_NAME, SqliteState
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.leveldb.clone import clone, copied, remove_stale
-from tms_core.tables.leveldb.layout import find_tables, holds_database, identity
+from tms_core.tables.leveldb.layout import disk_bytes, find_tables, holds_database, identity
 from tms_core.tables.leveldb.side import LevelDBSide, beside
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.side import SideTable
@@ -45,6 +45,10 @@ class Place(Protocol):
 
     def identity(self) -> str:
         """As ``Store.identity``, without opening it where that is possible."""
+        ...
+
+    def disk_bytes(self) -> int | None:
+        """As ``Store.disk_bytes``, without opening it; None where that is not known."""
         ...
 
     def require(self) -> None:
@@ -111,6 +115,9 @@ class LevelDBPlace:
 
     def identity(self) -> str:
         return identity(self._path)
+
+    def disk_bytes(self) -> int | None:
+        return disk_bytes(self._path)
 
     def require(self) -> None:
         find_tables(self._path)

@@ -128,6 +128,8 @@ def _snapshots(current: Session) -> Finding:
         interval_seconds=terms.snapshot_interval_seconds,
         allowance_ms=terms.lifetime.allowance_ms,
     )
+    if current.settings.transactions.source == "none":
+        return Finding("snapshots", "ok", "transactions.source is none: nothing is inverted and no boundary is claimed")
     if state.problem is not None:
         return Finding("snapshots", "warn", f"{state.message}; nothing is inverted without one")
     return Finding(

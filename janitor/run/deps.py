@@ -126,6 +126,8 @@ class Deps:
         archive_days: how long they are kept there.
         feedback: the transaction manager that is told what is proven clean; None for none.
         restored: told of a topic that archived rows were written to.
+        snapshots_wanted: whether a missing source of snapshots is worth a warning; False where the settings chose none.
+        opened_bytes: what the store took on its disk before it was opened to be written; None: what it takes is asked.
         turn: held by a run, and by a decision that excludes one.
     """
 
@@ -151,6 +153,8 @@ class Deps:
     archive_days: int = 7
     feedback: Feedback | None = None
     restored: Callable[[TopicId], None] = ignore_restored
+    snapshots_wanted: bool = True
+    opened_bytes: int | None = None
     turn: RLock = field(default_factory=RLock)
 
     def __post_init__(self) -> None:

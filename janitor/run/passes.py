@@ -118,7 +118,8 @@ def begin(deps: Deps, mode: Mode, ready: Prepared, context: RunContext) -> Pass:
         context,
         Outcome(),
         refutation=refuted,
-        bytes_before=deps.store.disk_bytes(),
+        # Opening packs LevelDB's logs, so a plan and the run after it would tell two sizes.
+        bytes_before=deps.store.disk_bytes() if deps.opened_bytes is None else deps.opened_bytes,
     )
 
 
@@ -259,7 +260,7 @@ def _notes(current: Pass, state: State) -> list[GuardNote]:
         notes.append(GuardNote(name, False, str(current.halted)))
     notes += _notes_on_aside(current, state)
     notes += _notes_on_consumers(current)
-    if ready.tx.problem is not None:
+    if ready.tx.problem is not None and ready.tx.message:
         notes.append(GuardNote("snapshot", False, ready.tx.message))
     notes += [GuardNote("snapshot", False, f"passed over {item}") for item in ready.tx.rejected]
     notes += [GuardNote("metadata", False, message) for message in current.context.unparsed.values()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from janitor.boundary import claim as boundary
 from janitor.law.policy import Hold
@@ -91,11 +92,17 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Prepared:
         now = replace(now, wall_ms=at_ms, running_ms=now.running_ms + later_ms)
         measured = replace(measured, wall_ms=measured.wall_ms + later_ms, running_ms=measured.running_ms + later_ms)
     record, store_note = _known_store(state, deps.store, deps.token_hex)
-    interval_seconds = terms.snapshot_interval_seconds
-    tx = txstate.refresh(source, now.wall_ms, interval_seconds=interval_seconds, allowance_ms=allowance_ms)
+    read = partial(
+        txstate.refresh,
+        source,
+        interval_seconds=terms.snapshot_interval_seconds,
+        allowance_ms=allowance_ms,
+        wanted=deps.snapshots_wanted,
+    )
+    tx = read(now.wall_ms)
     if at_ms is not None and tx.usable is None:
         # A snapshot that is fresh today is the best there is to look ahead with.
-        tx = txstate.refresh(source, clock.now_ms(), interval_seconds=interval_seconds, allowance_ms=allowance_ms)
+        tx = read(clock.now_ms())
     ids, system_note = Observed(now.wall_ms), None
     if (usable := tx.usable) is not None:
         known = state.known_ids(now.wall_ms, terms.lifetime.window_end_ms(0))

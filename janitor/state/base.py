@@ -63,6 +63,8 @@ __all__ = [
 ]
 
 
+#: What became of topics over time; no rule of deletion depends on it.
+_HISTORY = frozenset({Note.TOPICS, Note.TOPIC_CHANGES, Note.TOPIC_SIZES})
 #: What was learnt about a store; a name up to its first dot.
 _OF_STORE = frozenset({"frontiers", "ids", "evidence", "claim", "thorough", "strikes", "counts", "note"})
 
@@ -85,14 +87,17 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         A state is about one store at most. With another ``mark`` than the one remembered, what was learnt about the
         former store (frontiers, open ids, evidence, claim, the last thorough pass, strikes, counts, notes) is
         forgotten: topics and pointers of the same name mean something else there. What was done stays (runs, ledger,
-        counters), and so do an operator's pauses and the lease.
+        counters), and so do an operator's pauses and the lease. Of the same folder or tables, put back or with another
+        transaction system, the history of topics stays, too: an operator asks why rows are held.
         """
 
         def save() -> None:
             known = self.store()
             if known is not None and known.mark != record.mark:
+                history = _HISTORY if known.identity == record.identity else ()
+                kept = {f"note.{note}" for note in (Note.DECISIONS, *history)}
                 for name in self._read(lambda view: view.names()):
-                    if name.partition(".")[0] in _OF_STORE and name != f"note.{Note.DECISIONS}":
+                    if name.partition(".")[0] in _OF_STORE and name not in kept:
                         self._save_packed(name, None)
             self._save("store", record)
 

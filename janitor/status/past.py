@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -188,6 +188,10 @@ def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any]
     figures = next((one for one in status.topics if one.name == name), None)
     if figures is None:
         return None
+    # The status may be a minute old, and must not deny a count that the sizes over time have already.
+    count = state.counts().get(topic)
+    if count is not None and (figures.counted_ms or 0) < count.counted_ms:
+        figures = replace(figures, **asdict(count))
     held = next((one for one in status.held if one.topic == name), None)
     quarantined = next((one for one in status.quarantined if one.topic == name), None)
     return {
@@ -199,6 +203,7 @@ def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any]
         "held": None if held is None else asdict(held),
         "quarantined": None if quarantined is None else asdict(quarantined),
         "consumers": [asdict(one) for one in status.consumers if f"{one.tms_namespace}:{one.topic}" == name],
+        "adopted_ms": status.adopted_ms,
         "changes": [change._asdict() for change in reversed(changes(state).get(name, []))],
         "sizes": [size._asdict() for size in sizes(state, name)],
         "ledger": [entry.to_json() for entry in state.ledger(LEDGER_ENTRIES, topic=topic)],

@@ -152,6 +152,11 @@ class RunContext:
         others = {other: known for other, known in self.topics.items() if other != key}
         self.topics = others if work is None else {**others, key: work}
 
+    def is_newly_known(self, prefix: bytes) -> bool:
+        """Whether a topic that was not there when the pass began has metadata now: the next pass judges its rows."""
+        value = None if prefix in self.unparsed else self.metadata.get(prefix)
+        return value is not None and parse_or_none(prefix, value) is not None
+
     def in_scope(self, prefix: bytes) -> bool:
         if not self.patterns:
             return True

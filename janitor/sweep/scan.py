@@ -315,6 +315,8 @@ def classify(part: Part, name: DataTable, prefix: bytes, start: bytes, stop: byt
     if not part.context.thorough:
         return
     work = part.context.topics.get(prefix)
+    if work is None and part.context.is_newly_known(prefix):
+        return
     topic, frontier = (work.topic, work.frontier) if work else (None, None)
     resume: bytes | None = start
     while resume is not None and resume < stop:

@@ -66,7 +66,7 @@ class TxState:
         snapshot: what was read, None without one.
         name: where it was read from, for people.
         problem: why it is not used; None when it is.
-        message: the problem in a sentence, with the next step; empty without one.
+        message: the problem in a sentence, with the next step; empty without one, and where no snapshots are wanted.
         rejected: newer snapshots that were passed over, each in a few words.
     """
 
@@ -88,7 +88,9 @@ class TxState:
         return None if usable is None else SnapshotUsed(usable.timestamp_ms, self.name)
 
 
-def refresh(source: SnapshotSource | None, now_ms: int, *, interval_seconds: int, allowance_ms: int) -> TxState:
+def refresh(
+    source: SnapshotSource | None, now_ms: int, *, interval_seconds: int, allowance_ms: int, wanted: bool = True
+) -> TxState:
     """Read the newest valid snapshot and say whether it may be used (rule S14).
 
     Args:
@@ -97,9 +99,10 @@ def refresh(source: SnapshotSource | None, now_ms: int, *, interval_seconds: int
         interval_seconds: how often the transaction service writes one; twice that old is stale (Tephra's
             TransactionStateCache has the same bound).
         allowance_ms: how far its clock may be ahead of ours.
+        wanted: whether having no source is a problem to be told.
     """
     if source is None:
-        message = "no snapshots are configured: set transactions.directory or give --snapshots"
+        message = "no snapshots are configured: set transactions.directory or give --snapshots" if wanted else ""
         return TxState(None, problem=Problem.NOT_CONFIGURED, message=message)
     try:
         loaded = source.latest()

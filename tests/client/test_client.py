@@ -62,6 +62,7 @@ def test_topics_are_listed_by_namespace(client: Client) -> None:
     client.create_topic("shop:carts")
     assert client.topics("shop") == [TopicId("shop", "carts")]
     assert client.topics() == [TopicId("default", "bills"), TopicId("default", "orders")]
+    assert client.topics(None) == [TopicId("default", "bills"), TopicId("default", "orders"), TopicId("shop", "carts")]
 
 
 def test_given_a_topic_that_is_there_when_made_again_then_that_is_an_error(client: Client) -> None:

@@ -58,6 +58,7 @@ WHO = {
     ("POST", f"{TOPIC}/producers/{{name}}"): PUBLISH,
     ("GET", f"{TOPIC}/producers/{{name}}"): PUBLISH,
     ("DELETE", f"{TOPIC}/producers/{{name}}"): PUBLISH,
+    ("GET", "/v1/topics"): KNOWN,
     ("GET", "/ping"): EVERYBODY,
     ("GET", "/metrics"): KNOWN,
     ("GET", "/openapi.json"): KNOWN,
@@ -221,6 +222,8 @@ def test_given_rules_when_topics_are_listed_then_only_those_one_may_see_are_ther
         def listed(role: str, namespace: str) -> object:
             return client.ask("GET", f"/v1/namespaces/{namespace}/topics", b"", **headers(identities.good(role))).json
 
+        everything = client.ask("GET", "/v1/topics", b"", **headers(identities.good("consumer"))).json
+        assert everything == ["default:a"]
         assert listed("consumer", "default") == ["a"]
         assert listed("consumer", "other") == []
         assert listed("stranger", "default") == []

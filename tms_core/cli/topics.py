@@ -76,21 +76,27 @@ def create(
 
 
 @topic.command("list")
-@click.argument("namespace", default="default")
+@click.argument("namespace", required=False)
+@click.option("--all", "everything", is_flag=True, help="Those of all namespaces.")
 @_counted
 @remote
-def list_topics(options: Remote, namespace: str, *, count: bool) -> None:
-    """List the topics of a namespace.
+def list_topics(options: Remote, namespace: str | None, *, everything: bool, count: bool) -> None:
+    """List the topics of a namespace, by default of the namespace default.
 
     \b
     Examples:
       tms topic list
+      tms topic list --all
       tms topic list system
       tms topic list --count
     """
+    if everything and namespace is not None:
+        raise click.UsageError("Give a namespace or --all, not both.")
     with options.client() as client:
-        found = client.topics(namespace)
+        found = client.topics(None if everything else namespace or "default")
         counts = {one: _count(client, one) for one in found} if count else {}
+    if namespace is None and not everything and options.format == "table":
+        click.echo(f"namespace default only; all: {complete('tms topic list --all', arguments())}", err=True)
     if count:
         value: list[Any] = [{"topic": str(one), "messages": counts[one]} for one in found]
         rows = [[str(one), f"{counts[one]:,}"] for one in found]

@@ -152,7 +152,9 @@ def ages(topic: Topic, older_than: timedelta | int) -> Call[Ages]:
     return Call("GET", f"{path_of(topic, 'ages')}?olderThanSeconds={seconds(older_than)}", read, again=True)
 
 
-def list_topics(namespace: str) -> Call[list[TopicId]]:
+def list_topics(namespace: str | None) -> Call[list[TopicId]]:
+    if namespace is None:
+        return Call("GET", "/v1/topics", lambda body: [TopicId.parse(name) for name in array(body)], again=True)
     found = topic_id(f"{namespace}:topics").namespace
 
     def read(body: bytes) -> list[TopicId]:

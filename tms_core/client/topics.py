@@ -65,8 +65,8 @@ class AsyncTopics:
         """
         return await self._core.ask(calls.ages(topic, older_than))
 
-    async def topics(self, namespace: str = "default") -> list[TopicId]:
-        """The topics of a namespace."""
+    async def topics(self, namespace: str | None = "default") -> list[TopicId]:
+        """The topics of a namespace; of all namespaces with None."""
         return await self._core.ask(calls.list_topics(namespace))
 
     async def delete_topic(self, topic: Topic) -> None:

@@ -196,6 +196,14 @@ class MessagingService:
         """
         return [topic.topic for topic in self._topics.all(namespace)]
 
+    def all_topics(self) -> list[TopicId]:
+        """Return the topics of all namespaces, in key order.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        return self._topics.all()
+
     def delete_topic(self, topic: TopicId) -> None:
         """Delete a topic; its messages are gone at once, their rows when the janitor comes.
 

@@ -174,12 +174,12 @@ class TopicRegistry:
         """
         self._completed(properties)
 
-    def all(self, namespace: str) -> list[TopicId]:
-        """The living topics of a namespace, in key order; rows that do not parse are left out."""
+    def all(self, namespace: str | None = None) -> list[TopicId]:
+        """Return the living topics of a namespace, or of all, in key order; rows that do not parse are left out."""
         found = []
         for key, raw in self._table.rows():
             topic = TopicId.from_prefix(key)
-            if topic is None or topic.namespace != namespace:
+            if topic is None or namespace not in (None, topic.namespace):
                 continue
             try:
                 lives = not self._parse(topic, raw).deleted

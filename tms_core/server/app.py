@@ -139,6 +139,7 @@ def routes(site: Site) -> list[GuardedRoute]:
         GuardedRoute(_TOPIC, topics.topic, "topic", {"PUT": Need.ADMIN, "GET": Need.ANY, "DELETE": Need.ADMIN}),
         # Of the topics, those are listed that the principal may see.
         GuardedRoute(_TOPICS, topics.topics, "topics", {"GET": Need.KNOWN}),
+        GuardedRoute("/v1/topics", topics.all_topics, "all_topics", {"GET": Need.KNOWN}),
         GuardedRoute(
             f"{_TOPIC}/consumers/{{name}}",
             consumers.consumer,

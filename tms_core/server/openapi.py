@@ -416,7 +416,11 @@ def openapi(*, secured: bool = False) -> Document:
         f"/v1/namespaces/{{namespace}}/topics{path}": {"parameters": _IN_PATH[: 1 + path.count("{")], **item}
         for path, item in parts.items()
     }
+    names = _answer(
+        "Names with their namespaces: NAMESPACE:TOPIC.", {"type": "array", "items": {"type": "string"}}, avro=False
+    )
     paths = routes | {
+        "/v1/topics": {"get": _operation("List the topics of all namespaces.", [500], done=names)},
         "/ping": {"get": _operation("Whether the server answers.", [], done=_TEXT)},
         "/metrics": {"get": _operation("Metrics for Prometheus.", [], done=_TEXT)},
         "/openapi.json": {"get": _operation("This document.", [], done=_answer("OpenAPI.", {}, avro=False))},

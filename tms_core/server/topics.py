@@ -34,12 +34,19 @@ class TopicRoutes(SiteRoute):
         return JSONResponse(await self._site.in_thread(self._listed, namespace, request.scope.get("principal")))
 
     def _listed(self, namespace: str, principal: str | None) -> list[str]:
-        site = self._site
-        names = site.service.topics(namespace)
-        if site.gate is None or principal is None:
-            return names
-        visible = site.gate.visible(principal, [TopicId(namespace, name) for name in names])
-        return [topic.topic for topic in visible]
+        found = [TopicId(namespace, name) for name in self._site.service.topics(namespace)]
+        return [topic.topic for topic in self._visible(principal, found)]
+
+    async def all_topics(self, request: Request) -> Response:
+        """``GET /v1/topics``: those of all namespaces that the client may see."""
+        return JSONResponse(await self._site.in_thread(self._all_listed, request.scope.get("principal")))
+
+    def _all_listed(self, principal: str | None) -> list[str]:
+        return [str(topic) for topic in self._visible(principal, self._site.service.all_topics())]
+
+    def _visible(self, principal: str | None, topics: list[TopicId]) -> list[TopicId]:
+        gate = self._site.gate
+        return topics if gate is None or principal is None else list(gate.visible(principal, topics))
 
     async def topic(self, request: Request) -> Response:
         """``PUT``, ``GET`` and ``DELETE …/topics/{topic}``."""

@@ -270,11 +270,20 @@ def test_given_a_store_of_another_user_then_a_warning_says_whom_to_run_as(
     assert "run as its owner" in message
 
 
-def test_given_no_snapshots_configured_then_a_warning_names_the_setting(site: Site) -> None:
-    site.set(SETTINGS.replace("source: directory", "source: none"))
+def test_doctor_without_a_source_of_snapshots_names_the_setting(site: Site) -> None:
+    site.set(SETTINGS.replace("source: directory", "source: manager").replace("data/tx", "data/nowhere"))
     status, message = checks(site)["snapshots"]
     assert status == "warn"
     assert "transactions.directory" in message
+
+
+def test_source_none_is_a_choice_and_nothing_warns_about_it(site: Site) -> None:
+    site.set(SETTINGS.replace("source: directory", "source: none"))
+    assert checks(site)["snapshots"][0] == "ok"
+    for words in ("plan", "run --once --adopt", "status"):
+        shown = site.janitor(words)
+        assert "no snapshots are configured" not in shown.out + shown.err
+    assert "no transaction snapshot" in site.janitor("plan").out
 
 
 def test_given_no_fresh_snapshot_then_a_warning(site: Site) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from janitor.law.policy import Reason
 from janitor.report import NOT_COUNTED, MessagesLeft
 from janitor.run.passes import LEDGER_ENTRIES, MESSAGES_MS
 from janitor.stats.topic_sizes import Census
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Rig, janitor, topic
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, topic, unknown_topic, watch
 from tests.janitor.state.entries import entry
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
@@ -88,3 +89,21 @@ def test_given_old_generations_then_those_of_a_deleted_topic_are_added_and_those
     assert rig.engine.plan().report.messages == MessagesLeft(8, 3, NOW_MS)
     topic(store, "default:orders", ttl_seconds=3600, generation=2)
     assert rig.engine.plan().report.messages == NOT_COUNTED
+
+
+def test_run_does_not_count_rows_of_a_topic_created_meanwhile_as_unknown() -> None:
+    store = MemoryStore()
+    topic(store, "default:a", ttl_seconds=3600).plain(NOW_MS)
+    unknown_topic(store, "default:z").plain(NOW_MS)
+    rig = janitor(store)
+    created: list[Topic] = []
+
+    def create(call: Call) -> None:
+        if call.name == "message.keys" and not created:
+            created.append(topic(store, "default:b", ttl_seconds=3600))
+            created[0].plain(NOW_MS, NOW_MS + 1)
+
+    watch(store, before=create)
+    report = rig.engine.run_once(adopt=True)
+    assert report.kept[Reason.UNKNOWN_TOPIC] == 1, "of default:z alone"
+    assert len(created[0].times()) == 2

@@ -16,6 +16,7 @@ from janitor.state.records import (
     CounterKey,
     Evidence,
     FrontierRecord,
+    Note,
     OpenIdRecord,
     Pause,
     PendingJump,
@@ -165,6 +166,17 @@ def test_given_another_store_when_saved_then_what_was_learnt_about_the_first_is_
     assert (state.frontiers(), state.open_ids(), state.evidence()) == ({}, {}, [])
     assert (state.claim(), state.last_thorough_ms()) == (None, None)
     assert (state.strikes(), state.counts(), state.note("shown")) == ({}, {}, None)
+
+
+@pytest.mark.parametrize(("identity", "kept"), [(STORE.identity, True), ("leveldb:/elsewhere", False)])
+def test_save_store_with_another_mark_keeps_topic_history_of_the_same_place(
+    state: State, identity: str, kept: bool
+) -> None:
+    state.save_store(STORE)
+    for note in (Note.TOPICS, Note.TOPIC_CHANGES, Note.TOPIC_SIZES):
+        state.save_note(note, [str(note)])
+    state.save_store(StoreRecord("another mark", identity))
+    assert [state.note(note) is not None for note in (Note.TOPICS, Note.TOPIC_CHANGES, Note.TOPIC_SIZES)] == [kept] * 3
 
 
 def test_given_another_store_when_saved_then_what_was_done_and_what_an_operator_said_stays(state: State) -> None:

@@ -6,12 +6,14 @@ import json
 
 import pytest
 
-from janitor.state.records import RunRecord
+from janitor.state.records import RunRecord, TopicCount
 from janitor.state.sqlite.state import SqliteState
+from janitor.state.topic_history import save_sizes
 from janitor.status import collect, past
 from janitor.status.past import RANGES, RunHistory, run_detail, runs_between
 from janitor.status.status import RunSummary
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, janitor, topic
+from tms_core.tables.memory import MemoryStore
 
 
 def ran(state: SqliteState, at_ms: int, expired: int = 1, result: str = "done", mode: str = "apply") -> str:
@@ -20,6 +22,22 @@ def ran(state: SqliteState, at_ms: int, expired: int = 1, result: str = "done", 
     state.begin_run(RunRecord(run_id, mode, at_ms))
     state.finish_run(run_id, at_ms + 1, result, json.dumps({"totals": {"expired": expired, "kept": {}}}))
     return run_id
+
+
+def test_topic_detail_with_an_older_status_has_the_newest_count() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    rig = janitor(store)
+    rig.engine.remember_topics()
+    site = collect.Deployment("memory", "apply", "every 60 s", rig.engine.deps.terms)
+    old = collect.collect(rig.state, site, rig.clock)
+    counts = {orders.id: TopicCount(3, 300, NOW_MS - 2, NOW_MS, NOW_MS)}
+    rig.state.save_counts(counts)
+    save_sizes(rig.state, counts)
+    found = past.topic_detail(rig.state, old, orders.id)
+    assert found is not None
+    assert (found["figures"]["messages"], found["figures"]["counted_ms"]) == (3, NOW_MS)
+    assert [size["messages"] for size in found["sizes"]] == [3]
 
 
 @pytest.mark.parametrize("name", RANGES)
