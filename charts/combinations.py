@@ -41,6 +41,7 @@ def _within(path: str, found: Schema) -> Schema:
 
 _GIVEN: Schema = {"type": "string", "minLength": 1}
 _LOOPBACK: Schema = {"pattern": r"^(127\.|localhost$|::1$)"}
+_LOOPBACK_PORT: Schema = {"pattern": r"^(127\.|localhost:|\[::1\]:)"}
 #: In the volume, wherever it is mounted.
 _KEPT: Schema = {"pattern": r"^/var/lib/tms/[^./]"}
 _ADDRESS: Schema = {"pattern": r"^(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}$"}
@@ -82,6 +83,14 @@ COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         "The server answers to other pods, so it has to know who asks.",
         _is("server.enabled", True),
         _is("server.auth.kind", "tokens", "jwt"),
+    ),
+    (
+        "The transaction service answers to other pods, so it has a `token_file`, or `allow_without_token` says so.",
+        _all(
+            _is("transactions.source", "manager"),
+            {"anyOf": [_is("storage.kind", "hbase"), _holds("transactions.thrift", {"not": _LOOPBACK_PORT})]},
+        ),
+        {"anyOf": [_holds("transactions.token_file", _GIVEN), _is("transactions.allow_without_token", True)]},
     ),
     (
         "Several servers share neither a store in a volume nor a manager's log in one; that of theirs is in HBase.",

@@ -189,6 +189,7 @@ _OWN: dict[str, Schema] = {
         enabled=_SWITCH,
         metricsFrom=_PEERS,
         clientsFrom=_PEERS,
+        transactionsFrom=_PEERS,
         storeTo=_PEERS,
         apiServerPorts={"type": "array", "items": _whole(1)},
         extraEgress=_OBJECTS,

@@ -201,7 +201,8 @@ def test_every_value_is_explained_and_in_the_schema() -> None:
 
 
 SERVER = "server.enabled=true,server.auth.kind=jwt,server.auth.key_file=/key"
-MANAGER = f"{SERVER},transactions.source=manager,persistence.enabled=true"
+TRANSACTIONS = "transactions.source=manager,transactions.token_file=/etc/tms-secrets/transactions"
+MANAGER = f"{SERVER},{TRANSACTIONS},persistence.enabled=true"
 VOLUME = f"{MANAGER},storage.kind=leveldb"
 SWEEP = "spark.enabled=true,spark.image=s:1,spark.command={sweep}"
 SHARED = "persistence.enabled=true,persistence.accessModes={ReadWriteMany}"
@@ -213,12 +214,13 @@ ARCHIVED = f"mode=cronjob,{SWEEP},{SHARED},janitor.archive.enabled=true"
     [
         f"{MANAGER},janitor.archive.enabled=true,persistence.accessModes={{ReadWriteMany}}",
         f"{MANAGER},storage.hbase.namespace=other",
+        f"{SERVER},transactions.source=manager,transactions.allow_without_token=true,persistence.enabled=true",
         f"{VOLUME},janitor.archive.enabled=true,decisions.adopt=a",
         f"{VOLUME},persistence.accessModes={{ReadWriteOncePod}}",
         f"{SERVER},serverReplicas=2",
         f"{SERVER},serverReplicas=2,server.leader.slots=16",
-        f"{SERVER},serverReplicas=2,transactions.source=manager,transactions.directory=/srv/tx",
-        f"{SERVER},serverReplicas=2,server.leader.slots=16,transactions.source=manager",
+        f"{SERVER},serverReplicas=2,{TRANSACTIONS},transactions.directory=/srv/tx",
+        f"{SERVER},serverReplicas=2,server.leader.slots=16,{TRANSACTIONS}",
         f"{MANAGER},server.leader.slots=2,janitor.archive.enabled=true",
         f"{MANAGER},server.leader.advertise=http://x-tms-janitor-server:11015",
         f"mode=cronjob,{SWEEP}",
@@ -294,9 +296,11 @@ def test_given_settings_of_spark_then_it_reads_them_as_they_were_written(tmp_pat
         ("janitor.archive.enabled=true", "persistence"),
         ("serverReplicas=2,transactions.source=directory", "source"),
         (f"{VOLUME},serverReplicas=2", "share neither a store in a volume"),
-        (f"{SERVER},transactions.source=manager,server.leader.slots=65", "slots"),
-        (f"{SERVER},transactions.source=manager,serverReplicas=2,server.port=15165", "server/port"),
-        (f"{SERVER},transactions.source=manager", "log needs a volume that outlives the pod"),
+        (f"{SERVER},{TRANSACTIONS},server.leader.slots=65", "slots"),
+        (f"{SERVER},{TRANSACTIONS},serverReplicas=2,server.port=15165", "server/port"),
+        (f"{SERVER},{TRANSACTIONS}", "log needs a volume that outlives the pod"),
+        (f"{SERVER},transactions.source=manager,persistence.enabled=true", "has a `token_file`"),
+        (f"{SERVER},transactions.source=manager,serverReplicas=2", "has a `token_file`"),
         ("transactions.source=manager,serverReplicas=2", "server"),
         (f"{SERVER},server.leader.slots=65", "slots"),
         ("spark.enabled=true", "spark"),

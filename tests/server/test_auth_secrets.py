@@ -105,8 +105,8 @@ TOKENS = {"kind": "tokens", "tokens_file": "t", "rules": RULES}
         ({"auth": TOKENS, "host": "10.0.0.1"}, "[::1]:1", ["tokens can be read on the network"]),
         ({"auth": TOKENS, "host": "10.0.0.1", "tls": {"certificate": "c", "key": "k"}}, "127.0.0.1:1", []),
         ({"auth": TOKENS | {"rules": []}}, "127.0.0.1:1", ["no principal may do anything"]),
-        ({}, "0.0.0.0:1", ["Tephra's protocol has no authentication"]),
-        ({"auth": TOKENS}, "tx-1:1", ["Tephra's protocol has no authentication"]),
+        ({}, "0.0.0.0:1", ["set transactions.admin_token_file"]),
+        ({"auth": TOKENS}, "tx-1:1", ["set transactions.admin_token_file"]),
     ],
 )
 def test_given_settings_when_served_then_what_they_leave_open_is_said(

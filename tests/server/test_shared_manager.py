@@ -467,6 +467,7 @@ def settings_of(tmp_path: Path, slots: int = 1, thrift: str = "127.0.0.1:0") -> 
         "TMS_STORAGE__KIND": "hbase",
         "TMS_TRANSACTIONS__DIRECTORY": str(tmp_path / "tx"),
         "TMS_TRANSACTIONS__THRIFT": thrift,
+        "TMS_TRANSACTIONS__ALLOW_WITHOUT_TOKEN": "true",
         "TMS_SERVER__LEADER__ADVERTISE": "http://localhost:0",
         "TMS_SERVER__LEADER__SLOTS": str(slots),
         "TMS_SERVER__LEADER__ORDINAL": "0",
@@ -508,6 +509,20 @@ def test_given_several_servers_when_made_then_requests_ask_the_manager_where_it_
         root = root_of(side)
         assert root is not None
         assert root.address.startswith("localhost:")
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_managed_on_the_network_without_a_token_is_refused_unless_allowed(tmp_path: Path, slots: int) -> None:
+    settings = settings_of(tmp_path, slots, "0.0.0.0:0")
+    refused = settings.transactions.model_copy(update={"allow_without_token": False})
+    with ExitStack() as stack, pytest.raises(ConfigurationError, match="without a token everyone") as caught:
+        made(settings.model_copy(update={"transactions": refused}), MemorySide(), stack)
+    assert "transactions.allow_without_token" in caught.value.hint
+    (tmp_path / "token").write_bytes(b"0123456789abcdef0123456789abcdef")
+    (tmp_path / "token").chmod(0o600)
+    with_token = refused.model_copy(update={"token_file": tmp_path / "token"})
+    with ExitStack() as stack:
+        assert made(settings.model_copy(update={"transactions": with_token}), MemorySide(), stack).address
 
 
 def test_given_a_folder_of_a_manager_that_was_alone_when_several_begin_then_they_go_on_from_it(tmp_path: Path) -> None:

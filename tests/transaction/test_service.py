@@ -674,6 +674,62 @@ def test_given_a_service_that_demands_a_token_when_a_large_call_comes_before_it_
         assert is_closed(connection)
 
 
+@pytest.mark.parametrize("for_clients", [True, False], ids=["token for clients", "clients without a token"])
+def test_administrative_call_without_the_administrative_token_does_nothing(
+    manager: TransactionManager, tmp_path: Path, for_clients: bool
+) -> None:
+    client_token, admin_token = tmp_path / "client", tmp_path / "admin"
+    client_token.write_bytes(b"of clients")
+    admin_token.write_bytes(b"of operators")
+    service = TransactionService(
+        manager,
+        port=0,
+        token=(lambda: read_token(client_token)) if for_clients else None,
+        admin_token=lambda: read_token(admin_token),
+    )
+    service.start()
+    try:
+        invalid = manager.start_short().transaction_id
+        manager.invalidate(invalid)
+        wanted = TransactionSettings(thrift=service.address, token_file=client_token if for_clients else None)
+        with TransactionClient.configured(wanted) as client:
+            client.commit(client.start_short().transaction_id)
+            client.invalidate(client.start_short().transaction_id)
+            calls = [
+                lambda: client.truncate_invalid([invalid]),
+                lambda: client.truncate_invalid_before(2**62),
+                client.reset,
+                client.encoded_snapshot,
+            ]
+            for call in calls:
+                with pytest.raises(ServiceUnavailable, match="needs the administrative token"):
+                    call()
+        assert manager.invalid_size() == 2
+        admin = wanted.model_copy(update={"admin_token_file": admin_token})
+        with TransactionClient.configured(admin) as operator:
+            operator.commit(operator.start_short().transaction_id)
+            assert operator.encoded_snapshot()
+            assert operator.truncate_invalid([invalid])
+        assert manager.invalid_size() == 1
+    finally:
+        service.stop()
+
+
+def test_administrative_call_of_an_old_message_without_version_needs_the_token(manager: TransactionManager) -> None:
+    service = TransactionService(manager, port=0, admin_token=lambda: b"of operators")
+    service.start()
+    try:
+        manager.invalidate(manager.start_short().transaction_id)
+        with connected(service) as connection:
+            name = b"resetState"
+            frame = len(name).to_bytes(4) + name + b"\1" + (1).to_bytes(4) + b"\0"
+            connection.sendall(len(frame).to_bytes(4) + frame)
+            assert b"administrative token" in connection.recv(1000)
+        assert manager.invalid_size() == 1
+    finally:
+        service.stop()
+
+
 def test_given_a_token_file_that_is_gone_or_empty_then_that_is_said(
     guarded: TransactionService, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

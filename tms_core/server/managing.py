@@ -7,7 +7,7 @@ look at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import chain
@@ -134,7 +134,7 @@ def _among_several(
             member.slots.leaderships[0],
             clock,
             clock_allowance_seconds=server.clock_allowance_seconds,
-            token_file=wanted.token_file,
+            token_file=wanted.shown_token_file,
             former=partial(_left_in, wanted.directory, store),
             # With several slots the manager is not told where is published: other servers do that, too.
             begun=partial(find_undecided, store, side, allowance_ms=allowance_ms) if one_leader else lambda _: None,
@@ -149,16 +149,35 @@ def _among_several(
 def _service(
     manager: TransactionManager, wanted: TransactionSettings, stack: ExitStack, several: ManagerOfSeveral | None = None
 ) -> TransactionService:
-    token = None if wanted.token_file is None else partial(read_token, wanted.token_file)
-    if token is not None:
-        token()
     host, port = split_address(wanted.thrift)
+    if wanted.token_file is None and not is_loopback(host) and not wanted.allow_without_token:
+        raise ConfigurationError(
+            f"transactions.thrift is {wanted.thrift}, and without a token everyone who reaches it can end transactions "
+            "and have invalid ones seen.",
+            "Set transactions.token_file, or transactions.thrift to 127.0.0.1:15165. If Tephra's own clients call from "
+            "other machines: transactions.allow_without_token: true.",
+        )
+    token, admin_token = _token(wanted.token_file), _token(wanted.admin_token_file)
     service = TransactionService(
-        manager, host, port, snapshot_seconds=wanted.snapshot_interval_seconds, token=token, several=several
+        manager,
+        host,
+        port,
+        snapshot_seconds=wanted.snapshot_interval_seconds,
+        token=token,
+        admin_token=admin_token,
+        several=several,
     )
     service.start()
     stack.callback(service.stop)
     return service
+
+
+def _token(file: Path | None) -> Callable[[], bytes] | None:
+    """Return what reads a token, which can be read now."""
+    if file is None:
+        return None
+    read_token(file)
+    return partial(read_token, file)
 
 
 def _storage(settings: Settings) -> Storage:

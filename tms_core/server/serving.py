@@ -295,9 +295,8 @@ def exposed(settings: Settings) -> Iterator[str]:
     host, _ = split_address(transactions.thrift)
     if transactions.source == "manager" and not is_loopback(host) and transactions.token_file is None:
         yield (
-            f"transactions.thrift is {transactions.thrift}, and Tephra's protocol has no authentication: everyone who "
-            "reaches it can end transactions and have invalid ones seen. Bind it to 127.0.0.1, set "
-            "transactions.token_file, or let only trusted machines reach it"
+            f"transactions.thrift is {transactions.thrift}, and transactions.allow_without_token lets everyone who "
+            "reaches it end transactions. Let only trusted machines reach it, and set transactions.admin_token_file"
         )
 
 

@@ -215,12 +215,31 @@ class TransactionSettings(Section):
         reason="Tephra's protocol has no authentication, and its clients go on working",
         place=True,
     )
+    admin_token_file: Path | None = setting(
+        None,
+        "a file with another token, without which the transaction service neither truncates the invalid list, resets, "
+        "nor gives a snapshot of its state; null: who may use the service may do these, too",
+        reason="one token is enough where all clients are trusted",
+        place=True,
+    )
+    allow_without_token: Switch = setting(
+        False,
+        "whether the transaction service of `tms serve` may listen on an address of the network without a token, for "
+        "Tephra's own clients: who reaches the port may then end any transaction",
+        reason="other machines have to be trusted first",
+    )
     snapshot_interval_seconds: Count = setting(
         60,
         "how often a snapshot is written; one older than twice this is not used",
         unit="seconds",
         reason="CDAP's default",
     )
+
+    @property
+    def shown_token_file(self) -> Path | None:
+        """The file of the token that this process shows: the one that is good for more."""
+        return self.admin_token_file or self.token_file
+
     max_lifetime_seconds: Count | None = setting(
         None,
         "how long a transaction may write, as the servers enforce it (data.tx.max.lifetime); null: 90000 is assumed "

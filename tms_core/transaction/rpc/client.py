@@ -52,7 +52,7 @@ class ServiceSettings(Protocol):
     def thrift(self) -> str: ...
 
     @property
-    def token_file(self) -> Path | None: ...
+    def shown_token_file(self) -> Path | None: ...
 
     def snapshot_directory(self) -> str | None: ...
 
@@ -90,9 +90,8 @@ class TransactionClient:
     @classmethod
     def configured(cls, wanted: ServiceSettings, timeout_seconds: float = 30, *, address: str = "") -> Self:
         """The service that the settings name, or another one with their token."""
-        return cls(
-            address or wanted.thrift, timeout_seconds, opens=partial(SocketConnection, token_file=wanted.token_file)
-        )
+        opens = partial(SocketConnection, token_file=wanted.shown_token_file)
+        return cls(address or wanted.thrift, timeout_seconds, opens=opens)
 
     def __enter__(self) -> Self:
         return self
@@ -336,7 +335,7 @@ def source_of(wanted: ServiceSettings) -> SnapshotSource | None:
         ConfigurationError: the folder of snapshots is named by a URL of another kind than webhdfs.
     """
     if wanted.source == "thrift":
-        return ServiceSource(wanted.thrift, token_file=wanted.token_file)
+        return ServiceSource(wanted.thrift, token_file=wanted.shown_token_file)
     directory = wanted.snapshot_directory()
     return None if directory is None else DirectorySource.at(directory)
 

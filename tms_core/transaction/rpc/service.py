@@ -17,9 +17,10 @@ import logging
 import resource
 import socket
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from enum import Enum
 from hmac import compare_digest
 from itertools import chain, islice
 from typing import Protocol, TypeVar, cast
@@ -60,7 +61,24 @@ _BACKLOG = 128
 #: What the call is shorter than that a server begins with which passes others on, in bytes.
 _SHORT_BYTES = 128
 
+#: Calls that change or show what is of all clients.
+ADMINISTRATIVE = ("truncateInvalidTx", "truncateInvalidTxBefore", "resetState", "getSnapshot")
+NOT_ADMINISTRATIVE = "This call needs the administrative token (transactions.admin_token_file)"
+_DEMANDED = "This transaction service demands a token"
+#: Where the name of a call is, behind the version or without one, and its length before it.
+_NAMES_AT = (8, 4)
+_LONGEST_NAME = 64
+
 T = TypeVar("T")
+
+
+class Level(Enum):
+    """What a connection may ask for."""
+
+    NONE = "nothing"
+    CLIENT = "calls of clients"
+    ADMIN = "everything"
+
 
 logger = get_logger(__name__)
 
@@ -93,6 +111,8 @@ class TransactionService:
         cleanup_seconds: how often timed-out transactions are given up.
         snapshot_seconds: how often a snapshot is taken (``transactions.snapshot_interval_seconds``).
         token: returns the token that each connection has to show first; None: none is demanded.
+        admin_token: returns the token that a connection has to show for :data:`ADMINISTRATIVE` calls, and which is good
+            for all others; None: ``token`` is good for all.
         several: knows whether this is the service that has to answer; None: there is no other.
     """
 
@@ -105,9 +125,11 @@ class TransactionService:
         cleanup_seconds: float = CLEANUP_SECONDS,
         snapshot_seconds: float = 60,
         token: Callable[[], bytes] | None = None,
+        admin_token: Callable[[], bytes] | None = None,
         several: ManagerOfSeveral | None = None,
     ) -> None:
         self._token = token
+        self._admin_token = admin_token
         self._several = several
         self._manager = manager
         self._host = host
@@ -214,22 +236,25 @@ class TransactionService:
     ) -> None:
         """Answer the requests of one connection until either side has enough."""
         wait_seconds: float | None = REQUEST_SECONDS
-        known, direct = self._token is None, False
+        level = self._level_without_token()
+        direct = False
         try:
             while not self._stopping.is_set():
-                size = await self._size(reader, wait_seconds, MAX_FRAME_BYTES if known else LARGE_BYTES)
+                size = await self._size(reader, wait_seconds, LARGE_BYTES if level is Level.NONE else MAX_FRAME_BYTES)
                 frame = await self._awaited(reader.readexactly(min(size, LARGE_BYTES)), REQUEST_SECONDS)
                 async with self._large if size > LARGE_BYTES else nullcontext():
                     if size > LARGE_BYTES:
                         frame = await self._whole(reader, frame, size)
-                    if known:
+                    if self._demands and _is_of(frame, (AUTHENTICATE,)):
+                        level, data = await self._work(self._authenticated, frame)
+                    elif refused := _forbidden(frame, level):
+                        data = refused
+                    else:
                         found, direct = await self._done(frame, direct)
                         data = await self._passed_on(frame) if found is None else found
-                    else:
-                        known, data = await self._work(self._authenticated, frame)
                     del frame
                 await self._send(writer, data)
-                if not known:
+                if level is Level.NONE:
                     raise FormatError("it has not shown the token that is demanded (transactions.token_file)")
                 wait_seconds = None
                 protocol.answered(LENGTH.size + size)
@@ -275,17 +300,32 @@ class TransactionService:
         except ServiceUnavailable as error:
             return _refusal(wire.read_message(frame), str(error))
 
-    def _authenticated(self, frame: bytes) -> tuple[bool, bytes]:
-        """Whether a frame shows the token, and what it is answered."""
+    @property
+    def _demands(self) -> bool:
+        """Whether there is a token to be shown."""
+        return self._token is not None or self._admin_token is not None
+
+    def _level_without_token(self) -> Level:
+        """What a connection may ask for that has shown no token."""
+        if self._token is not None:
+            return Level.NONE
+        return Level.ADMIN if self._admin_token is None else Level.CLIENT
+
+    def _authenticated(self, frame: bytes) -> tuple[Level, bytes]:
+        """What a connection may ask for by the token that a frame shows, and what it is answered."""
         request = wire.read_message(frame)
-        try:
-            shown, token = request.fields.get(1), cast("Callable[[], bytes]", self._token)()
-        except TmsError as error:
-            logger.error("%s", error)
-            return False, failure(request, Failure.PROTOCOL_ERROR, "This transaction service cannot read its token")
-        if request.name == AUTHENTICATE and isinstance(shown, bytes) and compare_digest(shown, token):
-            return True, wire.message(MessageKind.REPLY, request.name, request.number)
-        return False, failure(request, Failure.PROTOCOL_ERROR, "This transaction service demands a token")
+        shown = request.fields.get(1)
+        highest = Level.ADMIN if self._admin_token is None else Level.CLIENT
+        for demanded, level in ((self._admin_token, Level.ADMIN), (self._token, highest)):
+            try:
+                is_good = demanded is not None and isinstance(shown, bytes) and compare_digest(shown, demanded())
+            except TmsError as error:
+                logger.error("%s", error)
+                text = "This transaction service cannot read its token"
+                return Level.NONE, failure(request, Failure.PROTOCOL_ERROR, text)
+            if is_good:
+                return level, wire.message(MessageKind.REPLY, request.name, request.number)
+        return Level.NONE, failure(request, Failure.PROTOCOL_ERROR, _DEMANDED)
 
     async def _size(self, reader: asyncio.StreamReader, seconds: float | None, most: int) -> int:
         """The size of the next frame."""
@@ -345,6 +385,24 @@ class TransactionService:
             return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
         finally:
             self._quick.under_way -= 1
+
+
+def _forbidden(frame: bytes, level: Level) -> bytes | None:
+    """Return what a call is answered that is above a level; None: it is not."""
+    if level is Level.NONE:
+        return _refusal(wire.read_message(frame), _DEMANDED)
+    if level is Level.CLIENT and _is_of(frame, ADMINISTRATIVE):
+        return _refusal(wire.read_message(frame), NOT_ADMINISTRATIVE)
+    return None
+
+
+def _is_of(frame: bytes, names: Collection[str]) -> bool:
+    """Return whether a frame is one of some calls, without reading the rest of it."""
+    for at in _NAMES_AT:
+        size = int.from_bytes(frame[at - LENGTH.size : at], "big")
+        if 0 < size <= _LONGEST_NAME and frame[at : at + size].decode(errors="replace") in names:
+            return True
+    return False
 
 
 def _refusal(request: RpcMessage, text: str) -> bytes:
