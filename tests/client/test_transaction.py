@@ -24,6 +24,7 @@ from tms_core.client import (
     PostCommitFailed,
     TopicNotFound,
     Transaction,
+    TransactionEnded,
     TransactionError,
     Unanswered,
 )
@@ -830,7 +831,7 @@ def test_given_a_pointer_that_was_not_issued_when_published_then_it_is_refused_a
     with client.transaction() as tx:
         tx.publish(ORDERS, [b"1"])
     made_up = replace(site.manager.start_short(), write_pointer=2**62)
-    with pytest.raises(BadRequest, match="was not issued"):
+    with pytest.raises(TransactionEnded, match="is not in progress"):
         client.publish(ORDERS, [b"x"], transaction=made_up)
     with client.transaction() as tx:
         tx.publish(ORDERS, [b"2"])

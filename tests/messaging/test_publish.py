@@ -10,7 +10,15 @@ import pytest
 
 from tests.builders import HOUR, MINUTE, NOW_MS, Call, fail_at, pointer, watch
 from tests.messaging.desk import PATIENCE_SECONDS, Desk, P, named, reader
-from tms_core.errors import BadRequest, ClockJumped, StoreError, TopicNotFound, TransactionExpired, Unavailable
+from tms_core.errors import (
+    BadRequest,
+    ClockJumped,
+    StoreError,
+    TopicNotFound,
+    TransactionEnded,
+    TransactionExpired,
+    Unavailable,
+)
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.work import Answer
 from tms_core.rowkey import LONG_MAX, MessageId, MessageKey, PayloadKey
@@ -406,9 +414,9 @@ def test_given_a_pointer_above_all_that_were_issued_when_published_or_stored_the
     desk.restart(transactions=manager)
     issued = manager.start_long().write_pointer
     for made_up in (issued + 1, 2**62, LONG_MAX):
-        with pytest.raises(BadRequest, match=f"Write pointer {made_up} was not issued"):
+        with pytest.raises(TransactionEnded, match=f"Transaction {made_up} is not in progress"):
             desk.service.publish(named("orders"), [b"a"], pointer=made_up)
-        with pytest.raises(BadRequest, match=f"Write pointer {made_up} was not issued"):
+        with pytest.raises(TransactionEnded, match=f"Transaction {made_up} is not in progress"):
             desk.service.store(named("orders"), [b"a"], pointer=made_up)
     desk.service.publish(named("orders"), [b"b"], pointer=issued)
     desk.service.publish(named("orders"), [b"c"], pointer=manager.start_long().write_pointer)

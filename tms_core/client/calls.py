@@ -193,8 +193,9 @@ def store(topic: Topic, payloads: Sequence[bytes], pointer: int) -> Call[None]:
 def rollback(topic: Topic, published: RollbackRange | int) -> Call[None]:
     if isinstance(published, int):
         body = json.dumps({"transactionWritePointer": str(published)}).encode()
-        return Call("POST", path_of(topic, "rollback"), nothing, body, again=True)
-    return Call("POST", path_of(topic, "rollback"), nothing, encode_rollback(published), AVRO, again=True)
+        return Call("POST", path_of(topic, "rollback"), nothing, body, again=True, conflict=TransactionEnded)
+    body = encode_rollback(published)
+    return Call("POST", path_of(topic, "rollback"), nothing, body, AVRO, again=True, conflict=TransactionEnded)
 
 
 def poll(

@@ -39,6 +39,17 @@ class _SideRows(NamedTuple):
     deletes: list[bytes]
 
 
+class _Force(NamedTuple):
+    """Whether open claims are ended, and for whom.
+
+    Attributes:
+        principal: who wants it; None: the server does not ask who somebody is.
+    """
+
+    wanted: bool
+    principal: str | None
+
+
 class ConsumerRegistry:
     """The consumers of one store's topics; threads may share it.
 
@@ -70,7 +81,14 @@ class ConsumerRegistry:
         self.taken_back = 0
 
     def put(
-        self, topic: TopicId, name: str, message: MessageId, *, force: bool = False, only_new: bool = False
+        self,
+        topic: TopicId,
+        name: str,
+        message: MessageId,
+        *,
+        force: bool = False,
+        only_new: bool = False,
+        principal: str | None = None,
     ) -> None:
         """Store how far a consumer has read; the first time, it is registered. Durable on return.
 
@@ -81,10 +99,12 @@ class ConsumerRegistry:
             message: the last one it has read; all zeros for one that has read nothing yet.
             force: also where claims are open; their transactions are invalidated first, if they are managed here.
             only_new: only to register it.
+            principal: who asks; a transaction of another one is not invalidated. None: everybody is the same.
 
         Raises:
             BadRequest: that is no name, or no id of a message; or the topic has too many consumers.
-            ConsumerConflict: claims are open; or it is registered, and shall only be if it is not.
+            ConsumerConflict: claims are open, with ``force`` of another principal; or it is registered, and shall only
+                be if it is not.
             TopicNotFound, MetadataError: there is no such topic, or its row is damaged.
             Unavailable: another server has changed it meanwhile; nothing was done.
             StoreError: the store failed.
@@ -100,7 +120,7 @@ class ConsumerRegistry:
             if former is None:
                 hint = f"Delete those that are not needed any more: tms consumer delete {topic} NAME"
                 self._names.make_room(names(topic, metadata.generation), topic, "consumers", hint)
-            self._put(metadata, name, message, former, force=force)
+            self._put(metadata, name, message, former, _Force(force, principal))
 
     def get(self, topic: TopicId, name: str) -> Position:
         """How far a consumer has read, what its group has done behind that included.
@@ -112,17 +132,17 @@ class ConsumerRegistry:
         metadata = self._topics.get(topic)
         return self._moved_on(metadata, self.found(metadata, name))
 
-    def delete(self, topic: TopicId, name: str, *, force: bool = False) -> None:
+    def delete(self, topic: TopicId, name: str, *, force: bool = False, principal: str | None = None) -> None:
         """Forget a consumer and its claims; nothing is held for it any more.
 
         Raises:
-            ConsumerConflict: claims are open.
+            ConsumerConflict: claims are open, with ``force`` of another principal.
             ConsumerNotFound, BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`get`.
         """
         metadata = self._topics.get(topic)
         with self.lock(ConsumerGroup.of(metadata, name)), self._lock:
             self.found(metadata, name)
-            claims = self._let_go(metadata, name, force=force)
+            claims = self._let_go(metadata, name, _Force(force, principal))
             puts, deletes = _undrained(metadata, name, claims)
             try:
                 self._positions.delete(metadata, name)
@@ -194,12 +214,12 @@ class ConsumerRegistry:
         return found
 
     def _put(
-        self, metadata: TopicMetadata, name: str, message: MessageId, former: Position | None, *, force: bool
+        self, metadata: TopicMetadata, name: str, message: MessageId, former: Position | None, force: _Force
     ) -> None:
         # One at a time, or a position could be written with a cut-off that another one has let go meanwhile.
         with self._lock:
             now_ms = self._shelf.clock.now_ms()
-            claims = self._let_go(metadata, name, force=force)
+            claims = self._let_go(metadata, name, force)
             if former is None:
                 self._positions.forget_former(metadata)
                 self._side.delete(former_claims(self._side, metadata))
@@ -236,17 +256,24 @@ class ConsumerRegistry:
         reader = self._transactions.visibility().dummy_transaction()
         return position._replace(id=look(position.id, claims, reader).base)
 
-    def _let_go(self, topic: TopicMetadata, name: str, *, force: bool) -> list[bytes]:
+    def _let_go(self, topic: TopicMetadata, name: str, force: _Force) -> list[bytes]:
         """The keys of a consumer's claims, none of which is open any more."""
-        pointers = sorted({claim.pointer for claim in self._open_claims(topic, name)})
-        if pointers and not force:
+        pointers, manager = sorted({claim.pointer for claim in self._open_claims(topic, name)}), self._transactions
+        foreign = [one for one in pointers if manager is not None and not manager.belongs_to(one, force.principal)]
+        if foreign and force.wanted:
+            raise ConsumerConflict(
+                f"Consumer {name} has claims open in {len(foreign)} transactions that belong to other principals, "
+                f"{foreign[0]} the first of them.",
+                f"Try again when they have ended, or end them: tms consumer release {topic.topic} {name}",
+            )
+        if pointers and not force.wanted:
             raise ConsumerConflict(
                 f"Consumer {name} has claims open in {len(pointers)} transactions, {pointers[0]} the first of them.",
                 f"Try again when they have ended, or release them: tms consumer release {topic.topic} {name}",
             )
         for pointer in pointers:
-            if self._transactions is not None:
-                self._transactions.invalidate(pointer)
+            if manager is not None:
+                manager.invalidate(pointer)
         return [key for key, _ in claims_of(self._side, ConsumerGroup.of(topic, name))]
 
     def _open_claims(self, topic: TopicMetadata, name: str) -> list[GroupClaim]:

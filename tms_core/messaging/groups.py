@@ -70,6 +70,8 @@ class GroupPoll:
         limit_bytes: after how many bytes of messages no further one is given out; the first one always is.
         max_deliveries: how often a message is to be given out at most, at least 1: before that it is given out alone.
             None: there is no such number.
+        principal: who asks; a transaction in progress belongs to who uses it first, and to others it has ended. None:
+            everybody is the same.
     """
 
     transaction: Transaction
@@ -77,6 +79,7 @@ class GroupPoll:
     limit_bytes: int = LONG_MAX
     order: Order = Order.PARTITION
     max_deliveries: int | None = None
+    principal: str | None = None
 
 
 class Given(NamedTuple):
@@ -161,7 +164,7 @@ class Groups:
             raise BadRequest("A limit and a number of deliveries are at least 1.", "Give 1 or more.")
         reader = request.transaction
         pointer = reader.transaction_id
-        self._require_open(pointer)
+        self._require_open(pointer, request.principal)
         metadata = self._topics.get(topic)
         layout = layout_of(topic, metadata.properties)
         if layout is not None and not layout.has_own:
@@ -175,7 +178,7 @@ class Groups:
         if sealed:
             self._families.settle(topic)
         group = ConsumerGroup.of(metadata, name)
-        with self._consumers.lock(group), self._claiming(pointer):
+        with self._consumers.lock(group), self._claiming(pointer, request.principal):
             former = self._consumers.found(metadata, name)
             rows = claims_of(self._side, group)
             claims = settled([claim for _, claim in rows], reader, self._interrupted)
@@ -202,13 +205,21 @@ class Groups:
                 raise _ended(pointer)
         return found.given._replace(sealed=sealed, drained=drained)
 
-    def roll_back(self, topic: TopicId, name: str, pointer: int, after: MessageId | None = None) -> None:
+    def roll_back(
+        self,
+        topic: TopicId,
+        name: str,
+        pointer: int,
+        after: MessageId | None = None,
+        principal: str | None = None,
+    ) -> None:
         """Take back what a transaction has claimed, so that it is free at once. Durable on return.
 
         It comes before the abort: an aborted transaction's pointer looks committed to readers.
 
         Args:
             after: take back only what lies behind this id, which does not count as a try; None: all.
+            principal: who asks, as of :class:`GroupPoll`; of what belongs to another one nothing is taken back.
 
         Raises:
             BadRequest, ConsumerNotFound, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`poll`; after
@@ -222,7 +233,7 @@ class Groups:
         group = ConsumerGroup.of(metadata, name)
         with self._consumers.lock(group):
             former, rows = self._consumers.found(metadata, name), claims_of(self._side, group)
-            if not any(claim.pointer == pointer for _, claim in rows):
+            if not self._belongs_to(pointer, principal) or all(claim.pointer != pointer for _, claim in rows):
                 return
             if self._transactions is not None and self._transactions.status(pointer) == "ended":
                 raise ConsumerConflict(f"Transaction {pointer} has ended.", "What it has claimed cannot be given back.")
@@ -360,7 +371,7 @@ class Groups:
 
     # -- the transaction ----------------------------------------------------------------------------------------------
 
-    def _require_open(self, pointer: int) -> None:
+    def _require_open(self, pointer: int, principal: str | None) -> None:
         if not 0 < pointer <= LONG_MAX:
             raise BadRequest(f"{pointer} is no transaction.", "Send the transaction as it was begun.")
         if transaction_ms(pointer) + self._max_lifetime_ms <= self._shelf.clock.now_ms():
@@ -368,22 +379,25 @@ class Groups:
                 f"Transaction {pointer} is older than {self._max_lifetime_ms // 1000} s, the longest one may last.",
                 "Begin another one.",
             )
-        if not self._is_open(pointer):
+        if not self._is_open(pointer) or not self._belongs_to(pointer, principal):
             raise _ended(pointer)
 
     @contextmanager
-    def _claiming(self, pointer: int) -> Iterator[None]:
+    def _claiming(self, pointer: int, principal: str | None) -> Iterator[None]:
         """Nothing is claimed in a transaction that has ended; aborted while the block runs, it becomes invalid instead.
 
         An aborted transaction's pointer looks committed, so a claim that is written behind the abort would count.
         """
-        if self._transactions is not None and not self._transactions.begin_write(pointer):
+        if self._transactions is not None and not self._transactions.begin_write(pointer, principal):
             raise _ended(pointer)
         try:
             yield
         finally:
             if self._transactions is not None:
                 self._transactions.end_write(pointer)
+
+    def _belongs_to(self, pointer: int, principal: str | None) -> bool:
+        return self._transactions is None or self._transactions.belongs_to(pointer, principal)
 
     def _is_open(self, pointer: int) -> bool:
         return self._transactions is None or self._transactions.status(pointer) == "in progress"

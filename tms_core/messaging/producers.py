@@ -12,7 +12,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from tms_core.clock import HonestClock
-from tms_core.errors import BadRequest, ProducerNotFound, TransactionEnded
+from tms_core.errors import BadRequest, ProducerNotFound, TransactionEnded, Unavailable
 from tms_core.messaging.producer_rows import (
     NO_INSTANCE,
     Begun,
@@ -82,17 +82,24 @@ class Producers:
         self._names = CountedNames(side)
 
     def register(
-        self, home: TopicId, name: str, instance: UUID, ended: Mapping[int, TransactionOutcome] = _NOTHING
+        self,
+        home: TopicId,
+        name: str,
+        instance: UUID,
+        ended: Mapping[int, TransactionOutcome] = _NOTHING,
+        principal: str | None = None,
     ) -> Registered:
         """Have an instance count from now on, and no older one. Durable on return; the same instance may ask again.
 
         Args:
             instance: a number of its own, drawn at random.
             ended: how the transactions have ended that were undecided when it asked before.
+            principal: who asks; what belongs to another one is not ended. None: everybody is the same.
 
         Raises:
             BadRequest: that is no name, or no number of an instance; or the topic has too many producers.
-            Unavailable: another one is being registered, or an older one's requests take too long; try again.
+            Unavailable: another one is being registered, an older one's requests take too long, or a transaction of
+                another principal is open; try again.
             TopicNotFound, MetadataError, StoreError: there is no such topic, or its row is damaged; the store failed.
         """
         if instance == NO_INSTANCE:
@@ -114,7 +121,7 @@ class Producers:
                 known = made
             self._requests.in_flight.wait_for_older(producer.key, name, known.generation)
             self._hide_late(producer)
-            return self._settle(producer, known, ended)
+            return self._settle(producer, known, ended, principal)
 
     def of(self, home: TopicId) -> list[tuple[str, Registration, list[Begun]]]:
         """A topic's producers by their names, each with the transactions it has open; raises as :meth:`register`."""
@@ -131,7 +138,7 @@ class Producers:
         producer = self._requests.named(home, name)
         return self._known(producer), self._open(producer)
 
-    def delete(self, home: TopicId, name: str) -> None:
+    def delete(self, home: TopicId, name: str, principal: str | None = None) -> None:
         """Forget a producer; what it has open is invalidated first, and its instance is refused from now on.
 
         A deletion that was cut off is finished by the next one.
@@ -143,14 +150,14 @@ class Producers:
         with self._requests.in_flight.only(producer.key):
             self._known(producer, deleting=True)
             gone = self._fence(producer)
-            older = self._older(producer, gone)
+            older = self._older(producer, gone, _NOTHING, principal)
             # What cannot be ended here stays written down, so that a later instance of the name ends it.
             decided = [key for key, _, outcome in older if outcome is not TransactionOutcome.PENDING]
             # The row stays until the janitor comes, so that no generation is given twice.
             forgotten = gone._replace(former=None, settled=True)
             self._change(producer.key, gone.pack(), forgotten, [*decided, *requests_by(self._side, producer)])
 
-    def note_begun(self, sent: Sent, pointer: int) -> None:
+    def note_begun(self, sent: Sent, pointer: int, principal: str | None = None) -> None:
         """Write down a transaction in which an instance sends nothing, so that a newer one ends it. Durable on return.
 
         It comes before the commit: what was read in it, or is kept elsewhere, would count although the newer one does.
@@ -164,7 +171,7 @@ class Producers:
         producer = self._requests.named(sent.home, sent.name)
         manager = self._transactions
         # Aborted from here on it becomes invalid: written down, an aborted one would be taken for committed.
-        is_open = manager is None or manager.begin_write(pointer)
+        is_open = manager is None or manager.begin_write(pointer, principal)
         try:
             self._requests.require_newest(sent)
             value = self._side.get(key := producer.begun_key(pointer))
@@ -240,7 +247,11 @@ class Producers:
         return known
 
     def _settle(
-        self, producer: ProducerName, known: Registration, ended: Mapping[int, TransactionOutcome]
+        self,
+        producer: ProducerName,
+        known: Registration,
+        ended: Mapping[int, TransactionOutcome],
+        principal: str | None,
     ) -> Registered:
         """End what older generations have open, and write down what became of the last of it.
 
@@ -248,15 +259,16 @@ class Producers:
         """
         if known.settled:
             return Registered(known.generation, known.former, [])
-        older, inherited = self._older(producer, known, ended), known.former
+        older, inherited = self._older(producer, known, ended, principal), known.former
         outcomes = [(begun, outcome) for _, begun, outcome in older]
         if inherited is not None and inherited.outcome is TransactionOutcome.PENDING:
             left = Begun(inherited.transaction, 0, void=False, label=inherited.label)
-            outcomes, inherited = [(left, self._outcome(left, ended)), *outcomes], None
+            outcomes, inherited = [(left, self._outcome(left, ended, principal)), *outcomes], None
         former = last_of(outcomes, inherited)
         # A home that was made again begins anew: what was begun in it before is ended, and not told.
         for earlier in earlier_homes(self._side, producer):
-            left_there = [(key, begun, self._outcome(begun, ended)) for key, begun in begun_by(self._side, earlier)]
+            rows = begun_by(self._side, earlier)
+            left_there = [(key, begun, self._outcome(begun, ended, principal)) for key, begun in rows]
             older += left_there
             outcomes += [(begun, outcome) for _, begun, outcome in left_there]
         undecided = [begun.pointer for begun, outcome in outcomes if outcome is TransactionOutcome.PENDING]
@@ -266,18 +278,30 @@ class Producers:
         return Registered(known.generation, former, undecided)
 
     def _older(
-        self, producer: ProducerName, known: Registration, ended: Mapping[int, TransactionOutcome] = _NOTHING
+        self,
+        producer: ProducerName,
+        known: Registration,
+        ended: Mapping[int, TransactionOutcome],
+        principal: str | None,
     ) -> list[tuple[bytes, Begun, TransactionOutcome]]:
         """What older generations have begun, ended where that can be done here."""
         rows = [(key, begun) for key, begun in begun_by(self._side, producer) if begun.generation < known.generation]
-        return [(key, begun, self._outcome(begun, ended)) for key, begun in rows]
+        return [(key, begun, self._outcome(begun, ended, principal)) for key, begun in rows]
 
-    def _outcome(self, begun: Begun, ended: Mapping[int, TransactionOutcome]) -> TransactionOutcome:
+    def _outcome(
+        self, begun: Begun, ended: Mapping[int, TransactionOutcome], principal: str | None
+    ) -> TransactionOutcome:
+        """What has become of a transaction, which is ended if it is open and belongs to a principal."""
         manager = self._transactions
         if begun.void:
             return TransactionOutcome.ABORTED
         if manager is None:
             return ended.get(begun.pointer, TransactionOutcome.PENDING)
+        if not manager.belongs_to(begun.pointer, principal):
+            raise Unavailable(
+                f"An older instance has transaction {begun.pointer} open, which belongs to another principal.",
+                f"Try again when it has ended, or end it: tms tx invalidate {begun.pointer}",
+            )
         if manager.invalidate(manager.transaction_of(begun.pointer)) or self._requests.is_given_up(begun):
             return TransactionOutcome.ABORTED
         return TransactionOutcome.COMMITTED

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from threading import Lock
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, cast
 
 from tms_core.clock import HonestClock
 from tms_core.errors import (
@@ -54,16 +54,23 @@ class WriteRequest(Generic[R]):
         sent: what it says of its producer; None: it has none.
         size: bytes of the payloads together.
         weight: what they count for, which many that are empty do, too.
+        principal: whose transaction it is; None: the server does not ask who somebody is.
         admitted: what is known of its producer, while it is written.
         answer: done when it is durable, or will not be.
     """
 
-    __slots__ = ("admitted", "answer", "messages", "pointer", "sent", "size", "ttl_ms", "weight")
+    __slots__ = ("admitted", "answer", "messages", "pointer", "principal", "sent", "size", "ttl_ms", "weight")
 
     def __init__(
-        self, messages: Sequence[bytes], pointer: int | None, ttl_ms: int | None = None, sent: Sent | None = None
+        self,
+        messages: Sequence[bytes],
+        pointer: int | None,
+        ttl_ms: int | None = None,
+        sent: Sent | None = None,
+        principal: str | None = None,
     ) -> None:
         self.sent = sent
+        self.principal = principal
         self.admitted: Admitted | None = None
         self.messages = tuple(messages)
         self.pointer = pointer
@@ -168,7 +175,7 @@ class Queue(ABC, Generic[R]):
         sent = any(request.sent is not None for request in batch)
         begun = self._begin_writes(batch)
         try:
-            known = frozenset(begun)
+            known = frozenset(map(id, begun))
             open_ = [one for one in batch if one.pointer is None or self._may_write(one, known, now_ms)]
             with self._sent(topic, open_, now_ms) if sent else nullcontext(open_) as counting:
                 # What was written before a partition took no more is answered as it was.
@@ -198,8 +205,8 @@ class Queue(ABC, Generic[R]):
     def _answer_again(self, topic: TopicMetadata, request: WriteRequest[R], first: int) -> None:
         """Answer a request whose rows are there."""
 
-    def _begin_writes(self, batch: Sequence[WriteRequest[R]]) -> Sequence[int]:
-        """Note in which transactions something is about to be written; returns the pointers that are in progress.
+    def _begin_writes(self, batch: Sequence[WriteRequest[R]]) -> Sequence[WriteRequest[R]]:
+        """Note in which transactions something is about to be written; returns the requests of those in progress.
 
         A transaction that is aborted from now on becomes invalid instead, so that what is written in it then is never
         seen, even if this process ends before it can look again. :meth:`_end_writes` is to follow.
@@ -207,18 +214,25 @@ class Queue(ABC, Generic[R]):
         manager = self._context.transactions
         if manager is None:
             return ()
-        asked = [request.pointer for request in batch if request.pointer is not None]
-        return [pointer for pointer in asked if manager.begin_write(pointer)]
+        return [
+            request
+            for request in batch
+            if request.pointer is not None and manager.begin_write(request.pointer, request.principal)
+        ]
 
-    def _end_writes(self, begun: Sequence[int]) -> None:
+    def _end_writes(self, begun: Sequence[WriteRequest[R]]) -> None:
         """What was to be written is, or never will be."""
         if (manager := self._context.transactions) is not None:
-            for pointer in begun:
-                manager.end_write(pointer)
+            for request in begun:
+                manager.end_write(cast(int, request.pointer))
 
     def _may_write(self, request: WriteRequest[R], begun: frozenset[int], now_ms: int) -> bool:
-        """Whether the transaction of a request is in progress, where that is known; answers if not."""
-        if self._context.transactions is None or request.pointer in begun:
+        """Whether the transaction of a request is in progress, where that is known; answers if not.
+
+        Args:
+            begun: the identities of the requests whose transactions are.
+        """
+        if self._context.transactions is None or id(request) in begun:
             return True
         if self._in_time(request, position(now_ms)):
             request.answer.set_exception(self._refusal(request))

@@ -13,7 +13,7 @@ from typing import Self
 
 from tms_core.clock import Clock, HonestClock
 from tms_core.consumers.positions import Floor, Positions
-from tms_core.errors import BadRequest, ClockJumped, MetadataError, TopicNotFound
+from tms_core.errors import BadRequest, ClockJumped, MetadataError, TopicNotFound, TransactionEnded
 from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.consumers import ConsumerRegistry
 from tms_core.messaging.families import Families, Permit, permit_all
@@ -250,6 +250,7 @@ class MessagingService:
         pointer: int | None = None,
         ttl_seconds: int | None = None,
         sent: Sent | None = None,
+        principal: str | None = None,
     ) -> Answer[RollbackRange | None]:
         """Publish without waiting.
 
@@ -259,6 +260,8 @@ class MessagingService:
             pointer: the transaction's write pointer; None: outside of one.
             ttl_seconds: how long these live, where that is shorter than the topic's ttl.
             sent: what the request says of its producer; then it is done once, however often it is repeated.
+            principal: who asks; a transaction in progress belongs to who uses it first, and to others it has ended.
+                None: everybody is the same.
 
         Returns:
             Done when the messages are durable: what to roll back, or None outside a transaction. Fails with
@@ -267,53 +270,67 @@ class MessagingService:
             was written of a transaction is rolled back, if that can be done).
 
         Raises:
-            BadRequest: neither message nor transaction, a number that is none, or a pointer that was not issued.
+            BadRequest: neither message nor transaction, or a number that is none.
             Unavailable: the service is closed.
         """
         if not messages and pointer is None:
             raise BadRequest("A message outside a transaction has a payload.", "Send at least one.")
-        self._check_issued(pointer)
+        _check_pointer(pointer)
         if ttl_seconds is not None and not 0 < ttl_seconds <= INT_MAX:
             raise BadRequest(f"A ttl of {ttl_seconds} s is not possible.", f"Give whole seconds from 1 to {INT_MAX}.")
         ttl_ms = None if ttl_seconds is None else ttl_seconds * 1000
         self._store.message.check_sizes(messages)
-        return self._writers.message(topic).submit(WriteRequest(messages, pointer, ttl_ms, sent))
+        return self._writers.message(topic).submit(WriteRequest(messages, pointer, ttl_ms, sent, principal))
 
     def store(self, topic: TopicId, messages: Sequence[bytes], *, pointer: int, sent: Sent | None = None) -> None:
         """Store payloads, and return when they are durable: see :meth:`submit_store`."""
         self.submit_store(topic, messages, pointer=pointer, sent=sent).result()
 
     def submit_store(
-        self, topic: TopicId, messages: Sequence[bytes], *, pointer: int, sent: Sent | None = None
+        self,
+        topic: TopicId,
+        messages: Sequence[bytes],
+        *,
+        pointer: int,
+        sent: Sent | None = None,
+        principal: str | None = None,
     ) -> Answer[None]:
         """Put payloads into the payload table, without waiting; an empty publish in the transaction publishes them.
 
         Args:
             pointer: the transaction's write pointer.
+            principal: as of :meth:`submit_publish`.
 
         Returns:
             Done when they are durable; fails as :meth:`submit_publish` does.
 
         Raises:
-            BadRequest: no message, or a pointer that is none or was not issued.
+            BadRequest: no message, or a pointer that is none.
             Unavailable: the service is closed.
         """
         if not messages:
             raise BadRequest("There is nothing to store.", "Send at least one payload.")
-        self._check_issued(pointer)
+        _check_pointer(pointer)
         self._store.payload.check_sizes(messages)
-        return self._writers.payload(topic).submit(WriteRequest(messages, pointer, None, sent))
+        return self._writers.payload(topic).submit(WriteRequest(messages, pointer, None, sent, principal))
 
-    def note_begun(self, sent: Sent, pointer: int) -> None:
+    def note_begun(self, sent: Sent, pointer: int, principal: str | None = None) -> None:
         """Write down a producer's transaction in which it sends nothing: see :meth:`Producers.note_begun`.
 
         Raises:
-            BadRequest: a pointer that is none or was not issued.
+            BadRequest: a pointer that is none.
         """
-        self._check_issued(pointer)
-        self.producers.note_begun(sent, pointer)
+        _check_pointer(pointer)
+        self.producers.note_begun(sent, pointer, principal)
 
-    def rollback(self, topic: TopicId, published: RollbackRange | int) -> None:
+    def rollback(
+        self,
+        topic: TopicId,
+        published: RollbackRange | int,
+        *,
+        sent: Sent | None = None,
+        principal: str | None = None,
+    ) -> None:
         """Take back what a publish wrote: readers in transactions do not see it any more.
 
         Only rows that carry the publish's own pointer are changed, whatever else lies in the range; those of earlier
@@ -323,8 +340,12 @@ class MessagingService:
         Args:
             published: what publishing answered; or a write pointer, of which all is taken back. Checkpoints have
                 pointers of their own.
+            sent: what the request says of its producer; at its home the transaction is marked as rolled back first, so
+                that whatever comes late is refused.
+            principal: as of :meth:`submit_publish`.
 
         Raises:
+            TransactionEnded: it was committed, or has ended otherwise and is not invalid. Nothing is rolled back.
             TopicNotFound, MetadataError: there is no such topic, or its row is damaged.
             StoreError: the store failed; some rows may be rolled back. The transaction must be invalidated.
             BadRequest: that is no range of rows.
@@ -342,6 +363,9 @@ class MessagingService:
             raise BadRequest(
                 "A rollback's sequence ids lie between 0 and 65535.", "Send back what publishing answered."
             )
+        self._require_open(pointer, principal)
+        if sent is not None and sent.home == topic:
+            self.producers.roll_back(sent, pointer)
         metadata = self._topics.get(topic)
         prefix = generation_prefix(topic.prefix, metadata.generation)
         first, last = position(start_ms, start_sequence), position(end_ms, end_sequence)
@@ -412,11 +436,16 @@ class MessagingService:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check_issued(self, pointer: int | None) -> None:
-        """Refuse a pointer above all that were issued: readers in transactions would wait at its rows until it is."""
-        _check_pointer(pointer)
-        if pointer is not None and self._transactions is not None and pointer > self._transactions.last_pointer:
-            raise BadRequest(f"Write pointer {pointer} was not issued.", "Send the one the transaction has.")
+    def _require_open(self, pointer: int, principal: str | None) -> None:
+        """Refuse to take back what counts: what was committed stays, and what belongs to somebody else does, too."""
+        manager = self._transactions
+        if manager is None:
+            return
+        if manager.status(pointer) == "ended" or not manager.belongs_to(pointer, principal):
+            raise TransactionEnded(
+                f"Transaction {pointer} is neither in progress nor invalid, so nothing of it is rolled back.",
+                "What it wrote is committed, or was rolled back before.",
+            )
 
 
 def _check_pointer(pointer: int | None) -> None:

@@ -45,7 +45,7 @@ class PollGroup(SiteRoute):
         topic, codec = topic_of(scope), site.codec(headers)
         with site.memory.share(abort_of(scope)) as share:
             asked = await site.read(headers, receive, codec.read_poll, share, limit=site.poll_body)
-            request = self._request(headers, asked)
+            request = self._request(headers, asked, scope.get("principal"))
             known = site.sizes.of(topic)
             largest = site.max_request_bytes if known is None else known
             await share.take(_COPIES * (request.limit_bytes + largest))
@@ -58,7 +58,7 @@ class PollGroup(SiteRoute):
                 harmless(site.metrics.dead_letters.inc, len(given.messages))
             await answer(send, 200, body, codec.content_type, *_described(given))
 
-    def _request(self, headers: Headers, asked: FetchRequest) -> GroupPoll:
+    def _request(self, headers: Headers, asked: FetchRequest, principal: str | None) -> GroupPoll:
         """What a poll asks for, within the server's own limits.
 
         Raises:
@@ -77,6 +77,7 @@ class PollGroup(SiteRoute):
             min(_BATCH_BYTES, most.bytes or _BATCH_BYTES),
             _order(headers),
             _number(headers, MAX_DELIVERIES),
+            principal,
         )
 
 
@@ -88,7 +89,7 @@ class RollBackGroup(SiteRoute):
         topic, codec = topic_of(scope), site.codec(headers)
         with site.memory.share(abort_of(scope)) as share:
             pointer, after = await site.read(headers, receive, codec.read_group_rollback, share, limit=_ROLLBACK)
-        await site.in_thread(site.service.groups.roll_back, topic, name, pointer, after)
+        await site.in_thread(site.service.groups.roll_back, topic, name, pointer, after, scope.get("principal"))
         await answer(send, 200)
 
 

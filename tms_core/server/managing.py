@@ -7,6 +7,7 @@ look at.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -33,7 +34,7 @@ from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, living_topics
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Recovered, Storage
-from tms_core.transaction.model import late_transactions, transaction_ms
+from tms_core.transaction.model import TX_PER_MS, late_transactions, transaction_ms
 from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import read_token
 from tms_core.transaction.rpc.service import ManagerOfSeveral, TransactionService
@@ -93,11 +94,18 @@ def managed(
     if member is not None:
         check_alone(settings, side)
     storage = _storage(settings)
-    manager = stack.enter_context(TransactionManager(storage, clock, clock_allowance_seconds=allowance_seconds))
+    manager = stack.enter_context(
+        TransactionManager(storage, clock, clock_allowance_seconds=allowance_seconds, offset=offset)
+    )
     # Before a client can abort one of them.
     find_undecided(store, side, manager, allowance_seconds * 1000)
     service = _service(manager, wanted, stack)
     return Managed(manager, manager, manager, service.address)
+
+
+def offset() -> int:
+    """Where in its millisecond a transaction's id begins: nobody who knows the time can guess one."""
+    return secrets.randbelow(TX_PER_MS)
 
 
 def check_alone(settings: Settings, side: SideTable) -> None:
@@ -134,6 +142,7 @@ def _among_several(
             member.slots.leaderships[0],
             clock,
             clock_allowance_seconds=server.clock_allowance_seconds,
+            offset=offset,
             token_file=wanted.shown_token_file,
             former=partial(_left_in, wanted.directory, store),
             # With several slots the manager is not told where is published: other servers do that, too.

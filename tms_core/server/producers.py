@@ -41,15 +41,15 @@ class ProducerRoutes(SiteRoute):
     async def producer(self, request: Request) -> Response:
         """``POST``, ``GET`` and ``DELETE …/topics/{topic}/producers/{name}``."""
         site, topic, name = self._site, topic_of(request.scope), request.path_params["name"]
-        producers = site.service.producers
+        producers, principal = site.service.producers, request.scope.get("principal")
         if request.method == "POST":
             instance, ended = await site.body_of(request, read_registration, _REGISTRATION)
-            known = await site.in_thread(producers.register, topic, name, instance, ended)
+            known = await site.in_thread(producers.register, topic, name, instance, ended, principal)
             undecided = [str(pointer) for pointer in known.undecided]
             told = {"generation": str(known.generation), "former": _former(known.former), "undecided": undecided}
             return JSONResponse(told)
         if request.method == "DELETE":
-            await site.in_thread(producers.delete, topic, name)
+            await site.in_thread(producers.delete, topic, name, principal)
             return Response()
         return JSONResponse(_described(*await site.in_thread(producers.get, topic, name)))
 

@@ -40,9 +40,12 @@ class Publish(SiteRoute):
             )
             site.sizes.note(topic, messages, share.size)
             ttl_seconds, sent = _ttl(headers, ttl_seconds), sent_by(site, scope, headers)
+            principal = None if pointer is None else scope.get("principal")
             began = time.perf_counter()
             written = await outcome(
-                site.service.submit_publish(topic, messages, pointer=pointer, ttl_seconds=ttl_seconds, sent=sent)
+                site.service.submit_publish(
+                    topic, messages, pointer=pointer, ttl_seconds=ttl_seconds, sent=sent, principal=principal
+                )
             )
         seconds = time.perf_counter() - began
         try:
@@ -76,11 +79,12 @@ class StorePayloads(SiteRoute):
                     "Give the ttl with the publish that makes it visible.",
                 )
             site.sizes.note(topic, messages, share.size)
-            sent = sent_by(site, scope, headers)
+            sent, principal = sent_by(site, scope, headers), scope.get("principal")
             if not messages and sent is not None and sent.home == topic:
-                await site.in_thread(site.service.note_begun, sent, pointer)
+                await site.in_thread(site.service.note_begun, sent, pointer, principal)
             else:
-                await outcome(site.service.submit_store(topic, messages, pointer=pointer, sent=sent))
+                stored = site.service.submit_store(topic, messages, pointer=pointer, sent=sent, principal=principal)
+                await outcome(stored)
         harmless(site.metrics.published, topic, len(messages))
         await answer(send, 200)
 
@@ -100,11 +104,8 @@ class Rollback(SiteRoute):
         with site.memory.share(abort_of(scope)) as share:
             written = await site.read(headers, receive, codec.read_rollback, share, limit=_ROLLBACK)
         sent = sent_by(site, scope, headers, numbered=False)
-        if sent is not None and sent.home == topic:
-            # Before anything else, so that whatever comes late is refused.
-            pointer = written if isinstance(written, int) else written.pointer
-            await site.in_thread(site.service.producers.roll_back, sent, pointer)
-        await site.in_thread(site.service.rollback, topic, written)
+        principal = scope.get("principal")
+        await site.in_thread(site.service.rollback, topic, written, sent=sent, principal=principal)
         await answer(send, 200)
 
 

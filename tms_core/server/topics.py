@@ -98,13 +98,15 @@ class Consumers(SiteRoute):
     async def consumer(self, request: Request) -> Response:
         """``PUT``, ``GET`` and ``DELETE …/topics/{topic}/consumers/{name}``."""
         site, topic, name = self._site, topic_of(request.scope), request.path_params["name"]
+        principal = request.scope.get("principal")
         if request.method == "PUT":
             message = await site.body_of(request, read_position, _POSITION)
             only_new = request.headers.get("if-none-match", "").strip() == "*"
-            put = partial(site.service.consumers.put, force=_forces(request), only_new=only_new)
+            put = partial(site.service.consumers.put, force=_forces(request), only_new=only_new, principal=principal)
             await site.in_thread(put, topic, name, message)
         elif request.method == "DELETE":
-            await site.in_thread(partial(site.service.consumers.delete, force=_forces(request)), topic, name)
+            delete = partial(site.service.consumers.delete, force=_forces(request), principal=principal)
+            await site.in_thread(delete, topic, name)
         else:
             return JSONResponse(await site.in_thread(self._shown, topic, name))
         return Response()

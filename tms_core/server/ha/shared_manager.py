@@ -48,7 +48,7 @@ class SharedManager:
     Args:
         side: where the log is; stays the caller's.
         leadership: of slot 0.
-        clock_allowance_seconds: see :class:`TransactionManager`.
+        clock_allowance_seconds, offset: see :class:`TransactionManager`.
         token_file: of the token that the services demand; None: they demand none.
 
     Attributes:
@@ -62,6 +62,7 @@ class SharedManager:
         clock: Clock,
         *,
         clock_allowance_seconds: int,
+        offset: Callable[[], int] | None = None,
         token_file: Path | None = None,
         former: Callable[[], Recovered] | None = None,
         begun: Callable[[TransactionManager], object] = lambda _: None,
@@ -71,7 +72,9 @@ class SharedManager:
         self._token_file = token_file
         self._begun = begun
         self._storage = SideStorage(side, leadership.tenure, former)
-        self.manager = TransactionManager(self._storage, clock, clock_allowance_seconds=clock_allowance_seconds)
+        self.manager = TransactionManager(
+            self._storage, clock, clock_allowance_seconds=clock_allowance_seconds, offset=offset
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="manager")
         self._beginning: Future[Still] | None = None
         self._closed = False

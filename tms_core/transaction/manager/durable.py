@@ -226,6 +226,7 @@ class DurableState:
                 return False
             if self._ahead:
                 clients, deadlines, published = self._state.clients, self._state.deadlines, self._state.published
+                owners = self._state.owners
                 try:
                     self._state, newest_ms = self._recovered()
                 except FormatError as error:
@@ -233,6 +234,9 @@ class DurableState:
                 self._newest_ms = max(self._newest_ms, newest_ms)
                 self._state.clients = {
                     pointer: client for pointer, client in clients.items() if pointer in self._state.in_progress
+                }
+                self._state.owners = {
+                    pointer: owner for pointer, owner in owners.items() if pointer in self._state.in_progress
                 }
                 self._state.published = {
                     pointer: topics for pointer, topics in list(published.items()) if pointer in self._state.in_progress

@@ -8,7 +8,7 @@ it is never forgotten is the business of :mod:`~tms_core.transaction.manager.dur
 from __future__ import annotations
 
 import io
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Literal, Self
 
@@ -66,6 +66,8 @@ class TransactionManager(DurableState):
         clock: whose wall time ids go by, and whose running time timeouts go by.
         clock_allowance_seconds: how far wall time may get ahead of running time at once; what is more is a jump, which
             ids do not follow (rule S7).
+        offset: where in its millisecond the first id begins, from 0 to below ``TX_PER_MS``; drawn for each id, so that
+            nobody guesses one. None: at its beginning, as Tephra's.
         max_timeout_seconds: the longest that one may name (``data.tx.max.timeout``).
 
     Raises:
@@ -81,10 +83,12 @@ class TransactionManager(DurableState):
         max_timeout_seconds: int = MAX_TIMEOUT_SECONDS,
         limits: ChangeLimits | None = None,
         clock_allowance_seconds: int = 300,
+        offset: Callable[[], int] | None = None,
     ) -> None:
         super().__init__(storage, HonestClock(clock, clock_allowance_seconds * 1000))
         self._max_timeout_seconds = max_timeout_seconds
         self._limits = limits or ChangeLimits()
+        self._offset = offset or (lambda: 0)
         self._writes = WriteLedger()
 
     def __enter__(self) -> Self:
@@ -200,7 +204,7 @@ class TransactionManager(DurableState):
         parent = transaction.transaction_id
         with self.deciding() as state:
             _require(state, parent, "Transaction {} is not in progress")
-            pointer = state.next_pointer(self._clock.right_ms())
+            pointer = state.next_pointer(self._clock.right_ms(), self._offset())
             self.record(Edit(pointer, EditState.CHECKPOINT, parent_write_pointer=parent))
             state.deadlines[pointer] = state.deadlines[parent]
             checkpoints = state.in_progress[parent].checkpoints
@@ -213,14 +217,17 @@ class TransactionManager(DurableState):
                 return "in progress"
             return "invalid" if transaction_id in state.invalid else "ended"
 
-    def begin_write(self, pointer: int) -> bool:
+    def begin_write(self, pointer: int, principal: str | None = None) -> bool:
         """Note that something is about to be written with a pointer, if that is in progress; takes no disk.
 
+        Args:
+            principal: who writes, as of :meth:`belongs_to`.
+
         Returns:
-            Whether it is; then :meth:`end_write` is to follow.
+            Whether it is, and belongs to the principal; then :meth:`end_write` is to follow.
         """
         with self._lock:
-            found = self.is_in_progress(pointer)
+            found = self.is_in_progress(pointer) and self.belongs_to(pointer, principal)
             if found:
                 self._writes.begin(pointer)
             return found
@@ -258,9 +265,27 @@ class TransactionManager(DurableState):
         """Whether a pointer is in progress, a transaction's or a checkpoint's; takes no lock and no disk."""
         return pointer in self._state.in_progress
 
+    def belongs_to(self, pointer: int, principal: str | None) -> bool:
+        """Whether a principal may use a pointer: that of a transaction in progress belongs to who uses it first.
+
+        Takes no disk. What is not in progress belongs to nobody, and is not refused here.
+
+        Args:
+            principal: None: the server does not ask who it is, so there is only one.
+        """
+        if principal is None:
+            return True
+        with self._lock:
+            if not self.is_in_progress(pointer):
+                return True
+            return self._state.owners.setdefault(self.transaction_of(pointer), principal) == principal
+
     def transaction_of(self, pointer: int) -> int:
         """The transaction of a checkpoint that is in progress; of any other pointer itself. Takes no disk."""
         with self._lock:
+            entry = self._state.in_progress.get(pointer)
+            if entry is None or entry.type is not InProgressType.CHECKPOINT:
+                return pointer
             entries = self._state.in_progress.values()
             return next((entry.write_pointer for entry in entries if pointer in entry.checkpoints), pointer)
 
@@ -394,7 +419,7 @@ class TransactionManager(DurableState):
 
     def _begun(self, state: ManagerState, kind: TransactionType, timeout_ms: int, client: str) -> Transaction:
         now_ms = self._clock.right_ms()
-        transaction = state.transaction(state.next_pointer(now_ms), kind)
+        transaction = state.transaction(state.next_pointer(now_ms, self._offset()), kind)
         self.record(
             Edit(
                 transaction.transaction_id,

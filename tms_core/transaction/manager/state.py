@@ -48,6 +48,7 @@ class ManagerState:
             until then, that it can commit may have been told and then lost.
         in_progress: what is in progress by pointer, checkpoints included; ascending.
         clients: who holds what, by transaction id; not kept over a restart.
+        owners: the principals that have used transactions first, by transaction id; not kept over a restart.
         published: where transactions have published, by pointer: topics with the time of the first message, in
             milliseconds; not kept over a restart.
         deadlines: after which running time, in milliseconds, what is in progress has timed out, by pointer.
@@ -63,6 +64,7 @@ class ManagerState:
         self.recovered_pointer = 0
         self.in_progress: dict[int, InProgress] = {}
         self.clients: dict[int, str] = {}
+        self.owners: dict[int, str] = {}
         self.published: dict[int, dict[str, int]] = {}
         self.deadlines: dict[int, int] = {}
         self.invalid = InvalidList(visibility.invalid)
@@ -74,9 +76,13 @@ class ManagerState:
 
     # --- what may happen next ----------------------------------------------------------------------------------------
 
-    def next_pointer(self, now_ms: int) -> int:
-        """The pointer that would be issued now: by the clock, and above all before."""
-        return max(self.write_pointer + 1, now_ms * TX_PER_MS)
+    def next_pointer(self, now_ms: int, offset: int = 0) -> int:
+        """The pointer that would be issued now: by the clock, and above all before.
+
+        Args:
+            offset: where in its millisecond the first one lies, below ``TX_PER_MS``.
+        """
+        return max(self.write_pointer + 1, now_ms * TX_PER_MS + offset)
 
     def first_short(self) -> int:
         """The lowest pointer in progress that is not long, or ``NO_TX_IN_PROGRESS``."""
@@ -231,6 +237,7 @@ class ManagerState:
     def _forget(self, pointer: int) -> InProgress | None:
         self.committing.pop(pointer, None)
         self.clients.pop(pointer, None)
+        self.owners.pop(pointer, None)
         self.published.pop(pointer, None)
         self.deadlines.pop(pointer, None)
         return self.in_progress.pop(pointer, None)

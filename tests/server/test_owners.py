@@ -1,0 +1,250 @@
+"""A transaction belongs to the principal that used it first: others neither write in it nor end it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.builders import DAY, NOW_MS
+from tests.server.client import JSON, Answer, Client
+from tests.server.conftest import Serving, serving
+from tests.server.identities import TokenIdentities
+from tms_core.clock import ManualClock
+from tms_core.errors import ConsumerConflict, TransactionEnded, Unavailable
+from tms_core.rowkey import MessageId
+from tms_core.server.managing import offset
+from tms_core.topic import TopicId
+from tms_core.transaction.codec.thrift import encode_transaction
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.model import TX_PER_MS, Transaction
+
+START = "0" * 40
+#: The victim's topic, and the attacker's own.
+VICTIMS, OWN = "/v1/namespaces/default/topics/orders", "/v1/namespaces/other/topics/mine"
+
+
+class Site:
+    """A server that asks who one is, a victim in ``default`` and an attacker in ``other``."""
+
+    def __init__(
+        self, server: Serving, client: Client, identities: TokenIdentities, manager: TransactionManager
+    ) -> None:
+        self.server, self.client, self.manager = server, client, manager
+        self.tokens = {"victim": identities.good("owner"), "attacker": identities.good("stranger")}
+        for topic in (TopicId("default", "orders"), TopicId("other", "mine")):
+            server.service.create_topic(topic)
+            server.service.publish(topic, [b"a", b"b"])
+            server.service.consumers.put(topic, "g", MessageId(0, 0))
+
+    def ask(self, who: str, method: str, path: str, body: dict[str, Any] | None = None, **headers: str) -> Answer:
+        sent = {"content_type": JSON, "authorization": f"Bearer {self.tokens[who]}", **headers}
+        return self.client.ask(method, path, json.dumps(body or {}).encode(), **sent)
+
+    def publish(self, who: str, path: str, pointer: int, **headers: str) -> Answer:
+        body = {"messages": ["never"], "transactionWritePointer": str(pointer)}
+        return self.ask(who, "POST", f"{path}/publish", body, **headers)
+
+    def claim(self, who: str, path: str, tx: Transaction) -> Answer:
+        given = base64.b64encode(encode_transaction(tx)).decode()
+        return self.ask(who, "POST", f"{path}/consumers/g/poll", {"limit": 1, "transaction": given})
+
+    def register(self, who: str, path: str, name: str = "p") -> Answer:
+        return self.ask(who, "POST", f"{path}/producers/{name}", {"instance": str(uuid4())})
+
+    def victims(self) -> Transaction:
+        """A transaction that the victim has used."""
+        tx = self.manager.start_short()
+        assert self.publish("victim", VICTIMS, tx.write_pointer).status == 200
+        return tx
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    clock, identities = ManualClock(NOW_MS, running_ms=DAY), TokenIdentities(tmp_path)
+    with (
+        TransactionManager(MemoryStorage(), clock) as manager,
+        serving(clock=clock, transactions=manager, gate=identities.gate) as server,
+        Client(server.port) as client,
+    ):
+        yield Site(server, client, identities, manager)
+
+
+def forged(kind: str, site: Site, pointer: int) -> Answer:
+    """A request of the attacker's, allowed on its own topic, with a pointer."""
+    generation = site.register("attacker", OWN).json["generation"]
+    signed = {"x_tms_producer": "other:mine/p", "x_tms_generation": generation, "x_tms_sequence": "1"}
+    named = {"transactionWritePointer": str(pointer)}
+    match kind:
+        case "publish":
+            return site.publish("attacker", OWN, pointer)
+        case "publish as a producer":
+            return site.publish("attacker", OWN, pointer, **signed)
+        case "store":
+            return site.ask("attacker", "POST", f"{OWN}/store", {"messages": ["x"], **named})
+        case "note of a producer":
+            return site.ask("attacker", "POST", f"{OWN}/store", {"messages": [], **named}, **signed)
+        case "claim":
+            return site.claim("attacker", OWN, Transaction(pointer, pointer, pointer))
+        case "group roll back":
+            return site.ask("attacker", "POST", f"{OWN}/consumers/g/rollback", named)
+    return site.ask("attacker", "POST", f"{OWN}/rollback", named)
+
+
+@pytest.mark.parametrize(
+    "kind", ["publish", "publish as a producer", "store", "note of a producer", "claim", "group roll back", "roll back"]
+)
+def test_pointer_of_another_principal_is_answered_as_an_unknown_one(site: Site, kind: str) -> None:
+    tx = site.manager.checkpoint(site.victims())
+    known = forged(kind, site, tx.transaction_id)
+    unknown = forged(kind, site, tx.transaction_id - 17)
+    never = forged(kind, site, tx.write_pointer + 17)
+    checkpoint = forged(kind, site, tx.write_pointer)
+    found = [
+        (answer.status, answer.text.replace(str(pointer), "ID"), answer.headers.get("x-tms-fenced"))
+        for answer, pointer in (
+            (known, tx.transaction_id),
+            (unknown, tx.transaction_id - 17),
+            (never, tx.write_pointer + 17),
+            (checkpoint, tx.write_pointer),
+        )
+    ]
+    assert len(set(found)) == 1
+    assert found[0][0] == (200 if kind == "group roll back" else 409)
+    # Whatever follows ends nothing of the victim's.
+    assert site.register("attacker", OWN).status == 200
+    put = site.ask("attacker", "PUT", f"{OWN}/consumers/g", {"position": START}, x_tms_force="true")
+    assert put.status == 200
+    assert site.ask("attacker", "DELETE", f"{OWN}/producers/p").status == 200
+    assert site.manager.status(tx.transaction_id) == "in progress"
+    site.manager.commit(tx.transaction_id)
+
+
+def test_pointer_that_nobody_used_belongs_to_who_uses_it_first(site: Site) -> None:
+    tx = site.manager.start_short()
+    assert site.publish("attacker", OWN, tx.write_pointer).status == 200
+    assert site.publish("victim", VICTIMS, tx.write_pointer).status == 409
+
+
+def test_requests_of_two_principals_in_one_batch_are_told_apart(site: Site) -> None:
+    tx, service = site.victims(), site.server.service
+    batches: list[Any] = []
+    service.work.run = batches.append  # type: ignore[assignment,method-assign]
+    topic = TopicId("default", "orders")
+    answers = [
+        service.submit_publish(topic, [b"x"], pointer=tx.write_pointer, principal=who) for who in ("owner", "stranger")
+    ]
+    del service.work.run
+    for batch in batches:
+        batch()
+    assert answers[0].result() is not None
+    with pytest.raises(TransactionEnded, match="is not in progress"):
+        answers[1].result()
+
+
+# --- calls that end transactions -------------------------------------------------------------------------------------
+
+
+def test_force_ends_no_claims_of_another_principal(site: Site) -> None:
+    tx = site.victims()
+    assert site.claim("victim", VICTIMS, tx).status == 200
+    registry, topic = site.server.service.consumers, TopicId("default", "orders")
+    with pytest.raises(ConsumerConflict, match="belong to other principals, "):
+        registry.put(topic, "g", MessageId(0, 0), force=True, principal="colleague")
+    with pytest.raises(ConsumerConflict, match="belong to other principals, "):
+        registry.delete(topic, "g", force=True, principal="colleague")
+    site.server.service.groups.roll_back(topic, "g", tx.transaction_id, principal="colleague")
+    assert len(registry.claims(topic, "g")) == 1
+    # The one whose claims they are may.
+    assert site.ask("victim", "DELETE", f"{VICTIMS}/consumers/g", x_tms_force="true").status == 200
+    assert site.manager.status(tx.transaction_id) == "invalid"
+
+
+def test_registration_waits_for_transactions_of_another_principal(site: Site) -> None:
+    generation = site.register("victim", VICTIMS).json["generation"]
+    tx, topic = site.manager.start_short(), TopicId("default", "orders")
+    signed = {"x_tms_producer": "default:orders/p", "x_tms_generation": generation, "x_tms_sequence": "1"}
+    assert site.publish("victim", VICTIMS, tx.write_pointer, **signed).status == 200
+    producers, instance = site.server.service.producers, uuid4()
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="belongs to another principal"):
+            producers.register(topic, "p", instance, principal="colleague")
+    with pytest.raises(Unavailable, match="belongs to another principal"):
+        producers.delete(topic, "p", principal="colleague")
+    # Its owner is fenced, and may end it.
+    assert site.publish("victim", VICTIMS, tx.write_pointer, **{**signed, "x_tms_sequence": "2"}).status == 409
+    assert site.manager.status(tx.transaction_id) == "in progress"
+    site.manager.commit(tx.transaction_id)
+    former = producers.register(topic, "p", instance, principal="colleague").former
+    assert former is not None
+    assert former.outcome.value == "committed"
+
+
+def test_transactions_belong_to_nobody_where_no_token_is_asked_for() -> None:
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    with TransactionManager(MemoryStorage(), clock) as manager:
+        one = manager.start_short()
+        assert manager.begin_write(one.write_pointer)
+        assert manager.belongs_to(one.write_pointer, None)
+        assert not manager._state.owners
+
+
+# --- roll backs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["commit", "abort", "truncate"])
+def test_roll_back_of_a_transaction_that_has_ended_is_refused(site: Site, end: str) -> None:
+    tx = site.victims()
+    if end == "commit":
+        site.manager.commit(tx.transaction_id)
+    elif end == "abort":
+        site.server.service.rollback(TopicId("default", "orders"), tx.write_pointer, principal="owner")
+        site.manager.abort(tx)
+    else:
+        site.manager.invalidate(tx.transaction_id)
+        site.manager.truncate_invalid([tx.transaction_id])
+    before = [value for _, value in site.server.store.message.rows(b"", None, 100).items]
+    body = {"transactionWritePointer": str(tx.write_pointer)}
+    answer = site.ask("victim", "POST", f"{VICTIMS}/rollback", body)
+    assert (answer.status, "neither in progress nor invalid" in answer.text) == (409, True)
+    assert [value for _, value in site.server.store.message.rows(b"", None, 100).items] == before
+
+
+def test_roll_back_of_an_invalid_transaction_is_done(site: Site) -> None:
+    tx = site.victims()
+    site.manager.invalidate(tx.transaction_id)
+    body = {"transactionWritePointer": str(tx.write_pointer)}
+    assert site.ask("victim", "POST", f"{VICTIMS}/rollback", body).status == 200
+    pointers = [value.pointer for _, value in site.server.store.message.rows(b"", None, 100).items]
+    assert -tx.write_pointer in pointers
+
+
+# --- ids -------------------------------------------------------------------------------------------------------------
+
+
+def test_ids_begin_somewhere_in_their_millisecond_and_grow() -> None:
+    clock, offsets = ManualClock(NOW_MS), iter([999_999, 5, 123_456, 7, 0])
+    with TransactionManager(MemoryStorage(), clock, offset=lambda: next(offsets)) as manager:
+        first = manager.start_short().transaction_id
+        assert first == NOW_MS * TX_PER_MS + 999_999
+        # In the same millisecond they follow one another.
+        assert manager.start_short().transaction_id == first + 1
+        clock.advance(1)
+        third = manager.start_short()
+        assert third.transaction_id == (NOW_MS + 1) * TX_PER_MS + 123_456
+        assert manager.checkpoint(third).write_pointer == third.transaction_id + 1
+        clock.advance(1)
+        assert manager.start_short().transaction_id == (NOW_MS + 2) * TX_PER_MS
+
+
+def test_offsets_of_a_server_are_drawn_from_the_whole_millisecond() -> None:
+    drawn = [offset() for _ in range(1000)]
+    assert min(drawn) >= 0
+    assert max(drawn) < TX_PER_MS
+    assert len(set(drawn)) > 900
