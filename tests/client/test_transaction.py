@@ -122,12 +122,20 @@ def test_publish_of_the_client_in_a_failed_transaction_is_taken_back(
     assert site.manager.invalid_size() == 0
 
 
-def test_publish_of_the_client_that_fails_in_a_transaction_fails_it(client: Client, site: InProcess) -> None:
+def test_publish_of_the_client_that_is_refused_is_for_the_program_to_judge(client: Client, site: InProcess) -> None:
+    with client.transaction() as tx:
+        client.publish(ORDERS, [b"a"], transaction=tx.transaction)
+        with suppress(TopicNotFound):
+            client.publish("default:nowhere", [b"a"], transaction=tx.transaction)
+    assert visible(site) == [b"a"]
+
+
+def test_publish_of_the_client_without_an_answer_cannot_be_committed(site: InProcess, faults: Faults) -> None:
+    faults.at("publish", "after")
+
     def work() -> None:
-        with client.transaction() as tx:
+        with faulty_client(site, faults) as client, client.transaction() as tx, suppress(Unanswered):
             client.publish(ORDERS, [b"a"], transaction=tx.transaction)
-            with suppress(TopicNotFound):
-                client.publish("default:nowhere", [b"a"], transaction=tx.transaction)
 
     with pytest.raises(Invalidated):
         work()

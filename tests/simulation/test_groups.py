@@ -19,6 +19,7 @@ from tms_core.consumers.positions import Positions
 from tms_core.messaging import groups, lines
 from tms_core.messaging.groups import Groups
 from tms_core.messaging.service import MessagingService
+from tms_core.server import managing
 from tms_core.tables.side import MemorySide, SideChange
 from tms_core.transaction.manager.manager import TransactionManager
 
@@ -110,8 +111,12 @@ def writes_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def side_rows_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (group_site, sweep_run):
+    for module in (group_site, sweep_run, managing):
         monkeypatch.setattr(module, "free_void", lambda *_: 0)
+
+
+def truncated_with_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(managing, "release_rows", lambda *_: None)
 
 
 def least_base_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +164,7 @@ BUGS: list[Plant] = [
     no_roll_back,
     writes_not_noted,
     side_rows_not_looked_at,
+    truncated_with_claims,
     least_base_off_by_one,
     announced_to_no_consumer,
     positions_not_asked,

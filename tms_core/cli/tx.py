@@ -197,13 +197,15 @@ def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
 @tx.command("truncate")
 @click.argument("transaction_ids", metavar="[ID...]", type=TransactionId, nargs=-1)
 @click.option("--before", type=TimeType(), help="All that began before: milliseconds, or 2026-11-01T00:00:00Z.")
-@click.option("--yes", is_flag=True, help="Do not ask: nothing of theirs is left in any table.")
+@click.option("--yes", is_flag=True, help="Do not ask: no message of theirs is left in any table.")
 @common
 def truncate(options: CommandOptions, transaction_ids: tuple[int, ...], before: Moment | None, *, yes: bool) -> None:
     """Take transactions off the invalid list.
 
     What they wrote becomes readable wherever it still lies, in every table that uses these
-    transactions. The janitor does this by itself for what it has proven (janitor.boundary.feedback).
+    transactions. tms serve first gives up the claims of consumer groups and the producers'
+    transactions among it; another transaction service does not, and a group then loses what was
+    claimed. The janitor does this by itself for what it has proven (janitor.boundary.feedback).
 
     \b
     Examples:
@@ -215,7 +217,13 @@ def truncate(options: CommandOptions, transaction_ids: tuple[int, ...], before: 
     before_ms = None if before is None else before.at(SystemClock().now_ms())
     with options.client() as client:
         if not yes:
-            click.confirm("Is nothing of theirs left in any table? What is becomes readable", abort=True, err=True)
+            click.confirm(
+                "Messages of theirs that are left in any table become readable. tms serve gives up their claims and "
+                "producers' transactions first; another transaction service does not, and consumer groups lose what "
+                "was claimed. Is nothing of theirs left?",
+                abort=True,
+                err=True,
+            )
         size = client.invalid_size()
         if before_ms is None:
             client.truncate_invalid(transaction_ids)

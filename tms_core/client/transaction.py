@@ -116,14 +116,14 @@ class ClientTransaction:
 
     async def publish_now(self, core: Core, topic: TopicId, call: Call[RollbackRange]) -> RollbackRange:
         """Send a publish with one of its pointers, and take back what it wrote when it is rolled back."""
-        with self._step():
+        with self._asking():
             published = await core.ask(call)
             self._outbox.note(topic, published)
             return published
 
     async def store_now(self, core: Core, call: Call[None]) -> None:
         """Send a store with one of its pointers."""
-        with self._step():
+        with self._asking():
             await core.ask(call)
 
     async def checkpoint(self) -> None:
@@ -273,7 +273,7 @@ class ClientTransaction:
             raise
 
     async def _prepare(self) -> None:
-        if self._incomplete:
+        if self._incomplete or self._doubtful:
             raise Invalidated("Something failed in the transaction that belongs to it.", "Do it again from its begin.")
         if self._changes():
             await self._ask()
@@ -407,6 +407,13 @@ class ClientTransaction:
         except BaseException:
             self._incomplete = True
             raise
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """A request of the program's own: one that was refused is for the program to judge, since nothing was done."""
+        self.require_open()
+        with self._doubting():
+            yield
 
     @contextmanager
     def _doubting(self) -> Iterator[None]:

@@ -369,6 +369,22 @@ def tidy(
     return marked, forgotten
 
 
+def mark_void(side: SideTable, is_invalid: Callable[[int], bool]) -> int:
+    """Mark what was begun in invalid transactions, and formers that are: see :func:`tidy`. Durable on return.
+
+    Returns:
+        How many were marked.
+
+    Raises:
+        FormatError: a row is damaged.
+        StoreError: the table could not be read or written.
+    """
+    marked, *_ = _tidy_begun(side, is_invalid, lambda _: False, 0)
+    return marked + sum(
+        _former_marked(side, key, value, is_invalid) != value for key, value in list(_rows(side, _PRODUCER))
+    )
+
+
 def _tidy_begun(
     side: SideTable,
     is_invalid: Callable[[int], bool],

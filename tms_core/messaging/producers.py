@@ -189,6 +189,10 @@ class Producers:
             if manager is not None and is_open:
                 manager.end_write(pointer)
 
+    def require_newest(self, sent: Sent) -> None:
+        """See that the instance counts that sends a request; raises as :meth:`roll_back` does."""
+        self._requests.require_newest(sent)
+
     def roll_back(self, sent: Sent, pointer: int) -> None:
         """Mark a transaction as rolled back, before what it has published is taken back. Durable on return.
 

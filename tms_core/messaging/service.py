@@ -363,9 +363,13 @@ class MessagingService:
             raise BadRequest(
                 "A rollback's sequence ids lie between 0 and 65535.", "Send back what publishing answered."
             )
+        signed = sent if sent is not None and sent.home == topic else None
+        if signed is not None:
+            # That is final, whatever became of the transaction.
+            self.producers.require_newest(signed)
         self._require_open(pointer, principal)
-        if sent is not None and sent.home == topic:
-            self.producers.roll_back(sent, pointer)
+        if signed is not None:
+            self.producers.roll_back(signed, pointer)
         metadata = self._topics.get(topic)
         prefix = generation_prefix(topic.prefix, metadata.generation)
         first, last = position(start_ms, start_sequence), position(end_ms, end_sequence)

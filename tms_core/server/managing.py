@@ -21,10 +21,11 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tms_core.clock import Clock
-from tms_core.consumers.claim_rows import all_claims
+from tms_core.consumers.claim_rows import all_claims, free_void
 from tms_core.errors import ConfigurationError, StoreError, TransactionError
+from tms_core.logs.loggers import get_logger
 from tms_core.messaging.ids import id_parts, position, tail
-from tms_core.messaging.producer_rows import all_begun
+from tms_core.messaging.producer_rows import all_begun, mark_void
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, NEGATIVE, generation_prefix
 from tms_core.server.ha.manager_log import root_of
 from tms_core.server.ha.shared_manager import SharedManager
@@ -52,6 +53,8 @@ LATE_SECONDS = 30
 MOST_SERIES = 100
 #: How many rows are searched, and how many of them at once.
 MOST_ROWS, PAGE_ROWS = 200_000, 2_000
+
+logger = get_logger(__name__)
 
 
 class Managed(NamedTuple):
@@ -95,7 +98,13 @@ def managed(
         check_alone(settings, side)
     storage = _storage(settings)
     manager = stack.enter_context(
-        TransactionManager(storage, clock, clock_allowance_seconds=allowance_seconds, offset=offset)
+        TransactionManager(
+            storage,
+            clock,
+            clock_allowance_seconds=allowance_seconds,
+            offset=offset,
+            release=partial(release_rows, side),
+        )
     )
     # Before a client can abort one of them.
     find_undecided(store, side, manager, allowance_seconds * 1000)
@@ -106,6 +115,24 @@ def managed(
 def offset() -> int:
     """Where in its millisecond a transaction's id begins: nobody who knows the time can guess one."""
     return secrets.randbelow(TX_PER_MS)
+
+
+def release_rows(side: SideTable, is_leaving: Callable[[int], bool]) -> None:
+    """Give up the claims and the producers' transactions of ids that are about to leave the invalid list.
+
+    From then on claims of theirs would count as read, and their producers be told that they are committed.
+
+    Args:
+        is_leaving: tells which ids.
+
+    Raises:
+        StoreError, FormatError: the table could not be read or written, or a row is damaged.
+    """
+    freed = free_void(side, is_leaving, lambda _: False)
+    marked = mark_void(side, is_leaving)
+    if freed or marked:
+        text = "before ids leave the invalid list, %d claims of groups and %d transactions of producers were given up"
+        logger.info(text, freed, marked)
 
 
 def check_alone(settings: Settings, side: SideTable) -> None:
@@ -143,6 +170,7 @@ def _among_several(
             clock,
             clock_allowance_seconds=server.clock_allowance_seconds,
             offset=offset,
+            release=partial(release_rows, side),
             token_file=wanted.shown_token_file,
             former=partial(_left_in, wanted.directory, store),
             # With several slots the manager is not told where is published: other servers do that, too.

@@ -48,7 +48,7 @@ class SharedManager:
     Args:
         side: where the log is; stays the caller's.
         leadership: of slot 0.
-        clock_allowance_seconds, offset: see :class:`TransactionManager`.
+        clock_allowance_seconds, offset, release: see :class:`TransactionManager`.
         token_file: of the token that the services demand; None: they demand none.
 
     Attributes:
@@ -63,6 +63,7 @@ class SharedManager:
         *,
         clock_allowance_seconds: int,
         offset: Callable[[], int] | None = None,
+        release: Callable[[Callable[[int], bool]], object] | None = None,
         token_file: Path | None = None,
         former: Callable[[], Recovered] | None = None,
         begun: Callable[[TransactionManager], object] = lambda _: None,
@@ -73,7 +74,11 @@ class SharedManager:
         self._begun = begun
         self._storage = SideStorage(side, leadership.tenure, former)
         self.manager = TransactionManager(
-            self._storage, clock, clock_allowance_seconds=clock_allowance_seconds, offset=offset
+            self._storage,
+            clock,
+            clock_allowance_seconds=clock_allowance_seconds,
+            offset=offset,
+            release=release,
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="manager")
         self._beginning: Future[Still] | None = None

@@ -8,6 +8,7 @@ it is never forgotten is the business of :mod:`~tms_core.transaction.manager.dur
 from __future__ import annotations
 
 import io
+from bisect import bisect_left
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Literal, Self
@@ -29,7 +30,7 @@ from tms_core.transaction.codec.edits import Edit, EditState
 from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.manager.conflicts import ChangeLimits
 from tms_core.transaction.manager.durable import LONG_TIMEOUT_MS, DurableState, ManagerStopped
-from tms_core.transaction.manager.state import ManagerState
+from tms_core.transaction.manager.state import InvalidList, ManagerState
 from tms_core.transaction.manager.storage import Storage
 from tms_core.transaction.manager.writes import WriteLedger
 from tms_core.transaction.model import (
@@ -68,6 +69,8 @@ class TransactionManager(DurableState):
             ids do not follow (rule S7).
         offset: where in its millisecond the first id begins, from 0 to below ``TX_PER_MS``; drawn for each id, so that
             nobody guesses one. None: at its beginning, as Tephra's.
+        release: gives up what would count once ids have left the invalid list, such as claims; called before they do,
+            with what tells which. None: there is nothing.
         max_timeout_seconds: the longest that one may name (``data.tx.max.timeout``).
 
     Raises:
@@ -84,11 +87,13 @@ class TransactionManager(DurableState):
         limits: ChangeLimits | None = None,
         clock_allowance_seconds: int = 300,
         offset: Callable[[], int] | None = None,
+        release: Callable[[Callable[[int], bool]], object] | None = None,
     ) -> None:
         super().__init__(storage, HonestClock(clock, clock_allowance_seconds * 1000))
         self._max_timeout_seconds = max_timeout_seconds
         self._limits = limits or ChangeLimits()
         self._offset = offset or (lambda: 0)
+        self._release = release or (lambda _: None)
         self._writes = WriteLedger()
 
     def __enter__(self) -> Self:
@@ -294,33 +299,65 @@ class TransactionManager(DurableState):
     def truncate_invalid(self, transaction_ids: Collection[int]) -> bool:
         """Take ids off the invalid list, because nothing of theirs is left anywhere.
 
+        Claims and notes of theirs that are left are given up first. An id with which something is still being written
+        stays on the list.
+
         Returns:
-            Whether any of them was on it.
+            Whether any of them left it.
+
+        Raises:
+            StoreError: what is left could not be given up; none of them has left the list.
         """
         with self.deciding() as state:
-            found = frozenset(pointer for pointer in transaction_ids if pointer in state.invalid)
-            if found:
-                self.record(Edit(0, EditState.TRUNCATE_INVALID_TX, truncated=found))
-            return bool(found)
+            leaving = frozenset(one for one in transaction_ids if one in state.invalid) - self._writes.under_way
+        if leaving:
+            self._release(leaving.__contains__)
+            with self.deciding() as state:
+                leaving = frozenset(one for one in leaving if one in state.invalid)
+                if leaving:
+                    self.record(Edit(0, EditState.TRUNCATE_INVALID_TX, truncated=leaving))
+        return bool(leaving)
 
     def truncate_invalid_before(self, time_ms: int) -> bool:
         """Take all ids off the invalid list whose transactions began before a time, milliseconds since the epoch.
 
         Returns:
-            Whether there were any.
+            Whether there were any; see :meth:`truncate_invalid`.
 
         Raises:
             TruncateTimeError: a transaction that began before it is still in progress.
+            StoreError: as :meth:`truncate_invalid`.
         """
         time_ms = min(time_ms, LONG_MAX // TX_PER_MS)
+        bound = time_ms * TX_PER_MS
         with self.deciding() as state:
-            older = [pointer for pointer in state.in_progress if pointer < time_ms * TX_PER_MS]
+            older = [pointer for pointer in state.in_progress if pointer < bound]
             if older:
                 raise TruncateTimeError(f"{len(older)} transactions that began before {time_ms} ms are in progress.")
-            found = bool(state.invalid) and state.invalid.ids[0] < time_ms * TX_PER_MS
-            if found:
-                self.record(Edit(0, EditState.TRUNCATE_INVALID_TX, truncated_before_ms=time_ms))
-            return found
+            known = InvalidList(state.invalid.ids)
+            # Of what begins or ends meanwhile nothing would have been given up.
+            changes = bound > state.write_pointer or any(one < bound for one in self._writes.under_way)
+        if changes:
+            return self.truncate_invalid(known.ids[: bisect_left(known.ids, bound)])
+        if not known or known.ids[0] >= bound:
+            return False
+        self._release(lambda pointer: pointer < bound and pointer in known)
+        with self.deciding():
+            self.record(Edit(0, EditState.TRUNCATE_INVALID_TX, truncated_before_ms=time_ms))
+        return True
+
+    def reset(self) -> None:
+        """Forget everything, the invalid list too, after a snapshot of it: what failed before becomes readable.
+
+        Ids keep growing. Claims and notes of what is open or invalid are given up first.
+
+        Raises:
+            StoreError: they could not be, or the snapshot could not be written; nothing is forgotten.
+        """
+        with self._saving, self._lock:
+            state = self._state
+            self._release(lambda pointer: pointer in state.in_progress or pointer in state.invalid)
+            super().reset()
 
     def invalid_size(self) -> int:
         """How many transactions are on the invalid list."""

@@ -1,0 +1,147 @@
+"""Before an id leaves the invalid list, claims and producers' notes of its transaction are given up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.builders import NOW_MS
+from tests.messaging.group_desk import GROUP, ORDERS, GroupDesk, opened
+from tests.messaging.test_producers import BILLS, Instance
+from tms_core.errors import StoreError
+from tms_core.messaging.producer_rows import TransactionOutcome
+from tms_core.server.managing import release_rows
+from tms_core.tables.side import MemorySide
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.model import Transaction
+
+#: A time at which nothing has begun yet, and one that all transactions of a test began before.
+LATER_MS = NOW_MS + 60_000
+
+
+@pytest.fixture(params=["memory", "leveldb"])
+def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GroupDesk]:
+    with opened(request.param, tmp_path) as made:
+        made.service.close()
+        made.manager.close()
+        made.manager = TransactionManager(MemoryStorage(), made.clock, release=partial(release_rows, made.side))
+        made.service = made.serve()
+        made.service.create_topic(BILLS)
+        yield made
+
+
+def by_id(manager: TransactionManager, tx: Transaction) -> object:
+    return manager.truncate_invalid([tx.transaction_id])
+
+
+def before_now(manager: TransactionManager, _: Transaction) -> object:
+    # Later ones have begun, so that nothing below can come.
+    manager._clock._clock.advance(10)  # type: ignore[attr-defined]
+    manager.abort(manager.start_short())
+    return manager.truncate_invalid_before(NOW_MS + 1)
+
+
+def before_a_later_time(manager: TransactionManager, _: Transaction) -> object:
+    return manager.truncate_invalid_before(LATER_MS)
+
+
+def reset(manager: TransactionManager, _: Transaction) -> object:
+    manager.reset()
+    return True
+
+
+WAYS = [by_id, before_now, before_a_later_time, reset]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_claims_of_an_id_that_leaves_the_list_come_again(
+    desk: GroupDesk, caplog: pytest.LogCaptureFixture, way: Callable[[TransactionManager, Transaction], object]
+) -> None:
+    desk.publish(b"a", b"b")
+    done, dead = desk.begin(), desk.begin()
+    assert desk.any(done, limit=1) == [b"a"]
+    assert desk.any(dead) == [b"b"]
+    desk.commit(done)
+    desk.time_out(dead)
+    with caplog.at_level(logging.INFO):
+        assert way(desk.manager, dead)
+    assert desk.manager.status(dead.transaction_id) == "ended"
+    assert "1 claims of groups and 0 transactions of producers were given up" in caplog.text
+    # What was committed is not given out again.
+    assert desk.any(desk.begin()) == [b"b"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_producer_of_an_id_that_leaves_the_list_is_told_that_it_is_aborted(
+    desk: GroupDesk, way: Callable[[TransactionManager, Transaction], object]
+) -> None:
+    one, tx = Instance(desk), desk.begin()
+    one.publish(b"a", tx=tx, label="file 1")
+    desk.time_out(tx)
+    assert way(desk.manager, tx)
+    former = Instance(desk).former
+    assert former is not None
+    assert former.outcome is TransactionOutcome.ABORTED
+
+
+def test_reset_gives_up_claims_of_transactions_in_progress(desk: GroupDesk) -> None:
+    desk.publish(b"a")
+    tx = desk.begin()
+    assert desk.poll(tx) == [b"a"]
+    desk.manager.reset()
+    assert desk.poll(desk.begin()) == [b"a"]
+
+
+def test_truncation_that_cannot_give_up_claims_takes_no_id_off(desk: GroupDesk) -> None:
+    desk.publish(b"a")
+    tx = desk.begin()
+    assert desk.poll(tx) == [b"a"]
+    desk.time_out(tx)
+
+    def fails(_: object) -> None:
+        raise StoreError("the disk is full")
+
+    desk.manager._release = fails
+    for change in (*(partial(way, desk.manager, tx) for way in WAYS),):
+        with pytest.raises(StoreError):
+            change()
+        assert desk.manager.status(tx.transaction_id) == "invalid"
+
+
+@pytest.mark.parametrize("way", [by_id, before_now, before_a_later_time])
+def test_truncation_leaves_an_id_that_is_being_written_with(
+    desk: GroupDesk, way: Callable[[TransactionManager, Transaction], object]
+) -> None:
+    tx, other = desk.begin(), desk.begin()
+    assert desk.manager.begin_write(tx.transaction_id)
+    for one in (tx, other):
+        desk.time_out(one)
+    # Its claim is on its way to the disk, and would count behind this.
+    way(desk.manager, tx)
+    assert desk.manager.status(tx.transaction_id) == "invalid"
+    desk.manager.end_write(tx.transaction_id)
+    assert way(desk.manager, tx)
+    assert desk.manager.status(tx.transaction_id) == "ended"
+
+
+def test_truncation_of_ids_that_are_not_listed_gives_up_nothing(desk: GroupDesk) -> None:
+    desk.publish(b"a")
+    tx = desk.begin()
+    assert desk.poll(tx) == [b"a"]
+    assert not desk.manager.truncate_invalid([tx.transaction_id, 7])
+    assert not desk.manager.truncate_invalid_before(1)
+    desk.commit(tx)
+    assert not desk.manager.truncate_invalid([tx.transaction_id])
+    assert desk.service.consumers.get(ORDERS, GROUP).id == desk.ids()[-1]
+
+
+def test_release_of_rows_reads_no_manager_and_changes_nothing_of_others() -> None:
+    side = MemorySide()
+    side.put([(b"x", b"1")])
+    release_rows(side, lambda _: True)
+    assert side.get(b"x") == b"1"
