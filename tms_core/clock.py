@@ -7,6 +7,7 @@ time is checked against, rule S7) and the boot id (whether two such readings may
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from threading import Lock
@@ -18,7 +19,18 @@ from tms_core.errors import ClockJumped
 _FORGIVEN_PART = 1_000
 #: A machine that was off for longer than this, in milliseconds, has a jumped clock until an operator says otherwise.
 OFF_MS = 7 * 24 * 3600 * 1000
+#: A span of time as an operator or a program writes it: ``7d``, ``1h30m``.
+SPAN = r"(?:\d{1,18}(?:ms|[smhd]))+"
+_AMOUNT = re.compile(r"(\d+)(ms|[smhd])")
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def parse_span(text: str) -> int | None:
+    """Return the milliseconds of a span such as ``1h30m``; None: it is not one."""
+    if not re.fullmatch(SPAN, text):
+        return None
+    return sum(int(number) * _UNIT_MS[unit] for number, unit in _AMOUNT.findall(text))
 
 
 class Clock(Protocol):

@@ -24,6 +24,14 @@ def _ignore(name: str, error: BaseException) -> None:
     """Do nothing: the log has the error already."""
 
 
+class _QuietPool(ThreadPoolExecutor):
+    """A pool of threads that logs failures of its jobs only, not two lines for each job that it runs."""
+
+    def start(self, scheduler: BaseScheduler, alias: str) -> None:
+        super().start(scheduler, alias)
+        self._logger = _errors_only()
+
+
 class Schedule:
     """Jobs by name.
 
@@ -42,7 +50,7 @@ class Schedule:
     ) -> None:
         self._clock = clock
         self._on_error = on_error
-        self._pool = ThreadPoolExecutor(THREADS)
+        self._pool = _QuietPool(THREADS)
         self._scheduler = scheduler or BackgroundScheduler(
             timezone=UTC, executors={"default": self._pool}, logger=_errors_only()
         )

@@ -450,3 +450,25 @@ def test_given_a_time_when_polled_exclusively_then_that_millisecond_is_left_out(
     first = next(client.poll(TOPIC))
     assert payloads(client.poll(TOPIC, start=first.time)) == [b"1", b"2"]
     assert payloads(client.poll(TOPIC, start=first.time, inclusive=False)) == [b"2"]
+
+
+@pytest.mark.parametrize(
+    ("ttl", "seconds"),
+    [("7d", 604_800), ("1h30m", 5400), ("90", 90), ("1500ms", 2), (timedelta(days=1), 86_400), (5, 5)],
+)
+def test_create_topic_takes_a_ttl_as_the_command_line_does(
+    client: Client, ttl: timedelta | int | str, seconds: int
+) -> None:
+    client.create_topic("default:lasting", ttl=ttl)
+    assert client.topic("default:lasting").ttl_seconds == seconds
+
+
+@pytest.mark.parametrize("ttl", ["", "soon", "7 d", "0d", "-1d", "9" * 15 + "d"])
+def test_create_topic_with_text_that_is_not_a_ttl_is_refused(client: Client, ttl: str) -> None:
+    with pytest.raises(BadRequest, match="ttl"):
+        client.create_topic("default:lasting", ttl=ttl)
+
+
+def test_ping_of_a_server_that_answers_returns(client: Client) -> None:
+    client.ping()
+    client.within(5).ping()

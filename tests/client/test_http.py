@@ -7,6 +7,7 @@ import logging
 import socket
 import ssl
 import threading
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -302,3 +303,17 @@ def test_given_a_file_that_cannot_be_read_when_asked_then_the_error_names_it(tmp
 def test_given_a_token_and_a_file_when_made_then_one_has_to_go(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="one of them"):
         Client(token=SECRET, token_file=tmp_path)
+
+
+def test_refused_connection_is_unavailable_without_tracebacks_of_the_library() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with (
+        Client(f"http://127.0.0.1:{port}", options=Options(retry=SOON)) as client,
+        pytest.raises(Unavailable) as caught,
+    ):
+        client.ping()
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "Connection refused" in str(caught.value)
+    assert "httpx2" not in shown
+    assert "direct cause" not in shown

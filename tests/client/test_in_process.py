@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -133,3 +136,23 @@ def test_given_a_task_that_is_cancelled_when_it_waits_for_an_answer_then_the_ser
                 await client.topic("default:missing")
 
     asyncio.run(main())
+
+
+def test_fixture_tms_server_gives_each_test_a_server_with_a_clock_to_advance(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["tms_core.client.testing"]\n')
+    (tmp_path / "test_app.py").write_text(
+        "def test_orders(tms_server):\n"
+        "    with tms_server.client() as client:\n"
+        "        client.create_topic('default:orders', ttl='1m')\n"
+        "        client.publish('default:orders', [b'one'])\n"
+        "        assert [message.payload for message in client.poll('default:orders')] == [b'one']\n"
+        "        tms_server.clock.advance(61_000)\n"
+        "        assert list(client.poll('default:orders')) == []\n"
+        "\n"
+        "def test_another_server(tms_server):\n"
+        "    with tms_server.client() as client:\n"
+        "        assert client.topics() == []\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:schemathesis", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import tms_core.client
+from tms_core.client import Client
 from tms_core.errors import StoreBusy
 
 ORDERS = "default:orders"
@@ -71,3 +73,18 @@ def test_a_program_that_imports_the_client_does_not_import_the_server() -> None:
     code = "import sys, tms_core.client; print('tms_core.server' in sys.modules, 'janitor' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"
+
+
+def test_open_leaves_the_log_of_a_program_to_warnings_and_the_programs_own_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO), tms_core.client.open(tmp_path) as client:
+        client.create_topic(ORDERS, ttl="7d")
+        client.publish(ORDERS, [b"one"])
+        with Client(client.server.url, transactions="127.0.0.1:1") as other:
+            other.ping()
+        logging.getLogger("uvicorn.error").info("the program's own server")
+    libraries = [
+        record for record in caplog.records if record.name.split(".")[0] in {"uvicorn", "apscheduler", "httpx2"}
+    ]
+    assert [record.getMessage() for record in libraries] == ["the program's own server"]

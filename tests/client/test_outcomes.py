@@ -14,10 +14,12 @@ from contextlib import suppress
 import pytest
 
 from tests.client.faults import Faults, When, faulty_async_client, faulty_client
+from tests.support import raising
 from tms_core.client import (
     Conflict,
     Invalidated,
     Limits,
+    Measured,
     OutcomeUnknown,
     Participant,
     TmsError,
@@ -349,3 +351,38 @@ def test_given_a_refused_publish_when_it_fails_then_what_was_published_is_taken_
     assert case.faults.seen["abort"] == 1
     assert case.site.manager.invalid_size() == 0
     assert case.settled() == []
+
+
+# --- what a hook is told ---------------------------------------------------------------------------------------------
+
+
+def test_measure_is_told_of_each_publish_and_poll_with_counts_and_errors(site: InProcess) -> None:
+    told: list[Measured] = []
+    with site.client(measure=told.append) as client:
+        client.publish(ORDERS, [b"one", b"three"])
+        with client.transaction() as tx:
+            tx.publish(BILLS, [b"bill"])
+        client.publish_async(ORDERS, [b"later"])
+        client.flush()
+        assert len(list(client.poll(ORDERS))) == 3
+        with pytest.raises(TopicNotFound):
+            client.publish("default:nowhere", [b"lost"])
+        with pytest.raises(TopicNotFound):
+            list(client.poll("default:nowhere"))
+        client.topics()
+    assert [(one.operation, str(one.topic), one.messages, one.payload_bytes, one.error) for one in told] == [
+        ("publish", "default:orders", 2, 8, ""),
+        ("publish", "default:bills", 1, 4, ""),
+        ("publish", "default:orders", 1, 5, ""),
+        ("poll", "default:orders", 3, 13, ""),
+        ("publish", "default:nowhere", 0, 0, "TopicNotFound"),
+        ("poll", "default:nowhere", 0, 0, "TopicNotFound"),
+    ]
+    assert all(one.seconds >= 0 for one in told)
+
+
+def test_measure_that_fails_is_logged_and_fails_no_publish(site: InProcess, caplog: pytest.LogCaptureFixture) -> None:
+    with site.client(measure=raising(ValueError("no metrics"))) as client:
+        client.publish(ORDERS, [b"one"])
+    assert "the hook measure failed" in caplog.text
+    assert visible(site) == [b"one"]

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 
+from tms_core.clock import SPAN, parse_span
 from tms_core.errors import KeyFormatError
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
-_UNIT_MS: Mapping[str, int] = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_SPAN = r"(?:\d{1,18}(?:ms|[smhd]))+"
-_RELATIVE = re.compile(rf"now((?:[+-]{_SPAN})*)")
+_RELATIVE = re.compile(rf"now((?:[+-]{SPAN})*)")
 _TERM = re.compile(r"([+-])((?:\d+(?:ms|[smhd]))+)")
-_AMOUNT = re.compile(r"(\d+)(ms|[smhd])")
 #: The last millisecond that a calendar has: 9999-12-31T23:59:59.999Z.
 _LAST_MS = 253_402_300_799_999
 #: How far from now a time may be, in milliseconds, so that a calendar has it: almost 7,000 years.
@@ -93,21 +90,13 @@ def parse_time(text: str) -> Moment | None:
     return _within(Moment(round(moment.timestamp() * 1000), relative=False))
 
 
-def parse_span(text: str) -> int | None:
-    """Milliseconds of a span such as ``1h30m``, or None."""
-    return _milliseconds(text) if re.fullmatch(_SPAN, text) else None
-
-
 def _within(moment: Moment) -> Moment | None:
     return moment if abs(moment.ms) <= (_REACH_MS if moment.relative else _LAST_MS) else None
 
 
 def _signed(sign: str, span: str) -> int:
-    return -_milliseconds(span) if sign == "-" else _milliseconds(span)
-
-
-def _milliseconds(span: str) -> int:
-    return sum(int(number) * _UNIT_MS[unit] for number, unit in _AMOUNT.findall(span))
+    milliseconds = parse_span(span) or 0
+    return -milliseconds if sign == "-" else milliseconds
 
 
 class TopicType(click.ParamType[TopicId]):

@@ -23,7 +23,7 @@ from tms_core.client.producer import AsyncProducer, Producer
 from tms_core.client.producer_calls import FormerTransaction, ProducerState
 from tms_core.client.site import Attempt, Options
 from tms_core.client.sync import Client
-from tms_core.client.values import Buffer, Limits, Retry, Timeouts, WhenFull
+from tms_core.client.values import Buffer, Limits, Measured, Retry, Timeouts, WhenFull
 from tms_core.client.waiting import PublishFigures
 from tms_core.client.work import AsyncGroupWork, GroupWork
 from tms_core.errors import (
@@ -89,6 +89,7 @@ __all__ = [
     "Invalidated",
     "Limits",
     "LocalClient",
+    "Measured",
     "Message",
     "MessageId",
     "Messages",

@@ -63,7 +63,7 @@ class AsyncClient(AsyncTopics):
         options = options or Options()
         endpoint = Endpoint(url, Token(token, token_file), options)
         self._wire = LoopWire(endpoint, transport, pause)
-        self._core = Core(self._wire, options.retry, options.random, options.running)
+        self._core = Core(self._wire, options.retry, options.random, options.running, options.measure)
         self._transactions = service_at(transactions, options.timeouts)
         self._limits = options.limits
         self._rotations: Rotations = {}
@@ -102,13 +102,18 @@ class AsyncClient(AsyncTopics):
         messages: Sequence[bytes],
         *,
         transaction: None = None,
-        ttl: timedelta | int | None = None,
+        ttl: timedelta | int | str | None = None,
         key: Key | None = None,
     ) -> None: ...
 
     @overload
     async def publish(
-        self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction, ttl: timedelta | int | None = None
+        self,
+        topic: Topic,
+        messages: Sequence[bytes],
+        *,
+        transaction: Transaction,
+        ttl: timedelta | int | str | None = None,
     ) -> RollbackRange: ...
 
     async def publish(
@@ -117,7 +122,7 @@ class AsyncClient(AsyncTopics):
         messages: Sequence[bytes],
         *,
         transaction: Transaction | None = None,
-        ttl: timedelta | int | None = None,
+        ttl: timedelta | int | str | None = None,
         key: Key | None = None,
     ) -> RollbackRange | None:
         """As :meth:`Client.publish`."""
@@ -172,7 +177,7 @@ class AsyncClient(AsyncTopics):
         topic: Topic,
         messages: Sequence[bytes],
         *,
-        ttl: timedelta | int | None = None,
+        ttl: timedelta | int | str | None = None,
         told: Told | None = None,
     ) -> None:
         """As :meth:`Client.publish_async`; waits for nothing but room. The loop has to run until all is published."""

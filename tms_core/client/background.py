@@ -70,7 +70,7 @@ class _Background:
         ends, number = core.running() + self._buffer.delivery_seconds, next(core.turns)
 
         async def send(topic: TopicId) -> None:
-            await core.wire.ask(calls.publish(topic, batch.payloads, batch.ttl_seconds))
+            await core.send(calls.publish(topic, batch.payloads, batch.ttl_seconds))
 
         for failures in count(1):
             last = core.running() >= ends
@@ -120,7 +120,11 @@ class BackgroundThread(_Background):
             return self._waiting.figures
 
     def publish(
-        self, topic: Topic, messages: Sequence[bytes], ttl: timedelta | int | None = None, told: Told | None = None
+        self,
+        topic: Topic,
+        messages: Sequence[bytes],
+        ttl: timedelta | int | str | None = None,
+        told: Told | None = None,
     ) -> None:
         """Hand messages over."""
         name, payloads = topic_id(topic), payloads_of(messages)
@@ -242,7 +246,11 @@ class BackgroundTask(_Background):
         return self._waiting.figures
 
     async def publish(
-        self, topic: Topic, messages: Sequence[bytes], ttl: timedelta | int | None = None, told: Told | None = None
+        self,
+        topic: Topic,
+        messages: Sequence[bytes],
+        ttl: timedelta | int | str | None = None,
+        told: Told | None = None,
     ) -> None:
         """Hand messages over."""
         name, payloads = topic_id(topic), payloads_of(messages)

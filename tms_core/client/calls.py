@@ -81,6 +81,7 @@ class Call(Generic[T_co]):
         conflict: what 409 means.
         headers: what is said beside the body.
         writes: whether it writes messages, so that a producer numbers it.
+        messages, payload_bytes: how many it sends, and their size.
     """
 
     method: str
@@ -93,6 +94,14 @@ class Call(Generic[T_co]):
     conflict: type[MessagingError] = TopicExists
     headers: Mapping[str, str] = field(default_factory=dict)
     writes: bool = False
+    messages: int = 0
+    payload_bytes: int = 0
+
+    @property
+    def topic(self) -> TopicId:
+        """The topic that the path names."""
+        _, _, _, namespace, _, topic, *_ = self.path.split("/")
+        return TopicId(namespace, topic)
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
@@ -131,11 +140,15 @@ def topic_id(topic: Topic) -> TopicId:
 # --- topics ----------------------------------------------------------------------------------------------------------
 
 
-def create_topic(topic: Topic, ttl: timedelta | int | None, properties: Mapping[str, str] | None) -> Call[None]:
+def ping() -> Call[None]:
+    return Call("GET", "/ping", nothing, again=True)
+
+
+def create_topic(topic: Topic, ttl: timedelta | int | str | None, properties: Mapping[str, str] | None) -> Call[None]:
     return Call("PUT", path_of(topic), nothing, _properties(ttl, properties))
 
 
-def update_topic(topic: Topic, ttl: timedelta | int | None, properties: Mapping[str, str] | None) -> Call[None]:
+def update_topic(topic: Topic, ttl: timedelta | int | str | None, properties: Mapping[str, str] | None) -> Call[None]:
     return Call("PUT", path_of(topic, "properties"), nothing, _properties(ttl, properties), again=True)
 
 
@@ -144,7 +157,7 @@ def show_topic(topic: Topic) -> Call[TopicMetadata]:
     return Call("GET", path_of(topic), lambda body: TopicMetadata.parse(found.prefix, body), again=True)
 
 
-def ages(topic: Topic, older_than: timedelta | int) -> Call[Ages]:
+def ages(topic: Topic, older_than: timedelta | int | str) -> Call[Ages]:
     def read(body: bytes) -> Ages:
         found = json.loads(body)
         return Ages(found["messages"], found["older"], found["atLeast"], found.get("holdSeconds"))
@@ -170,24 +183,25 @@ def delete_topic(topic: Topic) -> Call[None]:
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
-def publish(topic: Topic, payloads: Sequence[bytes], ttl: timedelta | int | None) -> Call[None]:
+def publish(topic: Topic, payloads: Sequence[bytes], ttl: timedelta | int | str | None) -> Call[None]:
     path, given = path_of(topic, "publish"), payloads_of(payloads)
     if ttl is None:
-        return _writing(path, nothing, encode_publish(None, given), AVRO)
-    return _writing(path, nothing, encode_publish_json(None, given, seconds(ttl)))
+        return _writing(path, given, nothing, encode_publish(None, given), AVRO)
+    return _writing(path, given, nothing, encode_publish_json(None, given, seconds(ttl)))
 
 
 def publish_in(
-    topic: Topic, payloads: Sequence[bytes], pointer: int, ttl: timedelta | int | None
+    topic: Topic, payloads: Sequence[bytes], pointer: int, ttl: timedelta | int | str | None
 ) -> Call[RollbackRange]:
     path, given = path_of(topic, "publish"), payloads_of(payloads)
     if ttl is None:
-        return _writing(path, decode_published, encode_publish(pointer, given), AVRO)
-    return _writing(path, decode_published_json, encode_publish_json(pointer, given, seconds(ttl)))
+        return _writing(path, given, decode_published, encode_publish(pointer, given), AVRO)
+    return _writing(path, given, decode_published_json, encode_publish_json(pointer, given, seconds(ttl)))
 
 
 def store(topic: Topic, payloads: Sequence[bytes], pointer: int) -> Call[None]:
-    return _writing(path_of(topic, "store"), nothing, encode_publish(pointer, payloads_of(payloads)), AVRO)
+    given = payloads_of(payloads)
+    return _writing(path_of(topic, "store"), given, nothing, encode_publish(pointer, given), AVRO)
 
 
 def rollback(topic: Topic, published: RollbackRange | int) -> Call[None]:
@@ -277,8 +291,20 @@ def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, st
     raise ServerFailed(f"{call} failed with {status}: {text}", "It is not known whether the server did it.")
 
 
-def _writing(path: str, read: Callable[[bytes], T_co], body: bytes, content_type: str = JSON) -> Call[T_co]:
-    return Call("POST", path, read, body, content_type, conflict=TransactionEnded, writes=True)
+def _writing(
+    path: str, payloads: Sequence[bytes], read: Callable[[bytes], T_co], body: bytes, content_type: str = JSON
+) -> Call[T_co]:
+    return Call(
+        "POST",
+        path,
+        read,
+        body,
+        content_type,
+        conflict=TransactionEnded,
+        writes=True,
+        messages=len(payloads),
+        payload_bytes=sum(map(len, payloads)),
+    )
 
 
 def path_of(topic: Topic, verb: str = "") -> str:
@@ -288,7 +314,7 @@ def path_of(topic: Topic, verb: str = "") -> str:
     return f"{path}/{verb}" if verb else path
 
 
-def _properties(ttl: timedelta | int | None, properties: Mapping[str, str] | None) -> bytes:
+def _properties(ttl: timedelta | int | str | None, properties: Mapping[str, str] | None) -> bytes:
     given = dict(properties or {})
     if ttl is not None:
         given["ttl"] = str(seconds(ttl))

@@ -166,7 +166,7 @@ class Consuming:
         self._began = True
         polled = self._reading is None
         if self._reading is None:
-            self._reading = Reading(await self._core.wire.open(await self._poll()))
+            self._reading = await self._core.open_once(await self._poll())
         found = await self._reading.more()
         if found:
             return found

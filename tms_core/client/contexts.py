@@ -56,7 +56,7 @@ class _Context:
         """Have it rolled back, without an error, when the block ends."""
         self._work.cancelled = True
 
-    def publish_stored(self, topic: Topic, pointers: Sequence[int], ttl: timedelta | int | None = None) -> None:
+    def publish_stored(self, topic: Topic, pointers: Sequence[int], ttl: timedelta | int | str | None = None) -> None:
         """Publish, when it commits, what other processes have stored in a topic as part of it.
 
         Each of them asks for a checkpoint of the transaction (:meth:`TransactionClient.checkpoint`) and stores with its
@@ -117,7 +117,12 @@ class AsyncTransactionContext(_Context):
         await self._end(error)
 
     async def publish(
-        self, topic: Topic, messages: Sequence[bytes], *, ttl: timedelta | int | None = None, key: Key | None = None
+        self,
+        topic: Topic,
+        messages: Sequence[bytes],
+        *,
+        ttl: timedelta | int | str | None = None,
+        key: Key | None = None,
     ) -> None:
         """Publish messages when it commits.
 

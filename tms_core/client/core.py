@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from copy import copy
 from itertools import count
 from random import Random
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from tms_core.client.calls import LIMITED, POSITION, WAITED, Call
 from tms_core.client.messages import Message, MessageDecoder
-from tms_core.client.values import Retry
+from tms_core.client.values import Measure, Measured, Retry
 from tms_core.client.wire import Pieces, Wire
 from tms_core.errors import (
     ConfigurationError,
@@ -71,10 +72,19 @@ class Core:
 
     Args:
         running: the running time in seconds.
+        measure: told of publishes and polls; None: nobody is.
     """
 
-    def __init__(self, wire: Wire, retry: Retry, random: Random, running: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        wire: Wire,
+        retry: Retry,
+        random: Random,
+        running: Callable[[], float] = time.monotonic,
+        measure: Measure | None = None,
+    ) -> None:
         self.wire = wire
+        self._measure = measure
         self.random = random
         self.running = running
         self._retry = retry
@@ -115,11 +125,59 @@ class Core:
         """
         if call.writes and self._write is not None:
             return await self._write(call)
-        return await self.repeat(lambda left: self.wire.ask(call, left), again=call.again)
+        return await self.repeat(lambda left: self.send(call, left), again=call.again)
+
+    async def send(self, call: Call[T], seconds: float | None = None) -> T:
+        """Send a request once.
+
+        Args:
+            seconds: how long it may take; None: as long as the timeouts say.
+
+        Raises:
+            MessagingError: what it came to.
+        """
+        if self._measure is None or not call.messages:
+            return await self.wire.ask(call, seconds)
+        with self._measuring("publish", call) as measured:
+            found = await self.wire.ask(call, seconds)
+            measured(call.messages, call.payload_bytes)
+        return found
 
     async def open(self, call: Call[Any]) -> Reading:
         """Send a poll, and again where that does no harm."""
-        return Reading(await self.repeat(lambda left: self.wire.open(call, left), again=call.again))
+        return await self.repeat(lambda left: self.open_once(call, left), again=call.again)
+
+    async def open_once(self, call: Call[Any], seconds: float | None = None) -> Reading:
+        """Send a poll once; arguments and errors are those of :meth:`send`."""
+        if self._measure is None:
+            return Reading(await self.wire.open(call, seconds))
+        with self._measuring("poll", call) as measured:
+            return Reading(await self.wire.open(call, seconds), measured)
+
+    @contextmanager
+    def _measuring(
+        self, operation: Literal["publish", "poll"], call: Call[Any]
+    ) -> Iterator[Callable[[int, int], None]]:
+        """Tell the hook of a request that fails in the block; what is yielded tells it of one that worked."""
+        began = self.running()
+        done: list[float] = []
+
+        def tell(messages: int, size: int, error: str = "") -> None:
+            seconds = (done[0] if done else self.running()) - began
+            measure = self._measure
+            if measure is not None:
+                try:
+                    measure(Measured(operation, call.topic, messages, size, seconds, error))
+                except Exception:  # a program's metrics must not fail what they count
+                    logger.exception("the hook measure failed")
+
+        try:
+            yield tell
+        except TmsError as error:
+            tell(0, 0, type(error).__name__)
+            raise
+        finally:
+            done.append(self.running())
 
     async def repeat(self, attempt: Callable[[float | None], Coroutine[Any, Any, T]], *, again: bool) -> T:
         """Try something as often as :class:`Retry` says, within the time there is.
@@ -160,7 +218,9 @@ class Reading:
         limited: whether the server may have given less than it was asked for.
     """
 
-    def __init__(self, pieces: Pieces) -> None:
+    def __init__(self, pieces: Pieces, measured: Callable[[int, int], None] | None = None) -> None:
+        self._measured = measured
+        self._messages = self._size = 0
         self.waited = WAITED in pieces.headers
         self.limited = LIMITED in pieces.headers
         self._pieces = pieces
@@ -202,10 +262,21 @@ class Reading:
         """
         while piece := await self._pieces.more():
             if found := self._decoder.feed(piece):
+                if self._measured is not None:
+                    self._messages += len(found)
+                    self._size += sum(len(message.payload) for message in found)
                 return found
         self._decoder.end()
+        self._tell()
         return []
 
     async def close(self) -> None:
         """No more messages are wanted; closing twice is no error."""
+        self._tell()
         await self._pieces.close()
+
+    def _tell(self) -> None:
+        """Tell, once, what was received."""
+        measured, self._measured = self._measured, None
+        if measured is not None:
+            measured(self._messages, self._size)

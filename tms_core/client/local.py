@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,6 +34,8 @@ class LocalClient(Client):
         super().__init__(server.url, transactions=server.transactions or "")
         self.server = server
         self._resources = resources
+        # The program did not choose HTTP between it and its own server, so its log has no line for each request.
+        logging.getLogger("httpx2").addFilter(self._is_wanted)
         # Where the program ends without having closed it: before the executors' threads are ended, which would be
         # waited for for ever otherwise.
         threading._register_atexit(self.close)  # type: ignore[attr-defined]  # as concurrent.futures does
@@ -41,6 +44,11 @@ class LocalClient(Client):
         """Publish what is left, as :meth:`Client.close` does, and end the server; closing twice is no error."""
         with self._resources:
             super().close()
+        logging.getLogger("httpx2").removeFilter(self._is_wanted)
+
+    def _is_wanted(self, record: logging.LogRecord) -> bool:
+        """Whether a line of the HTTP library is a warning, or of another server."""
+        return record.levelno >= logging.WARNING or self.server.url not in record.getMessage()
 
 
 def open(folder: Path | str) -> LocalClient:  # noqa: A001 it is called as tms_core.client.open

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
+from tms_core.clock import parse_span
 from tms_core.errors import BadRequest, FormatError, Unanswered
 from tms_core.messaging.model import RollbackRange
 from tms_core.rowkey import MessageId
@@ -246,12 +247,17 @@ def milliseconds(time: datetime) -> int:
     return found
 
 
-def seconds(ttl: timedelta | int) -> int:
-    """A ttl in whole seconds, rounded up.
+def seconds(ttl: timedelta | int | str) -> int:
+    """Return a ttl in whole seconds, rounded up.
 
     Raises:
-        BadRequest: it is not above 0, or more than 2^31 - 1 seconds.
+        BadRequest: it is not above 0, is more than 2^31 - 1 seconds, or is not a span of time.
     """
+    if isinstance(ttl, str):
+        span_ms = int(ttl) * 1000 if ttl.isdecimal() and ttl.isascii() else parse_span(ttl)
+        if span_ms is None:
+            raise BadRequest(f"{ttl!r} is not a ttl.", "Write 7d, 1h30m, a timedelta, or whole seconds as a number.")
+        ttl = timedelta(milliseconds=min(span_ms, (INT_MAX + 1) * 1000))
     found = -(-ttl // timedelta(seconds=1)) if isinstance(ttl, timedelta) else ttl
     if not _is_count(found):
         raise BadRequest(f"A ttl of {found} s is not possible.", f"Give whole seconds from 1 to {INT_MAX}.")

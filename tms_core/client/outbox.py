@@ -68,7 +68,7 @@ class Outbox:
         self,
         topic: calls.Topic,
         messages: Sequence[bytes],
-        ttl: timedelta | int | None = None,
+        ttl: timedelta | int | str | None = None,
         key: Key | None = None,
     ) -> None:
         """Take messages; what is too much goes to the server ahead."""
@@ -87,7 +87,7 @@ class Outbox:
             for name in list(self._kept):
                 await self._send_ahead(name)
 
-    def refer(self, topic: calls.Topic, pointers: Sequence[int], ttl: timedelta | int | None = None) -> None:
+    def refer(self, topic: calls.Topic, pointers: Sequence[int], ttl: timedelta | int | str | None = None) -> None:
         """Have what was stored with pointers of the transaction's checkpoints published, too."""
         self._elsewhere.append((topic_id(topic), pointers, None if ttl is None else seconds(ttl)))
 

@@ -226,7 +226,7 @@ class AsyncProducer(_Producer):
         messages: Sequence[bytes],
         *,
         topic: Topic | None = None,
-        ttl: timedelta | int | None = None,
+        ttl: timedelta | int | str | None = None,
         key: Key | None = None,
     ) -> None:
         """Publish messages in one request; they are there once, however often it has to be repeated.

@@ -23,7 +23,7 @@ from typing import Any
 import httpx2
 
 from tms_core.client.calls import Call
-from tms_core.client.values import Buffer, Limits, Retry, Timeouts
+from tms_core.client.values import Buffer, Limits, Measure, Retry, Timeouts
 from tms_core.client.wire import Stop
 from tms_core.errors import BadRequest, ClientClosed, ConfigurationError, Unanswered, Unavailable
 from tms_core.transaction.rpc.client import TransactionClient
@@ -116,6 +116,7 @@ class Options:
         buffer: where ``publish_async`` puts messages.
         tls: how the server's certificate is checked; None: by the certificates that come with the HTTP library.
         hook: what is done around each attempt to send a request (:mod:`tms_core.client.site`).
+        measure: called with what each publish and each poll came to, in the thread or event loop that did it.
         random: what makes pauses differ.
         running: the running time in seconds.
     """
@@ -126,6 +127,7 @@ class Options:
     buffer: Buffer = field(default_factory=Buffer)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     hook: Hook = field(default=no_hook, repr=False)
+    measure: Measure | None = field(default=None, repr=False)
     random: Random = field(default_factory=Random, repr=False, compare=False)
     running: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
 
@@ -209,9 +211,10 @@ class Endpoint:
             yield
         except _NOT_SENT as error:
             reason = str(error) or type(error).__name__
+            # Without the library's own tracebacks: the reason says all that they say.
             raise Unavailable(
                 f"{url} cannot be reached: {reason}.", "Start it (tms serve), or correct the URL."
-            ) from error
+            ) from None
         except _NOT_WRITTEN as error:
             raise BadRequest(
                 f"{call} was not sent: {error}.", "Correct the header, which a hook may have added."

@@ -73,7 +73,7 @@ class Client(Topics):
         options = options or Options()
         endpoint = Endpoint(url, Token(token, token_file), options)
         self._wire = BlockingWire(endpoint, transport, pause)
-        self._core = Core(self._wire, options.retry, options.random, options.running)
+        self._core = Core(self._wire, options.retry, options.random, options.running, options.measure)
         self._transactions = service_at(transactions, options.timeouts)
         self._limits = options.limits
         self._rotations: Rotations = {}
@@ -125,13 +125,18 @@ class Client(Topics):
         messages: Sequence[bytes],
         *,
         transaction: None = None,
-        ttl: timedelta | int | None = None,
+        ttl: timedelta | int | str | None = None,
         key: Key | None = None,
     ) -> None: ...
 
     @overload
     def publish(
-        self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction, ttl: timedelta | int | None = None
+        self,
+        topic: Topic,
+        messages: Sequence[bytes],
+        *,
+        transaction: Transaction,
+        ttl: timedelta | int | str | None = None,
     ) -> RollbackRange: ...
 
     def publish(
@@ -140,7 +145,7 @@ class Client(Topics):
         messages: Sequence[bytes],
         *,
         transaction: Transaction | None = None,
-        ttl: timedelta | int | None = None,
+        ttl: timedelta | int | str | None = None,
         key: Key | None = None,
     ) -> RollbackRange | None:
         """Publish messages in one request; when this returns they are on disk.
@@ -264,7 +269,7 @@ class Client(Topics):
         topic: Topic,
         messages: Sequence[bytes],
         *,
-        ttl: timedelta | int | None = None,
+        ttl: timedelta | int | str | None = None,
         told: Told | None = None,
     ) -> None:
         """Hand messages over to be published some time, in batches, in order; what there is room for is the ``buffer``.

@@ -4,8 +4,9 @@
         client.create_topic("default:orders")
 
 It is the real server, in a thread of its own, so that a plain client, an asynchronous one and any number of threads can
-use it at once. Transactions are handed over in this process, in the encoding of the real service. The server and its
-threads end with the block.
+use it at once. A fixture of pytest, ``tms_server``, gives one to each test that names it; a conftest.py has it with
+``pytest_plugins = ["tms_core.client.testing"]``. Transactions are handed over in this process, in the encoding of the
+real service. The server and its threads end with the block.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from tms_core.client.asynchronous import AsyncClient
 from tms_core.client.site import Options
 from tms_core.client.sync import Client
-from tms_core.clock import Clock, SystemClock
+from tms_core.clock import Clock, ManualClock, SystemClock
 from tms_core.messaging.service import MessagingService
 from tms_core.server.app import make_app
 from tms_core.server.metrics import ServerMetrics
@@ -123,3 +124,17 @@ class _Handover:
 
     def close(self) -> None:
         """There is nothing to close."""
+
+
+try:
+    import pytest
+except ImportError:
+    # An application without pytest uses in_process.
+    pass
+else:
+
+    @pytest.fixture
+    def tms_server() -> Iterator[InProcess]:
+        """Yield a server in memory, with a clock that the test advances (``tms_server.clock``)."""
+        with in_process(clock=ManualClock(SystemClock().now_ms())) as server:
+            yield server

@@ -22,13 +22,14 @@ class AsyncTopics:
     _core: Core
 
     async def create_topic(
-        self, topic: Topic, *, ttl: timedelta | int | None = None, properties: Mapping[str, str] | None = None
+        self, topic: Topic, *, ttl: timedelta | int | str | None = None, properties: Mapping[str, str] | None = None
     ) -> None:
         """Make a topic.
 
         Args:
             topic: ``namespace:topic``.
-            ttl: how long its messages live, in whole seconds; None: as long as the server says.
+            ttl: how long its messages live: whole seconds, a timedelta, or text as ``7d`` or ``1h30m``; None: as long
+                as the server says.
             properties: any others.
 
         Raises:
@@ -38,7 +39,7 @@ class AsyncTopics:
         await self._core.ask(calls.create_topic(topic, ttl, properties))
 
     async def update_topic(
-        self, topic: Topic, *, ttl: timedelta | int | None = None, properties: Mapping[str, str] | None = None
+        self, topic: Topic, *, ttl: timedelta | int | str | None = None, properties: Mapping[str, str] | None = None
     ) -> None:
         """Replace all properties of a topic: what is left out is the default again.
 
@@ -56,7 +57,7 @@ class AsyncTopics:
         """
         return await self._core.ask(calls.show_topic(topic))
 
-    async def ages(self, topic: Topic, older_than: timedelta | int) -> Ages:
+    async def ages(self, topic: Topic, older_than: timedelta | int | str) -> Ages:
         """How many messages live, and how many of them a ttl of ``older_than`` (whole seconds) would hide.
 
         Raises:
@@ -64,6 +65,15 @@ class AsyncTopics:
             BadRequest: that is no ttl.
         """
         return await self._core.ask(calls.ages(topic, older_than))
+
+    async def ping(self) -> None:
+        """Return when the server answers; :meth:`within` says how soon it has to.
+
+        Raises:
+            Unavailable: it cannot be reached.
+            Unanswered: it did not answer in time.
+        """
+        await self._core.ask(calls.ping())
 
     async def topics(self, namespace: str | None = "default") -> list[TopicId]:
         """The topics of a namespace; of all namespaces with None."""
@@ -150,6 +160,7 @@ class Topics:
     update_topic = waits(AsyncTopics.update_topic)
     topic = waits(AsyncTopics.topic)
     ages = waits(AsyncTopics.ages)
+    ping = waits(AsyncTopics.ping)
     topics = waits(AsyncTopics.topics)
     delete_topic = waits(AsyncTopics.delete_topic)
     position = waits(AsyncTopics.position)

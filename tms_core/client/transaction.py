@@ -103,13 +103,13 @@ class ClientTransaction:
             await done(participant.start_tx(self.transaction))
 
     async def publish(
-        self, topic: Topic, messages: Sequence[bytes], ttl: timedelta | int | None = None, key: Key | None = None
+        self, topic: Topic, messages: Sequence[bytes], ttl: timedelta | int | str | None = None, key: Key | None = None
     ) -> None:
         """Have messages published when it commits."""
         with self._step():
             await self._outbox.add(topic, messages, ttl, key)
 
-    def publish_stored(self, topic: Topic, pointers: Sequence[int], ttl: timedelta | int | None = None) -> None:
+    def publish_stored(self, topic: Topic, pointers: Sequence[int], ttl: timedelta | int | str | None = None) -> None:
         """Have published, when it commits, what was stored with pointers of checkpoints."""
         with self._step():
             self._outbox.refer(topic, pointers, ttl)
@@ -431,7 +431,7 @@ async def publish(
     begin: Callable[[], Awaitable[ClientTransaction]],
     topic: Topic,
     messages: Sequence[bytes],
-    ttl: timedelta | int | None,
+    ttl: timedelta | int | str | None,
     key: Key | None,
 ) -> None:
     """Publish outside a transaction; a topic with routes gets its copies in one."""
@@ -455,7 +455,7 @@ async def publish(
 
 
 async def publish_in(
-    core: Core, topic: Topic, messages: Sequence[bytes], transaction: Transaction, ttl: timedelta | int | None
+    core: Core, topic: Topic, messages: Sequence[bytes], transaction: Transaction, ttl: timedelta | int | str | None
 ) -> RollbackRange:
     """Publish in a transaction, which may be one of this client."""
     call = calls.publish_in(topic, messages, transaction.write_pointer, ttl)

@@ -6,11 +6,38 @@ at once, and are drawn at random for the same reason.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import Enum
 from random import Random
+from typing import Literal
 
 from tms_core.errors import ConfigurationError
+from tms_core.topic import TopicId
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one publish or one poll came to; one that is tried again is told of each time.
+
+    Attributes:
+        operation: ``publish`` or ``poll``; storing payloads of a transaction is a publish, too.
+        topic: the topic, or the partition.
+        messages, payload_bytes: how many were sent or received, and their size.
+        seconds: until a publish was acknowledged, or until the answer to a poll began.
+        error: the name of the exception; empty where there was none.
+    """
+
+    operation: Literal["publish", "poll"]
+    topic: TopicId
+    messages: int
+    payload_bytes: int
+    seconds: float
+    error: str = ""
+
+
+#: Told of publishes and polls.
+Measure = Callable[[Measured], None]
 
 
 class _Positive:

@@ -17,7 +17,7 @@ from tms_core.client import calls, consumer_calls
 from tms_core.client.calls import Topic, topic_id
 from tms_core.client.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS, Consuming, MessageBatches, ReadPlan
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
-from tms_core.client.core import INTERRUPTED, Core, Reading
+from tms_core.client.core import INTERRUPTED, Core
 from tms_core.client.messages import Message
 from tms_core.client.participant import GroupClaims
 from tms_core.client.partitions import Rotation, pattern_of
@@ -256,7 +256,7 @@ class Worker:
                 if self.stop.is_set() or self._is_over():
                     return
                 call = calls.poll(one, places[one], 1, None, inclusive=True, wait_seconds=seconds)
-                reading = Reading(await self._core.wire.open(call))
+                reading = await self._core.open_once(call)
                 try:
                     # A topic that takes no more has others behind it.
                     if reading.text(calls.SEALED) is not None or await reading.more():
