@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support import size
+from tms_core.logs.loggers import AUDIT
 
 _COMMON = settings(
     deadline=None,
@@ -81,6 +82,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 @pytest.fixture(autouse=True)
 def _own_log() -> Iterator[None]:
     """Commands set up the log of their process; what they write to is gone when their test is."""
-    before = list(logging.root.handlers)
+    loggers = [logging.root, logging.getLogger(AUDIT)]
+    before = [(one, one.level, one.propagate, list(one.handlers)) for one in loggers]
     yield
-    logging.root.handlers[:] = before
+    for one, level, propagate, handlers in before:
+        one.setLevel(level)
+        one.propagate, one.handlers[:] = propagate, handlers

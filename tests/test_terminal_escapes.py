@@ -60,6 +60,7 @@ JANITOR = {
     "resume": "default:orders",
     "run": "--once",
     "status": "",
+    "sweep-now": "",
     "topic": "default:orders",
     "verify": "",
     "why": "default:orders 0000018bcfe56800000000000000000000000000",

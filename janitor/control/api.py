@@ -138,6 +138,9 @@ def methods(kind: type) -> frozenset[str]:
     return frozenset(name for name in vars(kind) if not name.startswith("_"))
 
 
+#: What changes something: the decisions, and a sweep before its time.
+DECISIONS = methods(Decides) | {"sweep_now"}
+
 #: Makes an engine for one question, given who watches it and what ends it.
 MakeReader = Callable[[Observer, Callable[[], bool]], Asks]
 

@@ -36,6 +36,7 @@ from janitor.control import api, values
 from janitor.control.api import Behind
 from janitor.report import EXPECTED
 from tms_core.errors import Halted, StoreBusy, StoreError, TmsError
+from tms_core.logs import audit
 from tms_core.topic import TopicId
 from tms_core.web.protocol import Protocol, abort_of
 from tms_core.web.thread import ServerThread
@@ -177,6 +178,13 @@ class ControlServer:
 
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["client"][1] not in (0, os.geteuid()):
+                audit.record(
+                    audit.Event.CONTROL_FORBIDDEN,
+                    principal=f"uid:{scope['client'][1]}",
+                    address="unix",
+                    verb=scope["path"].rpartition("/")[2],
+                    result="refused",
+                )
                 refusal = _refused(
                     403, StoreBusy("The janitor that holds the store runs as another user.", "Ask as that user.")
                 )
@@ -195,7 +203,7 @@ class ControlServer:
         except ValueError as error:
             return _refused(413, api.not_understood(str(error)))
         exchange = _RunningCall(abort_of(request.scope))
-        work = (exchange, request.path_params["method"], body)
+        work = (exchange, request.path_params["method"], body, request.scope["client"][1])
         thread = Thread(target=self._work, args=work, name="control-client", daemon=True)
         with self._lock:
             if self._stopping.is_set():
@@ -211,12 +219,15 @@ class ControlServer:
         thread.start()
         return _Answer(exchange, self._pulse_seconds)
 
-    def _work(self, exchange: _RunningCall, method: str, body: bytes) -> None:
+    def _work(self, exchange: _RunningCall, method: str, body: bytes, uid: int) -> None:
         """Work on one question; nothing that goes wrong with it goes further than here."""
+        result = "failed"
         try:
             line = values.encode({"result": api.answer(self._behind, method, body, exchange.observe, exchange.gone)})
+            result = "done"
         except TmsError as error:
             line = values.encode_error(error)
+            result = "refused"
         # A bug: the client is told that there is one, the log where, and the janitor goes on.
         except Exception as error:
             logger.exception("a question could not be answered")
@@ -225,6 +236,11 @@ class ControlServer:
         finally:
             with self._lock:
                 del self._under_way[exchange]
+        if method in api.DECISIONS:
+            on = body.decode(errors="replace")
+            audit.record(
+                audit.Event.DECISION, principal=f"uid:{uid}", address="unix", verb=method, object_=on, result=result
+            )
         exchange.finish(line)
 
 

@@ -27,6 +27,7 @@ NAMES = {
     "TmsJanitorDown", "TmsJanitorNotKeepingUp", "TmsOverdueBudgetBurn", "TmsSnapshotStale", "TmsInvalidListGrowing",
     "TmsBoundaryStuck", "TmsGuardTripped", "TmsTopicQuarantined", "TmsPausedTooLong", "TmsPlanOnlyLeftOn",
     "TmsDeleteErrors", "TmsClockSkew", "TmsTopicGrowing", "TmsConsumerLagging", "TmsReadersBlocked",
+    "TmsUnauthorizedRequests",
 }  # fmt: skip
 
 
@@ -114,7 +115,7 @@ def test_given_alerts_that_always_fire_or_never_do_then_cases_object_to_each(tmp
 
 def test_every_metric_and_label_value_in_the_rules_is_one_that_there_is() -> None:
     known = {definition.name: definition.label_values() for definition in CATALOGUE}
-    known[UNDECIDED] = {}
+    known |= {UNDECIDED: {}, "tms_requests_total": {"code": frozenset({"401"})}}
     for rule in of(rules()):
         for name, selector in re.findall(r"\b(tms_(?!namespace\b)\w+)(?:\{([^}]*)\})?", rule["expr"]):
             assert name in known, rule["alert"]

@@ -208,7 +208,7 @@ def test_given_the_access_log_when_asked_then_method_path_and_code_are_in_it(cap
     caplog.set_level(logging.INFO, "tms_core.access")
     with serving(access_log=True) as server, Client(server.port) as client:
         client.ask("GET", "/nothing")
-    assert [record.getMessage().rsplit(" ", 2)[0] for record in caplog.records] == ["GET /nothing 404"]
+    assert [record.getMessage().rsplit(" ", 2)[0] for record in caplog.records] == ["127.0.0.1 GET /nothing 404"]
 
 
 def test_given_an_address_that_others_reach_when_asked_by_any_name_then_it_answers() -> None:

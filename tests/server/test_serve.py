@@ -69,7 +69,7 @@ def test_given_the_access_log_when_requests_are_made_then_each_has_a_line(tmp_pa
         client.ask("GET", "/ping")
         client.ask("GET", "/v1/namespaces/default/topics/nobody")
         server.end()
-        assert "GET /ping 200" in server.log
+        assert "127.0.0.1 GET /ping 200" in server.log
         assert "GET /v1/namespaces/default/topics/nobody 404" in server.log
 
 

@@ -46,7 +46,7 @@ class Doers:
         monkeypatch.setattr(module, "answer", self._answer)
         monkeypatch.setattr(quick_calls, "time", SimpleNamespace(perf_counter=lambda: self._now))
 
-    def _answer(self, manager: TransactionManager, frame: bytes) -> bytes:
+    def _answer(self, manager: TransactionManager, frame: bytes, _: str = "") -> bytes:
         self.threads.append(threading.current_thread().name.partition("_")[0])
         self._now += self.seconds
         return answer(manager, frame)
@@ -130,7 +130,7 @@ def test_given_a_slow_disk_when_calls_that_need_none_are_quick_then_the_loop_sti
 ) -> None:
     done: list[tuple[str, str]] = []
 
-    def slow_but(_: TransactionManager, frame: bytes) -> bytes:
+    def slow_but(_: TransactionManager, frame: bytes, __: str = "") -> bytes:
         name = wire.read_message(frame).name
         done.append((name, threading.current_thread().name.partition("_")[0]))
         doers._now += 0 if name == "canCommitTx" else doers.seconds

@@ -26,6 +26,8 @@ LogFormat = Literal["auto", "text", "json"]
 
 #: Loggers of ours; what libraries say is of interest from warnings on.
 OURS = ("janitor", "tms_core")
+#: The audit log's, whose lines are JSON wherever they go (``tms_core.logs.audit``).
+AUDIT = "tms.audit"
 #: How long one line of a kind stands for all others, in seconds.
 _SELDOM_SECONDS = 60.0
 
@@ -137,3 +139,7 @@ def configure(kind: LogFormat, stream: TextIO, arguments: str = "") -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     for name in OURS:
         logging.getLogger(name).setLevel(logging.INFO)
+    audit, lines = logging.getLogger(AUDIT), logging.StreamHandler(stream)
+    lines.setFormatter(JsonFormatter(arguments))
+    audit.handlers[:], audit.propagate = [lines], False
+    audit.setLevel(logging.INFO)

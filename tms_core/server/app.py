@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tms_core.clock import Clock, SystemClock
 from tms_core.errors import (
     BadRequest,
     ConsumerConflict,
@@ -41,6 +42,7 @@ from tms_core.errors import (
     Unauthorized,
     Unavailable,
 )
+from tms_core.logs.audit import BoundedAudit, Event, record
 from tms_core.logs.loggers import SeldomLogger, get_logger, harmless
 from tms_core.server.auth.gate import Gate, Need
 from tms_core.server.body import Disconnected
@@ -51,7 +53,7 @@ from tms_core.server.poll import Poll
 from tms_core.server.producers import FENCED, ProducerRoutes
 from tms_core.server.publish import Publish, Rollback, StorePayloads
 from tms_core.server.site import Site, answer, topic_of
-from tms_core.server.topics import Consumers, TopicRoutes
+from tms_core.server.topics import FORCE, Consumers, TopicRoutes
 from tms_core.web.listener import is_of_foreign_page, names_loopback, names_two_hosts
 
 if TYPE_CHECKING:
@@ -81,6 +83,18 @@ _STATUS: dict[type[TmsError], int] = {
 }
 #: A client that went away before it was answered; never sent.
 _CLIENT_GONE = 499
+#: What of the refusals is in the audit log, and which requests are there in any case, by route and method.
+_REFUSALS = {401: Event.UNAUTHORIZED, 403: Event.FORBIDDEN, 429: Event.LIMITED}
+_AUDITED = {
+    ("topic", "PUT"): Event.TOPIC_CREATE,
+    ("topic", "DELETE"): Event.TOPIC_DELETE,
+    ("properties", "PUT"): Event.TOPIC_UPDATE,
+    ("producer", "DELETE"): Event.PRODUCER_DELETE,
+    ("consumer", "PUT"): Event.CONSUMER_FORCE,
+    ("consumer", "DELETE"): Event.CONSUMER_FORCE,
+    ("rollback", "POST"): Event.ROLLBACK,
+    ("group_rollback", "POST"): Event.GROUP_ROLLBACK,
+}
 _TEXT = b"text/plain; charset=utf-8"
 #: Goes with 401: how one proves who one is (RFC 6750).
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="tms"')
@@ -223,12 +237,21 @@ def known_only(app: ASGIApp, gate: Gate | None) -> ASGIApp:
 class Door:
     """What every request passes."""
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics, *, loopback: bool, access_log: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: ServerMetrics,
+        *,
+        loopback: bool,
+        access_log: bool,
+        clock: Clock | None = None,
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._loopback = loopback
         self._access_log = access_log
         self._seldom = SeldomLogger(logger)
+        self._bounded = BoundedAudit((clock or SystemClock()).running_ms)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
@@ -257,10 +280,28 @@ class Door:
             seconds = time.perf_counter() - started
             route = scope.get("route")
             harmless(self._metrics.request, route.name if route else "none", status, seconds)
+            self._audit(scope, status)
             if self._access_log:
                 # Encoded, or a path with a line end in it would make up lines of its own.
                 path, who = quote(scope["path"]), f" {scope['principal']}" if "principal" in scope else ""
-                access.info("%s %s %d %.1f ms%s", scope["method"], path, status, seconds * 1000, who)
+                line = "%s %s %s %d %.1f ms%s"
+                access.info(line, address_of(scope), scope["method"], path, status, seconds * 1000, who)
+
+    def _audit(self, scope: Scope, status: int) -> None:
+        """Write down what was refused, and what administers, forces or takes back."""
+        who, address, method = scope.get("principal"), address_of(scope), scope["method"]
+        if (refused := _REFUSALS.get(status)) is not None:
+            path = quote(scope["path"])
+            self._bounded.record(refused, principal=who, address=address, verb=method, object_=path)
+            return
+        route = scope.get("route")
+        event = None if route is None else _AUDITED.get((route.name, method))
+        if event is None or (event is Event.CONSUMER_FORCE and not _is_forced(scope)):
+            return
+        names = scope["path_params"]
+        on = f"{names['namespace']}:{names['topic']}" + (f"/{names['name']}" if "name" in names else "")
+        result = "done" if status < 400 else "refused" if status < 500 and status != _CLIENT_GONE else "failed"
+        record(event, principal=who, address=address, verb=method, object_=on, result=result)
 
     def _check(self, scope: Scope) -> None:
         if names_two_hosts(scope):
@@ -269,6 +310,16 @@ class Door:
             raise HTTPException(400, "This address answers to localhost only. Ask for http://localhost.")
         if self._loopback and is_of_foreign_page(scope):
             raise HTTPException(403, "Requests from pages of other web sites are refused.")
+
+
+def address_of(scope: Scope) -> str:
+    """Where a request's connection comes from; of one that another server passed on, that server's."""
+    client = scope.get("client")
+    return "" if client is None else str(client[0])
+
+
+def _is_forced(scope: Scope) -> bool:
+    return any(name == FORCE.encode() and value.lower() == b"true" for name, value in scope["headers"])
 
 
 async def _refuse(send: Send, error: TmsError | HTTPException) -> None:

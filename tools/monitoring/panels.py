@@ -517,6 +517,23 @@ SERVER_TOPICS = (
     ),
 )
 
+ACCESS = (
+    Panel(
+        "Refused requests",
+        "timeseries",
+        "reqps",
+        "Without a good token (401), not allowed (403), and above a quota or after failed attempts (429).",
+        _of('sum by (code) (rate(tms_requests_total{code=~"401|403|429",${servers}}[$__rate_interval]))', "{{code}}"),
+    ),
+    Panel(
+        "Refused requests by route",
+        "timeseries",
+        "reqps",
+        "The same by what was asked for.",
+        _of('sum by (route) (rate(tms_requests_total{code=~"401|403|429",${servers}}[$__rate_interval]))', "{{route}}"),
+    ),
+)
+
 PROCESS = (
     Panel(
         "Memory",
@@ -549,5 +566,6 @@ ROWS = (
     Row("Queues and consumers", QUEUES),
     Row("Server", SERVER, folded=True),
     Row("Server, by topic", SERVER_TOPICS, folded=True),
+    Row("Access", ACCESS, folded=True),
     Row("Process", PROCESS, folded=True),
 )

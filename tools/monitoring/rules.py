@@ -63,6 +63,7 @@ THRESHOLDS = (
         "lagSeconds", 3_600, 3_600, "seconds the oldest unread message may be old, where a consumer is that far behind"
     ),
     Threshold("undecidedSeconds", 300, 300, "seconds that readers may wait for a transaction to be decided"),
+    Threshold("unauthorized", 100, 100, "requests without a good token within five minutes that are no reason to look"),
     Threshold("forSeconds", 300, 300, "seconds most alerts wait before they fire"),
 )
 
@@ -260,6 +261,14 @@ ALERTS = (
         " an open transaction",
         "Readers in transactions continue when it has ended. tms tx list shows the transaction, its client and the"
         " topics it blocks. To end it, and hide what it wrote: tms tx invalidate ID",
+    ),
+    Alert(
+        "TmsUnauthorizedRequests",
+        "warning",
+        'sum by (namespace, job) (increase(tms_requests_total{code="401",${servers}}[5m])) > ${unauthorized}',
+        "now",
+        "{{ $value | humanize }} requests without a good token in five minutes",
+        "A client has an old token, or somebody tries tokens. request.unauthorized in the audit log has the addresses.",
     ),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import socket
 import stat
@@ -28,6 +29,7 @@ from tests.builders import Call, watch
 from tests.janitor.control.conftest import SETTINGS, STORE, Client, Desk
 from tests.support import raising
 from tms_core.errors import Halted, StoreBusy, StoreError
+from tms_core.logs.loggers import AUDIT
 from tms_core.topic import TopicId
 
 ORDERS = TopicId("default", "orders")
@@ -467,3 +469,24 @@ def test_given_a_waiting_decision_when_stopped_then_it_is_not_taken(desk: Desk) 
         threads.submit(server.stop).result()
         assert kind_of(client.answer()) == "Halted"
     assert working.adopted == 0
+
+
+def test_decision_is_audited_with_the_uid_of_its_process_and_a_question_is_not(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, AUDIT)
+    desk.start()
+    remote = desk.remote()
+    remote.inspect("metadata", (), 10)
+    remote.adopt()
+    remote.approve(("default:orders",))
+    found = [record.__dict__["fields"] for record in caplog.records if record.name == AUDIT]
+    assert [one["verb"] for one in found] == ["adopt", "approve"]
+    assert "default:orders" in found[1].pop("object")
+    assert found[1] == {
+        "event": "control.decision",
+        "principal": f"uid:{os.geteuid()}",
+        "address": "unix",
+        "verb": "approve",
+        "result": "done",
+    }

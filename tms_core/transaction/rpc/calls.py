@@ -22,6 +22,7 @@ from tms_core.errors import (
     TransactionError,
     TruncateTimeError,
 )
+from tms_core.logs.audit import Event, record
 from tms_core.logs.loggers import get_logger
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.thrift import transaction_fields, transaction_of
@@ -43,8 +44,11 @@ class _Call(NamedTuple):
     declared: Mapping[type[TransactionError], int] = {}
 
 
-def answer(manager: TransactionManager, frame: bytes) -> bytes:
+def answer(manager: TransactionManager, frame: bytes, address: str = "") -> bytes:
     """Do what a frame asks for.
+
+    Args:
+        address: where it comes from, for the audit log.
 
     Returns:
         The answer, without its frame.
@@ -58,9 +62,12 @@ def answer(manager: TransactionManager, frame: bytes) -> bytes:
     call = _CALLS.get(request.name)
     if call is None:
         return failure(request, Failure.UNKNOWN_METHOD, f"Invalid method name: '{request.name}'")
+    result = "failed"
     try:
         fields = _done(call, manager, request.fields)
+        result = "done"
     except FormatError as error:
+        result = "refused"
         return failure(request, Failure.PROTOCOL_ERROR, f"{request.name}: {error}")
     except (TransactionError, StoreError) as error:
         logger.warning("%s was not done: %s", request.name, error)
@@ -68,7 +75,19 @@ def answer(manager: TransactionManager, frame: bytes) -> bytes:
         undone = isinstance(error, (ManagerStopped, DirectoryFull)) and request.name != "resetState"
         kind = Failure.PROTOCOL_ERROR if undone else Failure.INTERNAL_ERROR
         return failure(request, kind, f"Internal error processing {request.name}: {error}")
+    finally:
+        if (event := _AUDITED.get(request.name)) is not None:
+            record(event, address=address, verb=request.name, object_=_object(request.fields), result=result)
     return wire.message(MessageKind.REPLY, request.name, request.number, *fields)
+
+
+def _object(arguments: Fields) -> str:
+    """What an administrative call is about: transactions, or a time in milliseconds."""
+    value = arguments.get(1, "")
+    if not isinstance(value, array):
+        return str(value)
+    shown = " ".join(map(str, value[:_AUDITED_IDS]))
+    return f"{shown} and {len(value) - _AUDITED_IDS} more" if value[_AUDITED_IDS:] else shown
 
 
 def _done(call: _Call, manager: TransactionManager, arguments: Fields) -> tuple[bytes, ...]:
@@ -213,5 +232,13 @@ _CALLS: Mapping[str, _Call] = {
     "inProgressClients": _Call(_clients),
     "inProgressTopics": _Call(_published),
 }
+#: The methods that the audit log has, and how many ids of transactions of one call it has.
+_AUDITED = {
+    "truncateInvalidTx": Event.TRUNCATE,
+    "truncateInvalidTxBefore": Event.TRUNCATE,
+    "resetState": Event.RESET,
+    "invalidateTx": Event.INVALIDATE,
+}
+_AUDITED_IDS = 10
 #: The names of the methods that are served.
 METHODS = frozenset(_CALLS)

@@ -27,7 +27,9 @@ from typing import Protocol, TypeVar, cast
 
 import uvloop
 
+from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError, FormatError, TmsError
+from tms_core.logs.audit import BoundedAudit, Event
 from tms_core.logs.loggers import SeldomLogger, get_logger
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
@@ -148,6 +150,7 @@ class TransactionService:
         #: Those that have not had an answer yet.
         self._new: set[asyncio.Task[None]] = set()
         self._seldom = SeldomLogger(logger)
+        self._bounded = BoundedAudit(SystemClock().running_ms)
         self._large = asyncio.Semaphore(LARGE_REQUESTS)
         self._unread: dict[asyncio.StreamWriter, int] = {}
 
@@ -247,10 +250,10 @@ class TransactionService:
                         frame = await self._whole(reader, frame, size)
                     if self._demands and _is_of(frame, (AUTHENTICATE,)):
                         level, data = await self._work(self._authenticated, frame)
-                    elif refused := _forbidden(frame, level):
+                    elif refused := self._forbidden(frame, level, _host(writer)):
                         data = refused
                     else:
-                        found, direct = await self._done(frame, direct)
+                        found, direct = await self._done(frame, direct, _host(writer))
                         data = await self._passed_on(frame) if found is None else found
                     del frame
                 await self._send(writer, data)
@@ -268,27 +271,39 @@ class TransactionService:
         finally:
             writer.close()
 
-    async def _done(self, frame: bytes, direct: bool) -> tuple[bytes | None, bool]:
+    async def _done(self, frame: bytes, direct: bool, address: str) -> tuple[bytes | None, bool]:
         """What :meth:`_answered` returns, by a worker."""
         if not self._quick.is_quick(frame):
-            return await self._work(self._answered, frame, direct)
+            return await self._work(self._answered, frame, direct, address)
         self._quick.note()
         return await self._work(self._quick.do, frame), direct
 
-    def _answered(self, frame: bytes, direct: bool) -> tuple[bytes | None, bool]:
+    def _forbidden(self, frame: bytes, level: Level, address: str) -> bytes | None:
+        """Return what a call is answered that is above a level; None: it is not."""
+        if level is Level.NONE:
+            event, reason = Event.UNAUTHORIZED, _DEMANDED
+        elif level is Level.CLIENT and _is_of(frame, ADMINISTRATIVE):
+            event, reason = Event.FORBIDDEN, NOT_ADMINISTRATIVE
+        else:
+            return None
+        request = wire.read_message(frame)
+        self._bounded.record(event, principal=None, address=address, verb=request.name, object_="")
+        return _refusal(request, reason)
+
+    def _answered(self, frame: bytes, direct: bool, address: str) -> tuple[bytes | None, bool]:
         """The answer to a frame, and whether those of its connection are passed on no further from here on.
 
         No answer: it has to be passed on.
         """
         several = self._several
         if several is None:
-            return answer(self._manager, frame), direct
+            return answer(self._manager, frame, address), direct
         if len(frame) <= _SHORT_BYTES and (request := wire.read_message(frame)).name == ANSWER_YOURSELF:
             if request.fields.get(1) == several.log_name.encode() != b"":
                 return wire.message(MessageKind.REPLY, request.name, request.number), True
             return _refusal(request, NOT_HERE), True
         if several.log_name:
-            return answer(self._manager, frame), direct
+            return answer(self._manager, frame, address), direct
         if direct:
             return _refusal(wire.read_message(frame), NOT_HERE), direct
         return None, direct
@@ -387,15 +402,6 @@ class TransactionService:
             self._quick.under_way -= 1
 
 
-def _forbidden(frame: bytes, level: Level) -> bytes | None:
-    """Return what a call is answered that is above a level; None: it is not."""
-    if level is Level.NONE:
-        return _refusal(wire.read_message(frame), _DEMANDED)
-    if level is Level.CLIENT and _is_of(frame, ADMINISTRATIVE):
-        return _refusal(wire.read_message(frame), NOT_ADMINISTRATIVE)
-    return None
-
-
 def _is_of(frame: bytes, names: Collection[str]) -> bool:
     """Return whether a frame is one of some calls, without reading the rest of it."""
     for at in _NAMES_AT:
@@ -403,6 +409,12 @@ def _is_of(frame: bytes, names: Collection[str]) -> bool:
         if 0 < size <= _LONGEST_NAME and frame[at : at + size].decode(errors="replace") in names:
             return True
     return False
+
+
+def _host(writer: asyncio.StreamWriter) -> str:
+    """Where a connection comes from, without its port; of a call that another server passed on, that server's."""
+    name = writer.get_extra_info("peername")
+    return str(name[0]) if name else ""
 
 
 def _refusal(request: RpcMessage, text: str) -> bytes:

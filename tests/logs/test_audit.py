@@ -1,0 +1,127 @@
+"""The audit log: what is in it, where from, and that nobody can fill it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.client import JSON, Client
+from tests.server.conftest import serving
+from tests.server.identities import TokenIdentities
+from tms_core.clock import SystemClock
+from tms_core.logs.audit import MOST_PER_MINUTE, BoundedAudit, Event, record
+from tms_core.logs.loggers import configure
+from tms_core.topic import TopicId
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.rpc.client import TransactionClient
+from tms_core.transaction.rpc.service import TransactionService
+
+TOPICS = "/v1/namespaces/default/topics"
+Lines = Callable[[], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def lines() -> Lines:
+    """The lines of the audit log so far."""
+    stream = io.StringIO()
+    configure("text", stream)
+    return lambda: [json.loads(line) for line in stream.getvalue().splitlines() if '"tms.audit"' in line]
+
+
+def said(lines: Lines) -> list[tuple[object, ...]]:
+    return [tuple(line[name] for name in ("event", "principal", "verb", "object", "result")) for line in lines()]
+
+
+def test_audit_line_is_json_in_a_text_log(lines: Lines) -> None:
+    record(Event.RESET, principal="ada", address="::1", verb="resetState", result="done", object_="x" * 500)
+    [line] = lines()
+    assert {name: line[name] for name in ("event", "principal", "address", "verb", "result", "level")} == {
+        "event": "transactions.reset", "principal": "ada", "address": "::1", "verb": "resetState", "result": "done",
+        "level": "info",
+    }  # fmt: skip
+    assert len(line["object"]) < 210
+
+
+def test_bounded_audit_within_a_minute_writes_so_many_lines_and_says_how_many_it_left_out(lines: Lines) -> None:
+    now_ms = 0
+    audit = BoundedAudit(lambda: now_ms)
+
+    def refuse(event: Event) -> None:
+        audit.record(event, principal=None, address="", verb="GET", object_="/")
+
+    for _ in range(MOST_PER_MINUTE + 7):
+        refuse(Event.UNAUTHORIZED)
+    refuse(Event.FORBIDDEN)
+    assert len(lines()) == MOST_PER_MINUTE + 1
+    now_ms = 60_000
+    refuse(Event.UNAUTHORIZED)
+    refuse(Event.UNAUTHORIZED)
+    assert [line.get("suppressed") for line in lines()[-2:]] == ["7", None]
+
+
+def test_requests_that_administer_force_or_are_refused_are_audited(lines: Lines, tmp_path: Path) -> None:
+    identities = TokenIdentities(tmp_path)
+    with serving(gate=identities.gate) as server, Client(server.port) as client:
+
+        def ask(method: str, path: str, role: str = "owner", body: bytes = b"{}", **more: str) -> int:
+            known = {"authorization": f"Bearer {identities.good(role)}", "content_type": JSON}
+            return client.ask(method, f"{TOPICS}{path}", body, **known, **more).status
+
+        assert ask("PUT", "/t") == 200
+        assert ask("PUT", "/t/properties", body=b'{"ttl": "0"}') == 400
+        position = b'{"position": "%s"}' % (b"0" * 40)
+        assert ask("PUT", "/t/consumers/c", body=position) == 200
+        assert ask("PUT", "/t/consumers/c", body=position, x_tms_force="true") == 200
+        assert ask("DELETE", "/t/consumers/c", x_tms_force="true") == 200
+        assert ask("DELETE", "/t", role="publisher") == 403
+        client.ask("GET", "/metrics")
+        assert ask("DELETE", "/t") == 200
+    assert said(lines) == [
+        ("topic.create", "owner", "PUT", "default:t", "done"),
+        ("topic.update", "owner", "PUT", "default:t", "refused"),
+        ("consumer.force", "owner", "PUT", "default:t/c", "done"),
+        ("consumer.force", "owner", "DELETE", "default:t/c", "done"),
+        ("request.forbidden", "publisher", "DELETE", f"{TOPICS}/t", "refused"),
+        ("request.unauthorized", None, "GET", "/metrics", "refused"),
+        ("topic.delete", "owner", "DELETE", "default:t", "done"),
+    ]
+    assert {line["address"] for line in lines()} == {"127.0.0.1"}
+
+
+def test_rollback_is_audited(lines: Lines) -> None:
+    with serving() as server, Client(server.port) as client:
+        server.service.create_topic(TopicId("default", "t"))
+        body = b'{"transactionWritePointer": 5, "rollbackRange": {}}'
+        client.ask("POST", f"{TOPICS}/t/rollback", body, content_type=JSON)
+    assert [line["event"] for line in lines()] == ["messages.rollback"]
+
+
+def test_administrative_calls_of_the_transaction_service_are_audited(lines: Lines) -> None:
+    with TransactionManager(MemoryStorage(), SystemClock()) as manager:
+        service = TransactionService(manager, port=0)
+        service.start()
+        try:
+            with TransactionClient(service.address) as client:
+                begun = client.start_short().transaction_id
+                assert client.invalidate(begun)
+                client.truncate_invalid([begun])
+        finally:
+            service.stop()
+    assert said(lines) == [
+        ("transactions.invalidate", None, "invalidateTx", str(begun), "done"),
+        ("transactions.truncate", None, "truncateInvalidTx", str(begun), "done"),
+    ]
+    assert {line["address"] for line in lines()} == {"127.0.0.1"}
+
+
+def test_page_lists_every_event() -> None:
+    page = (Path(__file__).parents[2] / "docs/security.md").read_text(encoding="utf-8")
+    table = page.partition("## The audit log")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `([a-z.]+)` \|", table, re.MULTILINE) == [event.value for event in Event]

@@ -1,0 +1,110 @@
+"""The audit log: who did or tried what, as one JSON object a line, whatever the format of the other logs.
+
+It is always on, so an operator need not have foreseen that it is needed. Each line has the same fields, and event names
+are stable: programs search for them. What a client without any permission can cause is bounded, so that it can neither
+fill the disk nor bury other lines. ``docs/security.md``, "The audit log".
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from enum import StrEnum
+
+from tms_core.errors import shortened
+from tms_core.logs.loggers import AUDIT, get_logger
+
+#: How many lines of one event that anybody can cause are written a minute.
+MOST_PER_MINUTE = 60
+_MINUTE_MS = 60_000
+
+logger = get_logger(AUDIT)
+
+
+class Event(StrEnum):
+    """The names of all events."""
+
+    UNAUTHORIZED = "request.unauthorized"
+    FORBIDDEN = "request.forbidden"
+    LIMITED = "request.limited"
+    TOPIC_CREATE = "topic.create"
+    TOPIC_UPDATE = "topic.update"
+    TOPIC_DELETE = "topic.delete"
+    PRODUCER_DELETE = "producer.delete"
+    CONSUMER_FORCE = "consumer.force"
+    ROLLBACK = "messages.rollback"
+    GROUP_ROLLBACK = "claims.rollback"
+    TRUNCATE = "transactions.truncate"
+    RESET = "transactions.reset"
+    INVALIDATE = "transactions.invalidate"
+    DECISION = "control.decision"
+    CONTROL_FORBIDDEN = "control.forbidden"
+
+
+def record(
+    event: Event,
+    *,
+    principal: str | None = None,
+    address: str = "",
+    verb: str,
+    object_: str = "",
+    result: str,
+    suppressed: int = 0,
+) -> None:
+    """Write one line.
+
+    Args:
+        principal: who; None: not known, as where no token is asked for.
+        address: where the connection comes from.
+        verb: what was asked: a method of HTTP, a call of the transaction service or of the control socket.
+        object_: on what.
+        result: ``done``, ``refused`` or ``failed``.
+        suppressed: how many lines of this event were left out before this one.
+    """
+    fields = {
+        "event": event.value,
+        "principal": principal,
+        "address": address,
+        "verb": verb,
+        "object": shortened(object_),
+        "result": result,
+    }
+    if suppressed:
+        fields["suppressed"] = str(suppressed)
+    logger.log(logging.INFO, event.value, extra={"fields": fields})
+
+
+class BoundedAudit:
+    """Writes at most :data:`MOST_PER_MINUTE` lines of each event a minute.
+
+    Args:
+        running_ms: a monotonic clock.
+    """
+
+    def __init__(self, running_ms: Callable[[], int]) -> None:
+        self._running_ms = running_ms
+        self._minute = -1
+        self._written: Counter[Event] = Counter()
+        self._suppressed: Counter[Event] = Counter()
+
+    def record(self, event: Event, *, principal: str | None, address: str, verb: str, object_: str) -> None:
+        """Write one line of something refused, or count it as left out; the next line of its event says how many."""
+        minute = self._running_ms() // _MINUTE_MS
+        if minute != self._minute:
+            self._minute = minute
+            self._written.clear()
+        self._written[event] += 1
+        if self._written[event] > MOST_PER_MINUTE:
+            self._suppressed[event] += 1
+            return
+        left_out = self._suppressed.pop(event, 0)
+        record(
+            event,
+            principal=principal,
+            address=address,
+            verb=verb,
+            object_=object_,
+            result="refused",
+            suppressed=left_out,
+        )
