@@ -1,6 +1,10 @@
-"""What is in an image, as CycloneDX in JSON: Python, the packages of its environment, and Debian's.
+"""Print the contents of an image as CycloneDX in JSON: Python, the packages of its environment, and Debian's.
 
 ``python sbom.py [STATUS]``: what dpkg says of packages, as the file of a whole system or a folder with a file for each.
+
+A package's component has components of its own for the libraries inside its wheel, because a scanner finds a weakness
+of LevelDB or OpenSSL by their names and not by the name of the wheel. They come from the lists that a wheel carries
+(PEP 770), the shared libraries that were copied into it, its jars, and a table of those that are linked statically.
 """
 
 from __future__ import annotations
@@ -9,11 +13,29 @@ import json
 import platform
 import re
 import sys
-from importlib import metadata
+import zipfile
+from collections.abc import Callable, Iterator
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
 DPKG = Path("/var/lib/dpkg/status")
+
+
+def _libuv(module: Any) -> str:
+    number = module.libuv_get_version()
+    return f"{number >> 16}.{number >> 8 & 0xFF}.{number & 0xFF}"
+
+
+#: Libraries that are linked statically into a wheel: by package the library, the module that knows its version, and
+#: what returns it; None: the wheel does not say.
+_STATIC: dict[str, tuple[str, str, Callable[[Any], str] | None]] = {
+    "httptools": ("llhttp", "httptools", None),
+    "plyvel-next": ("leveldb", "plyvel_next", lambda module: str(module.__leveldb_version__)),
+    "pyarrow": ("arrow", "pyarrow", lambda module: str(module.cpp_version)),
+    "pyyaml": ("libyaml", "yaml._yaml", lambda module: str(module.get_version_string())),
+    "uvloop": ("libuv", "uvloop.loop", _libuv),
+}
 
 
 def python_packages() -> list[dict[str, Any]]:
@@ -21,7 +43,7 @@ def python_packages() -> list[dict[str, Any]]:
     found = []
     for each in metadata.distributions():
         name, version = re.sub(r"[-_.]+", "-", each.metadata["Name"]).lower(), each.version
-        licence = each.metadata.json.get("license_expression")
+        licence, inside = each.metadata.json.get("license_expression"), list(bundled(name, each))
         found.append(
             {
                 "type": "library",
@@ -29,9 +51,56 @@ def python_packages() -> list[dict[str, Any]]:
                 "version": version,
                 "purl": f"pkg:pypi/{name}@{version}",
                 **({"licenses": [{"expression": licence}]} if licence else {}),
+                **({"components": inside} if inside else {}),
             }
         )
     return sorted(found, key=lambda each: str(each["name"]))
+
+
+def bundled(name: str, package: metadata.Distribution) -> Iterator[dict[str, Any]]:
+    """Yield the libraries inside the wheel of an installed package, each as a component.
+
+    Args:
+        name: of the package, normalized.
+    """
+    for file in package.files or ():
+        if re.fullmatch(r"[^/]+\.dist-info/sboms/.+\.json", file.as_posix()):
+            listed = json.loads(file.read_text()).get("components", [])
+            yield from ({"type": "library"} | {key: one[key] for key in _KEPT if key in one} for one in listed)
+        elif library := re.fullmatch(r"[^/]+\.libs/lib(.+?)(?:-[0-9a-f]{8})+\.so(?:\.(.+))?", file.as_posix()):
+            yield _library(library[1], library[2])
+        elif file.suffix == ".jar":
+            yield _jar(Path(str(file.locate())))
+    if name in _STATIC:
+        library_name, module, ask = _STATIC[name]
+        yield _library(library_name, ask(import_module(module)) if ask else None)
+
+
+#: What is kept of a component that a wheel lists.
+_KEPT = ("name", "version", "purl", "licenses")
+
+
+def _library(name: str, version: str | None) -> dict[str, Any]:
+    known = (
+        {"version": version, "purl": f"pkg:generic/{name}@{version}"} if version else {"purl": f"pkg:generic/{name}"}
+    )
+    return {"type": "library", "name": name, **known}
+
+
+def _jar(path: Path) -> dict[str, Any]:
+    """The component of a jar: by Maven's coordinates where the jar has its own, else by its file's name."""
+    name, version = re.fullmatch(r"(.+?)-(\d.*)|(.+)", path.stem).group(1, 2)  # type: ignore[union-attr]
+    if version is None:
+        return _library(path.stem, None)
+    with zipfile.ZipFile(path) as archive:
+        [*groups] = (
+            entry.split("/")[2]
+            for entry in archive.namelist()
+            if re.fullmatch(rf"META-INF/maven/[^/]+/{re.escape(name)}/pom\.properties", entry)
+        )
+    if not groups:
+        return _library(name, version)
+    return {"type": "library", "name": name, "version": version, "purl": f"pkg:maven/{groups[0]}/{name}@{version}"}
 
 
 def debian_packages(status: Path = DPKG) -> list[dict[str, Any]]:

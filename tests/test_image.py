@@ -256,3 +256,17 @@ def test_the_list_of_contents_names_what_is_installed(tmp_path: Path) -> None:
     assert len(sbom.debian_packages(tmp_path)) == 1  # a folder with a file for each
     assert any(each["purl"].startswith("pkg:generic/python@3.") for each in sbom.document()["components"])
     assert sbom.document()["metadata"]["component"]["name"] == "tms-janitor"
+
+
+def test_contents_name_the_libraries_inside_wheels() -> None:
+    inside = {
+        library["purl"]: library.get("version")
+        for package in sbom.python_packages()
+        for library in package.get("components", ())
+    }
+    assert len(inside) > 300
+    wanted = ("leveldb", "snappy", "openssl", "llhttp", "libuv", "libyaml", "arrow", "crc32c")
+    missing = [name for name in wanted if not any(purl.startswith(f"pkg:generic/{name}") for purl in inside)]
+    assert not missing
+    assert [purl for purl in inside if re.fullmatch(r"pkg:maven/org\.apache\.hadoop/hadoop-client-api@\d.*", purl)]
+    assert all(re.fullmatch(r"\d+(\.\d+)+", inside[purl]) for purl in inside if "leveldb" in purl or "libuv" in purl)
