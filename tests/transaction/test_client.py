@@ -123,7 +123,7 @@ def test_given_what_is_refused_then_the_errors_are_the_managers(
         client.encoded_snapshot()
     with pytest.raises(NoSnapshot, match="has stopped"):
         client.latest()
-    with pytest.raises(OutcomeUnknown, match=r"failed at startShortClientId: .* has stopped"):
+    with pytest.raises(ServiceUnavailable, match=r"failed at startShortClientId: .* has stopped"):
         client.start_short()
 
 

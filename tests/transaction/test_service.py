@@ -10,6 +10,7 @@ import select
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -31,9 +32,11 @@ from tests.transaction.test_thrift import interface
 from tests.transaction.vectors import load
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError
+from tms_core.server.memory import LentMemory, Memory
 from tms_core.settings.models import TransactionSettings
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.snapshot import read_snapshot
+from tms_core.transaction.codec.thrift import transaction_fields
 from tms_core.transaction.codec.wire import Kind, MessageKind
 from tms_core.transaction.manager.conflicts import ChangeLimits
 from tms_core.transaction.manager.journal import LogFailed
@@ -42,11 +45,13 @@ from tms_core.transaction.manager.storage import Log, MemoryStorage
 from tms_core.transaction.rpc import service as module
 from tms_core.transaction.rpc.calls import METHODS, answer
 from tms_core.transaction.rpc.client import ServiceSource, TransactionClient
-from tms_core.transaction.rpc.line import ServiceUnavailable, read_token
+from tms_core.transaction.rpc.line import ServiceUnavailable, as_text, read_token
 from tms_core.transaction.rpc.service import MAX_FRAME_BYTES, TransactionService
 
 #: Longer than anything takes that ends at all.
 PATIENCE_SECONDS = 60.0
+#: What large calls and other requests share.
+MEMORY_BYTES = 32 << 20
 
 
 @pytest.fixture
@@ -619,6 +624,66 @@ def test_given_a_snapshot_that_fails_then_that_is_logged_and_the_next_one_is_tri
     before = storage.happened.count("save")
     wait_for(lambda: storage.happened.count("save") > before)
     service.stop()
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["canCommitOrThrow", "canCommitTx", "truncateInvalidTx"])
+def test_change_set_of_too_many_keys_is_refused_before_it_is_read(manager: TransactionManager, name: str) -> None:
+    transaction = manager.start_short()
+    first = (
+        wire.structure(1, *transaction_fields(transaction))
+        if name == "canCommitTx"
+        else wire.i64(1, transaction.transaction_id)
+    )
+    # Empty strings: 1 MB on the wire, and more than 30 MB as objects.
+    keys = [b""] * (wire.MOST_STRINGS + 1)
+    call = wire.message(MessageKind.CALL, name, 7, first, wire.strings(2, keys, Kind.SET))
+    tracemalloc.start()
+    try:
+        found = wire.read_message(answer(manager, call))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+    assert found.number == 7
+    if name == "canCommitOrThrow":
+        assert "too large" in as_text(found.fields[3], 1)
+    elif name == "canCommitTx":
+        assert found.fields[0] == {1: False}
+    else:
+        assert found.kind == MessageKind.EXCEPTION
+    manager.can_commit(transaction.transaction_id, keys[:-1])
+
+
+def test_large_call_takes_memory_of_the_server_and_waits_until_there_is_some(service: TransactionService) -> None:
+    memory = Memory(MEMORY_BYTES, PATIENCE_SECONDS)
+    large, begins = large_call(), 4 + module.LARGE_BYTES
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    other = memory.share(lambda: None)
+    lasting = int(MEMORY_BYTES * 0.75)
+    try:
+        asyncio.run_coroutine_threadsafe(other.take(lasting - 1000), loop).result(PATIENCE_SECONDS)
+        service.room = LentMemory(memory, loop).take
+        with connected(service) as connection, connected(service) as small:
+            connection.sendall(large[:begins])
+            wait_for(lambda: memory.waiting == 1)
+            name = wire.message(MessageKind.CALL, "status", 1)
+            assert asked(small, len(name).to_bytes(4) + name).name == "status"
+            loop.call_soon_threadsafe(other.close)
+            wait_for(lambda: 3 * (len(large) - 4) < memory.used_bytes < lasting - 1000)
+            assert asked(connection, large[begins:]).name == "canCommitOrThrow"
+        wait_for(lambda: memory.used_bytes == 0)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+    # A server whose listener has ended has all of its memory free.
+    with connected(service) as connection:
+        assert asked(connection, large).name == "canCommitOrThrow"
 
 
 # --- a token ---------------------------------------------------------------------------------------------------------

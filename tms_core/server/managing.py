@@ -66,6 +66,7 @@ class Managed(NamedTuple):
         asked: who answers for all transactions, wherever they are managed; None: that is for the settings to say.
         address: ``HOST:PORT`` of the service in this process; None: there is none.
         shared: what several servers have together; None: this one has all of it.
+        service: the service in this process; None: there is none.
     """
 
     manager: TransactionManager | None = None
@@ -73,6 +74,7 @@ class Managed(NamedTuple):
     asked: TransactionManager | TransactionClient | None = None
     address: str | None = None
     shared: SharedManager | None = None
+    service: TransactionService | None = None
 
 
 def managed(
@@ -109,7 +111,7 @@ def managed(
     # Before a client can abort one of them.
     find_undecided(store, side, manager, allowance_seconds * 1000)
     service = _service(manager, wanted, stack)
-    return Managed(manager, manager, manager, service.address)
+    return Managed(manager, manager, manager, service.address, service=service)
 
 
 def offset() -> int:
@@ -180,7 +182,7 @@ def _among_several(
     service = _service(shared.manager, wanted, stack, shared)
     shared.at(_reached(server.leader.advertise or "", service))
     client = stack.enter_context(TransactionClient.configured(wanted, address=service.address))
-    return Managed(shared.manager if one_leader else None, shared.manager, client, service.address, shared)
+    return Managed(shared.manager if one_leader else None, shared.manager, client, service.address, shared, service)
 
 
 def _service(

@@ -13,15 +13,16 @@ A part of it is kept for what is small and soon over, so that honest clients nee
 may last may use three quarters of it. Bodies of up to :data:`FREE_BYTES` take no share, because the connection has
 buffered as much already.
 
-For one event loop: nothing here is shared with threads.
+For one event loop: nothing here is shared with threads, but :class:`LentMemory`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import NamedTuple
 
 from tms_core.errors import Unavailable
@@ -58,7 +59,7 @@ class Memory:
 
     def __init__(self, limit_bytes: int = MEMORY_BYTES, wait_seconds: float = WAIT_SECONDS) -> None:
         self.limit_bytes = limit_bytes
-        self._wait_seconds = wait_seconds
+        self.wait_seconds = wait_seconds
         self._used_bytes = 0
         self._waiting: deque[_Waiter] = deque()
         #: When shares were last used, in that order.
@@ -110,8 +111,8 @@ class Memory:
     async def _wait(self, waiter: _Waiter) -> None:
         loop = asyncio.get_running_loop()
         while not waiter.granted.done():
-            await asyncio.wait({waiter.granted}, timeout=self._wait_seconds)
-            self._make_room(loop.time() - self._wait_seconds)
+            await asyncio.wait({waiter.granted}, timeout=self.wait_seconds)
+            self._make_room(loop.time() - self.wait_seconds)
             if not waiter.granted.done() and loop.time() - waiter.since >= LONGEST_SECONDS:
                 raise _no_room()
         waiter.granted.result()
@@ -231,6 +232,60 @@ class Share:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class LentMemory:
+    """Takes shares of a memory for requests that are served by another event loop.
+
+    Args:
+        memory: whose.
+        loop: that of the memory.
+    """
+
+    def __init__(self, memory: Memory, loop: asyncio.AbstractEventLoop) -> None:
+        self._memory = memory
+        self._loop = loop
+
+    @asynccontextmanager
+    async def take(self, size: int, abort: Callable[[], None]) -> AsyncIterator[Callable[[], None]]:
+        """Take a share while a block runs, in any event loop; gives what says that the request has come.
+
+        Args:
+            size: how much, in bytes.
+            abort: ends the request's connection; called in the memory's loop.
+
+        Raises:
+            Unavailable: there was none for too long.
+        """
+        share = self._memory.share(abort)
+        taken = self._taken(share, size)
+        try:
+            taking = asyncio.run_coroutine_threadsafe(taken, self._loop)
+        except RuntimeError:
+            # The loop has ended, and all that it served.
+            taken.close()
+            yield _nothing
+            return
+        try:
+            async with asyncio.timeout(LONGEST_SECONDS + self._memory.wait_seconds):
+                await asyncio.wrap_future(taking)
+            yield partial(self._call, share.end_waiting)
+        except TimeoutError as error:
+            raise _no_room() from error
+        finally:
+            self._call(share.close)
+
+    async def _taken(self, share: Share, size: int) -> None:
+        await share.take(size)
+        share.begin_waiting()
+
+    def _call(self, call: Callable[[], None]) -> None:
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call)
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
 
 
 def _no_room() -> Unavailable:

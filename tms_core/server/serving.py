@@ -27,8 +27,8 @@ from tms_core.server import companions
 from tms_core.server.app import make_app
 from tms_core.server.auth.gate import Authenticator, Gate, Rules
 from tms_core.server.auth.tokens import Tokens
-from tms_core.server.managing import check_alone, managed, show
-from tms_core.server.memory import Memory
+from tms_core.server.managing import Managed, check_alone, managed, show
+from tms_core.server.memory import LentMemory, Memory
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.site import PollLimit, Site, Waiting
 from tms_core.settings.models import (
@@ -151,7 +151,7 @@ def serving(
         # One principal may not take all places by waiting.
         waiting = Waiting(max(1, places(settings.server.max_connections) // 2))
         forwarder = member.forwarder if member else None
-        listener = _listen(settings, service, gate, registry, forwarder, waiting, manager, started, stack)
+        listener = _listen(settings, service, gate, registry, forwarder, waiting, transactions, started, stack)
         if member is None:
             turns.alone = lambda requests: listener.alone(requests, waiting.polls)
         elif not member.is_alone:
@@ -243,11 +243,11 @@ def _listen(
     registry: CollectorRegistry,
     forwarder: Forwarder | None,
     waiting: Waiting,
-    manager: TransactionManager | None,
+    transactions: Managed,
     started: Mapping[str, companions.Companion],
     stack: ExitStack,
 ) -> Listener:
-    wanted = settings.server
+    wanted, manager = settings.server, transactions.manager
     poll_threads = ThreadPoolExecutor(_POLL_THREADS[settings.storage.kind], thread_name_prefix="poll")
     metrics = ServerMetrics(registry, service)
     site = Site(
@@ -275,6 +275,8 @@ def _listen(
     )
     listener.start()
     stack.callback(listener.stop)
+    if transactions.service is not None and listener.loop is not None:
+        transactions.service.room = LentMemory(site.memory, listener.loop).take
     return listener
 
 

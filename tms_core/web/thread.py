@@ -58,6 +58,11 @@ class ServerThread:
         """How many requests were received and are not answered yet."""
         return len(self._server.server_state.tasks)
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop that answers; None before :meth:`start`."""
+        return self._server.loop
+
     def start(self) -> bool:
         """Take connections; returns when they are taken, with whether they are."""
         # A library in a program must not fill its log: uvicorn tells of each start and end at INFO.
@@ -116,6 +121,11 @@ class ThreadedServer:
         host = "localhost" if self._host in ("", "0.0.0.0", "::") else self._host  # noqa: S104 it is compared with
         scheme = "https" if self._config.is_ssl else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop that answers requests; None: none does."""
+        return None if self._server is None else self._server.loop
 
     def alone(self, requests: int, waiting: int = 0) -> bool:
         """Whether, of all that was received, so many requests only are not answered yet. For these to ask.
@@ -185,6 +195,11 @@ class _Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._told = asyncio.Event()
         self._doors: list[_TlsDoor] = []
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """Its event loop, once it has begun."""
+        return self._loop
 
     def finish(self) -> None:
         """Have it end; for any thread."""

@@ -26,6 +26,8 @@ Fields = dict[int, Any]
 _DEEPEST = 16
 #: How many fields, and values that are not used here, a message may have; each takes time of its own.
 _MOST_VALUES = 100_000
+#: How many texts or byte strings the lists of a message may have together. Each takes some 150 bytes beside its own.
+MOST_STRINGS = 250_000
 #: The first bytes of a message that says its version; older writers begin with the name's length.
 _VERSION_1 = 0x80010000
 _VERSION_MASK = 0xFFFF0000
@@ -71,6 +73,16 @@ class Failure(IntEnum):
     UNKNOWN_METHOD = 1
     INTERNAL_ERROR = 6
     PROTOCOL_ERROR = 7
+
+
+class TooManyStrings(FormatError):
+    """A message whose lists have more strings than :data:`MOST_STRINGS`; none of them was read.
+
+    Attributes:
+        request: the message without its fields.
+    """
+
+    request: RpcMessage
 
 
 class RpcMessage(NamedTuple):
@@ -142,6 +154,7 @@ def read_message(data: bytes) -> RpcMessage:
     """The message that fills a frame.
 
     Raises:
+        TooManyStrings: there are more than anybody needs.
         FormatError: the bytes are none.
     """
     reader = _FieldReader(data)
@@ -152,7 +165,12 @@ def read_message(data: bytes) -> RpcMessage:
         kind, name = first & 0xFF, reader.text(reader.number(_INT))
     else:
         name, kind = reader.text(first), reader.number(_BYTE)
-    return RpcMessage(kind, name, reader.number(_INT), reader.fields())
+    number = reader.number(_INT)
+    try:
+        return RpcMessage(kind, name, number, reader.fields())
+    except TooManyStrings as error:
+        error.request = RpcMessage(kind, name, number, {})
+        raise
 
 
 def read_struct(data: bytes) -> Fields:
@@ -183,6 +201,7 @@ class _FieldReader:
         self._data = data
         self._at = 0
         self._values_left = _MOST_VALUES
+        self._strings_left = MOST_STRINGS
 
     def number(self, layout: struct.Struct) -> int:
         """One number."""
@@ -252,6 +271,9 @@ class _FieldReader:
         if kind == Kind.I64:
             return _native(self._take(count * _LONG.size))
         if kind == Kind.STRING:
+            if count > self._strings_left:
+                raise TooManyStrings(f"a list of {count} strings, where {self._strings_left} are the most")
+            self._strings_left -= count
             return [self._take(self.number(_INT)) for _ in range(count)]
         self._skip_all(kind, count, depth)
         return None

@@ -56,7 +56,10 @@ def answer(manager: TransactionManager, frame: bytes, address: str = "") -> byte
     Raises:
         FormatError: the frame is no call, so there is nothing to answer.
     """
-    request = wire.read_message(frame)
+    try:
+        request = wire.read_message(frame)
+    except wire.TooManyStrings as error:
+        return _too_many(error.request, str(error))
     if request.kind != MessageKind.CALL:
         raise FormatError(f"a message of kind {request.kind}, which is no call")
     call = _CALLS.get(request.name)
@@ -99,6 +102,19 @@ def _done(call: _Call, manager: TransactionManager, arguments: Fields) -> tuple[
             raise
         return (wire.structure(number, *_error(error)),)
     return () if result is None else (result,)
+
+
+def _too_many(request: RpcMessage, text: str) -> bytes:
+    """What a call is answered whose change set, or another list, is too large to be read."""
+    if request.name == "canCommitTx":
+        return wire.message(MessageKind.REPLY, request.name, request.number, _boolean(False))
+    call = _CALLS.get(request.name)
+    if call is None or ChangesTooLarge not in call.declared:
+        return failure(request, Failure.PROTOCOL_ERROR, f"{request.name}: {text}")
+    error = ChangesTooLarge(f"The change set is too large: {text}")
+    return wire.message(
+        MessageKind.REPLY, request.name, request.number, wire.structure(call.declared[ChangesTooLarge], *_error(error))
+    )
 
 
 def failure(request: RpcMessage, kind: Failure, text: str) -> bytes:

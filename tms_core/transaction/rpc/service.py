@@ -17,9 +17,9 @@ import logging
 import resource
 import socket
 import threading
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from enum import Enum
 from hmac import compare_digest
 from itertools import chain, islice
@@ -28,7 +28,7 @@ from typing import Protocol, TypeVar, cast
 import uvloop
 
 from tms_core.clock import SystemClock
-from tms_core.errors import ConfigurationError, FormatError, TmsError
+from tms_core.errors import ConfigurationError, FormatError, TmsError, Unavailable
 from tms_core.logs.audit import BoundedAudit, Event
 from tms_core.logs.loggers import SeldomLogger, get_logger
 from tms_core.transaction.codec import wire
@@ -70,6 +70,12 @@ _DEMANDED = "This transaction service demands a token"
 #: Where the name of a call is, behind the version or without one, and its length before it.
 _NAMES_AT = (8, 4)
 _LONGEST_NAME = 64
+#: What a short string takes, in bytes: as an object, in a list and in a set.
+_STRING_BYTES = 150
+
+#: Takes so many bytes of memory while its block runs. It calls a function, in any thread, to cut off a client that
+#: keeps others waiting, and gives a function that says that the request has come.
+Room = Callable[[int, Callable[[], None]], AbstractAsyncContextManager[Callable[[], None]]]
 
 T = TypeVar("T")
 
@@ -152,6 +158,8 @@ class TransactionService:
         self._seldom = SeldomLogger(logger)
         self._bounded = BoundedAudit(SystemClock().running_ms)
         self._large = asyncio.Semaphore(LARGE_REQUESTS)
+        #: Takes memory for a large request, which the server's other requests share; None: there are no others.
+        self.room: Room | None = None
         self._unread: dict[asyncio.StreamWriter, int] = {}
 
     @property
@@ -245,9 +253,10 @@ class TransactionService:
             while not self._stopping.is_set():
                 size = await self._size(reader, wait_seconds, LARGE_BYTES if level is Level.NONE else MAX_FRAME_BYTES)
                 frame = await self._awaited(reader.readexactly(min(size, LARGE_BYTES)), REQUEST_SECONDS)
-                async with self._large if size > LARGE_BYTES else nullcontext():
+                async with self._place(size, writer) as received:
                     if size > LARGE_BYTES:
                         frame = await self._whole(reader, frame, size)
+                        received()
                     if self._demands and _is_of(frame, (AUTHENTICATE,)):
                         level, data = await self._work(self._authenticated, frame)
                     elif refused := self._forbidden(frame, level, _host(writer)):
@@ -262,7 +271,7 @@ class TransactionService:
                 wait_seconds = None
                 protocol.answered(LENGTH.size + size)
                 self._new.discard(cast("asyncio.Task[None]", asyncio.current_task()))
-        except FormatError as error:
+        except (FormatError, Unavailable) as error:
             self._seldom.log(logging.WARNING, "%s is cut off: %s", writer.get_extra_info("peername"), error)
         except TimeoutError:
             logger.info("%s is cut off: no whole request has come for long", writer.get_extra_info("peername"))
@@ -349,6 +358,25 @@ class TransactionService:
             raise FormatError(f"a frame of {size} bytes, where {most} are the most")
         return int(size)
 
+    @asynccontextmanager
+    async def _place(self, size: int, writer: asyncio.StreamWriter) -> AsyncIterator[Callable[[], None]]:
+        """A place among the large requests, and memory for what a request becomes; gives what says that it has come."""
+        if size <= LARGE_BYTES:
+            yield _nothing
+            return
+        async with self._large:
+            if self.room is None:
+                yield _nothing
+                return
+            loop = asyncio.get_running_loop()
+
+            def abort() -> None:
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(writer.transport.abort)
+
+            async with self.room(_memory_of(size), abort) as received:
+                yield received
+
     async def _whole(self, reader: asyncio.StreamReader, begun: bytes, size: int) -> bytes:
         """A large request that has begun; it has to come steadily, since others wait for its place."""
         found = bytearray(begun)
@@ -400,6 +428,15 @@ class TransactionService:
             return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
         finally:
             self._quick.under_way -= 1
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
+
+
+def _memory_of(size: int) -> int:
+    """Return what a request takes at most: its bytes as they come, whole and taken apart, and its strings."""
+    return 3 * size + _STRING_BYTES * min(size // LENGTH.size, wire.MOST_STRINGS)
 
 
 def _is_of(frame: bytes, names: Collection[str]) -> bool:
