@@ -33,6 +33,8 @@ from tms_core.topic import TopicId
 @pytest.fixture(scope="module")
 def server() -> Iterator[Started]:
     environ = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
+    # What is given back comes again at once.
+    environ["TMS_SERVER__CONSUMERS__RETRY_SECONDS"] = "0"
     with serving(None, environ, {}, janitor=False) as started:
         yield started
 
@@ -605,6 +607,47 @@ def test_given_a_consumer_when_set_shown_and_deleted_then_it_goes_on_there_and_i
     assert typed("poll", typed.topic, "--raw", "--consumer", "billing")[1] == ""
     assert typed("consumer", "delete", typed.topic, "billing")[0] == 0
     assert typed("consumer", "list", typed.topic)[1] == f"no topic of {typed.topic} has a consumer\n"
+
+
+def test_consumer_show_names_the_message_that_failed_and_how_often(typed: Type) -> None:
+    typed.client.publish(typed.topic, [b"good", b"bad"])
+    [good, bad] = typed.client.poll(typed.topic)
+    for limit in (2, 1):
+        with typed.client.transaction() as tx:
+            assert len(list(tx.consume(typed.topic, "billing", limit=limit))) == limit
+            tx.roll_back()
+    shown = json.loads(typed("consumer", "show", typed.topic, "billing", "--format", "json")[1])
+    start = str(MessageId(0, 0))
+    alone = {"message": str(good.id), "after": start, "last": str(good.id), "deliveries": 2, "again": None}
+    assert shown["failed"] == [
+        alone,
+        {"message": None, "after": str(good.id), "last": str(bad.id), "deliveries": 1, "again": None},
+    ]
+    lines = typed("consumer", "show", typed.topic, "billing")[1].splitlines()
+    assert lines[1].split()[:2] == ["failed", "message"]
+    assert lines[2].split() == [str(good.id), start, str(good.id), "2"]
+
+
+def test_consumer_redrive_puts_dead_letters_back_once(typed: Type) -> None:
+    typed.client.publish(typed.topic, [b"%d" % number for number in range(6)])
+    for tx, _ in typed.client.work(typed.topic, "billing", max_deliveries=1, idle_seconds=1):
+        tx.roll_back()
+    dead = payloads(typed.client, f"{typed.topic}-dead")
+    assert dead == [b"0", b"1", b"2", b"3", b"4", b"5"]
+
+    def redriven(*more: str) -> int:
+        code, out, _ = typed("consumer", "redrive", typed.topic, "--format", "json", *more)
+        assert code == 0
+        found: int = json.loads(out)["messages"]
+        return found
+
+    assert [redriven("--limit", "2"), redriven(), redriven()] == [2, 4, 0]
+    with typed.client.transaction() as tx:
+        assert [message.payload for message in tx.consume(typed.topic, "billing")] == dead
+    typed.client.publish(f"{typed.topic}-dead", [b"6"])
+    done = f"1 messages of {typed.topic}-dead were published to {typed.topic}\n"
+    assert typed("consumer", "redrive", typed.topic)[:2] == (0, done)
+    assert typed("consumer", "redrive", f"{typed.topic}x")[0] == 1
 
 
 def test_given_a_claim_that_is_open_when_released_then_its_transaction_cannot_commit_and_another_has_the_messages(

@@ -33,7 +33,7 @@ from tms_core.client import (
 from tms_core.client.testing import InProcess
 from tms_core.clock import ManualClock
 from tms_core.consumers.claim_rows import claims_of
-from tms_core.consumers.claims import ConsumerGroup
+from tms_core.consumers.claims import Backoff, ConsumerGroup
 from tms_core.topic import TopicId
 from tms_core.transaction.rpc import calls
 
@@ -234,6 +234,36 @@ def test_given_a_message_that_always_fails_then_it_goes_to_the_dead_ones_and_all
     assert given[b"13"] == 3
     assert committed(client) == [b"%d" % number for number in range(20) if number != 13]
     assert committed(client, DEAD) == [b"13"]
+
+
+def test_work_while_a_failed_message_waits_gives_others_and_asks_seldom(
+    site: InProcess, client: Client, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site.service.groups, "_backoff", Backoff(4_000, 4_000))
+    began: list[int] = []
+    begun = site.manager._begun
+
+    def counted(*given: Any) -> Transaction:
+        began.append(1)
+        return begun(*given)
+
+    monkeypatch.setattr(site.manager, "_begun", counted)
+    client.publish(ORDERS, [b"bad"])
+    given: list[bytes] = []
+    work = client.work(ORDERS, "billing", order="none")
+    good = threading.Timer(1.0, lambda: client.publish(ORDERS, [b"good"]))
+    for tx, batch in work:
+        given += [order.payload for order in batch]
+        if len(given) == 1:
+            tx.roll_back()
+            good.start()
+        elif given[-1] == b"good":
+            assert len(began) <= 6
+            clock.advance(6_000)
+        else:
+            work.stop()
+    good.join()
+    assert given == [b"bad", b"good", b"bad"]
 
 
 def worked(faulty: Client, **options: Any) -> Counter[bytes]:

@@ -20,7 +20,19 @@ from tms_core.consumers.claim_rows import (
     pack,
     pack_drained,
 )
-from tms_core.consumers.claims import ConsumerGroup, GroupClaim, Rank, Truth, limited, look, marks, rank, runs, truth
+from tms_core.consumers.claims import (
+    ConsumerGroup,
+    GroupClaim,
+    Rank,
+    Segment,
+    Truth,
+    limited,
+    look,
+    marks,
+    rank,
+    runs,
+    truth,
+)
 from tms_core.errors import FormatError
 from tms_core.rowkey import MessageId
 from tms_core.tables.side import MemorySide
@@ -87,16 +99,18 @@ def test_given_an_id_without_a_payload_part_then_it_stands_behind_all_payloads_o
 
 
 @pytest.mark.parametrize(
-    ("limit", "tries", "most", "expected"),
+    ("limit", "tries", "size", "most", "expected"),
     [
-        *((500, 0, None, 500), (500, 1, None, 250), (500, 3, None, 62), (3, 9, None, 1), (2**31 - 1, 255, None, 1)),
-        *((500, 0, 1, 500), (500, 4, 5, 1), (500, 3, 5, 62), (500, 9, 5, 1), (1, 1, 5, 1)),
+        *((500, 0, 0, None, 500), (500, 1, 20, None, 10), (500, 3, 2, None, 1), (3, 9, 20, None, 3)),
+        *((500, 0, 0, 1, 500), (500, 4, 20, 5, 1), (500, 3, 20, 5, 10), (500, 9, 20, 5, 1), (1, 1, 1, 5, 1)),
+        # Of an older version it is not known how many there were together.
+        *((500, 1, 0, None, 250), (500, 3, 0, 5, 62), (2**31 - 1, 255, 0, None, 1)),
     ],
 )
 def test_given_messages_that_were_given_out_before_then_fewer_come_together_and_at_last_one(
-    limit: int, tries: int, most: int | None, expected: int
+    limit: int, tries: int, size: int, most: int | None, expected: int
 ) -> None:
-    assert limited(limit, tries, most) == expected
+    assert limited(limit, Segment(at(0), None, tries, size), most) == expected
 
 
 def test_given_void_claims_when_some_of_their_messages_are_claimed_anew_then_the_rest_keeps_its_tries() -> None:
@@ -131,7 +145,18 @@ def test_given_holes_in_a_range_then_it_is_in_pieces() -> None:
 def test_given_a_claim_when_written_then_its_bytes_are_those_of_the_page() -> None:
     key, value = pack(GROUP, GroupClaim(MessageId(1, 2), MessageId(3, 4, 5, 6), 7, 300))
     assert key == b"tdefault:orders:\0\0\0\1cbilling\0" + MessageId(1, 2).pack() + b"\0\0\0\0\0\0\0\7"
-    assert value == MessageId(3, 4, 5, 6).pack() + b"\xff"
+    assert value == MessageId(3, 4, 5, 6).pack() + b"\xff" + bytes(12)
+
+
+def test_pack_of_a_mark_that_waits_has_the_bytes_of_the_page() -> None:
+    mark = GroupClaim(MessageId(1, 2), MessageId(3, 4, 5, 6), 0, 2, 256, 258)
+    key, value = pack(GROUP, mark)
+    assert value == MessageId(3, 4, 5, 6).pack() + b"\2\0\0\1\0\0\0\0\0\0\0\1\2"
+    side = MemorySide()
+    side.put([(key, value)])
+    assert claims_of(side, GROUP) == [(key, mark)]
+    side.put([(key, value[:21])])
+    assert claims_of(side, GROUP) == [(key, mark._replace(size=0, retry_ms=0))]
 
 
 def test_given_groups_whose_names_begin_alike_then_each_has_its_own_claims() -> None:

@@ -38,7 +38,7 @@ class GroupDesk:
     """A topic ``orders`` with the group ``billing``."""
 
     def __init__(self, store: Store, side: SideTable) -> None:
-        self.store, self.side = store, side
+        self.store, self.side, self.options = store, side, dict[str, Any]()
         self.clock = ManualClock(NOW_MS, running_ms=DAY)
         self.manager = TransactionManager(MemoryStorage(), self.clock)
         self.service = self.serve()
@@ -49,13 +49,16 @@ class GroupDesk:
         return MessagingService(
             self.store,
             self.clock,
-            ServiceOptions(max_lifetime_seconds=HOUR_SECONDS, grace_seconds=HOUR_SECONDS, cache_bytes=1 << 20),
+            ServiceOptions(
+                max_lifetime_seconds=HOUR_SECONDS, grace_seconds=HOUR_SECONDS, cache_bytes=1 << 20, **self.options
+            ),
             side=self.side,
             transactions=self.manager,
         )
 
-    def restart(self) -> None:
+    def restart(self, **options: Any) -> None:
         self.service.close()
+        self.options |= options
         self.service = self.serve()
 
     def close(self) -> None:

@@ -309,6 +309,183 @@ def test_given_no_order_when_something_is_not_decided_then_it_is_left_out_and_co
     assert (desk.claims(), desk.base()) == ([], desk.ids()[-1])
 
 
+# --- messages that failed -------------------------------------------------------------------------------------------
+
+
+def test_poll_of_a_failed_batch_waits_longer_after_each_failure(desk: GroupDesk) -> None:
+    desk.restart(retry_seconds=2, longest_retry_seconds=7)
+    desk.publish(b"bad")
+    waits = []
+    for _ in range(4):
+        tx = desk.begin()
+        assert desk.any(tx) == [b"bad"]
+        desk.roll_back(tx)
+        failed_ms = desk.clock.now_ms()
+        while not (found := desk.ask(tx := desk.begin(), order=Order.NONE)).messages:
+            assert found.wait_ms is not None
+            desk.manager.abort(tx)
+            desk.clock.advance(found.wait_ms)
+        desk.service.groups.roll_back(ORDERS, GROUP, tx.transaction_id, READ_NONE)
+        desk.manager.abort(tx)
+        waits.append((desk.clock.now_ms() - failed_ms) / SECOND)
+    # Rounded up by a quarter at most.
+    assert [least <= wait <= least * 1.25 for least, wait in zip((2, 4, 7, 7), waits, strict=True)] == [True] * 4, waits
+
+
+@pytest.mark.parametrize("end", ["rolled back", "timed out"])
+def test_poll_without_order_gives_other_messages_while_failed_ones_wait(desk: GroupDesk, end: str) -> None:
+    desk.restart(retry_seconds=10)
+    desk.publish(b"bad", b"good")
+    one = desk.begin()
+    assert desk.any(one, 1) == [b"bad"]
+    desk.roll_back(one) if end == "rolled back" else desk.time_out(one)
+    two = desk.begin()
+    assert desk.any(two) == [b"good"]
+    desk.commit(two)
+    desk.publish(b"new")
+    three = desk.begin()
+    assert desk.any(three) == [b"new"]
+    desk.commit(three)
+    found = desk.ask(desk.begin(), order=Order.NONE)
+    assert (found.messages, found.at_end) == ([], False)
+    # From there a plain poll waits for new messages, and no longer than that.
+    assert found.position is not None
+    assert found.position > desk.ids()[-1]
+    desk.clock.advance(13 * SECOND)
+    assert desk.any(desk.begin()) == [b"bad"]
+
+
+def test_poll_in_order_gives_nothing_while_the_first_message_waits(desk: GroupDesk) -> None:
+    desk.restart(retry_seconds=10)
+    desk.publish(b"bad", b"good")
+    one = desk.begin()
+    assert desk.poll(one, 1) == [b"bad"]
+    desk.roll_back(one)
+    found = desk.ask(desk.begin())
+    assert (found.messages, found.held, found.position, found.at_end) == ([], None, None, False)
+    assert found.wait_ms is not None
+    assert 10 * SECOND <= found.wait_ms <= 12.5 * SECOND
+    desk.clock.advance(found.wait_ms)
+    two = desk.begin()
+    assert desk.poll(two, 1) == [b"bad"]
+    desk.commit(two)
+    assert desk.poll(desk.begin()) == [b"good"]
+
+
+def test_poll_of_a_poison_message_processes_all_others_in_few_attempts(desk: GroupDesk) -> None:
+    desk.restart(retry_seconds=1, longest_retry_seconds=60)
+    desk.publish(*(b"%d" % number for number in range(1000)))
+    processed: list[bytes] = []
+    attempts = 0
+    ends_ms = desk.clock.now_ms() + 600 * SECOND
+    while desk.clock.now_ms() < ends_ms:
+        tx = desk.begin()
+        payloads = desk.any(tx, 500)
+        if b"13" in payloads:
+            attempts += 1
+            desk.roll_back(tx)
+        else:
+            processed += payloads
+            desk.commit(tx)
+        desk.clock.advance(100)
+    assert sorted(processed, key=int) == [b"%d" % number for number in range(1000) if number != 13]
+    assert attempts < 30
+
+
+def test_poll_of_failed_messages_after_a_restart_still_waits(desk: GroupDesk) -> None:
+    desk.restart(retry_seconds=10)
+    desk.publish(b"bad")
+    one = desk.begin()
+    desk.any(one)
+    desk.roll_back(one)
+    desk.restart()
+    assert desk.any(desk.begin()) == []
+    desk.clock.advance(13 * SECOND)
+    assert desk.any(desk.begin()) == [b"bad"]
+
+
+def test_poll_after_the_clock_went_back_by_days_does_not_wait_for_them(desk: GroupDesk) -> None:
+    desk.restart(retry_seconds=10)
+    desk.publish(b"bad")
+    desk.clock.advance(HOUR // 2)
+    one = desk.begin()
+    desk.any(one)
+    desk.roll_back(one)
+    desk.service.close()
+    desk.clock.step(-HOUR // 4)
+    desk.restart()
+    assert desk.any(desk.begin()) == [b"bad"]
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_poll_of_a_sealed_topic_is_not_drained_while_messages_wait(desk: GroupDesk, order: Order) -> None:
+    desk.restart(retry_seconds=10)
+    desk.publish(b"bad")
+    one = desk.begin()
+    assert desk.poll(one, order=order) == [b"bad"]
+    desk.roll_back(one)
+    desk.service.update_topic(ORDERS, {"partitions": "2"})
+    found = desk.ask(desk.begin(), order=order)
+    assert (found.sealed, found.drained) == (True, False)
+    desk.clock.advance(13 * SECOND)
+    two = desk.begin()
+    assert desk.poll(two, order=order) == [b"bad"]
+    desk.commit(two)
+    found = desk.ask(desk.begin(), order=order)
+    assert (found.sealed, found.drained) == (True, True)
+
+
+def test_messages_given_back_unprocessed_do_not_wait(desk: GroupDesk) -> None:
+    desk.restart(retry_seconds=10)
+    desk.publish(b"a", b"b")
+    one = desk.begin()
+    assert desk.any(one) == [b"a", b"b"]
+    desk.service.groups.roll_back(ORDERS, GROUP, one.transaction_id, desk.ids()[0])
+    desk.commit(one)
+    found = desk.ask(desk.begin(), order=Order.NONE)
+    assert ([message.payload for message in found.messages], found.deliveries) == ([b"b"], 1)
+
+
+def test_an_outage_in_which_all_batches_fail_leaves_few_marks(desk: GroupDesk) -> None:
+    desk.restart(retry_seconds=8)
+    desk.publish(*(b"%d" % number for number in range(1000)))
+    for _ in range(200):
+        tx = desk.begin()
+        desk.any(tx, 5)
+        desk.roll_back(tx)
+        desk.clock.advance(10)
+    assert len(desk.claims()) <= 4
+
+
+def test_failed_messages_are_named_in_the_log_and_shown_with_their_count(
+    desk: GroupDesk, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.restart(retry_seconds=10)
+    desk.publish(b"good", b"bad", b"other")
+    [_, bad, other] = desk.ids()
+    one = desk.begin()
+    assert desk.any(one, 1) == [b"good"]
+    desk.commit(one)
+    two = desk.begin()
+    assert desk.any(two, 2) == [b"bad", b"other"]
+    desk.roll_back(two)
+    [both] = desk.service.groups.failed(ORDERS, GROUP)
+    assert (both.message, both.mark.last, both.mark.tries) == (None, other, 1)
+    desk.clock.advance(30 * SECOND)
+    three = desk.begin()
+    assert desk.any(three, 2) == [b"bad"]
+    desk.time_out(three)
+    four = desk.begin()
+    assert desk.any(four, 1) == [b"other"]
+    desk.roll_back(four)
+    assert f"message {bad} of default:orders has failed 2 times for consumer billing" in caplog.text
+    assert [(one.message, one.mark.tries) for one in desk.service.groups.failed(ORDERS, GROUP)] == [
+        (bad, 2),
+        (other, 2),
+    ]
+    assert all(one.mark.retry_ms > desk.clock.now_ms() for one in desk.service.groups.failed(ORDERS, GROUP))
+
+
 # --- a position set by hand ------------------------------------------------------------------------------------------
 
 

@@ -88,7 +88,7 @@ def test_register_producer_with_a_full_log_disk_is_503_until_there_is_room(
 def opened(disk: Disk) -> Iterator[tuple[Serving, GroupClient]]:
     clock = ManualClock(NOW_MS, running_ms=DAY)
     with serving(transactions=disk.manager, clock=clock) as server, Client(server.port) as client:
-        yield server, GroupClient(TopicClient(client, "orders").create(), disk.manager)
+        yield server, GroupClient(TopicClient(client, "orders").create(), disk.manager, server.service)
 
 
 @pytest.mark.parametrize("code", CODES)

@@ -15,7 +15,9 @@ from tests.server.client import AVRO, JSON, Answer, Client, TopicClient
 from tests.server.conftest import serving
 from tms_core.client.messages import MessageDecoder, encode_poll
 from tms_core.clock import ManualClock
+from tms_core.consumers.claims import Backoff
 from tms_core.messaging.model import RollbackRange
+from tms_core.messaging.service import MessagingService
 from tms_core.server.avro import AvroCodec
 from tms_core.transaction.codec.thrift import encode_transaction
 from tms_core.transaction.manager.manager import TransactionManager
@@ -28,8 +30,8 @@ START = "0" * 40
 class GroupClient:
     """A topic ``orders`` with three messages and the group ``billing``, over REST."""
 
-    def __init__(self, topic: TopicClient, manager: TransactionManager) -> None:
-        self.topic, self.manager = topic, manager
+    def __init__(self, topic: TopicClient, manager: TransactionManager, service: MessagingService) -> None:
+        self.topic, self.manager, self.service = topic, manager, service
         self.path = f"{topic.path}/consumers/billing"
         topic.publish("a", "b", "c")
         self.ids = [message["id"] for message in topic.post("poll").json]
@@ -58,7 +60,7 @@ def opened() -> Iterator[GroupClient]:
         serving(clock=clock, transactions=manager) as server,
         Client(server.port) as client,
     ):
-        yield GroupClient(TopicClient(client, "orders").create(), manager)
+        yield GroupClient(TopicClient(client, "orders").create(), manager, server.service)
 
 
 @pytest.fixture
@@ -93,7 +95,7 @@ def test_given_a_group_when_polled_in_avro_then_the_bytes_are_those_of_a_poll(gr
     assert [message.payload for message in MessageDecoder().feed(answer.body)] == [b"a", b"b", b"c"]
     published = AvroCodec().write_published(RollbackRange(tx.transaction_id, 0, 0, 0, 0))
     assert group.ask("rollback", published, content_type=AVRO).status == 200
-    assert group.shown() == {"position": START}
+    assert (group.shown()["position"], "claims" in group.shown()) == (START, False)
 
 
 def test_given_a_roll_back_then_the_messages_come_again_and_the_answer_says_how_often(group: GroupClient) -> None:
@@ -105,6 +107,20 @@ def test_given_a_roll_back_then_the_messages_come_again_and_the_answer_says_how_
         for _ in range(2):
             assert group.ask("rollback", {"transactionWritePointer": str(tx.transaction_id)}).status == 200
         group.manager.abort(tx)
+
+
+def test_poll_while_failed_messages_wait_answers_when_they_come_again(
+    group: GroupClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group.service.groups, "_backoff", Backoff(8_000, 8_000))
+    tx = group.manager.start_short()
+    assert len(group.poll(tx, 1).json) == 1
+    group.ask("rollback", {"transactionWritePointer": str(tx.transaction_id)})
+    answer = group.poll(group.manager.start_short())
+    assert (answer.json, 8_000 <= int(answer.headers["x-tms-retry-ms"]) <= 10_000) == ([], True)
+    [failed] = group.shown()["failed"]
+    assert NOW_MS < failed.pop("retryMs") <= NOW_MS + 10_000
+    assert failed == {"message": group.ids[0], "after": START, "last": group.ids[0], "deliveries": 1}
 
 
 def test_given_an_idle_group_then_the_answer_says_from_where_a_plain_poll_may_wait(group: GroupClient) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
@@ -155,6 +156,7 @@ class GroupSite:
                 max_lifetime_seconds=LIFETIME_MS // 1000,
                 grace_seconds=LIFETIME_MS // 1000,
                 cache_bytes=self.random.choice((0, 1 << 20)),
+                retry_seconds=self.random.choice((0, 4)),
             ),
             side=self.side,
             transactions=self.manager,
@@ -218,7 +220,8 @@ class GroupSite:
         elif self.random.random() < 0.1:
             self.reached["answer lost"] += 1
             self.manager.invalidate(tx.transaction_id)
-            self.service.groups.roll_back(ORDERS, group, tx.transaction_id, MessageId(0, 0))
+            with suppress(TmsError):
+                self.service.groups.roll_back(ORDERS, group, tx.transaction_id, MessageId(0, 0))
         else:
             if not set(payloads) <= self.committed:
                 raise Violation(f"Q11: {group} was given {payloads}, of which not all is committed")
@@ -358,11 +361,18 @@ class GroupSite:
         for group, order in GROUPS.items():
             for _ in range(200):
                 tx = self.manager.start_short()
-                given = self.service.groups.poll(ORDERS, group, GroupPoll(tx, 3, order=order))
+                try:
+                    given = self.service.groups.poll(ORDERS, group, GroupPoll(tx, 3, order=order))
+                except TmsError as error:
+                    raise Violation(f"Q4: a worker alone is refused: {error}") from error
                 worker = Worker(group, tx, [one.payload for one in given.messages], [one.id for one in given.messages])
                 if not worker.payloads:
                     self.manager.abort(tx)
-                    break
+                    if given.wait_ms is None:
+                        break
+                    self.reached["waited"] += 1
+                    self.clock.advance(given.wait_ms)
+                    continue
                 bills = [group.encode() + b" " + one for one in worker.payloads]
                 self.service.publish(BILLS, bills, pointer=tx.write_pointer)
                 if not self._commit(tx):

@@ -37,6 +37,7 @@ def test_given_histories_when_played_then_every_invariant_holds_and_everything_w
         "died",
         "answer lost",
         "came again",
+        "waited",
         "left",
         "late",
         "swept",
@@ -153,10 +154,16 @@ def released_rows_read_from_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def interruptions_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "settled", lambda found, reader, _: claims.settled(found, reader, 0))
+    monkeypatch.setattr(groups, "settled", lambda found, reader, _, *more: claims.settled(found, reader, 0, *more))
+
+
+def waiting_messages_taken_for_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = claims._segments
+    monkeypatch.setattr(claims, "_segments", lambda *given: [one for one in segments(*given) if not one.retry_ms])
 
 
 BUGS: list[Plant] = [
+    waiting_messages_taken_for_read,
     interruptions_count,
     released_rows_read_from_cache,
     written_behind_the_answer,

@@ -18,10 +18,13 @@ from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
 if TYPE_CHECKING:
-    from tms_core.client import Client, ConsumerPosition, OpenClaim
+    from tms_core.client import Client, ConsumerPosition, FailedMessages, OpenClaim
 
 #: The highest sequence number that a millisecond has room for.
 LAST_SEQUENCE = 0xFFFF
+
+#: The group that reads dead letters to put them back, and how many in a transaction.
+_REDRIVE, _REDRIVEN = "redrive", 500
 
 #: What a topic's name cannot have in it, and a pattern for several has.
 _SEVERAL = re.compile(r"[*?\[]")
@@ -78,22 +81,25 @@ def list_consumers(options: Remote, pattern: str) -> None:
 @click.argument("name")
 @remote
 def show(options: Remote, topic: TopicId, name: str) -> None:
-    """Show the last message a consumer has read, for tms poll --after, and its open claims.
+    """Show the last message a consumer has read, its open claims, and messages that failed.
 
-    A claim is a batch that a transaction in progress has: it is read once that is committed.
+    The message is an ID for tms poll --after. A claim is a batch that a transaction in progress
+    has: it is read once that is committed. Messages that failed were given to a program and not
+    processed; once a message that always fails is alone, its ID is named.
 
     \b
     Example:
       tms consumer show default:orders billing
     """
     with options.client() as client:
-        position, claims = client.position(topic, name), client.claims(topic, name)
+        position, claims, failed = client.position(topic, name), client.claims(topic, name), client.failed(topic, name)
     value = {
         "topic": str(topic),
         "name": name,
         "position": str(position),
         "time_ms": position.publish_ms,
         "claims": [_claim(claim) for claim in claims],
+        "failed": [_failed(one) for one in failed],
     }
 
     def lines() -> Iterator[str]:
@@ -101,6 +107,9 @@ def show(options: Remote, topic: TopicId, name: str) -> None:
         if claims:
             rows = [[str(claim[field]) for field in claim] for claim in map(_claim, claims)]
             yield from columns([["transaction", "behind", "up to", "deliveries"], *rows])
+        if failed:
+            head = ["failed message", "behind", "up to", "deliveries", "comes again"]
+            yield from columns([head, *([str(cell or "") for cell in _failed(one).values()] for one in failed)])
 
     options.print(value, lines)
 
@@ -127,6 +136,46 @@ def release(options: Remote, topic: TopicId, name: str) -> None:
     ended = len(pointers) - len(released)
     found = f"{len(released)} transactions of {name} were invalidated" + (f", {ended} had ended" if ended else "")
     options.print({"released": [str(pointer) for pointer in released], "had_ended": ended}, lambda: [found])
+
+
+@consumer.command("redrive")
+@topic_argument
+@click.option("--limit", type=click.IntRange(min=1), help="How many at most.")
+@remote
+def redrive(options: Remote, topic: TopicId, limit: int | None) -> None:
+    """Put dead letters of a topic back into it, those that are there now.
+
+    They are read from NS:TOPIC-dead as the consumer group "redrive" and published to NS:TOPIC in
+    the same transactions, so each is put back once, whatever fails. All consumers of NS:TOPIC get
+    them, with new ids and without keys. They also stay in NS:TOPIC-dead until its ttl takes them.
+
+    \b
+    Examples:
+      tms consumer redrive default:orders
+      tms consumer redrive default:orders --limit 10
+    """
+    from tms_core.client.work import dead_letters_of  # noqa: PLC0415 the client takes a while to import
+
+    dead = dead_letters_of(topic)
+    with options.client() as client:
+        moved = _redriven(client, dead, topic, limit)
+    found = f"{moved} messages of {dead} were published to {topic}"
+    options.print({"topic": str(topic), "from": str(dead), "messages": moved}, lambda: [found])
+
+
+def _redriven(client: Client, dead: TopicId, topic: TopicId, limit: int | None) -> int:
+    """Publish dead letters, a batch in a transaction; it ends behind the last that is there when it begins."""
+    last = max((message.id for message in client.poll(dead)), default=MessageId(0, 0))
+    moved, goes_on = 0, last != MessageId(0, 0)
+    while goes_on and (limit is None or moved < limit):
+        most = _REDRIVEN if limit is None else min(_REDRIVEN, limit - moved)
+        with client.transaction() as tx:
+            batch = list(tx.consume(dead, _REDRIVE, limit=most))
+            tx.publish(topic, [message.payload for message in batch])
+        moved += len(batch)
+        # What failed again meanwhile is behind it, and would be put back without end.
+        goes_on = bool(batch) and batch[-1].id < last
+    return moved
 
 
 @consumer.command("set")
@@ -204,6 +253,16 @@ def _claim(claim: OpenClaim) -> dict[str, Any]:
         "after": str(claim.after),
         "last": str(claim.last),
         "deliveries": claim.deliveries,
+    }
+
+
+def _failed(one: FailedMessages) -> dict[str, Any]:
+    return {
+        "message": None if one.message is None else str(one.message),
+        "after": str(one.after),
+        "last": str(one.last),
+        "deliveries": one.deliveries,
+        "again": None if one.again is None else one.again.isoformat(),
     }
 
 

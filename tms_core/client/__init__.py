@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from tms_core.client.asynchronous import AsyncClient
-from tms_core.client.consumer_calls import ConsumerPosition, OpenClaim
+from tms_core.client.consumer_calls import ConsumerPosition, FailedMessages, OpenClaim
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.iterators import AsyncConsumption, AsyncMessages, Consumption, Messages
 from tms_core.client.local import LocalClient, open  # noqa: A004 it is called as tms_core.client.open
@@ -83,6 +83,7 @@ __all__ = [
     "ConsumerNotFound",
     "ConsumerPosition",
     "Consumption",
+    "FailedMessages",
     "Forbidden",
     "FormerTransaction",
     "GroupWork",

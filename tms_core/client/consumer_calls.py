@@ -18,6 +18,8 @@ from tms_core.transaction.model import Transaction
 #: What a poll as a group says of its order and of how often messages are given out at most, and what its answer says of
 #: how often they were and of the transaction that must be decided first (docs/rest.md, "Claims").
 ORDER, MAX_DELIVERIES, DELIVERIES, HELD = "x-tms-order", "x-tms-max-deliveries", "x-tms-deliveries", "x-tms-held"
+#: What an empty answer says of when messages that have failed come again.
+RETRY = "x-tms-retry-ms"
 #: What a group may keep to.
 ORDERS = ("partition", "none")
 #: Has a consumer changed although claims are open.
@@ -65,6 +67,24 @@ class OpenClaim:
     deliveries: int
 
 
+@dataclass(frozen=True, slots=True)
+class FailedMessages:
+    """Messages that were given to a consumer group, and that it has not processed.
+
+    Attributes:
+        message: the id of the one that failed alone; None: they failed together.
+        after, last: in which range it is: the id before the first message, and that of the last.
+        deliveries: how often they were given out.
+        again: when they are given out again; None: with the next poll.
+    """
+
+    message: MessageId | None
+    after: MessageId
+    last: MessageId
+    deliveries: int
+    again: datetime | None
+
+
 def position(topic: Topic, consumer: str) -> Call[MessageId]:
     path = _consumer(topic, consumer)
     return Call("GET", path, lambda body: _position(json.loads(body)), again=True, missing=ConsumerNotFound)
@@ -73,6 +93,13 @@ def position(topic: Topic, consumer: str) -> Call[MessageId]:
 def claims(topic: Topic, consumer: str) -> Call[list[OpenClaim]]:
     def read(body: bytes) -> list[OpenClaim]:
         return [_claim(given) for given in json.loads(body).get("claims", ())]
+
+    return Call("GET", _consumer(topic, consumer), read, again=True, missing=ConsumerNotFound)
+
+
+def failed(topic: Topic, consumer: str) -> Call[list[FailedMessages]]:
+    def read(body: bytes) -> list[FailedMessages]:
+        return [_failed(given) for given in json.loads(body).get("failed", ())]
 
     return Call("GET", _consumer(topic, consumer), read, again=True, missing=ConsumerNotFound)
 
@@ -167,3 +194,14 @@ def _described(given: Mapping[str, Any]) -> ConsumerPosition:
 def _claim(given: Mapping[str, Any]) -> OpenClaim:
     first, last = MessageId.from_hex(given["after"]), MessageId.from_hex(given["last"])
     return OpenClaim(int(given["transaction"]), first, last, int(given["deliveries"]))
+
+
+def _failed(given: Mapping[str, Any]) -> FailedMessages:
+    message, retry_ms = given["message"], given["retryMs"]
+    return FailedMessages(
+        None if message is None else MessageId.from_hex(message),
+        MessageId.from_hex(given["after"]),
+        MessageId.from_hex(given["last"]),
+        int(given["deliveries"]),
+        None if retry_ms is None else time_at(int(retry_ms)),
+    )

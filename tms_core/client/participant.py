@@ -68,6 +68,7 @@ class ClaimedBatch(NamedTuple):
         sealed: whether the topic takes no more messages.
         drained: whether it is sealed, and the group has read it all.
         behind: the partition that the group must read to its end first; None: there is none.
+        retry_seconds: without messages, after how long some come again that have failed; None: none wait.
     """
 
     messages: list[Message]
@@ -77,6 +78,7 @@ class ClaimedBatch(NamedTuple):
     sealed: bool = False
     drained: bool = False
     behind: TopicId | None = None
+    retry_seconds: float | None = None
 
 
 class GroupClaims(Participant):
@@ -143,6 +145,7 @@ class GroupClaims(Participant):
         if messages:
             self._last, self._may_have_claimed = messages[-1].id, True
         sealed, behind = reading.text(calls.SEALED), reading.text(calls.BEHIND)
+        retry_ms = reading.number(consumer_calls.RETRY)
         return ClaimedBatch(
             messages,
             reading.number(consumer_calls.DELIVERIES) or 0,
@@ -151,6 +154,7 @@ class GroupClaims(Participant):
             sealed is not None,
             sealed == "drained",
             None if behind is None else topic_id(behind),
+            None if retry_ms is None else retry_ms / 1000,
         )
 
     async def commit_tx(self) -> None:

@@ -154,6 +154,7 @@ class Rotation:
         positions: of the topics that were asked since the last messages, where the next one may come from; None: that
             is not known.
         is_complete: whether that are all of them.
+        retry_seconds: after how long messages of one of them come again that have failed; None: none wait.
     """
 
     def __init__(self, core: Core, topic: Topic) -> None:
@@ -172,6 +173,7 @@ class Rotation:
         self._blocked: set[TopicId] = set()
         self.positions: dict[TopicId, MessageId | None] = {}
         self.is_complete = True
+        self.retry_seconds: float | None = None
 
     async def round(self, most: int | None = None) -> AsyncIterator[TopicId]:
         """The topics to ask, each once; what came of one is told to :meth:`learn` before the next.
@@ -180,7 +182,7 @@ class Rotation:
             most: how many; the next round goes on behind them. None: all.
         """
         if self.is_complete or most is None:
-            self.positions = {}
+            self.positions, self.retry_seconds = {}, None
             self._blocked.clear()
         self.is_complete = False
         await self._list()
@@ -199,6 +201,8 @@ class Rotation:
         """Take in what a topic has answered."""
         whole = self.whole(topic)
         self.positions[topic] = batch.position
+        if batch.retry_seconds is not None:
+            self.retry_seconds = min(batch.retry_seconds, self.retry_seconds or batch.retry_seconds)
         if batch.messages:
             self._last, self.is_complete = topic, True
         if batch.drained:

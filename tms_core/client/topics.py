@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from tms_core.client import calls, consumer_calls, producer_calls
 from tms_core.client.calls import Topic
-from tms_core.client.consumer_calls import ConsumerPosition, OpenClaim
+from tms_core.client.consumer_calls import ConsumerPosition, FailedMessages, OpenClaim
 from tms_core.client.core import Core
 from tms_core.client.producer_calls import ProducerState
 from tms_core.client.wire import waits
@@ -103,6 +103,14 @@ class AsyncTopics:
         """
         return await self._core.ask(consumer_calls.claims(topic, consumer))
 
+    async def failed(self, topic: Topic, consumer: str) -> list[FailedMessages]:
+        """Return what was given to a consumer group and not processed, what has failed most often first.
+
+        Raises:
+            ConsumerNotFound: there is no such consumer, or no such topic.
+        """
+        return await self._core.ask(consumer_calls.failed(topic, consumer))
+
     async def set_position(self, topic: Topic, consumer: str, position: MessageId, *, force: bool = False) -> None:
         """Set up to where a consumer has read; the first time it is registered.
 
@@ -165,6 +173,7 @@ class Topics:
     delete_topic = waits(AsyncTopics.delete_topic)
     position = waits(AsyncTopics.position)
     claims = waits(AsyncTopics.claims)
+    failed = waits(AsyncTopics.failed)
     set_position = waits(AsyncTopics.set_position)
     delete_position = waits(AsyncTopics.delete_position)
     positions = waits(AsyncTopics.positions)

@@ -99,7 +99,7 @@ class Worker:
         options: WorkOptions,
     ) -> None:
         if options.max_deliveries is not None and pattern_of(topic) is None:
-            _dead_of(topic_id(topic))
+            dead_letters_of(topic_id(topic))
         self._core = core
         self._begin = begin
         self._topics = Rotation(core, topic)
@@ -211,7 +211,7 @@ class Worker:
         whole = self._topics.whole(topic)
         if most is not None:
             # Of a pattern topics are known only now.
-            _dead_of(whole)
+            dead_letters_of(whole)
         claims.given = batch.messages[-1].id
         self._claims, self._given = claims, [message.id for message in batch.messages]
         if most is not None and batch.deliveries > most and len(batch.messages) == 1:
@@ -236,7 +236,7 @@ class Worker:
 
     async def _bury(self, current: ClientTransaction, topic: TopicId, message: Message) -> None:
         """Publish a message that could not be processed to where such messages are kept, in the same transaction."""
-        dead = _dead_of(topic)
+        dead = dead_letters_of(topic)
         with suppress(TopicExists):
             await self._core.ask(calls.create_topic(dead, None, None))
         logger.warning("message %s of %s could not be processed; it is in %s", message.id, topic, dead)
@@ -245,17 +245,21 @@ class Worker:
     async def _until_there_is_something(self, places: Mapping[TopicId, MessageId]) -> None:
         """Wait at the server, without a transaction, until a message may have come to one of some topics.
 
-        One request waits for one topic, so of several each is waited for in turn, and the others are looked at.
+        One request waits for one topic, so of several each is waited for in turn, and the others are looked at. It ends
+        when messages come again that have failed.
         """
+        retry_seconds = self._topics.retry_seconds
+        ends = None if retry_seconds is None else self._core.running() + retry_seconds
         wait_seconds = WAIT_SECONDS if len(places) == 1 else _WAIT_IN_TURN_SECONDS
         if self._options.idle_seconds is not None:
             wait_seconds = min(wait_seconds, int(self._options.idle_seconds))
         for topic in cycle(places):
             waited = False
             for one, seconds in {topic: wait_seconds, **dict.fromkeys(places.keys() - {topic}, 0)}.items():
-                if self.stop.is_set() or self._is_over():
+                left = seconds if ends is None else min(seconds, ends - self._core.running())
+                if self.stop.is_set() or self._is_over() or left < 0:
                     return
-                call = calls.poll(one, places[one], 1, None, inclusive=True, wait_seconds=seconds)
+                call = calls.poll(one, places[one], 1, None, inclusive=True, wait_seconds=int(left))
                 reading = await self._core.open_once(call)
                 try:
                     # A topic that takes no more has others behind it.
@@ -281,7 +285,7 @@ class Worker:
         await self.stop.wait(seconds)
 
 
-def _dead_of(topic: TopicId) -> TopicId:
+def dead_letters_of(topic: TopicId) -> TopicId:
     """The topic that takes the messages of another one that cannot be processed.
 
     Raises:

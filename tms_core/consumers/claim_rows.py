@@ -1,8 +1,9 @@
 """Claims as rows of the side table (:mod:`tms_core.tables.side`), and which groups have read a partition to its end.
 
 ``t`` + topic + generation + ``c`` + name + 0 + the id before a claim's first message (20 bytes) + pointer (8 bytes)
-holds the id of its last message (20 bytes) and how often they were given out (1 byte). No name has a zero byte, so no
-group's rows begin with those of another one.
+holds the id of its last message (20 bytes), how often they were given out (1 byte), how many together (4 bytes) and the
+time before which they are not given out again (8 bytes); of an older version only the first two. No name has a zero
+byte, so no group's rows begin with those of another one.
 
 ``t`` + topic + generation + ``d`` + name + 0 holds the transaction in which a group has read a sealed partition to its
 end (8 bytes). It is written and deleted with the group's position, by the server that leads the partition; servers that
@@ -23,7 +24,7 @@ from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 
 _TAIL = struct.Struct(">20sq")
-_VALUE = struct.Struct(">20sB")
+_VALUE, _OLD_BYTES = struct.Struct(">20sBIq"), 21
 _MOST_TRIES = 255
 #: What says that a row is about a partition that was read to its end, and its value.
 _DRAINED, _POINTER = b"d", struct.Struct(">q")
@@ -36,7 +37,7 @@ _TAIL_BYTES = {CLAIM: _TAIL.size, _DRAINED: 0}
 def pack(group: ConsumerGroup, claim: GroupClaim) -> tuple[bytes, bytes]:
     """A claim as a row: its key and its value."""
     key = group.prefix + _TAIL.pack(claim.first.pack(), claim.pointer)
-    return key, _VALUE.pack(claim.last.pack(), min(claim.tries, _MOST_TRIES))
+    return key, _VALUE.pack(claim.last.pack(), min(claim.tries, _MOST_TRIES), claim.size, claim.retry_ms)
 
 
 def claims_of(side: SideTable, group: ConsumerGroup) -> list[tuple[bytes, GroupClaim]]:
@@ -134,7 +135,7 @@ def _free(side: SideTable, group: ConsumerGroup, key: bytes, claim: GroupClaim) 
         present = side.get(mark_key)
         if present is not None:
             known = _claim(mark_key, present)
-            mark = mark._replace(last=max(mark.last, known.last, key=rank), tries=max(mark.tries, known.tries))
+            mark = known._replace(last=max(mark.last, known.last, key=rank), tries=max(mark.tries, known.tries))
         if side.exchange(mark_key, present, pack(group, mark)[1], deletes=[key]):
             return
 
@@ -182,7 +183,8 @@ def _group(key: bytes) -> tuple[bytes, ConsumerGroup | None]:
 def _claim(key: bytes, value: bytes) -> GroupClaim:
     try:
         first, pointer = _TAIL.unpack(key[-_TAIL.size :])
-        last, tries = _VALUE.unpack(value)
+        whole = value + bytes(_VALUE.size - _OLD_BYTES) if len(value) == _OLD_BYTES else value
+        last, tries, size, retry_ms = _VALUE.unpack(whole)
     except struct.error as error:
         raise FormatError(f"the claim {quoted(key)} has {len(value)} bytes, not {_VALUE.size}") from error
-    return GroupClaim(MessageId.parse(first), MessageId.parse(last), pointer, tries)
+    return GroupClaim(MessageId.parse(first), MessageId.parse(last), pointer, tries, size, retry_ms)

@@ -5,7 +5,8 @@ A claim is a range of message ids under a transaction's write pointer. It is tru
 a commit, and a worker that dies gives its messages back when its transaction times out. A group is a consumer's
 position (its *base*) and the claims behind it; nothing is stored for each message.
 
-A void claim is free again. How often its messages were given out is kept as a *mark*: the same row with the pointer 0.
+A void claim is free again. How often its messages were given out is kept as a *mark*: the same row with the pointer 0,
+which also says until when these messages wait.
 
 The rules here are pure: claims and a reader's view go in, what may be given out comes out. How claims are kept is in
 :mod:`tms_core.consumers.claim_rows`.
@@ -25,6 +26,8 @@ from tms_core.transaction.model import Transaction
 
 #: The first byte of rows that are written under a transaction, and what says that one is a claim.
 TRANSACTIONAL, CLAIM = b"t", b"c"
+#: How often a wait is doubled at most; it is longer than any limit then.
+_MOST_DOUBLINGS = 40
 #: The highest sequence number of a payload.
 _MOST_SEQUENCE = 2**16 - 1
 
@@ -41,12 +44,16 @@ class GroupClaim(NamedTuple):
         last: the last of them.
         pointer: the id of the transaction; 0: a mark, which only tells how often they were given out.
         tries: how often they were given out, this time included.
+        size: how many messages were given out together; 0: that is not known.
+        retry_ms: of a mark, the time before which they are not given out again, in milliseconds; 0: at once.
     """
 
     first: MessageId
     last: MessageId
     pointer: int
     tries: int
+    size: int = 0
+    retry_ms: int = 0
 
 
 class ConsumerGroup(NamedTuple):
@@ -73,6 +80,34 @@ class ConsumerGroup(NamedTuple):
         return f"claims of {self.name} on {self.topic}"
 
 
+class Backoff(NamedTuple):
+    """How long messages wait after failed deliveries: twice as long each time.
+
+    Attributes:
+        first_ms: after the first; 0: they do not wait.
+        longest_ms: at most, but for rounding up by up to a quarter.
+    """
+
+    first_ms: int
+    longest_ms: int
+
+    def retry_ms(self, tries: int, now_ms: int) -> int:
+        """Return when messages come again that have failed now, after so many deliveries; 0: at once.
+
+        Moments are rounded up to quarters of the wait, so that batches that fail next to each other, as in an outage
+        all do, need few marks.
+        """
+        wait_ms = min(self.longest_ms, self.first_ms << min(max(0, tries - 1), _MOST_DOUBLINGS))
+        if wait_ms <= 0:
+            return 0
+        step_ms = max(1, wait_ms // 4)
+        return -(-(now_ms + wait_ms) // step_ms) * step_ms
+
+    def still(self, retry_ms: int, now_ms: int) -> int:
+        """Return a moment if it is still to come, else 0; what lies too far ahead is of a clock that was wrong."""
+        return retry_ms if now_ms < retry_ms <= now_ms + self.longest_ms + self.longest_ms // 4 else 0
+
+
 class Truth(Enum):
     """What has become of a claim, as one reader sees it."""
 
@@ -89,11 +124,15 @@ class Segment(NamedTuple):
         after: the id before them.
         until: the last id that may be among them; None: there is no end.
         tries: how often they were given out before.
+        size: how many of them together; 0: that is not known.
+        retry_ms: until when they wait; 0: they do not.
     """
 
     after: MessageId
     until: MessageId | None
     tries: int
+    size: int = 0
+    retry_ms: int = 0
 
 
 class Look(NamedTuple):
@@ -139,8 +178,12 @@ def truth(pointer: int, reader: Transaction) -> Truth:
     return Truth.VOID if reader.is_excluded(pointer) and not reader.is_in_progress(pointer) else Truth.OPEN
 
 
-def settled(claims: Iterable[GroupClaim], reader: Transaction, interrupted: int) -> list[GroupClaim]:
+def settled(
+    claims: Iterable[GroupClaim], reader: Transaction, interrupted: int, backoff: Backoff, now_ms: int
+) -> list[GroupClaim]:
     """Return claims with marks in the place of void ones, in which only that counts what the program did not finish.
+
+    What counts waits from now on; marks that have waited long enough do not any more.
 
     A void claim of a transaction that had begun when the server was interrupted counts as no delivery: whether the
     program got its messages, or could not end the transaction, is not known. A program that gives them back says so.
@@ -150,9 +193,13 @@ def settled(claims: Iterable[GroupClaim], reader: Transaction, interrupted: int)
     """
 
     def one(claim: GroupClaim) -> GroupClaim:
-        if claim.pointer <= 0 or truth(claim.pointer, reader) is not Truth.VOID:
+        if claim.pointer <= 0:
+            return claim._replace(retry_ms=backoff.still(claim.retry_ms, now_ms)) if claim.retry_ms else claim
+        if truth(claim.pointer, reader) is not Truth.VOID:
             return claim
-        return claim._replace(pointer=0, tries=claim.tries - (claim.pointer <= interrupted))
+        if claim.pointer <= interrupted:
+            return claim._replace(pointer=0, tries=claim.tries - 1)
+        return claim._replace(pointer=0, retry_ms=backoff.retry_ms(claim.tries, now_ms))
 
     return [claim for claim in map(one, claims) if claim.pointer > 0 or claim.tries > 0]
 
@@ -174,12 +221,13 @@ def look(base: MessageId, claims: Sequence[GroupClaim], reader: Transaction) -> 
 
 
 def given_back(
-    claims: Sequence[GroupClaim], pointer: int, after: MessageId | None
+    claims: Sequence[GroupClaim], pointer: int, after: MessageId | None, backoff: Backoff, now_ms: int
 ) -> tuple[list[GroupClaim], list[GroupClaim]]:
     """What is free and what stays when a transaction gives back what it has claimed.
 
     Args:
-        after: it gives back only what lies behind this id, and that does not count as a try; None: all.
+        after: it gives back only what lies behind this id, and that does not count as a try and does not wait; None:
+            all.
 
     Returns:
         Void claims and marks; and claims that stay.
@@ -187,7 +235,9 @@ def given_back(
     free = [claim for claim in claims if claim.pointer in (0, pointer)]
     kept = [claim for claim in claims if claim.pointer not in (0, pointer)]
     if after is None:
-        return free, kept
+        return [
+            claim._replace(retry_ms=backoff.retry_ms(claim.tries, now_ms)) if claim.pointer else claim for claim in free
+        ], kept
     own = [claim for claim in free if claim.pointer == pointer]
     kept += [claim._replace(last=min(claim.last, after, key=rank)) for claim in own if _first(claim) < rank(after)]
     back = [claim._replace(first=max(claim.first, after, key=rank), tries=claim.tries - 1) for claim in own]
@@ -201,18 +251,19 @@ def never_given(claims: Sequence[GroupClaim], taken: Sequence[GroupClaim]) -> tu
     return free + [claim._replace(tries=claim.tries - 1) for claim in claims if claim in taken], kept
 
 
-def limited(limit: int, tries: int, max_deliveries: int | None) -> int:
-    """How many messages to give out together that were given out before.
+def limited(limit: int, segment: Segment, max_deliveries: int | None) -> int:
+    """How many messages of a segment to give out together.
 
     Each time half as many, and at the last time one, so that the one that cannot be processed ends up alone.
 
     Args:
-        tries: how often they were given out before.
         max_deliveries: how often a message is given out at most; None: for ever.
     """
-    if max_deliveries is not None and 0 < tries >= max_deliveries - 1:
+    if not segment.tries:
+        return limit
+    if max_deliveries is not None and segment.tries >= max_deliveries - 1:
         return 1
-    return max(1, limit >> tries)
+    return max(1, min(limit, segment.size // 2 if segment.size else limit >> segment.tries))
 
 
 def marks(free: Sequence[GroupClaim], base: MessageId, taken: Sequence[GroupClaim]) -> list[GroupClaim]:
@@ -220,7 +271,7 @@ def marks(free: Sequence[GroupClaim], base: MessageId, taken: Sequence[GroupClai
     if not free:
         return []
     return [
-        GroupClaim(part.after, part.until, 0, part.tries)
+        GroupClaim(part.after, part.until, 0, *part[2:])
         for part in _segments(base, taken, free)
         if part.tries and part.until is not None
     ]
@@ -242,23 +293,24 @@ def _segments(base: MessageId, kept: Iterable[GroupClaim], free: Sequence[GroupC
     ends = {end for claim in free for end in (claim.first, claim.last) if rank(end) > rank(base)}
     gaps = list(_without(base, None, [(claim.first, claim.last) for claim in sorted(kept, key=_first)]))
     cuts = sorted({*ends, *(after for after, _ in gaps)}, key=rank)
-    begun, at, over, found = 0, 0, list[tuple[int, Rank]](), None
+    begun, at, over, found = 0, 0, list[tuple[int, int, int, Rank]](), None
     for after, until in gaps:
         at = bisect_right(cuts, rank(after), lo=at, key=rank)
         stop = len(cuts) if until is None else bisect_left(cuts, rank(until), lo=at, key=rank)
         for first, last in zip([after, *cuts[at:stop]], [*cuts[at:stop], until], strict=True):
             while begun < len(free) and _first(free[begun]) <= rank(first):
-                heappush(over, (-free[begun].tries, rank(free[begun].last)))
+                mark = free[begun]
+                heappush(over, (-mark.tries, -mark.retry_ms, mark.size, rank(mark.last)))
                 begun += 1
-            while over and over[0][1] <= rank(first):
+            while over and over[0][3] <= rank(first):
                 heappop(over)
-            tries = -over[0][0] if over else 0
-            if found is not None and (found.until, found.tries) == (first, tries):
+            tries, size, retry_ms = (-over[0][0], over[0][2], -over[0][1]) if over else (0, 0, 0)
+            if found is not None and found[1:] == (first, tries, size, retry_ms):
                 found = found._replace(until=last)
                 continue
             if found is not None:
                 yield found
-            found = Segment(first, last, tries)
+            found = Segment(first, last, tries, size, retry_ms)
     if found is not None:
         yield found
 

@@ -7,16 +7,19 @@ or kept right. One request of a group is served at a time.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from itertools import takewhile
 from typing import NamedTuple
 
 from tms_core.consumers.claim_rows import NOT_DRAINED, claims_of, drained_in, pack, pack_drained
 from tms_core.consumers.claims import (
     LOWEST,
+    Backoff,
     ConsumerGroup,
     GroupClaim,
     Look,
@@ -34,6 +37,7 @@ from tms_core.consumers.claims import (
 )
 from tms_core.consumers.positions import Position
 from tms_core.errors import BadRequest, ConsumerConflict
+from tms_core.logs.loggers import SeldomLogger, get_logger
 from tms_core.messaging.consumers import ConsumerRegistry, check_name
 from tms_core.messaging.families import Families
 from tms_core.messaging.fetcher import Fetch, Shelf
@@ -48,6 +52,8 @@ from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import Transaction, transaction_ms
 
+#: How many ranges of failed messages are shown of a group.
+_MOST_SHOWN = 100
 #: Claims that are free, and claims that stay.
 _Divided = tuple[list[GroupClaim], list[GroupClaim]]
 
@@ -95,6 +101,7 @@ class Given(NamedTuple):
         sealed: whether the topic takes no more messages; before that is said, all that was being written is there.
         drained: whether it is sealed, and the group has read it all.
         behind: the partition that the group must read to its end first; None: there is none.
+        wait_ms: without messages, in how many milliseconds some come again that have failed; None: none wait.
     """
 
     messages: list[Message]
@@ -105,6 +112,19 @@ class Given(NamedTuple):
     sealed: bool = False
     drained: bool = False
     behind: TopicId | None = None
+    wait_ms: int | None = None
+
+
+class FailedRange(NamedTuple):
+    """Messages that were given to a program, and not processed.
+
+    Attributes:
+        mark: where they are, how often they were given out, and until when they wait.
+        message: the one that failed alone; None: they failed together.
+    """
+
+    mark: GroupClaim
+    message: MessageId | None
 
 
 class _Choice(NamedTuple):
@@ -121,6 +141,7 @@ class Groups:
     Args:
         max_lifetime_ms: how long after its begin a transaction may claim.
         transactions: the manager in this process; None: transactions are managed elsewhere.
+        backoff: how long messages wait after failed deliveries.
     """
 
     def __init__(
@@ -132,6 +153,7 @@ class Groups:
         shelf: Shelf,
         max_lifetime_ms: int,
         transactions: TransactionManager | None,
+        backoff: Backoff,
     ) -> None:
         self._topics = topics
         self._families = families
@@ -140,10 +162,12 @@ class Groups:
         self._shelf = shelf
         self._max_lifetime_ms = max_lifetime_ms
         self._transactions = transactions
+        self._backoff = backoff
         #: Which transaction was merged last, by group; and the last that had begun when some of that was forgotten, and
         #: when this began to serve the groups.
         self._merged: dict[ConsumerGroup, int] = {}
         self._forgotten = self._interrupted = self._last_pointer()
+        self._seldom = SeldomLogger(get_logger(__name__))
         self._past = Past(families, consumers, shelf.clock, alone=side.private)
 
     def poll(self, topic: TopicId, name: str, request: GroupPoll) -> Given:
@@ -181,7 +205,11 @@ class Groups:
         with self._consumers.lock(group), self._claiming(pointer, request.principal):
             former = self._consumers.found(metadata, name)
             rows = claims_of(self._side, group)
-            claims = settled([claim for _, claim in rows], reader, self._interrupted)
+            now_ms = self._shelf.clock.now_ms()
+            claims = settled([claim for _, claim in rows], reader, self._interrupted, self._backoff, now_ms)
+            self._tell_failed(
+                metadata, name, _failed_since([claim for claim in claims if not claim.pointer], rows), reader
+            )
             seen = look(former.id, claims, reader)
             held = self._held(group, former, seen, request)
             self._remember(group, seen.merged)
@@ -237,10 +265,58 @@ class Groups:
                 return
             if self._transactions is not None and self._transactions.status(pointer) == "ended":
                 raise ConsumerConflict(f"Transaction {pointer} has ended.", "What it has claimed cannot be given back.")
-            free, kept = given_back([claim for _, claim in rows], pointer, after)
+            now_ms = self._shelf.clock.now_ms()
+            free, kept = given_back([claim for _, claim in rows], pointer, after, self._backoff, now_ms)
             self._free(metadata, former, rows, (free, kept))
+            self._tell_failed(metadata, name, [] if after is not None else _failed_since(free, rows), None)
             if self._transactions is not None and all(claim.pointer != pointer for claim in kept):
                 self._transactions.note_taken_back(pointer, group.label)
+
+    def failed(self, topic: TopicId, name: str) -> list[FailedRange]:
+        """Return what a group was given and has not processed, what has failed most often first; some of very much.
+
+        Raises:
+            ConsumerNotFound, BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`poll`.
+        """
+        metadata = self._topics.get(topic)
+        self._consumers.found(metadata, name)
+        claims = [claim for _, claim in claims_of(self._side, ConsumerGroup.of(metadata, name))]
+        now_ms = self._shelf.clock.now_ms()
+        marked = (
+            claim._replace(retry_ms=self._backoff.still(claim.retry_ms, now_ms))
+            for claim in claims
+            if not claim.pointer and claim.tries
+        )
+        reader = None if self._transactions is None else self._transactions.visibility().dummy_transaction()
+        found: list[FailedRange] = []
+        for mark in sorted(marked, key=lambda mark: -mark.tries)[:_MOST_SHOWN]:
+            if mark.size == 1:
+                found += [FailedRange(mark, one) for one in self._inside(metadata, mark, reader, _MOST_SHOWN)]
+            else:
+                found.append(FailedRange(mark, None))
+        return found[:_MOST_SHOWN]
+
+    def _tell_failed(
+        self, metadata: TopicMetadata, name: str, failed: Sequence[GroupClaim], reader: Transaction | None
+    ) -> None:
+        """Log the message that is to blame for failed deliveries, once it was alone."""
+        for mark in failed:
+            for message in self._inside(metadata, mark, reader, 1) if mark.size == 1 else ():
+                seconds = max(0, mark.retry_ms - self._shelf.clock.now_ms()) / 1000
+                text = "message %s of %s has failed %d times for consumer %s, and comes again in %.1f s"
+                self._seldom.log(logging.WARNING, text, message, metadata.topic, mark.tries, name, seconds)
+
+    def _inside(
+        self, metadata: TopicMetadata, mark: GroupClaim, reader: Transaction | None, most: int
+    ) -> list[MessageId]:
+        """The first messages that a reader finds where a mark is."""
+        asked = FetchRequest(mark.first, inclusive=False, limit=most, transaction=reader)
+        ids = (
+            MessageId.parse(message.id)
+            for page in Fetch(self._shelf, metadata, asked, steps_over=True).pages()
+            for message in page
+        )
+        return list(takewhile(lambda found: rank(found) <= rank(mark.last), ids))
 
     def forget(self, concerns: Callable[[bytes], bool]) -> None:
         """Forget what was read of some topics, because another process may have written.
@@ -291,18 +367,25 @@ class Groups:
 
     def _read(self, metadata: TopicMetadata, seen: Look, request: GroupPoll) -> _Choice:
         """Read the first messages that are free."""
-        base, position, at_end = seen.base, None, False
+        base, position, at_end, retry_ms = seen.base, None, False, list[int]()
         for segment in seen.segments:
             # A transaction reads forwards, so that what it has not handed on lies behind what it has.
             if rank(segment.after) < seen.own:
+                continue
+            if segment.retry_ms:
+                # In order the group waits with it, else others go first.
+                retry_ms.append(segment.retry_ms)
+                if request.order is Order.PARTITION:
+                    break
                 continue
             fetch = self._fetch(metadata, segment, request)
             messages, end = _collected(fetch, segment)
             holes = [(_before(first), _before(stop)) for first, stop in fetch.holes]
             parts = [] if end is None else runs(segment.after, end, holes)
             if messages:
+                pointer = request.transaction.transaction_id
                 claims = [
-                    GroupClaim(first, last, request.transaction.transaction_id, segment.tries + 1)
+                    GroupClaim(first, last, pointer, segment.tries + 1, len(messages))
                     for first, last in (parts if len(parts) == 1 else _with_messages(parts, messages))
                 ]
                 return _Choice(Given(messages, segment.tries + 1), claims, base)
@@ -312,14 +395,15 @@ class Groups:
                 break
             # What another one has claimed may come free at any time, without a new message.
             if segment.until is None and fetch.is_at_end and not fetch.holes and seen.open is None:
-                at_end, position = True, fetch.position or _behind(segment.after)
-        return _Choice(Given([], position=position, at_end=at_end), [], base)
+                at_end, position = not retry_ms, fetch.position or _behind(segment.after)
+        wait_ms = max(1, min(retry_ms) - self._shelf.clock.now_ms()) if retry_ms else None
+        return _Choice(Given([], position=position, at_end=at_end, wait_ms=wait_ms), [], base)
 
     def _fetch(self, metadata: TopicMetadata, segment: Segment, request: GroupPoll) -> Fetch:
         asked = FetchRequest(
             segment.after,
             inclusive=False,
-            limit=limited(request.limit, segment.tries, request.max_deliveries),
+            limit=limited(request.limit, segment, request.max_deliveries),
             limit_bytes=request.limit_bytes,
             transaction=request.transaction,
         )
@@ -401,6 +485,16 @@ class Groups:
 
     def _is_open(self, pointer: int) -> bool:
         return self._transactions is None or self._transactions.status(pointer) == "in progress"
+
+
+def _failed_since(free: Sequence[GroupClaim], rows: Sequence[tuple[bytes, GroupClaim]]) -> list[GroupClaim]:
+    """What has failed again and is not a mark in the table yet.
+
+    Args:
+        free: marks and, of one transaction that gives back what it has, claims.
+    """
+    known = {(claim.first, claim.tries) for _, claim in rows if not claim.pointer}
+    return [claim for claim in free if claim.tries > 1 and (claim.first, claim.tries) not in known]
 
 
 def _ended(pointer: int) -> ConsumerConflict:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from tms_core.clock import Clock, HonestClock
+from tms_core.consumers.claims import Backoff
 from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import BadRequest, ClockJumped, MetadataError, TopicNotFound, TransactionEnded
 from tms_core.messaging.cache import MessageCache
@@ -51,6 +52,8 @@ class ServiceOptions:
         cache_bytes: how much of the newest rows is kept in memory; 0: nothing.
         clock_allowance_seconds: how far the wall clock may get ahead of running time (rule S7).
         consumer_hold_seconds: how long after its ttl a message lives that a consumer has not read; None: no longer.
+        retry_seconds: how long a consumer group waits before a message that failed once comes again; 0: not at all.
+        longest_retry_seconds: how long it waits at most, after several failures.
     """
 
     default_ttl_seconds: int = 604_800
@@ -59,6 +62,8 @@ class ServiceOptions:
     cache_bytes: int = 30 << 20
     clock_allowance_seconds: int = 300
     consumer_hold_seconds: int | None = None
+    retry_seconds: int = 0
+    longest_retry_seconds: int = 60
 
 
 class MessagingService:
@@ -124,7 +129,10 @@ class MessagingService:
         self.consumers = ConsumerRegistry(self._topics, self._shelf, kept, self._allowance_ms, transactions)
         # By the table itself: groups are registered and looked for also in partitions that other servers lead.
         self._families = Families(self._topics, store, self._lines, honest, side, self._writers.settle)
-        self.groups = Groups(self._topics, self._families, self.consumers, kept, self._shelf, lifetime_ms, transactions)
+        backoff = Backoff(options.retry_seconds * 1000, options.longest_retry_seconds * 1000)
+        self.groups = Groups(
+            self._topics, self._families, self.consumers, kept, self._shelf, lifetime_ms, transactions, backoff
+        )
 
     # -- topics -------------------------------------------------------------------------------------------------------
 

@@ -356,7 +356,7 @@ class _About:
         return PlainTextResponse("OK.")
 
     def metrics(self, request: Request) -> Response:
-        # Nobody waits for it: a store that hangs is when these numbers are needed.
+        # The answer does not wait for it: metrics are needed most while a store hangs.
         with suppress(RuntimeError):  # the server is closing
             self._threads.submit(harmless, self._metrics.forget_deleted)
         body, content_type = self._metrics.text(request.headers.get("accept", ""))

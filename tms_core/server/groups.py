@@ -29,6 +29,9 @@ HELD = b"x-tms-held"
 #: The header of an empty answer that names the partition that the group must read to its end first.
 BEHIND = b"x-tms-behind"
 
+#: The header of an empty answer that says in how many milliseconds messages come again that have failed.
+RETRY = b"x-tms-retry-ms"
+
 #: After how many bytes of messages a batch takes no further one: what a transaction can well hold.
 _BATCH_BYTES = 4_000_000
 #: How much memory is taken for each byte of a batch: the messages, the encoded answer, and what is being sent.
@@ -106,6 +109,8 @@ def _described(given: Given) -> list[tuple[bytes, bytes]]:
         headers.append((SEALED, b"drained" if given.drained else b"draining"))
     if given.behind is not None:
         headers.append((BEHIND, str(given.behind).encode()))
+    if given.wait_ms is not None:
+        headers.append((RETRY, b"%d" % given.wait_ms))
     return headers
 
 

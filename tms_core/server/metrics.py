@@ -123,7 +123,7 @@ class ServerMetrics:
         return found
 
     def forget_deleted(self) -> None:
-        """Remove the series of deleted topics; whoever deleted them, since it asks the store for each topic.
+        """Remove the series of deleted topics, also of those that another process has deleted.
 
         It returns at once while another thread does the same, so that a store that hangs takes one thread.
 

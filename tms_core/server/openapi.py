@@ -121,6 +121,24 @@ _SCHEMAS: Document = {
                 deliveries={"type": "integer", "minimum": 1, "description": "How often they were given out."},
             ),
         },
+        failed={
+            "type": "array",
+            "description": "What was given out and not processed, at most 100 ranges; left out where there is nothing.",
+            "items": _record(
+                message={
+                    **_ID,
+                    "type": ["string", "null"],
+                    "description": "The one that failed alone; null: they failed together.",
+                },
+                after={**_ID, "description": "The id before the first message."},
+                last={**_ID, "description": "The id of the last message."},
+                deliveries={"type": "integer", "minimum": 1, "description": "How often they were given out."},
+                retryMs={
+                    "type": ["integer", "null"],
+                    "description": "The time before which they do not come again; null: with the next poll.",
+                },
+            ),
+        },
     ),
     "GroupPollRequest": _record(
         ["transaction"],

@@ -208,6 +208,8 @@ def _messaging(
             cache_bytes=server.cache_mb << 20,
             clock_allowance_seconds=server.clock_allowance_seconds,
             consumer_hold_seconds=server.consumers.hold_seconds,
+            retry_seconds=server.consumers.retry_seconds,
+            longest_retry_seconds=server.consumers.longest_retry_seconds,
         ),
         transactions=manager,
         **more,

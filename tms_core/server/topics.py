@@ -112,7 +112,7 @@ class Consumers(SiteRoute):
         return Response()
 
     def _shown(self, topic: TopicId, name: str) -> dict[str, Any]:
-        """A consumer's position, and the claims it has open."""
+        """A consumer's position, the claims it has open, and what it was given and has not processed."""
         consumers = self._site.service.consumers
         found, claims = consumers.get(topic, name), consumers.claims(topic, name)
         shown: dict[str, Any] = {"position": str(found.id)}
@@ -125,6 +125,17 @@ class Consumers(SiteRoute):
                     "deliveries": claim.tries,
                 }
                 for claim in claims
+            ]
+        if failed := self._site.service.groups.failed(topic, name):
+            shown["failed"] = [
+                {
+                    "message": None if one.message is None else str(one.message),
+                    "after": str(one.mark.first),
+                    "last": str(one.mark.last),
+                    "deliveries": one.mark.tries,
+                    "retryMs": one.mark.retry_ms or None,
+                }
+                for one in failed
             ]
         return shown
 

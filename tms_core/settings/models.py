@@ -347,6 +347,19 @@ class ConsumerSettings(Section):
         unit="seconds",
         reason="a day to bring a consumer back; one that never comes costs no more than that",
     )
+    retry_seconds: CountOrZero = setting(
+        1,
+        "wait of a consumer group before a message that failed comes again, twice as long after each further failure; "
+        "0: no wait",
+        unit="seconds",
+        reason="a short fault passes, and with max_deliveries=4 a fault of 7 s sends nothing to the dead letters",
+    )
+    longest_retry_seconds: Count = setting(
+        60,
+        "longest wait before a message that failed comes again",
+        unit="seconds",
+        reason="a message that always fails costs one delivery a minute",
+    )
 
     @property
     def hold_seconds(self) -> int | None:
