@@ -184,8 +184,8 @@ run: $(RUN_STAMP) ## set up and serve a sample store with the janitor inside, an
 demo: $(RUN_STAMP) ## show the janitor at work on a sample store, in a minute
 	@$(PY) -m examples.demo
 
-hbase: $(STAMP) ## start a real HBase from Maven's jars (needs Java 17 and Maven) and say how to connect; Ctrl-C stops it
-	@$(PY) -m tests.hbase.server
+hbase: $(STAMP) ## start a real HBase from Maven's jars (needs Java 17 and Maven) at ports 9090 and 9091; FILL=500000: with messages; Ctrl-C stops it
+	@$(PY) -m tests.hbase.server $(if $(FILL),--fill $(FILL))
 
 bench: $(STAMP) ## measure every figure, or those named: make bench BENCH="p1 p8"
 	@$(PY) -m benchmarks.run $(BENCH)

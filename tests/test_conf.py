@@ -15,16 +15,17 @@ from janitor.control.server import STOP_SECONDS
 from tests.janitor.cli.test_help import resolve
 from tests.support import require_tool
 from tms_core.cli.outcome import BUSY, USAGE
+from tms_core.cli.serve import serve
 
 CONF = Path(__file__).parents[1] / "conf"
-UNIT = CONF / "tms-janitor.service"
+UNIT, SERVE_UNIT = CONF / "tms-janitor.service", CONF / "tms-serve.service"
 
 
-def entries() -> dict[str, list[str]]:
-    """The unit's lines by name, with the section before it; a name may be given several times."""
+def entries(unit: Path = UNIT) -> dict[str, list[str]]:
+    """Return a unit's lines by name, with the section before it; a name may be given several times."""
     found: dict[str, list[str]] = {}
     section = ""
-    for line in UNIT.read_text(encoding="utf-8").splitlines():
+    for line in unit.read_text(encoding="utf-8").splitlines():
         if match := re.fullmatch(r"\[(\w+)\]", line):
             section = match[1]
         elif line and not line.startswith("#"):
@@ -56,10 +57,24 @@ def test_the_unit_does_not_start_anew_what_would_end_the_same_way() -> None:
     assert set(found["Service.RestartPreventExitStatus"][0].split()) == {str(USAGE), str(REFUSED), str(BUSY)}
 
 
-def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+def test_serve_unit_starts_tms_serve_and_stops_and_reloads_by_its_signals() -> None:
+    found = entries(SERVE_UNIT)
+    program, *words = shlex.split(found["Service.ExecStart"][0])
+    assert (Path(program).name, words[0]) == ("tms", "serve")
+    serve.make_context(
+        "serve", [word.replace("/etc/tms-janitor/tms.yaml", str(CONF / "standalone.yaml")) for word in words[1:]]
+    )
+    assert found["Service.ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+    assert found["Service.KillSignal"] == ["SIGTERM"]
+    assert set(found["Service.RestartPreventExitStatus"][0].split()) == {str(USAGE), str(BUSY)}
+
+
+@pytest.mark.parametrize("shipped", [UNIT, SERVE_UNIT], ids=lambda unit: unit.name)
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path, shipped: Path) -> None:
     analyze = require_tool("systemd-analyze", "apt-get install systemd")
-    unit = tmp_path / UNIT.name
-    unit.write_text(UNIT.read_text(encoding="utf-8").replace("/opt/tms-janitor/bin/janitor", sys.executable))
+    unit = tmp_path / shipped.name
+    text = shipped.read_text(encoding="utf-8")
+    unit.write_text(re.sub(r"/opt/tms-janitor/bin/\w+", sys.executable, text))
     found = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True, check=False, timeout=60)
     assert (found.returncode, found.stdout + found.stderr) == (0, "")
 

@@ -19,12 +19,20 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tests import maven
-from tests.hbase.server import START_SECONDS, Address, HBaseServer, ServerFailed, of_folder, start
+from tests.hbase.server import (
+    START_SECONDS,
+    THRIFT2_PORT,
+    THRIFT_PORT,
+    Address,
+    HBaseServer,
+    ServerFailed,
+    of_folder,
+    start,
+)
 from tests.support import require_or_skip
 from tms_core.errors import StoreError
 from tms_core.tables.hbase.pool import HBasePool
 
-THRIFT_PORT, THRIFT2_PORT = 9090, 9091
 #: How long a Docker engine may take to say what it has: one that hangs is none.
 ENGINE_SECONDS = 60
 

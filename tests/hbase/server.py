@@ -44,8 +44,8 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -57,6 +57,9 @@ from tests.support import require_or_skip
 
 HERE = Path(__file__).parent
 START_SECONDS = 300.0
+#: HBase's usual ports, and CDAP's namespace.
+THRIFT_PORT, THRIFT2_PORT = 9090, 9091
+NAMESPACE = "cdap_system"
 COMMAND_SECONDS = 600.0
 
 
@@ -338,12 +341,44 @@ def _tail(log: Path) -> str:
     return "\n".join(lines[-20:])
 
 
-def main() -> None:
-    """Start a server for a person and say how to reach it; Ctrl-C stops it."""
+@contextmanager
+def at_usual_ports(
+    server: HBaseServer, thrift: int = THRIFT_PORT, thrift2: int = THRIFT2_PORT
+) -> Iterator[HBaseServer]:
+    """Serve at ports that are the same each time, while the block runs.
+
+    Args:
+        thrift, thrift2: the ports; 0: a free one.
+
+    Raises:
+        ServerFailed: a port is taken.
+    """
+    wanted = (("thrift", thrift), ("thrift2", thrift2))
+    first, second = (int(server.command("start-thrift", kind, port)) for kind, port in wanted)
+    address = Address(server.address.host, first, second, server.address.control)
+    try:
+        yield HBaseServer(address, server.folder, server.pid)
+    finally:
+        for port in (first, second):
+            server.command("stop-thrift", port)
+
+
+@click.command()
+@click.option("--fill", type=click.IntRange(min=0), default=0, help="Make CDAP's tables with so many messages in them.")
+def main(fill: int) -> None:
+    """Start a server for a developer and say how to reach it; Ctrl-C stops it."""
     if reason := maven.missing():
         raise SystemExit(reason)
     click.echo("starting HBase (the first time Maven fetches about 75 MB)")
-    with tempfile.TemporaryDirectory(prefix="tms-hbase-") as folder, start(Path(folder)) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="tms-hbase-") as folder,
+        start(Path(folder)) as started,
+        at_usual_ports(started) as server,
+    ):
+        if fill:
+            from tests.hbase.tables import fill_tables  # noqa: PLC0415 it imports this module
+
+            click.echo(f"filling the tables of {NAMESPACE} with {fill_tables(server, NAMESPACE, fill):,} messages")
         click.echo(
             f"""HBase is up, with its data in {folder}
   Thrift 1      {server.thrift}

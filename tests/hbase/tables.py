@@ -6,10 +6,11 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, Self
 
+from tests.builders import HOUR, topic
 from tests.hbase.server import HBaseServer
 from tests.support import require_or_skip
 from tms_core.clock import SystemClock
@@ -20,6 +21,8 @@ from tms_core.tables.hbase.store import HBaseStore
 
 #: How long a call may take in a test: whoever waits so long waits for something that does not come.
 PATIENCE_SECONDS = 240.0
+#: Salts of tables that are filled for a developer, as CDAP has them; messages of a topic, and in one put.
+FILLED_BUCKETS, TOPIC_ROWS, PUT_ROWS = 16, 50_000, 5_000
 
 
 class Tables:
@@ -76,6 +79,30 @@ class Tables:
     def open(self, namespace: str, *, buckets: int = 4) -> HBaseStore:
         """A store on three tables."""
         return PatientStore([self.server.thrift], namespace=namespace, buckets=buckets)
+
+
+def fill_tables(server: HBaseServer, namespace: str, rows: int, now_ms: int | None = None) -> int:
+    """Make CDAP's tables and fill them with messages of the last two hours, of which half are past their ttl.
+
+    Args:
+        rows: about how many messages; spread over topics of up to 50,000.
+
+    Returns:
+        How many messages there are.
+    """
+    assert server.thrift2 is not None
+    now_ms = SystemClock().now_ms() if now_ms is None else now_ms
+    with closing(HBasePool([server.thrift2], timeout_seconds=PATIENCE_SECONDS, service="HbaseAdmin")) as admin:
+        create_tables(admin, table_specs(namespace, FILLED_BUCKETS, "NONE"))
+    topics = -(-rows // TOPIC_ROWS)
+    each = rows // topics
+    with PatientStore([server.thrift], namespace=namespace, buckets=FILLED_BUCKETS) as store:
+        for number in range(topics):
+            filled = topic(store, f"default:t{number:04}", ttl_seconds=3600)
+            step = 2 * HOUR / each
+            for first in range(0, each, PUT_ROWS):
+                filled.plain(*(now_ms - int(at * step) for at in range(first, min(each, first + PUT_ROWS))))
+    return topics * each
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from janitor.law.policy import Rule
+from tests.builders import NOW_MS, janitor
 from tests.hbase.fixture import Choice, choose, contained, has_image, running
-from tests.hbase.server import Address, HBaseServer
+from tests.hbase.server import Address, HBaseServer, at_usual_ports
+from tests.hbase.tables import fill_tables
 from tests.tables.fake_thrift import FakeThrift, Request
+from tms_core.tables.hbase.store import HBaseStore
 
 ADDRESS, IMAGE = {"HBASE_TEST_ADDRESS": "h:1,2"}, {"HBASE_TEST_IMAGE": "hbase:2.6"}
 FROM_ADDRESS, CONTAINER, MAVEN = Choice("address", "h:1,2"), Choice("container", "hbase:2.6"), Choice("maven")
@@ -160,3 +165,13 @@ def test_given_an_image_when_it_is_started_then_it_is_used_once_it_answers_and_s
         assert all(one.connections > 0 for one in servers)
         assert os.environ["FAKE_PORTS"]
     assert not os.environ["FAKE_PORTS"], "it was not stopped"
+
+
+def test_fill_tables_at_ports_of_choice_leaves_half_the_messages_due(hbase: HBaseServer) -> None:
+    namespace = f"filled_{secrets.token_hex(4)}"
+    with at_usual_ports(hbase, 0, 0) as served:
+        assert served.address.thrift != hbase.address.thrift
+        assert fill_tables(served, namespace, 400, NOW_MS) == 400
+        with HBaseStore([served.thrift], namespace=namespace) as store:
+            report = janitor(store).engine.preview()
+        assert report.total(Rule.EXPIRED) == 199, "those of exactly the ttl live"
