@@ -334,6 +334,6 @@ def _jwt(settings: AuthSettings, path: Path, clock: Clock) -> Authenticator:
         from tms_core.server.auth.jwt import Jwt  # noqa: PLC0415
     except ImportError as error:
         raise ConfigurationError(
-            "server.auth.kind is jwt, and PyJWT is not installed.", "pip install 'tms-janitor[jwt]'"
+            "server.auth.kind is jwt, and PyJWT is not installed.", "Install tms-janitor[jwt]."
         ) from error
     return Jwt(settings, path, clock)
