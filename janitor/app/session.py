@@ -211,10 +211,14 @@ class Session:
             logger.warning("%s", error)
 
     @contextmanager
-    def reading(self) -> Iterator[AnyEngine]:
-        """Answers questions without writing: the janitor that holds the store, or an engine on a clone (rule S5)."""
+    def reading(self, *, records: bool = False) -> Iterator[AnyEngine]:
+        """Answers questions without writing: the janitor that holds the store, or an engine on a clone (rule S5).
+
+        Args:
+            records: write to the side table itself, where an adoption is recorded.
+        """
         with ExitStack() as stack:
-            yield self._engine_for(self._cloned, stack)
+            yield self._engine_for(partial(self._cloned, records=records), stack)
 
     @contextmanager
     def deciding(self) -> Iterator[AnyEngine]:
@@ -292,12 +296,12 @@ class Session:
             return holder
 
     @contextmanager
-    def _cloned(self) -> Iterator[Engine]:
+    def _cloned(self, *, records: bool = False) -> Iterator[Engine]:
         # The store first: at a place where there is none, no state is made.
         with (
             self.place.readable() as store,
             self.place.state() as state,
-            self.place.side(read_only=True) as side,
+            self.place.side(read_only=not records) as side,
             self._engine(store, state, side) as engine,
         ):
             yield engine
@@ -394,6 +398,7 @@ class Session:
             "rows_per_second": janitor.rate_rows_per_second,
             "archive_days": janitor.archive.keep_days,
             "snapshots_wanted": self.settings.transactions.source != "none",
+            "state_name": self.place.state_name,
         }
         return Deps(store, state, source or self.source(), self.clock, self.terms(), **{**own, **options})
 

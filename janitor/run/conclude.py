@@ -29,6 +29,7 @@ from janitor.sweep import transactions as txstate
 from janitor.sweep.context import RunContext, Terms, TopicWork
 from janitor.sweep.transactions import TxState
 from tms_core.tables.base import KeyRange
+from tms_core.tables.record import Recorded, record_state, record_transactions, recorded_transactions
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
 
@@ -232,7 +233,18 @@ def adopt(deps: Deps, ready: Prepared, once_for: str | None = None) -> list[Topi
         state.save_note(RESTORED, None)
         if once_for is not None:
             decided.note_done(state, "adopt", once_for)
+    if deps.side is not None:
+        recorded = recorded_transactions(deps.side)
+        if recorded is not None and guards.check_recorded(recorded, ready.tx) is not None:
+            record_transactions(deps.side, Recorded("", recorded.place))
+        record_adopter(deps, record)
     return sorted(topics)
+
+
+def record_adopter(deps: Deps, record: StoreRecord) -> None:
+    """Record beside the store which state has adopted it, so that another, empty one is told from it."""
+    if deps.side is not None and record.adopted_ms is not None:
+        record_state(deps.side, Recorded(record.mark, deps.state_name))
 
 
 def seen(record: StoreRecord, tx: TxState) -> StoreRecord:

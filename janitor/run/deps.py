@@ -128,6 +128,7 @@ class Deps:
         restored: told of a topic that archived rows were written to.
         snapshots_wanted: whether a missing source of snapshots is worth a warning; False where the settings chose none.
         opened_bytes: what the store took on its disk before it was opened to be written; None: what it takes is asked.
+        state_name: where the state is, for people.
         turn: held by a run, and by a decision that excludes one.
     """
 
@@ -155,6 +156,7 @@ class Deps:
     restored: Callable[[TopicId], None] = ignore_restored
     snapshots_wanted: bool = True
     opened_bytes: int | None = None
+    state_name: str = ""
     turn: RLock = field(default_factory=RLock)
 
     def __post_init__(self) -> None:

@@ -23,9 +23,11 @@ from itertools import takewhile
 from janitor.report import GuardNote
 from janitor.state.base import UNKNOWN_MS, ClockAnchor, KnownIds, State, StoreRecord, Strikes
 from janitor.state.records import LINEAGE, RESTORED
+from janitor.sweep.transactions import TxState
 from tms_core.clock import OFF_MS, Clock
 from tms_core.logs.printable import duration
 from tms_core.tables.base import Reads
+from tms_core.tables.record import Recorded
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
 
@@ -196,6 +198,30 @@ def check_transaction_system(record: StoreRecord, snapshot: VisibilityState | No
         "correct: janitor adopt"
     )
     return GuardNote("identity", True, f"{message}; {advice}")
+
+
+def check_recorded(recorded: Recorded | None, tx: TxState) -> GuardNote | None:
+    """Whether the snapshot is of the transaction system that the store itself records (rule S13).
+
+    Args:
+        recorded: read before the snapshot was; None: the store records none.
+    """
+    usable = tx.usable
+    if recorded is None or usable is None or usable.timestamp_ms < recorded.taken_ms:
+        return None
+    difference = recorded.differs(tx.system, usable.write_pointer)
+    if difference is None:
+        return None
+    advice = f"set transactions.directory to {recorded.place}; if these are its transactions now: janitor adopt"
+    return GuardNote("identity", True, f"the snapshot is {difference}; {advice}")
+
+
+def check_state(recorded: Recorded | None, record: StoreRecord) -> GuardNote | None:
+    """Whether this state is the one that has adopted the store, as the store itself records it (rule S13)."""
+    if recorded is None or recorded.id == record.mark:
+        return None
+    message = f"another state has adopted this store, {recorded.place}, and this one has none of its holds and pauses"
+    return GuardNote("identity", True, f"{message}; set janitor.state to it; if it is lost: janitor adopt")
 
 
 def check_history(

@@ -24,6 +24,7 @@ from janitor.sweep.consumers import ConsumerHolds, ProcessedRows
 from janitor.sweep.context import Limits, RunContext
 from janitor.sweep.transactions import DECIDED, Decided, Observed, TransactionView, TxState, decided
 from tms_core.tables.base import Reads
+from tms_core.tables.record import recorded_state, recorded_transactions
 
 #: The note that says what was in progress in the snapshot last used, and what its write pointer was.
 IN_PROGRESS = Note.IN_PROGRESS
@@ -37,7 +38,8 @@ class Prepared:
         now: the clocks; ``wall_ms`` is the moment rows are judged by.
         measured: the same moment as elapsed time is measured by, so that a wrong wall clock does not shorten a hold.
         record: what is known of the store; a fresh one for a store that is not the one remembered.
-        unknown: whether no adopted store is remembered, this one or another.
+        unknown: whether no adopted store is remembered, this one or another, and the store records no other state and
+            no other transactions.
         decided: until when transactions have ended.
         ids: the snapshot's invalid list beside what was known of it; of none without a usable snapshot.
     """
@@ -92,6 +94,9 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Prepared:
         now = replace(now, wall_ms=at_ms, running_ms=now.running_ms + later_ms)
         measured = replace(measured, wall_ms=measured.wall_ms + later_ms, running_ms=measured.running_ms + later_ms)
     record, store_note = _known_store(state, deps.store, deps.token_hex)
+    # Before the snapshot, since a later one may be recorded at any moment.
+    recorded = recorded_transactions(deps.side) if deps.side is not None else None
+    state_note = guards.check_state(recorded_state(deps.side), record) if deps.side is not None else None
     read = partial(
         txstate.refresh,
         source,
@@ -109,12 +114,14 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Prepared:
         ids = txstate.observe(known, usable.invalid, now.wall_ms)
         system_note = guards.check_transaction_system(record, usable)
         system_note = system_note or guards.check_history(in_progress_then(state, record), usable, known, ids.new)
+        system_note = system_note or guards.check_recorded(recorded, tx)
         if system_note is not None and usable.timestamp_ms < (record.snapshot_timestamp_ms or 0):
             # Of the same system from before, as far as can be told: the one that was used last has been removed.
             tx, ids, system_note = txstate.older(tx), Observed(now.wall_ms), None
-    notes = [note for note in (clock_note, store_note, system_note) if note is not None]
+    unknown = _knows_none(state) and state_note is None and system_note is None
+    notes = [note for note in (clock_note, store_note or state_note, system_note) if note is not None]
     ended = decided(now.wall_ms, state.note(DECIDED), tx.usable, terms.lifetime)
-    return Prepared(now, measured, record, _knows_none(state), tx, ids, notes, ended)
+    return Prepared(now, measured, record, unknown, tx, ids, notes, ended)
 
 
 def run_context(

@@ -65,6 +65,7 @@ class SweepRun:
         try:
             try:
                 if not current.ready.stopped:
+                    conclude.record_adopter(deps, current.ready.record)
                     act = self._act()
                     with closing(act.deleted):
                         self._sweep_store(act)

@@ -68,6 +68,7 @@ class TxState:
         problem: why it is not used; None when it is.
         message: the problem in a sentence, with the next step; empty without one, and where no snapshots are wanted.
         rejected: newer snapshots that were passed over, each in a few words.
+        system: the id of its transaction system; empty where that is not known.
     """
 
     snapshot: VisibilityState | None
@@ -75,6 +76,7 @@ class TxState:
     problem: Problem | None = None
     message: str = ""
     rejected: tuple[str, ...] = ()
+    system: str = ""
 
     @property
     def usable(self) -> VisibilityState | None:
@@ -111,7 +113,7 @@ def refresh(
     except (SnapshotError, OSError) as error:
         return TxState(None, problem=Problem.UNREADABLE, message=str(error))
     rejected = tuple(f"{item.name}: {item.detail}" for item in loaded.rejected)
-    state = TxState(loaded.snapshot, loaded.name, rejected=rejected)
+    state = TxState(loaded.snapshot, loaded.name, rejected=rejected, system=loaded.system)
     age_ms = now_ms - loaded.snapshot.timestamp_ms
     if age_ms < -allowance_ms:
         message = f"{loaded.name} is {duration(-age_ms)} ahead of this machine's clock; check the clocks of both"

@@ -156,3 +156,35 @@ def release_store(folder: Path) -> None:
     """
     release(folder)
     click.echo(f"{folder} can be opened by CDAP")
+
+
+@admin.command("accept")
+@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A configuration file.")
+@click.option("--leveldb", metavar="DIR", help="A LevelDB store.")
+@click.option("--hbase", metavar="HOST:PORT[,…]", help="HBase Thrift servers.")
+def accept_store(config: Path | None, leveldb: str | None, hbase: str | None) -> None:
+    """Accept the transaction log and the side table that a store has now.
+
+    A server does not start with another transaction log than its store records, or with a side
+    table that was lost. After this it starts once with whatever it finds, and records that.
+    Messages of transactions that the lost log knew to be open or invalid become visible.
+
+    \b
+    Example:
+      tms admin accept --leveldb data/messaging
+    """
+    from tms_core.clock import SystemClock  # noqa: PLC0415 a help text does without them
+    from tms_core.server.serving import open_side  # noqa: PLC0415
+    from tms_core.settings.models import load  # noqa: PLC0415
+    from tms_core.tables.leveldb.layout import find_tables  # noqa: PLC0415
+    from tms_core.tables.record import Recorded, record_transactions, recorded_transactions  # noqa: PLC0415
+
+    settings = load(config, os.environ, {"leveldb": leveldb, "hbase": hbase}).settings
+    if settings.storage.kind == "leveldb":
+        find_tables(settings.storage.leveldb.path)
+    with open_side(settings.storage, SystemClock()) as side:
+        before, directory = recorded_transactions(side), settings.transactions.directory
+        record_transactions(side, Recorded("", directory))
+    if before is not None:
+        click.echo(f"no longer expected: the transactions in {before.place}, up to write pointer {before.pointer}")
+    click.echo(f"accepted: the transactions in {directory}")

@@ -22,15 +22,17 @@ from prometheus_client.registry import Collector
 
 from tms_core.clock import Clock
 from tms_core.consumers.claim_rows import all_claims, free_void
-from tms_core.errors import ConfigurationError, StoreError, TransactionError
+from tms_core.errors import ConfigurationError, StoreError, TmsError, TransactionError
 from tms_core.logs.loggers import get_logger
 from tms_core.messaging.ids import id_parts, position, tail
 from tms_core.messaging.producer_rows import all_begun, mark_void
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, NEGATIVE, generation_prefix
 from tms_core.server.ha.manager_log import root_of
 from tms_core.server.ha.shared_manager import SharedManager
+from tms_core.server.recording import RecordedStorage, check_directory, check_snapshots
 from tms_core.settings.models import Settings, TransactionSettings, is_loopback, split_address
 from tms_core.tables.base import Reads, Store
+from tms_core.tables.record import Recorded, record_transactions
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, living_topics
 from tms_core.transaction.manager.manager import TransactionManager
@@ -78,12 +80,20 @@ class Managed(NamedTuple):
 
 
 def managed(
-    settings: Settings, clock: Clock, store: Store, side: SideTable, member: HaMember | None, stack: ExitStack
+    settings: Settings,
+    clock: Clock,
+    store: Store,
+    side: SideTable,
+    member: HaMember | None,
+    stack: ExitStack,
+    *,
+    created: bool = False,
 ) -> Managed:
     """The manager that the settings want.
 
     Args:
         store: is only read.
+        created: whether the store was made just now.
         member: this server among others; None: there can be no others.
         stack: what was opened is closed with it.
 
@@ -92,13 +102,15 @@ def managed(
         TmsError: the manager cannot begin.
     """
     wanted, allowance_seconds = settings.transactions, settings.server.clock_allowance_seconds
+    if wanted.source == "directory":
+        check_snapshots(wanted.directory, side)
     if wanted.source != "manager":
         return Managed()
     if member is not None and not member.is_alone:
         return _among_several(settings, clock, store, side, member, stack)
     if member is not None:
         check_alone(settings, side)
-    storage = _storage(settings)
+    storage = _storage(settings, side, created=created)
     manager = stack.enter_context(
         TransactionManager(
             storage,
@@ -162,9 +174,19 @@ def _among_several(
 ) -> Managed:
     wanted, server = settings.transactions, settings.server
     one_leader, allowance_ms = server.leader.slots == 1, server.clock_allowance_seconds * 1000
+
+    def begun(manager: TransactionManager) -> None:
+        root = root_of(side)
+        if root is not None:
+            place = f"the side table of HBase namespace {settings.storage.hbase.namespace}"
+            record_transactions(side, Recorded(root.log, place, manager.last_pointer, root.taken_ms))
+        # With several slots the manager is not told where is published: other servers do that, too.
+        if one_leader:
+            find_undecided(store, side, manager, allowance_ms)
+
     if root_of(side) is None:
         # Also looked at when the log is begun, which may be hours later.
-        _check_former(wanted.directory, store)
+        _check_former(wanted.directory, store, side)
     shared = stack.enter_context(
         SharedManager(
             side,
@@ -174,9 +196,8 @@ def _among_several(
             offset=offset,
             release=partial(release_rows, side),
             token_file=wanted.shown_token_file,
-            former=partial(_left_in, wanted.directory, store),
-            # With several slots the manager is not told where is published: other servers do that, too.
-            begun=partial(find_undecided, store, side, allowance_ms=allowance_ms) if one_leader else lambda _: None,
+            former=partial(_left_in, wanted.directory, store, side),
+            begun=begun,
         )
     )
     service = _service(shared.manager, wanted, stack, shared)
@@ -219,7 +240,7 @@ def _token(file: Path | None) -> Callable[[], bytes] | None:
     return partial(read_token, file)
 
 
-def _storage(settings: Settings) -> Storage:
+def _storage(settings: Settings, side: SideTable, *, created: bool) -> Storage:
     directory = settings.transactions.directory
     if settings.storage.kind == "memory":
         return MemoryStorage()
@@ -228,12 +249,18 @@ def _storage(settings: Settings) -> Storage:
             f"transactions.directory is {directory}, and a manager keeps its log in a folder of this machine.",
             "Set transactions.directory to a folder, or transactions.source: directory.",
         )
-    return DirectoryStorage(Path(directory))
+    check_directory(directory, side, created=created)
+    storage = DirectoryStorage(Path(directory))
+    try:
+        return RecordedStorage(storage, side, Path(directory))
+    except TmsError:
+        storage.close()
+        raise
 
 
-def _left_in(directory: str, store: Store) -> Recovered:
+def _left_in(directory: str, store: Store, side: SideTable) -> Recovered:
     """What a manager left in a folder, where there is one."""
-    _check_former(directory, store)
+    _check_former(directory, store, side)
     if not _is_folder(directory):
         return MemoryStorage().recover()
     storage = DirectoryStorage(Path(directory))
@@ -244,12 +271,14 @@ def _left_in(directory: str, store: Store) -> Recovered:
         storage.close()
 
 
-def _check_former(directory: str, store: Store) -> None:
+def _check_former(directory: str, store: Store, side: SideTable) -> None:
     """See that a manager which begins its log knows what was aborted, or readers would see that.
 
     Raises:
         ConfigurationError: there is no folder that says so, and there may be such messages.
     """
+    if "://" not in directory:
+        check_directory(directory, side)
     if not _is_folder(directory) and may_have_undecided(store):
         raise ConfigurationError(
             f"The store has messages, some of transactions maybe, and transactions.directory ({directory}), where the "

@@ -30,6 +30,7 @@ from tms_core.server.auth.tokens import Tokens
 from tms_core.server.managing import Managed, check_alone, managed, show
 from tms_core.server.memory import LentMemory, Memory
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
+from tms_core.server.recording import lost_side
 from tms_core.server.site import PollLimit, Site, Waiting
 from tms_core.settings.models import (
     ASSUMED_LIFETIME_SECONDS,
@@ -48,6 +49,7 @@ from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide, SideTable
 from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import system_of
 from tms_core.web.listener import Listener, ListenerOptions
 from tms_core.web.protocol import places
 
@@ -109,14 +111,14 @@ def serving(
     with ExitStack() as stack:
         opened = _open(settings, clock)
         store = stack.enter_context(opened.store)
-        side = _side(settings.storage, clock, stack)
+        side = _side(settings, clock, stack, opened)
         member = None
         if settings.storage.kind == "hbase":
             from tms_core.server.ha.member import on_hbase  # noqa: PLC0415 as in _open
 
             among = on_hbase(settings.storage.hbase, settings.server.leader, store, side, clock)
             member = stack.enter_context(among)
-        transactions = managed(settings, clock, store, side, member, stack)
+        transactions = managed(settings, clock, store, side, member, stack, created=opened.created)
         manager = transactions.manager
         turns = Turns()
         service = _messaging(
@@ -224,18 +226,33 @@ def _make_topics(names: Sequence[str], service: MessagingService) -> None:
             service.create_topic(topic, {})
 
 
-def _side(storage: StorageSettings, clock: Clock, stack: ExitStack) -> SideTable:
+def _side(settings: Settings, clock: Clock, stack: ExitStack, opened: _Opened) -> SideTable:
     """Where messages with a ttl of their own are noted, and more; beside a LevelDB store, never in it."""
+    storage = settings.storage
+    if storage.kind == "leveldb":
+        folder, log = beside(storage.leveldb.path), Path(settings.transactions.directory)
+        if not opened.created and not holds_database(folder) and system_of(log):
+            # Before it is made: a backup is restored to a folder that is not there.
+            raise lost_side(str(folder), str(log))
+    return stack.enter_context(open_side(storage, clock))
+
+
+def open_side(storage: StorageSettings, clock: Clock) -> SideTable:
+    """Open the side table of a store, made where there is none.
+
+    Raises:
+        StoreError: it could not be opened or made.
+    """
     if storage.kind == "memory":
         return MemorySide()
     if storage.kind == "leveldb":
-        return stack.enter_context(LevelDBSide(beside(storage.leveldb.path)))
+        return LevelDBSide(beside(storage.leveldb.path))
     from tms_core.tables.hbase.pool import HBasePool  # noqa: PLC0415 as in _open
     from tms_core.tables.hbase.side import HBaseSide  # noqa: PLC0415 as in _open
 
     wanted = storage.hbase
     pool = HBasePool(wanted.thrift, connections=wanted.connections, timeout_seconds=wanted.timeout_seconds, clock=clock)
-    return stack.enter_context(HBaseSide(pool, wanted.namespace, clock=clock))
+    return HBaseSide(pool, wanted.namespace, clock=clock)
 
 
 def _listen(

@@ -30,6 +30,7 @@ from tms_core.transaction.codec.log import read_log
 from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 from tms_core.transaction.manager.journal import LogFile, sync_folder
 from tms_core.transaction.model import Snapshot
+from tms_core.transaction.source.source import SYSTEM_FILE
 
 #: How many snapshots are kept (``data.tx.snapshot.retain``).
 RETAINED = 10
@@ -142,6 +143,11 @@ class DirectoryStorage:
                 f"another transaction manager uses {path}.", "Stop that one, or give each a directory of its own."
             ) from error
 
+    @staticmethod
+    def has_log(path: Path) -> bool:
+        """Whether a directory has anything of a transaction log."""
+        return any(_SNAPSHOT.fullmatch(found.name) or _LOG.fullmatch(found.name) for found in path.glob("*"))
+
     def recover(self) -> Recovered:
         """The newest snapshot that can be used, and every edit since.
 
@@ -156,6 +162,25 @@ class DirectoryStorage:
             raise _failed(self._path, error) from error
         edits = (edit for number in logs if number >= since_ms for edit in read_log(self._path / f"txlog.{number}"))
         return Recovered(snapshot, edits, max([*snapshots, *logs], default=0))
+
+    def name_system(self, system: str) -> None:
+        """Give the transaction system its id, if it has none. Durable on return.
+
+        Raises:
+            DirectoryFailed: it could not be written.
+        """
+        if system_of(self._path):
+            return
+        unfinished = self._path / f"{_UNFINISHED}{SYSTEM_FILE}"
+        try:
+            with unfinished.open("w", encoding="ascii") as stream:
+                stream.write(f"{system}\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+            unfinished.rename(self._path / SYSTEM_FILE)
+            sync_folder(self._path)
+        except OSError as error:
+            raise _failed(self._path, error) from error
 
     def log(self, timestamp_ms: int) -> LogFile:
         """A new log; its file appears with its first edit."""
@@ -252,6 +277,20 @@ class _NoLog:
 
     def close(self) -> None:
         """There is nothing to close."""
+
+
+def system_of(path: Path) -> str:
+    """The id of the transaction system whose log is in a directory; empty where it has none.
+
+    Raises:
+        DirectoryFailed: it cannot be read.
+    """
+    try:
+        return (path / SYSTEM_FILE).read_text(encoding="ascii", errors="replace").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        raise _failed(path, error) from error
 
 
 def _failed(path: Path, error: OSError) -> DirectoryFailed:

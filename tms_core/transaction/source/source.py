@@ -24,10 +24,14 @@ from tms_core.transaction.model import VisibilityState
 
 #: A Tephra snapshot's name; the number is the wall time in ms at which its state was copied.
 _NAME = re.compile(r"snapshot\.([0-9]{1,19})")
+#: The file with the id of the transaction system, in a directory of a manager of ours.
+SYSTEM_FILE = "system"
 #: How far a snapshot may be ahead of our clock before an older one is preferred, in milliseconds.
 _AHEAD_MS = 300_000
 #: How often a directory is listed before giving up, when files vanish between listing and reading.
 _LISTINGS = 3
+#: The longest id of a transaction system.
+_ID_BYTES = 100
 #: How many unusable files an error names.
 _NAMED = 5
 _HINT = (
@@ -90,6 +94,7 @@ class Loaded:
         rejected: newer ones that could not be used, newest first.
         ignored: how many names were there that no snapshot has.
         notes: what is odd about the snapshot and does not prevent its use.
+        system: the id of its transaction system; empty where that is not known.
     """
 
     snapshot: VisibilityState
@@ -97,6 +102,7 @@ class Loaded:
     rejected: tuple[Rejected, ...] = ()
     ignored: int = 0
     notes: tuple[str, ...] = ()
+    system: str = ""
 
     def __post_init__(self) -> None:
         if wrong := self.snapshot.implausible():
@@ -229,7 +235,7 @@ class DirectorySource:
                 times = [one.snapshot.timestamp_ms for one in found]
                 at = times.index(max(times, key=lambda taken_ms: (taken_ms <= latest_ms, taken_ms)))
                 rejected += [_passed_over(one, latest_ms) for one in found[:at]]
-                return replace(found[at], rejected=tuple(rejected), ignored=ignored)
+                return replace(found[at], rejected=tuple(rejected), ignored=ignored, system=self._system(names))
             if all(one.reason is not Rejection.VANISHED for one in rejected):
                 break
         if rejected:
@@ -248,6 +254,16 @@ class DirectorySource:
         numbers = {name: int(match[1]) for name in files if (match := _NAME.fullmatch(name))}
         newest_first = sorted(numbers, key=lambda name: numbers[name], reverse=True)
         return newest_first, others + len(files) - len(numbers)
+
+    def _system(self, names: list[str]) -> str:
+        """The id of the transaction system; a snapshot file by itself does not tell it."""
+        if names == [""]:
+            return ""
+        try:
+            with self._folder.open(SYSTEM_FILE) as stream:
+                return stream.read(_ID_BYTES).decode("ascii", "replace").strip()
+        except OSError:
+            return ""
 
     def _load(self, name: str) -> Loaded | Rejected:
         shown = name or self._own_name

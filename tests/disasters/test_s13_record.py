@@ -1,0 +1,82 @@
+"""S13: a store's side table records its transaction system and the state that adopted it; others are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from janitor.state.sqlite.state import SqliteState
+from tests.builders import DAY, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic
+from tms_core.tables.base import Store
+from tms_core.tables.record import Recorded, record_transactions, recorded_state, recorded_transactions
+from tms_core.tables.side import MemorySide
+
+HERE = Recorded("ours", "/srv/store.tx", pointer(NOW_MS), NOW_MS)
+
+
+def expired(store: Store) -> Topic:
+    """A topic with a row that is due, and one that is not."""
+    return topic(store, "default:orders", ttl_seconds=DAY // 1000).plain(NOW_MS - 2 * DAY, NOW_MS)
+
+
+def reasons(rig: Rig, *, adopt: bool = False) -> list[str]:
+    report = rig.engine.run_once(adopt=adopt)
+    return [note.message for note in report.guards if note.guard == "identity" and note.tripped]
+
+
+def test_run_with_another_state_than_the_recorded_one_waits_for_adoption(store: Store) -> None:
+    orders, side = expired(store), MemorySide()
+    first = janitor(store, side=side, state_name="/srv/first")
+    first.engine.adopt()
+    moved = janitor(store, side=side, state_name="/srv/second")
+    [reason] = reasons(moved, adopt=True)
+    assert "another state has adopted this store, /srv/first" in reason
+    assert "set janitor.state to it; if it is lost: janitor adopt" in reason
+    assert orders.times() == [NOW_MS - 2 * DAY, NOW_MS]
+    moved.engine.adopt()
+    assert reasons(moved) == []
+    assert orders.times() == [NOW_MS]
+    [reason] = reasons(first)
+    assert "/srv/second" in reason
+
+
+def test_run_with_a_state_from_before_the_record_is_recorded(store: Store) -> None:
+    expired(store)
+    rig = janitor(store, state=SqliteState.in_memory())
+    rig.engine.adopt()
+    side = MemorySide()
+    known = rig.restart(side=side, state_name="/srv/state")
+    known.engine.preview()
+    assert recorded_state(side) is None, "a plan changes nothing"
+    assert reasons(known) == []
+    record = rig.state.store()
+    assert record is not None
+    assert recorded_state(side) == Recorded(record.mark, "/srv/state")
+
+
+@pytest.mark.parametrize(
+    ("write_pointer", "words"),
+    [
+        (pointer(NOW_MS) - 1, f"at write pointer {pointer(NOW_MS) - 1}, and the store has seen {pointer(NOW_MS)}"),
+        (None, ""),
+    ],
+)
+def test_run_with_a_new_state_knows_the_transactions_by_the_record(
+    store: Store, write_pointer: int | None, words: str
+) -> None:
+    orders, side = expired(store), MemorySide()
+    record_transactions(side, HERE)
+    rig = janitor(store, side=side)
+    rig.snapshots.write_pointer = write_pointer
+    found = reasons(rig, adopt=True)
+    assert [words in reason for reason in found] == ([True] if words else [])
+    assert orders.times() == ([NOW_MS - 2 * DAY, NOW_MS] if words else [NOW_MS])
+    rig.engine.adopt()
+    assert reasons(rig) == []
+    assert recorded_transactions(side) == (Recorded("", HERE.place) if words else HERE)
+
+
+def test_run_with_a_snapshot_from_before_the_recorded_one_goes_on(store: Store) -> None:
+    orders, side = expired(store), MemorySide()
+    record_transactions(side, HERE._replace(pointer=pointer(NOW_MS + MINUTE), taken_ms=NOW_MS + MINUTE))
+    assert reasons(janitor(store, side=side), adopt=True) == []
+    assert orders.times() == [NOW_MS]

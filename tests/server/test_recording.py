@@ -1,0 +1,225 @@
+"""A store and its transaction log stay together: another log, an empty one or a lost side table is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+import tms_core.client
+from janitor.cli.main import execute as typed_janitor
+from janitor.cli.options import REFUSED
+from tms_core.cli.main import execute
+from tms_core.client.sync import Client
+from tms_core.errors import ConfigurationError
+from tms_core.server.serving import serving
+from tms_core.tables.leveldb.side import LevelDBSide
+from tms_core.tables.record import Recorded, record_transactions, recorded_transactions
+from tms_core.transaction.manager.storage import system_of
+from tms_core.transaction.source.source import SYSTEM_FILE
+
+ORDERS = "default:orders"
+FREE_PORTS = {"TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0", "TMS_JANITOR__HTTP__PORT": "0"}
+
+
+@contextmanager
+def served(folder: Path, **transactions: str) -> Iterator[Client]:
+    """A server on the store in a folder, named by a settings file."""
+    config = folder / "tms.yaml"
+    config.write_text(yaml.safe_dump({"storage": {"leveldb": {"path": "store"}}, "transactions": transactions}))
+    with (
+        serving(config, FREE_PORTS, {}) as started,
+        Client(started.url, transactions=started.transactions or "127.0.0.1:1") as client,
+    ):
+        yield client
+
+
+def refused(folder: Path, **transactions: str) -> str:
+    with pytest.raises(ConfigurationError) as caught, served(folder, **transactions):
+        pytest.fail("it was served")
+    return str(caught.value)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With a store that has an invalid transaction and a consumer's position."""
+    with served(tmp_path) as client:
+        client.create_topic(ORDERS)
+        client.publish(ORDERS, [b"first"])
+        with client.transaction() as tx:
+            assert [message.payload for message in tx.consume(ORDERS, "billing")] == [b"first"]
+        lost = client.transaction()
+        client.store(ORDERS, [b"NEVER COMMITTED"], transaction=lost.__enter__().transaction)
+    return tmp_path
+
+
+def accept(folder: Path, *options: str) -> None:
+    assert execute(["admin", "accept", "--config", str(folder / "tms.yaml"), *options]) == 0
+
+
+def recorded(folder: Path) -> Recorded:
+    with LevelDBSide(folder / "store.side") as side:
+        found = recorded_transactions(side)
+    assert found is not None
+    return found
+
+
+def test_open_and_a_settings_file_use_one_transaction_log(tmp_path: Path) -> None:
+    with tms_core.client.open(tmp_path) as client:
+        client.create_topic(ORDERS)
+    (tmp_path / "tms.yaml").write_text("storage: {leveldb: {path: messaging}}")
+    before = {path.name for path in tmp_path.iterdir()}
+    with serving(tmp_path / "tms.yaml", FREE_PORTS, {}):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_server_records_the_system_and_the_highest_pointer_of_its_log(folder: Path) -> None:
+    found = recorded(folder)
+    assert (found.id, found.place) == (system_of(folder / "store.tx"), str(folder / "store.tx"))
+    with served(folder) as client:
+        pass
+    assert recorded(folder).pointer == found.pointer
+    with served(folder) as client, client.transaction() as tx:
+        pointer = tx.transaction.write_pointer
+    assert recorded(folder).pointer == pointer > found.pointer
+
+
+def test_server_with_an_empty_log_is_refused_and_writes_nothing(folder: Path) -> None:
+    said = refused(folder, directory="elsewhere")
+    assert f"{folder}/elsewhere has no transaction log" in said
+    assert f"Set transactions.directory to {folder}/store.tx" in said
+    assert "tms admin accept" in said
+    assert not (folder / "elsewhere").exists()
+    shutil.rmtree(folder / "store.tx")
+    assert "Restore that folder" in refused(folder)
+    assert not (folder / "store.tx").exists()
+
+
+def test_server_with_the_log_of_another_store_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    with served(other) as client, client.transaction():
+        pass
+    said = refused(folder, directory="other/store.tx")
+    assert f"the transaction log of another system ({system_of(other / 'store.tx')})" in said
+    (other / "store.tx" / SYSTEM_FILE).unlink()
+    assert "a transaction log that is not known to be this store's" in refused(folder, directory="other/store.tx")
+
+
+def test_server_with_a_log_that_was_set_back_is_refused_before_it_writes(folder: Path) -> None:
+    shutil.copytree(folder / "store.tx", folder / "backup")
+    with served(folder) as client, client.transaction():
+        pass
+    shutil.rmtree(folder / "store.tx")
+    shutil.copytree(folder / "backup", folder / "store.tx")
+    before = sorted(path.name for path in (folder / "store.tx").iterdir())
+    assert f"and the store has seen {recorded(folder).pointer}" in refused(folder)
+    assert sorted(path.name for path in (folder / "store.tx").iterdir()) == before
+
+
+def test_server_after_accept_starts_with_the_log_it_finds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(folder, directory="elsewhere")
+    was = recorded(folder)
+    accept(folder)
+    assert f"in {folder}/store.tx, up to write pointer {was.pointer}" in capsys.readouterr().out
+    with served(folder, directory="elsewhere"):
+        pass
+    assert recorded(folder).place == str(folder / "elsewhere")
+    assert recorded(folder).pointer > was.pointer
+    assert "another system" in refused(folder)
+
+
+def test_server_on_a_store_without_a_record_accepts_and_records_it(folder: Path) -> None:
+    was = recorded(folder)
+    (folder / "store.tx" / SYSTEM_FILE).unlink()
+    shutil.rmtree(folder / "store.side")
+    with served(folder):
+        pass
+    assert recorded(folder).id == system_of(folder / "store.tx") != was.id
+
+
+def test_server_on_a_new_store_beside_an_old_log_starts(folder: Path) -> None:
+    for name in ("store", "store.side"):
+        shutil.rmtree(folder / name)
+    with served(folder):
+        pass
+    assert recorded(folder).pointer > 0
+
+
+def test_server_without_its_side_table_is_refused_and_makes_none(folder: Path) -> None:
+    shutil.rmtree(folder / "store.side")
+    said = refused(folder)
+    assert f"{folder}/store.side is missing or empty" in said
+    assert f"{folder}/store.tx was used with it" in said
+    assert not (folder / "store.side").exists()
+    accept(folder)
+    with served(folder) as client, client.transaction() as tx:
+        assert [message.payload for message in tx.consume(ORDERS, "billing")] == [b"first"]
+
+
+def test_server_with_an_emptied_side_table_is_refused(folder: Path) -> None:
+    shutil.rmtree(folder / "store.side")
+    LevelDBSide(folder / "store.side").close()
+    assert "The side table of this store is missing or empty" in refused(folder)
+
+
+@pytest.mark.parametrize("steps", ["recorded", "named"])
+def test_server_killed_while_it_starts_a_log_starts_again(tmp_path: Path, steps: str) -> None:
+    with served(tmp_path):
+        pass
+    with LevelDBSide(tmp_path / "store.side") as side:
+        record_transactions(side, recorded_begin := Recorded(system_of(tmp_path / "store.tx"), "store.tx"))
+    for path in (tmp_path / "store.tx").iterdir():
+        if path.name != SYSTEM_FILE or steps == "recorded":
+            path.unlink()
+    with served(tmp_path):
+        pass
+    assert (recorded(tmp_path).id == recorded_begin.id) == (steps == "named")
+
+
+def test_server_with_snapshots_of_another_system_is_refused(folder: Path, tmp_path: Path) -> None:
+    with served(folder, source="directory", directory="store.tx"):
+        pass
+    other = tmp_path / "other"
+    other.mkdir()
+    with served(other) as client, client.transaction():
+        pass
+    said = refused(folder, source="directory", directory="other/store.tx")
+    assert f"The transaction snapshots in {other}/store.tx are of transaction system" in said
+
+
+def test_server_with_an_empty_log_after_snapshots_of_cdap_is_refused(folder: Path) -> None:
+    (folder / "store.tx" / SYSTEM_FILE).rename(folder / "kept")
+    accept(folder)
+    with LevelDBSide(folder / "store.side") as side:
+        side.delete([b"it"])
+    with served(folder, source="directory", directory="store.tx"):
+        pass
+    assert recorded(folder).id == ""
+    assert "at write pointer 0, and the store has seen" in refused(folder, directory="elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("janitor: {state: moved}", "another state has adopted this store"),
+        ("transactions: {source: directory, directory: other/store.tx}", "the snapshot is of transaction system"),
+    ],
+)
+def test_janitor_with_another_state_or_other_snapshots_is_stopped(
+    folder: Path, capsys: pytest.CaptureFixture[str], settings: str, words: str
+) -> None:
+    (folder / "other").mkdir()
+    with served(folder / "other") as client, client.transaction():
+        pass
+    (folder / "moved.yaml").write_text(f"storage: {{leveldb: {{path: store}}}}\n{settings}\n")
+    capsys.readouterr()
+    assert typed_janitor(["run", "--once", "--adopt", "--config", str(folder / "moved.yaml")]) == REFUSED
+    assert words in capsys.readouterr().out
+    assert typed_janitor(["adopt", "--config", str(folder / "moved.yaml")]) == 0
+    assert typed_janitor(["run", "--once", "--config", str(folder / "moved.yaml")]) == 0

@@ -1,0 +1,141 @@
+"""Keeps a store and its transaction log together (:mod:`tms_core.tables.record`).
+
+A manager starts only with the log that the store records; each snapshot it keeps is recorded.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from tms_core.errors import ConfigurationError, NoSnapshot, SnapshotError, StoreError
+from tms_core.logs.loggers import get_logger
+from tms_core.tables.record import Recorded, record_transactions, recorded_transactions
+from tms_core.tables.side import SideTable
+from tms_core.transaction.codec.edits import Edit, EditState
+from tms_core.transaction.manager.storage import DirectoryStorage, Log, Recovered, system_of
+from tms_core.transaction.model import Snapshot
+from tms_core.transaction.source.source import DirectorySource
+
+_ID_BYTES = 8
+#: Edits that give out a write pointer.
+_ISSUED = (EditState.IN_PROGRESS, EditState.CHECKPOINT)
+
+logger = get_logger(__name__)
+
+
+class RecordedStorage:
+    """A transaction manager's directory whose snapshots the store records.
+
+    Args:
+        storage: the directory; closed with this.
+        side: the store's side table; stays the caller's.
+    """
+
+    def __init__(self, storage: DirectoryStorage, side: SideTable, path: Path) -> None:
+        self._storage = storage
+        self._side = side
+        self._path = path
+        recorded = recorded_transactions(side)
+        system = system_of(path) or secrets.token_hex(_ID_BYTES)
+        if recorded is None or not recorded.pointer:
+            # First the row, then the file: a file without a row is what tells that the side table was lost.
+            record_transactions(side, Recorded(system, str(path)))
+        storage.name_system(system)
+        self._system = system
+
+    def recover(self) -> Recovered:
+        """Read what the manager before left; see :class:`~tms_core.transaction.manager.storage.Storage`."""
+        found = self._storage.recover()
+        return replace(found, edits=self._checked(found))
+
+    def log(self, timestamp_ms: int) -> Log:
+        """A new log."""
+        return self._storage.log(timestamp_ms)
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot and record it; a record that cannot be written does no harm."""
+        self._storage.save(snapshot)
+        visibility = snapshot.visibility
+        newest = Recorded(self._system, str(self._path), visibility.write_pointer, visibility.timestamp_ms)
+        try:
+            record_transactions(self._side, newest)
+        except StoreError as error:
+            logger.warning("the transaction snapshot is kept, but not recorded beside the store: %s", error)
+
+    def close(self) -> None:
+        """Release the directory."""
+        self._storage.close()
+
+    def _checked(self, found: Recovered) -> Iterator[Edit]:
+        """The edits; at their end, before anything is written, the highest pointer is held against the record."""
+        highest = found.snapshot.visibility.write_pointer if found.snapshot else 0
+        for edit in found.edits:
+            if edit.state in _ISSUED:
+                highest = max(highest, edit.write_pointer)
+            yield edit
+        recorded = recorded_transactions(self._side)
+        if recorded is not None and (difference := recorded.differs("", highest)):
+            raise _refused(f"The transaction log in {self._path} is {difference}", str(self._path), recorded)
+
+
+def check_directory(directory: str, side: SideTable, *, created: bool = False) -> None:
+    """See that a directory has the transaction log that a store records, before anything is written there.
+
+    Args:
+        created: whether the store was made just now, so that nothing can be missing beside it.
+
+    Raises:
+        ConfigurationError: it has another one or none, or the side table was lost.
+    """
+    recorded, found = recorded_transactions(side), system_of(Path(directory))
+    if recorded is None and found and not created:
+        raise lost_side("The side table of this store", directory)
+    if recorded is None or not recorded.pointer or recorded.id in ("", found):
+        return
+    if found:
+        what = f"the transaction log of another system ({found})"
+    elif DirectoryStorage.has_log(Path(directory)):
+        what = "a transaction log that is not known to be this store's"
+    else:
+        what = "no transaction log"
+    raise _refused(f"{directory} has {what}", directory, recorded)
+
+
+def check_snapshots(directory: str, side: SideTable) -> None:
+    """See that snapshots of another manager, where there are any, fit what a store records.
+
+    If the store records nothing, they are recorded.
+
+    Raises:
+        ConfigurationError: they are of another transaction system.
+    """
+    try:
+        found = DirectorySource.at(directory).latest()
+    except (NoSnapshot, SnapshotError, OSError):
+        return
+    recorded, pointer = recorded_transactions(side), found.snapshot.write_pointer
+    if recorded is None:
+        record_transactions(side, Recorded(found.system, directory, pointer, found.snapshot.timestamp_ms))
+    elif difference := recorded.differs(found.system, pointer):
+        raise _refused(f"The transaction snapshots in {directory} are {difference}", directory, recorded)
+
+
+def lost_side(what: str, directory: str) -> ConfigurationError:
+    """What is said where a side table is missing that was there."""
+    return ConfigurationError(
+        f"{what} is missing or empty, and the transaction log in {directory} was used with it: positions of consumers, "
+        "claims, producers and ttls of single messages are lost.",
+        "Restore it from the backup that the store is from. To go on without it: tms admin accept",
+    )
+
+
+def _refused(found: str, directory: str, recorded: Recorded) -> ConfigurationError:
+    is_there = Path(directory).resolve() == Path(recorded.place).resolve()
+    return ConfigurationError(
+        f"{found}; the transactions of this store are in {recorded.place}, up to write pointer {recorded.pointer}.",
+        f"{'Restore that folder' if is_there else f'Set transactions.directory to {recorded.place}'}. If it is lost, "
+        "messages that were not committed become visible; to accept that: tms admin accept",
+    )

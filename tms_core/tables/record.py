@@ -1,0 +1,94 @@
+"""What the side table records of the folders that belong to a store: its transaction log, and the janitor's state.
+
+Both are named by settings of their own, so a wrong setting can lead past them. An empty transaction log then starts
+beside messages of transactions it does not know, and readers are shown messages that were never committed. Therefore
+the store records which transaction system it belongs to and how far that has come, and a log that does not fit is
+refused. The record costs one row at each transaction snapshot, nothing at each transaction.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import NamedTuple
+
+from tms_core.errors import FormatError, StoreNotFound
+from tms_core.tables.side import SideTable
+
+_TRANSACTIONS, _STATE = b"it", b"is"
+
+
+class Recorded(NamedTuple):
+    """A transaction system, or a janitor's state.
+
+    Attributes:
+        id: a random name; empty where it has none, as a transaction service of CDAP's.
+        place: where it is, for people.
+        pointer: the highest write pointer in its newest snapshot; 0: whatever is found is accepted.
+        taken_ms: when that snapshot was taken.
+    """
+
+    id: str
+    place: str
+    pointer: int = 0
+    taken_ms: int = 0
+
+    def differs(self, system: str, pointer: int) -> str | None:
+        """Why transactions with this id and this highest write pointer are not the recorded ones; None: they may be.
+
+        Args:
+            system: the id found; empty: not known.
+        """
+        if self.pointer and self.id and system and self.id != system:
+            return f"of transaction system {system}, and the store belongs to {self.id}"
+        if pointer < self.pointer:
+            return f"at write pointer {pointer}, and the store has seen {self.pointer}"
+        return None
+
+
+def recorded_transactions(side: SideTable) -> Recorded | None:
+    """The transaction system of a store; None: none is recorded.
+
+    Raises:
+        FormatError: the row cannot be read.
+    """
+    return _read(side, _TRANSACTIONS)
+
+
+def recorded_state(side: SideTable) -> Recorded | None:
+    """The janitor's state that knows a store; None: none is recorded.
+
+    Raises:
+        FormatError: the row cannot be read.
+    """
+    return _read(side, _STATE)
+
+
+def record_transactions(side: SideTable, system: Recorded) -> None:
+    """Record the transaction system of a store. Durable on return."""
+    _write(side, _TRANSACTIONS, system)
+
+
+def record_state(side: SideTable, state: Recorded) -> None:
+    """Record the janitor's state that knows a store, if it is not recorded yet. Durable on return."""
+    if recorded_state(side) != state:
+        _write(side, _STATE, state)
+
+
+def _read(side: SideTable, key: bytes) -> Recorded | None:
+    value = side.get(key)
+    if value is None:
+        return None
+    try:
+        found = Recorded(**json.loads(value))
+        if [type(field) for field in found] != [str, str, int, int]:
+            raise ValueError("a field has a wrong type")
+    except (ValueError, TypeError) as error:
+        raise FormatError(f"row {key.decode()} of the side table cannot be read: {error}") from error
+    return found
+
+
+def _write(side: SideTable, key: bytes, recorded: Recorded) -> None:
+    # A janitor does not make the table: it works without one, and needs no right to make one.
+    with suppress(StoreNotFound):
+        side.put([(key, json.dumps(recorded._asdict()).encode())])
