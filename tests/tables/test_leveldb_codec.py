@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import plyvel
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables.records import read_records, write_records
 from tms_core.errors import FormatError
 from tms_core.tables.leveldb.log import (
     BLOCK_BYTES,
@@ -14,12 +16,10 @@ from tms_core.tables.leveldb.log import (
     NEW_TABLE,
     NEXT_FILE,
     Field,
-    live_tables,
+    Version,
     masked_crc,
     pack_edit,
     parse_edit,
-    read_records,
-    write_records,
 )
 
 NUMBERS = st.integers(0, 2**64 - 1)
@@ -91,16 +91,23 @@ def test_given_cpps_manifest_of_several_blocks_when_read_and_written_then_no_byt
     edits = [parse_edit(record) for record in records]
     assert [pack_edit(edit) for edit in edits] == records
     sizes = {int(table.stem): table.stat().st_size for table in tmp_path.glob("*.ldb")}
-    assert live_tables(edits) == sizes
+    assert live(edits) == sizes
     assert len(sizes) == 200
+
+
+def live(edits: Iterable[Sequence[Field]]) -> dict[int, int]:
+    version = Version()
+    for edit in edits:
+        version.apply(edit)
+    return version.live
 
 
 def test_given_a_moved_table_when_replayed_then_it_is_live_on_its_new_level_only() -> None:
     added = Field(NEW_TABLE, (0, 5, 100), (b"a", b"b"))
     moved = [Field(NEW_TABLE, (1, 5, 100), (b"a", b"b")), Field(DELETED_TABLE, (0, 5))]
-    assert live_tables([[added], moved]) == {5: 100}
-    assert live_tables([[added], moved, [Field(DELETED_TABLE, (1, 5))]]) == {}
-    assert live_tables([[added], [Field(DELETED_TABLE, (0, 5)), added]]) == {5: 100}
+    assert live([[added], moved]) == {5: 100}
+    assert live([[added], moved, [Field(DELETED_TABLE, (1, 5))]]) == {}
+    assert live([[added], [Field(DELETED_TABLE, (0, 5)), added]]) == {5: 100}
 
 
 @pytest.mark.parametrize(

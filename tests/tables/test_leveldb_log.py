@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.tables.records import read_records, write_records
 from tests.tables.test_leveldb_codec import FIRST, FULL, LAST, MIDDLE, RECORDS, fragments
 from tms_core.errors import StoreError
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import MessageValue, TableName
 from tms_core.tables.leveldb.clone import clone
 from tms_core.tables.leveldb.layout import FOLDERS
-from tms_core.tables.leveldb.log import BLOCK_BYTES, find_damage, read_records, write_records
+from tms_core.tables.leveldb.log import BLOCK_BYTES, find_damage
 from tms_core.tables.leveldb.side import LevelDBSide
 from tms_core.tables.leveldb.store import LevelDBStore, release
 
@@ -187,3 +188,24 @@ def test_given_a_flipped_bit_in_the_side_tables_log_when_opened_then_it_is_refus
     flip(log, 20)
     with pytest.raises(StoreError, match="is damaged at byte 0"):
         LevelDBSide(tmp_path / "side")
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+@pytest.mark.parametrize("table", FOLDERS)
+def test_store_with_a_damaged_log_in_any_table_is_refused_with_no_file_changed(
+    folder: Path, opener: str, table: TableName
+) -> None:
+    for name in FOLDERS.values():
+        if name != FOLDERS["message"]:
+            shutil.rmtree(folder / name, ignore_errors=True)
+            shutil.copytree(folder / FOLDERS["message"], folder / name)
+    [log] = (folder / FOLDERS[table]).glob("*.log")
+    flip(log, log.stat().st_size // 2)
+
+    def files() -> dict[str, bytes]:
+        return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file() and file.name != "LOCK"}
+
+    before = files()
+    with pytest.raises(StoreError, match="Nothing was changed"):
+        OPENERS[opener](folder)
+    assert files() == before

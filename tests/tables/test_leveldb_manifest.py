@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +14,10 @@ from hypothesis import strategies as st
 
 from tests.builders import every
 from tests.support import raising
+from tests.tables.records import read_records, write_records
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.tables.base import MessageValue
-from tms_core.tables.leveldb.log import BLOCK_BYTES, NEW_TABLE, pack_edit, parse_edit, read_records, write_records
+from tms_core.tables.leveldb.log import BLOCK_BYTES, DELETED_TABLE, NEW_TABLE, Field, pack_edit, parse_edit
 from tms_core.tables.leveldb.manifest import cure, current_manifest, prepare, rename_tables
 from tms_core.tables.leveldb.store import LevelDBStore
 
@@ -295,3 +298,46 @@ def test_given_a_folder_somebody_has_open_when_prepared_then_it_is_left_alone(
     with pytest.raises(StoreBusy):
         prepare(sample / MESSAGE)
     assert snapshot(sample / MESSAGE) == before
+
+
+@pytest.mark.parametrize("form", ["{0}\n{0}\n", "{0}", "{0}\r\n", "{0}\n\n"])
+def test_current_with_its_name_in_a_wrong_form_is_refused_with_the_line_that_cures_it(sample: Path, form: str) -> None:
+    folder = sample / MESSAGE
+    name = current_manifest(folder).name
+    (folder / "CURRENT").write_bytes(form.format(name).encode())
+    with pytest.raises(StoreError) as caught:
+        LevelDBStore(sample)
+    assert "does not name a MANIFEST but" in caught.value.message
+    _, _, line = caught.value.hint.rpartition(": ")
+    subprocess.run(line, shell=True, check=True)  # noqa: S602 it is what an operator types
+    with LevelDBStore(sample) as store:
+        assert len(store.message.keys(b"", None, 100_000).items) == 9897
+
+
+def test_current_that_names_a_missing_manifest_is_refused_without_a_cure(sample: Path) -> None:
+    folder = sample / MESSAGE
+    (folder / "CURRENT").write_text("MANIFEST-000077\nMANIFEST-000077\n")
+    with pytest.raises(StoreError) as caught:
+        LevelDBStore(sample)
+    assert "echo" not in caught.value.hint
+    assert "Restore the store from a backup" in caught.value.hint
+
+
+def test_manifest_of_many_edits_is_cured_in_the_memory_of_a_few(large: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(large, tmp_path / "database")
+    manifest = current_manifest(folder)
+    records = read_records(manifest.read_bytes())
+    # As many tables come and go as a year of compactions makes.
+    gone = pack_edit([Field(NEW_TABLE, (6, 999_999, 1), (bytes(500), bytes(500)))])
+    back = pack_edit([Field(DELETED_TABLE, (6, 999_999))])
+    manifest.write_bytes(write_records([*records, *[gone, back] * 9_000]))
+    size = manifest.stat().st_size
+    tracemalloc.start()
+    try:
+        prepare(folder)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size > 8 << 20
+    assert peak < size // 4
+    assert read_all(folder) == {b"%0200d" % number: b"%d" % number for number in range(TABLES)}

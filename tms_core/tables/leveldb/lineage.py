@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from tms_core.tables.base import TableName
 from tms_core.tables.leveldb.layout import FOLDERS, find_tables
 from tms_core.tables.leveldb.lock import sync_logs, translated
-from tms_core.tables.leveldb.log import NEXT_FILE, SEQUENCE, last_sequence, live_tables
+from tms_core.tables.leveldb.log import last_sequence
 from tms_core.tables.leveldb.manifest import current_manifest, read_manifest, table_files
 
 #: FS_IOC_GETVERSION of Linux: the number of an inode's use, which the next file under this inode does not have.
@@ -34,10 +34,6 @@ _GET_GENERATION = 0x80087601
 #: Of statx(2): the directory that relative paths start from, the mask that asks for the birth time, and where that is.
 _AT_FDCWD, _STATX_BTIME, _STATX_BYTES, _BTIME = -100, 0x800, 256, struct.Struct("<qI")
 _BTIME_OFFSET = 80
-
-
-#: Fields of a MANIFEST that only grow.
-_COUNTED = (SEQUENCE, NEXT_FILE)
 
 
 class FolderTrace(NamedTuple):
@@ -138,18 +134,17 @@ def trace_folder(folder: Path) -> FolderTrace:
         # counted there exists by then, in force or not yet.
         logs = [last_sequence(log) for log in _read_logs(folder)]
         manifest = current_manifest(folder)
-        edits = read_manifest(manifest)
+        version = read_manifest(manifest)
         tables = table_files(folder)
-        numbers = {tag: [field.numbers[0] for edit in edits for field in edit if field.tag == tag] for tag in _COUNTED}
         return FolderTrace(
             inode=folder.stat().st_ino,
             birth_ns=_birth_ns(folder),
             generation=_generation(folder),
-            sequence=max([0, *numbers[SEQUENCE], *logs]),
+            sequence=max([version.sequence, *logs]),
             manifest=int(manifest.name.rpartition("-")[2]),
-            next_file=max(numbers[NEXT_FILE]),
+            next_file=version.next_file,
             tables=tuple(sorted(tables)),
-            live=tuple(sorted(live_tables(edits))),
+            live=tuple(sorted(version.live)),
         )
 
 

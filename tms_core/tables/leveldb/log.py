@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import BinaryIO, NamedTuple
 
 import google_crc32c
 
@@ -63,29 +63,57 @@ class Field(NamedTuple):
     strings: tuple[bytes, ...] = ()
 
 
-def live_tables(edits: Sequence[Sequence[Field]]) -> dict[int, int]:
-    """Replay version edits to the tables in force and their recorded sizes in bytes."""
-    live: dict[tuple[int, int], int] = {}
-    for edit in edits:
+class Version:
+    """What the version edits of a MANIFEST come to, one after the other.
+
+    Attributes:
+        log: the first log in force.
+        previous_log: one more log in force; 0: none.
+        next_file: all file numbers below were given out; 0: it was never said.
+        sequence: the highest sequence number of a write in a table.
+    """
+
+    def __init__(self) -> None:
+        self.log = self.previous_log = self.next_file = self.sequence = 0
+        self._live: dict[tuple[int, int], int] = {}
+
+    @property
+    def live(self) -> dict[int, int]:
+        """The tables in force and their recorded sizes in bytes."""
+        return {number: size for (_, number), size in self._live.items()}
+
+    def apply(self, edit: Sequence[Field]) -> None:
+        """Apply the next version edit."""
         # Within one edit deletions come first: a table that only moves is deleted on one level, new on another.
         for field in edit:
             if field.tag == DELETED_TABLE:
-                live.pop((field.numbers[0], field.numbers[1]), None)
+                self._live.pop((field.numbers[0], field.numbers[1]), None)
         for field in edit:
-            if field.tag == NEW_TABLE:
-                live[field.numbers[0], field.numbers[1]] = field.numbers[2]
-    return {number: size for (_, number), size in live.items()}
+            self._take(field)
+
+    def _take(self, field: Field) -> None:
+        if field.tag == NEW_TABLE:
+            self._live[field.numbers[0], field.numbers[1]] = field.numbers[2]
+        elif field.tag == LOG:
+            self.log = field.numbers[0]
+        elif field.tag == PREVIOUS_LOG:
+            self.previous_log = field.numbers[0]
+        elif field.tag == NEXT_FILE:
+            self.next_file = max(self.next_file, field.numbers[0])
+        elif field.tag == SEQUENCE:
+            self.sequence = max(self.sequence, field.numbers[0])
 
 
-def read_records(data: bytes) -> list[bytes]:
+def read_records(stream: BinaryIO) -> Iterator[bytes]:
     """The records of a log or MANIFEST, as LevelDB reads them: one whose writer died half-way is left out at the end.
+
+    One block is read at a time, so a file of any size takes the memory of its longest record.
 
     Raises:
         FormatError: a checksum, a length or the order of fragments is wrong.
     """
-    records: list[bytes] = []
     begun: list[bytes] = []
-    for kind, fragment in _fragments(data):
+    for kind, fragment in _fragments(stream):
         if (kind in (FULL, FIRST) and any(begun)) or (kind == PADDING and begun):
             raise FormatError("a record has no end")
         if kind in (MIDDLE, LAST) and not begun:
@@ -95,15 +123,14 @@ def read_records(data: bytes) -> list[bytes]:
         if kind in (FIRST, MIDDLE):
             begun.append(fragment)
         elif kind in (FULL, LAST):
-            records.append(b"".join([*begun, fragment]))
+            yield b"".join([*begun, fragment])
             begun = []
         elif kind != PADDING:
             raise FormatError(f"a fragment is of the unknown kind {kind}")
-    return records
 
 
-def _fragments(data: bytes) -> Iterator[tuple[int, bytes]]:
-    for block in (data[start : start + BLOCK_BYTES] for start in range(0, len(data), BLOCK_BYTES)):
+def _fragments(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    while block := stream.read(BLOCK_BYTES):
         offset = 0
         while offset + HEADER.size <= len(block):
             checksum, length, kind = HEADER.unpack_from(block, offset)
@@ -121,21 +148,19 @@ def _fragments(data: bytes) -> Iterator[tuple[int, bytes]]:
             offset = end
 
 
-def write_records(records: Sequence[bytes]) -> bytes:
-    """The bytes of a log or MANIFEST with these records."""
-    out = bytearray()
+def pack_records(records: Iterable[bytes]) -> Iterator[bytes]:
+    """The bytes of a log or MANIFEST with these records, piece by piece."""
+    room = BLOCK_BYTES
     for record in records:
         rest, begun = record, False
         while rest or not begun:
-            room = BLOCK_BYTES - len(out) % BLOCK_BYTES
             if room < HEADER.size:
-                out += bytes(room)
+                yield bytes(room)
                 room = BLOCK_BYTES
             part, rest = rest[: room - HEADER.size], rest[room - HEADER.size :]
             kind = _KINDS[begun, bool(rest)]
-            out += HEADER.pack(masked_crc(bytes([kind]) + part), len(part), kind) + part
-            begun = True
-    return bytes(out)
+            yield HEADER.pack(masked_crc(bytes([kind]) + part), len(part), kind) + part
+            room, begun = (room - HEADER.size - len(part)) or BLOCK_BYTES, True
 
 
 def parse_edit(record: bytes) -> list[Field]:

@@ -20,25 +20,25 @@ from __future__ import annotations
 import filecmp
 import os
 import re
+import shlex
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
 
 from tms_core.errors import FormatError, StoreError, quoted
 from tms_core.tables.leveldb.lock import locked, sync, translated
 from tms_core.tables.leveldb.log import (
-    LOG,
     NEW_TABLE,
     NEXT_FILE,
-    PREVIOUS_LOG,
     Field,
+    Version,
     find_damage,
-    live_tables,
     pack_edit,
+    pack_records,
     parse_edit,
     read_records,
-    write_records,
 )
 
 #: The last eight bytes of every complete table.
@@ -54,22 +54,29 @@ _RESTORE = "Nothing was changed. Restore the store from a backup, or try plyvel.
 _CDAP_LOSES = "CDAP would open it all the same and lose, without an error,"
 
 
-def prepare(folder: Path) -> None:
-    """Make a folder readable for C++ LevelDB and for Java's alike, before it is opened.
+def prepare(*folders: Path) -> None:
+    """Make folders readable for C++ LevelDB and for Java's alike, before they are opened.
+
+    All of them are checked before the first is changed.
 
     Args:
-        folder: one LevelDB folder with a ``CURRENT`` file.
+        folders: LevelDB folders with a ``CURRENT`` file.
 
     Raises:
-        StoreBusy: the folder is open, here or elsewhere.
-        StoreError: the folder is damaged; nothing was changed.
+        StoreBusy: a folder is open, here or elsewhere.
+        StoreError: a folder is damaged; nothing was changed.
     """
-    with locked(folder):
-        cure(folder)
+    with ExitStack() as locks:
+        for folder in folders:
+            locks.enter_context(locked(folder))
+        for folder in folders:
+            check_logs(folder)
+        for found in [_Cure(folder) for folder in folders]:
+            found.carry_out()
 
 
 def cure(folder: Path) -> int:
-    """What :func:`prepare` does, for a caller that holds the lock or owns the folder.
+    """What :func:`prepare` does, for a caller that holds the lock or owns the folder, and has checked its logs.
 
     The old MANIFEST stays: LevelDB removes it once it has opened the folder well.
 
@@ -77,21 +84,40 @@ def cure(folder: Path) -> int:
         How many tables had a wrong size in the MANIFEST.
 
     Raises:
-        StoreError: the MANIFEST or a log cannot be read, or a table that the MANIFEST names is missing or incomplete;
-            nothing was changed.
+        StoreError: the MANIFEST cannot be read, or a table that the MANIFEST names is missing or incomplete; nothing
+            was changed.
     """
-    with translated(folder):
-        records, edits = _read_manifest(current_manifest(folder))
-        _refuse_damaged_logs(folder, edits)
-        live = live_tables(edits)
-        present = table_files(folder)
-        tables = {number: _live_table(folder, number, size, present) for number, size in live.items()}
-        wrong = _wrong_sizes(tables, live)
-        if wrong or max(present, default=0) >= _next_file(edits):
-            corrected = [_with_sizes(record, edit, wrong) for record, edit in zip(records, edits, strict=True)]
-            _replace_manifest(folder, corrected, _free_number(folder, edits))
-        _name_live_tables(folder, tables)
-    return len(wrong)
+    found = _Cure(folder)
+    found.carry_out()
+    return len(found.wrong)
+
+
+class _Cure:
+    """What has to be changed in a folder.
+
+    Attributes:
+        wrong: the sizes of the tables that have another one in the MANIFEST.
+
+    Raises:
+        StoreError: as :func:`cure`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with translated(folder):
+            self._manifest = current_manifest(folder)
+            version = read_manifest(self._manifest)
+            live, present = version.live, table_files(folder)
+            self._tables = {number: _live_table(folder, number, size, present) for number, size in live.items()}
+            self.wrong = _wrong_sizes(self._tables, live)
+            self._is_new = bool(self.wrong) or max(present, default=0) >= version.next_file
+            self._number = _free_number(folder, version)
+
+    def carry_out(self) -> None:
+        with translated(self._folder):
+            if self._is_new:
+                _replace_manifest(self._folder, self._manifest, self.wrong, self._number)
+            _name_live_tables(self._folder, self._tables)
 
 
 def check_logs(folder: Path) -> None:
@@ -104,7 +130,10 @@ def check_logs(folder: Path) -> None:
         StoreError: a log is damaged; says which and where. Or the MANIFEST, which names the logs, cannot be read.
     """
     with translated(folder):
-        _refuse_damaged_logs(folder, read_manifest(current_manifest(folder)))
+        for log in _live_logs(folder, read_manifest(current_manifest(folder))):
+            if damage := find_damage(log.read_bytes()):
+                lost = f"{_CDAP_LOSES} what is there up to byte {damage.stop}, if not more."
+                raise StoreError(f"{log} is damaged at byte {damage.offset}: {damage.reason}. {lost}", _RESTORE)
 
 
 def rename_tables(folder: Path) -> None:
@@ -140,46 +169,45 @@ def current_manifest(folder: Path) -> Path:
     Raises:
         StoreError: ``CURRENT`` does not name one.
     """
-    text = (folder / "CURRENT").read_bytes().decode("ascii", "replace")
+    current = folder / "CURRENT"
+    text = current.read_bytes().decode("ascii", "replace")
     match = _CURRENT.fullmatch(text)
     if match is None:
-        raise StoreError(f"{folder / 'CURRENT'} does not name a MANIFEST but {quoted(text)}.", _RESTORE)
+        raise StoreError(f"{current} does not name a MANIFEST but {quoted(text)}.", _current_hint(current, text))
     return folder / match[1]
 
 
-def read_manifest(manifest: Path) -> list[list[Field]]:
-    """The version edits of a MANIFEST.
+def _current_hint(current: Path, text: str) -> str:
+    """How to put a ``CURRENT`` right: in one line where its name is there and only its form is wrong."""
+    names = set(text.split())
+    name = names.pop() if len(names) == 1 else ""
+    if not (_CURRENT.fullmatch(f"{name}\n") and (current.parent / name).is_file()):
+        return _RESTORE
+    return f"Nothing was changed. It has to be one line with that name: echo {name} > {shlex.quote(str(current))}"
+
+
+def read_manifest(manifest: Path) -> Version:
+    """What a MANIFEST comes to.
 
     Raises:
         StoreError: it cannot be read as LevelDB would read it.
     """
-    return _read_manifest(manifest)[1]
-
-
-def _read_manifest(manifest: Path) -> tuple[list[bytes], list[list[Field]]]:
+    version = Version()
     try:
-        records = read_records(manifest.read_bytes())
-        edits = [parse_edit(record) for record in records]
+        with manifest.open("rb") as stream:
+            for record in read_records(stream):
+                version.apply(parse_edit(record))
     except FormatError as error:
         raise StoreError(f"{manifest} cannot be read: {error}.", _RESTORE) from error
-    if _next_file(edits) == 0:
+    if version.next_file == 0:
         raise StoreError(f"{manifest} cannot be read: it does not say which file number comes next.", _RESTORE)
-    return records, edits
+    return version
 
 
-def _refuse_damaged_logs(folder: Path, edits: Sequence[Sequence[Field]]) -> None:
-    for log in _live_logs(folder, edits):
-        if damage := find_damage(log.read_bytes()):
-            lost = f"{_CDAP_LOSES} what is there up to byte {damage.stop}, if not more."
-            raise StoreError(f"{log} is damaged at byte {damage.offset}: {damage.reason}. {lost}", _RESTORE)
-
-
-def _live_logs(folder: Path, edits: Sequence[Sequence[Field]]) -> list[Path]:
+def _live_logs(folder: Path, version: Version) -> list[Path]:
     """The logs that LevelDB reads when it opens the folder; older ones have become tables."""
-    numbers = {field.tag: field.numbers[0] for edit in edits for field in edit if field.tag in (LOG, PREVIOUS_LOG)}
     logs = {int(match[1]): path for path in folder.iterdir() if (match := _LOG.fullmatch(path.name))}
-    first, previous = numbers.get(LOG, 0), numbers.get(PREVIOUS_LOG, 0)
-    return [path for number, path in sorted(logs.items()) if number >= first or number == previous]
+    return [path for number, path in sorted(logs.items()) if number >= version.log or number == version.previous_log]
 
 
 def _live_table(folder: Path, number: int, size: int, present: Mapping[int, list[Path]]) -> Path:
@@ -213,7 +241,8 @@ def _is_complete(table: Path) -> bool:
         return file.read() == _TABLE_MAGIC
 
 
-def _with_sizes(record: bytes, edit: list[Field], sizes: Mapping[int, int]) -> bytes:
+def _with_sizes(record: bytes, sizes: Mapping[int, int]) -> bytes:
+    edit = parse_edit(record)
     corrected = [_with_size(field, sizes) for field in edit]
     return record if corrected == edit else pack_edit(corrected)
 
@@ -225,32 +254,30 @@ def _with_size(field: Field, sizes: Mapping[int, int]) -> Field:
     return field._replace(numbers=(level, number, sizes.get(number, size)))
 
 
-def _next_file(edits: Sequence[Sequence[Field]]) -> int:
-    return max((field.numbers[0] for edit in edits for field in edit if field.tag == NEXT_FILE), default=0)
-
-
-def _free_number(folder: Path, edits: Sequence[Sequence[Field]]) -> int:
+def _free_number(folder: Path, version: Version) -> int:
     """A file number that was never used and, since it lies above the next one, is not about to be used."""
     used = [int(match[1]) for path in folder.iterdir() if (match := _NUMBERED.fullmatch(path.name))]
-    return max([*used, _next_file(edits)]) + 1
+    return max([*used, version.next_file]) + 1
 
 
-def _replace_manifest(folder: Path, records: list[bytes], number: int) -> None:
+def _replace_manifest(folder: Path, old: Path, sizes: Mapping[int, int], number: int) -> None:
     name = f"MANIFEST-{number:06d}"
     after = pack_edit([Field(NEXT_FILE, (number + 1,))])
-    _write_new(folder / name, write_records([*records, after]))
+    with old.open("rb") as stream:
+        corrected = (_with_sizes(record, sizes) for record in read_records(stream))
+        _write_new(folder / name, pack_records(chain(corrected, [after])))
     # LevelDB's own name for a temporary file: whichever library opens the folder next removes a forgotten one.
     temporary = folder / f"{number:06d}.dbtmp"
-    _write_new(temporary, f"{name}\n".encode())
+    _write_new(temporary, [f"{name}\n".encode()])
     sync(folder)
     temporary.replace(folder / "CURRENT")
     sync(folder)
 
 
-def _write_new(path: Path, data: bytes) -> None:
+def _write_new(path: Path, pieces: Iterable[bytes]) -> None:
     try:
         with path.open("xb") as file:
-            file.write(data)
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
     except OSError:

@@ -89,13 +89,12 @@ class LevelDBStore(Store):
             with translated(self.path):
                 self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = find_tables(self.path, create=create)
-        opened: dict[TableName, FolderTrace] = {}
+        present = {name: folder for name, folder in found.items() if holds_database(folder)}
+        opened = {name: _trace(folder) for name, folder in present.items()}
+        # All of them, before the first is opened: merely opening a folder changes it.
+        prepare(*present.values())
         with ExitStack() as stack:
-            databases = {}
-            for name, folder in found.items():
-                if holds_database(folder):
-                    opened[name] = _prepare(folder)
-                databases[name] = _open(folder, stack, create=name not in opened)
+            databases = {name: _open(folder, stack, create=name not in opened) for name, folder in found.items()}
             self._open = stack.pop_all()
         self._trace = StoreTrace(self.path, opened)
         self._lay_out(databases)
@@ -143,12 +142,10 @@ def release(path: Path | str) -> None:
     LevelDBStore(path).close()
 
 
-def _prepare(folder: Path) -> FolderTrace:
-    """Make a folder readable for C++ LevelDB; returns what it was like before that."""
+def _trace(folder: Path) -> FolderTrace:
+    """What a folder is like before it is made readable for C++ LevelDB."""
     with locked(folder):
-        trace = trace_folder(folder)
-    prepare(folder)
-    return trace
+        return trace_folder(folder)
 
 
 def _open(folder: Path, stack: ExitStack, *, create: bool) -> WritableDatabase:
