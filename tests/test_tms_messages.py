@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from click.shell_completion import shell_complete
 
-from tests.builders import NOW_MS
+from tests.builders import DAY, MINUTE, NOW_MS
 from tms_core.cli import topics
 from tms_core.cli.main import cli, execute
 from tms_core.client import Client, NotInProgress, ProducerFenced
@@ -393,6 +393,19 @@ def test_given_a_consumer_when_polled_with_commit_then_it_goes_on_behind_what_wa
     assert typed.client.position(typed.topic, "billing") == at_the_end
     refused = typed("poll", typed.topic, "--commit")
     assert (refused[0], "--consumer" in refused[2]) == (2, True)
+
+
+@pytest.mark.parametrize(("behind_ms", "named"), [(4 * MINUTE, False), (DAY, True)])
+def test_topic_show_names_messages_dated_ahead_and_the_way_out(
+    typed: Type, monkeypatch: pytest.MonkeyPatch, behind_ms: int, named: bool
+) -> None:
+    typed.client.publish(typed.topic, [b"a", b"b"])
+    first = next(iter(typed.client.poll(typed.topic))).id.publish_ms
+    monkeypatch.setattr(topics, "SystemClock", lambda: ManualClock(first - behind_ms))
+    code, out, _ = typed("topic", "show", typed.topic)
+    assert (code, "dated ahead of this clock" in out, f"tms topic delete {typed.topic}" in out) == (0, named, named)
+    shown = json.loads(typed("topic", "show", typed.topic, "--format", "json")[1])
+    assert shown.get("ahead_ms") == (first if named else None)
 
 
 def test_given_messages_when_topics_are_counted_then_each_says_how_many(typed: Type) -> None:

@@ -170,6 +170,9 @@ def lines(status: Status, health: Health, arguments: str = "") -> Iterator[Text]
         what = f"transaction {late.transaction} of {printable(late.client) or 'an unknown client'}"
         since = f"since {render.when(late.since_ms, status.now_ms)}"
         yield render.line("readers wait", f"of {late.readers}", f"for {what}", since, late.command, style="yellow")
+    for ahead in status.ahead[:_NAMED]:
+        newest = f"messages are dated ahead of the clock, the newest {render.when(ahead.newest_ms, status.now_ms)}"
+        yield render.line("ahead", ahead.topic, newest, f"janitor topic {ahead.topic} {arguments}".rstrip())
     yield from _statistics(status)
     for guard in status.guards:
         yield render.line(

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 #: Blocks from an eighth to the whole.
 _BLOCKS = "▁▂▃▄▅▆▇█"
+#: What messages mean that are dated ahead of the clock, and the way out.
+AHEAD = (
+    "messages are dated ahead of the clock, and outlive their ttl by that time; set the clock right if it is behind; "
+    "else read the messages, then delete the topic and create it again (tms topic delete, tms topic create)"
+)
 
 
 @click.command("topic")
@@ -67,6 +72,8 @@ def lines(current: Session, topic: TopicId, found: Mapping[str, Any]) -> Iterato
         yield render.line("next due", "now" if late else render.when(found["next_due_ms"], now_ms))
     if figures["overdue_rows"]:
         yield render.line("overdue", f"{figures['overdue_rows']:,} rows were due in the last run and stayed")
+    if found["ahead"]:
+        yield render.line("ahead", AHEAD, style="yellow")
     yield from _held(found["held"], now_ms)
     if found["quarantined"]:
         entry = found["quarantined"]

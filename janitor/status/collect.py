@@ -24,6 +24,7 @@ from janitor.state.topic_history import Change, changes, sketches
 from janitor.stats.consumer_lag import LATE_NOTE as LATE
 from janitor.stats.consumer_lag import NOTE as CONSUMERS
 from janitor.status.status import (
+    AheadTopic,
     BlockedReaders,
     BoundaryFigures,
     ConsumerFigures,
@@ -144,6 +145,11 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
         consumers=[ConsumerFigures(**figures) for figures in state.note(CONSUMERS) or ()],
         late=[_late(found, site.arguments) for found in state.note(LATE) or ()] if live else [],
         statistics=_statistics(state),
+        ahead=[
+            AheadTopic(str(name), count.newest_ms)
+            for name, count in counts.items()
+            if count.newest_ms is not None and count.newest_ms > latest_ms
+        ],
         counters=state.counters(),
     )
 

@@ -98,6 +98,7 @@ def _attention(status: Status) -> Iterator[Reason]:
         if status.now_ms - max(late.since_ms, status.started_ms or 0) > LATE_MS:
             yield Reason(f"Readers of {late.readers} wait for transaction {late.transaction}.", "late")
             break
+    yield from _topics("has messages dated ahead of the clock", "queues", (entry.topic for entry in status.ahead))
     yield from _topics("is held", "held", (held.topic for held in status.held if _waits(status, held.reason)))
     yield from _paused(status)
 
@@ -131,7 +132,7 @@ def _topics(state: str, about: str, names: Iterable[str]) -> Iterator[Reason]:
     if len(found) == 1:
         yield Reason(f"{found[0]} {state}.", about)
     elif found:
-        yield Reason(f"{len(found):,} topics {state.replace('is ', 'are ')}.", about)
+        yield Reason(f"{len(found):,} topics {state.replace('is ', 'are ').replace('has ', 'have ')}.", about)
 
 
 def _paused(status: Status) -> Iterator[Reason]:

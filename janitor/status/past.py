@@ -200,6 +200,7 @@ def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any]
         "next_due_ms": None
         if figures.oldest_ms is None or figures.generation < 0
         else figures.oldest_ms + figures.ttl_seconds * 1000 + 1,
+        "ahead": any(one.topic == name for one in status.ahead),
         "held": None if held is None else asdict(held),
         "quarantined": None if quarantined is None else asdict(quarantined),
         "consumers": [asdict(one) for one in status.consumers if f"{one.tms_namespace}:{one.topic}" == name],

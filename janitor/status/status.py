@@ -272,6 +272,13 @@ class BlockedReaders:
         return f"{named} and {more} more" if more else named
 
 
+class AheadTopic(NamedTuple):
+    """A topic whose messages are dated ahead of the clock, and so outlive their ttl."""
+
+    topic: str
+    newest_ms: int
+
+
 class Overdue(NamedTuple):
     """Rows of one table and rule that are due and still there."""
 
@@ -299,6 +306,8 @@ class Status:
         skew_seconds: how far wall time is ahead, by the clock it was compared with.
         late: transactions that readers have waited for longest first; known while a daemon runs that can ask.
         statistics: None before the store was ever counted on Spark.
+        ahead: topics whose newest message, as far as they were counted, is dated ahead of the clock by more than its
+            allowance.
         failing: jobs of the daemon that failed when they were last done, and why.
         counters: every counter since the state began, without the prefix.
     """
@@ -333,6 +342,7 @@ class Status:
     consumers: Sequence[ConsumerFigures] = ()
     late: Sequence[BlockedReaders] = ()
     statistics: StatisticsFigures | None = None
+    ahead: Sequence[AheadTopic] = ()
     failing: Mapping[str, str] = field(default_factory=dict)
     counters: Mapping[CounterKey, float] = field(default_factory=dict)
 

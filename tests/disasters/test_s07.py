@@ -114,6 +114,10 @@ def test_given_a_clock_that_runs_behind_when_run_then_it_warns_and_deletes_less(
     assert clock_notes(report) == [False]
     assert not report.tripped
     assert orders.times() == [NOW_MS - DAY + HOUR]
+    [note] = [note for note in report.guards if note.guard == "clock"]
+    assert "janitor approve --clock" in note.message
+    rig.engine.approve(clock=True)
+    assert clock_notes(rig.engine.run_once()) == []
 
 
 @pytest.mark.parametrize(("off_ms", "stopped"), [(HOUR, False), (7 * DAY, False), (7 * DAY + 1, True), (-DAY, False)])

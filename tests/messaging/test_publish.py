@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from tests.builders import HOUR, MINUTE, NOW_MS, Call, fail_at, pointer, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, fail_at, pointer, watch
 from tests.messaging.desk import PATIENCE_SECONDS, Desk, P, named, reader
 from tms_core.errors import (
     BadRequest,
@@ -565,3 +565,19 @@ def test_given_a_write_pointer_when_rolled_back_then_all_of_it_in_the_topic_is_g
     for pointer_ in (0, -P, 2**63):
         with pytest.raises(BadRequest, match="is no write pointer"):
             desk.service.rollback(named("orders"), pointer_)
+
+
+@pytest.mark.parametrize(("ahead_ms", "warns"), [(5 * MINUTE, False), (5 * MINUTE + 1, True), (400 * DAY, True)])
+def test_publish_after_a_message_dated_ahead_warns_once_and_names_the_way_out(
+    desk: Desk, caplog: pytest.LogCaptureFixture, ahead_ms: int, warns: bool
+) -> None:
+    desk.clock.step(ahead_ms)
+    desk.restart()
+    desk.publish("orders", b"from a clock that was ahead")
+    desk.clock.step(-ahead_ms)
+    desk.restart()
+    desk.publish("orders", b"a")
+    desk.publish("orders", b"b")
+    said = [record.getMessage() for record in caplog.records if "ahead of the clock" in record.getMessage()]
+    assert len(said) == warns
+    assert all("default:orders" in line and "tms topic delete" in line for line in said)

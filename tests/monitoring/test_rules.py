@@ -28,6 +28,7 @@ NAMES = {
     "TmsBoundaryStuck", "TmsGuardTripped", "TmsTopicQuarantined", "TmsPausedTooLong", "TmsPlanOnlyLeftOn",
     "TmsDeleteErrors", "TmsClockSkew", "TmsTopicGrowing", "TmsConsumerLagging", "TmsReadersBlocked",
     "TmsUnauthorizedRequests",
+    "TmsMessagesAhead",
 }  # fmt: skip
 
 

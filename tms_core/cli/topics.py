@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +13,7 @@ from tms_core.cli.outcome import arguments
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.typed import TtlType
 from tms_core.clock import SystemClock
+from tms_core.errors import Forbidden
 from tms_core.logs.printable import columns, complete, duration, moment
 from tms_core.messaging.partitions import PARTITIONS
 from tms_core.topic import BY_TTL, CONSUMED, RETENTION, TopicId, parse_java_int
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from tms_core.client import Ages, Client
 
 Command = Callable[..., None]
+#: How far a message may be dated ahead of this machine's clock, since clocks differ.
+ALLOWANCE = timedelta(minutes=5)
 
 
 def _changes(command: Command) -> Command:
@@ -119,7 +124,8 @@ def show(options: Remote, topic: TopicId, *, count: bool) -> None:
       tms topic show default:orders --count
     """
     with options.client() as client:
-        _print(options, client.topic(topic).properties, topic, _count(client, topic) if count else None)
+        properties = client.topic(topic).properties
+        _print(options, properties, topic, _count(client, topic) if count else None, ahead_ms=_ahead_ms(client, topic))
 
 
 @topic.command("update")
@@ -194,6 +200,14 @@ def _count(client: Client, topic: TopicId) -> int:
     return sum(1 for _ in client.poll(topic))
 
 
+def _ahead_ms(client: Client, topic: TopicId) -> int | None:
+    """The time of the first message that is dated ahead of this clock; None without one, or if they may not be read."""
+    latest = datetime.fromtimestamp(SystemClock().now_ms() / 1000, UTC) + ALLOWANCE
+    with suppress(Forbidden):
+        return next((message.id.publish_ms for message in client.poll(topic, start=latest, limit=1)), None)
+    return None
+
+
 def _ways_out(topic: TopicId, ttl_seconds: int, hold_seconds: int | None) -> str:
     """What becomes of messages that a shorter ttl has hidden, and what decides that."""
     keep = f"To keep them:           tms topic update {topic} --ttl {ttl_seconds}"
@@ -218,12 +232,15 @@ def _print(
     messages: int | None = None,
     *,
     hidden: Ages | None = None,
+    ahead_ms: int | None = None,
 ) -> None:
     value: dict[str, Any] = {"topic": str(topic), "properties": dict(properties)}
     if hidden is not None:
         value["hidden"] = hidden._asdict()
     if messages is not None:
         value["messages"] = messages
+    if ahead_ms is not None:
+        value["ahead_ms"] = ahead_ms
 
     def lines() -> Iterator[str]:
         ttl = int(properties["ttl"])
@@ -232,6 +249,10 @@ def _print(
             yield f"  {name} = {properties[name]}"
         if messages is not None:
             yield f"  {messages:,} messages"
+        if ahead_ms is not None:
+            yield f"  messages are dated ahead of this clock, from {moment(ahead_ms)} on: they outlive their ttl"
+            yield f"  way out: set the clock right if it is behind; else read them, then tms topic delete {topic}"
+            yield f"           and tms topic create {topic}"
         if hidden is not None:
             more = "at least " if hidden.at_least else ""
             counts = f"{more}{hidden.older:,} of {more}{hidden.messages:,}"

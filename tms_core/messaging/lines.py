@@ -58,6 +58,7 @@ class Line:
         largest_bytes: the largest payload that was read of it.
         wakes: called when messages have come; by any thread, so they must not wait.
         ahead: what was announced before it was requested.
+        warned: whether the log says that its messages are dated ahead of the clock.
     """
 
     prefix: bytes
@@ -68,6 +69,7 @@ class Line:
     largest_bytes: int = 0
     wakes: dict[Callable[[], None], None] = field(default_factory=dict)
     ahead: AnnouncedAhead = field(default_factory=AnnouncedAhead)
+    warned: bool = False
 
     def tell(self) -> None:
         """Wake the polls that wait for messages of this line."""
@@ -105,6 +107,9 @@ class Lines:
     Args:
         side: where it is looked up how far consumers have read, and what producers have requested.
         allowance_ms: how far the clocks of several machines differ.
+
+    Attributes:
+        allowance_ms: as given.
     """
 
     def __init__(
@@ -123,7 +128,7 @@ class Lines:
         self._expiries = expiries
         self._places: dict[bytes, _Place] = {}
         self._stored: dict[bytes, _Stored] = {}
-        self._allowance_ms = allowance_ms
+        self.allowance_ms = allowance_ms
         # Of a transaction up to this one, others may have stored payloads, or it was forgotten; None: up to any that is
         # there when this is next asked for.
         self._unknown: int | None = None
@@ -224,7 +229,7 @@ class Lines:
     def _known_from(self) -> int:
         """The pointer behind which whatever is stored is known."""
         if self._unknown is None:
-            self._unknown = (self._clock.now_ms() + self._allowance_ms) * TX_PER_MS
+            self._unknown = (self._clock.now_ms() + self.allowance_ms) * TX_PER_MS
         return self._unknown
 
     def _has_payloads(self, topic: TopicMetadata, pointer: int) -> bool:
@@ -234,7 +239,7 @@ class Lines:
     def _is_referred_to(self, topic: TopicMetadata, pointer: int) -> bool:
         """Whether a message takes its payloads from those of a transaction."""
         prefix = generation_prefix(topic.topic.prefix, topic.generation)
-        start: bytes | None = prefix + tail(position(max(0, transaction_ms(pointer) - self._allowance_ms)))
+        start: bytes | None = prefix + tail(position(max(0, transaction_ms(pointer) - self.allowance_ms)))
         while start is not None:
             page = self._store.message.rows(start, stop_key(prefix), _PAGE_ROWS, _PAGE_BYTES)
             if any(value == (pointer, None) for _, value in page.items):

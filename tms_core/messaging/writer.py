@@ -17,6 +17,8 @@ from functools import partial
 from typing import cast
 
 from tms_core.errors import BadRequest, StoreError, TooLarge
+from tms_core.logs.loggers import get_logger
+from tms_core.logs.printable import duration
 from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import expires_ms, id_parts, milliseconds, tail
 from tms_core.messaging.last_request import AHEAD_MS, SEATED_ROWS, LastRequest
@@ -32,6 +34,8 @@ from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 
 Rows = Sequence[tuple[bytes, MessageValue]]
+
+logger = get_logger(__name__)
 
 #: Cells read at once by a rollback.
 _CELLS = 1000
@@ -59,7 +63,7 @@ class MessageWriter(Queue[RollbackRange | None]):
         self, topic: TopicMetadata, now_ms: int, batch: Sequence[WriteRequest[RollbackRange | None]]
     ) -> Written[RollbackRange | None]:
         line = self._context.lines.messages(topic)
-        first = line.ids.first(now_ms)
+        first = self._first(line, now_ms)
         # What is published without transactions and producers, as most is, is not looked at any further.
         transactional = any(request.pointer is not None for request in batch)
         sent = any(request.admitted is not None for request in batch)
@@ -107,6 +111,21 @@ class MessageWriter(Queue[RollbackRange | None]):
             if run.pointer is None or self._note(topic, request, run, run.pointer)
         ]
         return Written(answers, line.tell)
+
+    def _first(self, line: Line, now_ms: int) -> int:
+        """The position to write at. If ids go on from a time that is still to come, the log says so once."""
+        first = line.ids.first(now_ms)
+        ahead_ms = milliseconds(first) - now_ms
+        if ahead_ms > self._context.lines.allowance_ms and not line.warned:
+            line.warned = True
+            logger.warning(
+                "messages of %s are dated %s ahead of the clock, as one before them is, and outlive their ttl by that "
+                "time. If the clock is right: read what is there, then delete the topic and create it again (tms topic "
+                "delete, tms topic create). If the clock is behind: set it right.",
+                self.topic,
+                duration(ahead_ms, rough=True),
+            )
+        return first
 
     def _seated(
         self,

@@ -55,6 +55,7 @@ THRESHOLDS = (
     Threshold("boundarySeconds", 345_600, 345_600, "seconds the prune boundary may be behind"),
     Threshold("repeats", 3, 0, "errors of one kind within windowSeconds that are no reason to look"),
     Threshold("skewSeconds", 60, 60, "seconds two clocks may differ"),
+    Threshold("aheadSeconds", 300, 300, "seconds a message may be dated ahead of the clock"),
     Threshold("pausedSeconds", 86_400, 86_400, "seconds anything may be paused"),
     Threshold("planOnlySeconds", 604_800, 604_800, "seconds a janitor may only plan"),
     Threshold("growthBytes", 1 << 30, 1 << 30, "bytes by which a topic may grow in a day, be it more than it had"),
@@ -230,6 +231,16 @@ ALERTS = (
         "forSeconds",
         "The wall clock is {{ $value }} s off ({{ $labels.source }})",
         "Put the clocks right before the guard stops everything at janitor.clock_allowance_seconds.",
+    ),
+    Alert(
+        "TmsMessagesAhead",
+        "warning",
+        "max by (namespace, job, tms_namespace, topic) (tms_topic_newest_message_timestamp_seconds{${scope}}) - time()"
+        " > ${aheadSeconds}",
+        "forSeconds",
+        "Messages of {{ $labels.tms_namespace }}:{{ $labels.topic }} are dated {{ $value | humanizeDuration }} ahead",
+        "A server ran with a clock that was ahead. All later messages of the topic are dated after that and outlive"
+        " their ttl; so does all that is published from now on.",
     ),
     Alert(
         "TmsTopicGrowing",

@@ -13,10 +13,12 @@ from janitor.stats.consumer_lag import LATE_MS, MOST_TOPICS, note_late
 from janitor.stats.topic_sizes import Census
 from janitor.status.collect import DAEMON_NOTE, SILENT_MS, Deployment, Live, collect, summary
 from janitor.status.health import judge
+from janitor.status.past import topic_detail
 from janitor.status.status import Status
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Rig, janitor, pointer, topic
 from tms_core.clock import ManualClock
 from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
 
 ARGUMENTS = "--config janitor.yaml --snapshots tx"
 
@@ -293,3 +295,22 @@ def test_collect_after_a_run_of_a_clock_behind_keeps_the_usual_gap() -> None:
     assert seen(rig).process == "between_runs"
     rig.clock.advance(2 * DAY)
     assert seen(rig).process == "down"
+
+
+@pytest.mark.parametrize(("ahead_ms", "named"), [(5 * MINUTE, False), (5 * MINUTE + 1, True)])
+def test_collect_with_messages_dated_ahead_names_their_topic(ahead_ms: int, named: bool) -> None:
+    store = MemoryStore()
+    topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS + ahead_ms)
+    topic(store, "default:right", ttl_seconds=60).plain(NOW_MS)
+    rig = janitor(store)
+    rig.engine.run_once(adopt=True)
+    Census(store, rig.state, rig.clock, rows_per_second=1_000_000).step()
+    status = seen(rig)
+    assert [one.topic for one in status.ahead] == (["default:orders"] if named else [])
+    said = "default:orders has messages dated ahead of the clock."
+    assert [reason.text for reason in judge(status).reasons] == [said if named else "Nothing needs you."]
+    shown = [str(line) for line in lines(status, judge(status), ARGUMENTS)]
+    assert any(line.startswith("ahead") and "default:orders" in line for line in shown) == named
+    detail = topic_detail(rig.state, status, TopicId.parse("default:orders"))
+    assert detail is not None
+    assert detail["ahead"] == named
