@@ -236,6 +236,15 @@ def test_given_what_is_no_label_then_that_is_said_before_anything_is_done(
     assert site.manager.clients() == {}
 
 
+def test_label_that_is_too_long_is_refused_before_anything_is_done(client: Client) -> None:
+    with client.producer(BILLS, "importer") as producer:
+        for label in ("x" * 1001, "ü" * 501):
+            with pytest.raises(BadRequest, match="is too long"):
+                producer.transaction(label)
+        with producer.transaction("ü" * 500) as tx:
+            tx.publish(BILLS, [b"a"])
+
+
 @pytest.mark.parametrize("end", ["commit", "roll back", "leave", "nothing sent"])
 def test_given_a_transaction_of_the_former_when_the_next_instance_begins_then_it_knows_what_became_of_it(
     site: InProcess, client: Client, end: str

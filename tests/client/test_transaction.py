@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 
@@ -176,6 +178,74 @@ def test_publish_of_another_client_in_a_failed_transaction_is_never_seen(client:
         tx.roll_back()
     assert visible(site) == []
     assert site.manager.status(tx.transaction.transaction_id) == "invalid"
+
+
+@pytest.mark.parametrize("ended", ["committed", "rolled back"])
+def test_roll_back_after_the_end_is_refused(client: Client, site: InProcess, ended: str) -> None:
+    with client.transaction() as tx:
+        tx.publish(ORDERS, [b"a"])
+        if ended == "rolled back":
+            tx.roll_back()
+    with pytest.raises(NotInProgress, match="has ended"):
+        tx.roll_back()
+    assert visible(site) == ([b"a"] if ended == "committed" else [])
+
+
+def test_everything_after_a_roll_back_is_refused(client: Client, site: InProcess) -> None:
+    with client.transaction() as tx:
+        tx.publish(ORDERS, [b"a"])
+        tx.roll_back()
+        tx.roll_back()
+        calls: list[Callable[[], object]] = [
+            lambda: tx.publish(ORDERS, [b"b"]),
+            lambda: tx.publish_stored(ORDERS, [tx.transaction.write_pointer]),
+            lambda: tx.register(Recorder()),
+            lambda: tx.poll(ORDERS),
+            lambda: next(tx.consume(ORDERS, "billing")),
+            lambda: client.publish(ORDERS, [b"c"], transaction=tx.transaction),
+            lambda: client.store(ORDERS, [b"c"], transaction=tx.transaction),
+            tx.checkpoint,
+        ]
+        for call in calls:
+            with pytest.raises(NotInProgress, match="is to be rolled back"):
+                call()
+    assert (visible(site), site.manager.invalid_size()) == ([], 0)
+
+
+FORKED = """
+import os
+from tms_core.client import NotInProgress
+from tms_core.client.testing import in_process
+
+with in_process() as site, site.client() as client:
+    client.create_topic("default:orders")
+    with client.transaction() as tx:
+        tx.publish("default:orders", [b"1"])
+        child = os.fork()
+        if not child:
+            refused = 0
+            for call in (lambda: tx.publish("default:orders", [b"2"]), tx.roll_back, tx.checkpoint):
+                try:
+                    call()
+                except NotInProgress as error:
+                    refused += "forked from" in str(error)
+            # Neither the end of the block nor an error in it reaches the parent's transaction.
+            tx.__exit__(SystemExit, SystemExit(), None)
+            try:
+                tx.__exit__(None, None, None)
+            except NotInProgress:
+                refused += 1
+            os._exit(refused)
+        _, status = os.waitpid(child, 0)
+    with client.transaction() as tx:
+        print(os.waitstatus_to_exitcode(status), [one.payload for one in tx.poll("default:orders")])
+"""
+
+
+def test_transaction_in_a_forked_child_is_refused_and_stays_the_parents() -> None:
+    command = [sys.executable, "-c", FORKED]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    assert ended.stdout == "4 [b'1']\n", ended.stderr
 
 
 def test_given_a_roll_back_when_the_block_ends_then_there_is_no_error(client: Client, site: InProcess) -> None:

@@ -248,6 +248,18 @@ def test_given_transactions_that_only_read_then_decided_ones_are_not_kept_and_en
         desk.service.note_begun(one.sent(), desk.begin().write_pointer + 10**6)
 
 
+def test_number_that_skips_is_taken_and_what_it_skipped_is_refused(desk: GroupDesk) -> None:
+    one = Instance(desk)
+    one.publish(b"1")
+    # Number 2 goes to another topic, and 3 got lost on its way.
+    one.publish(b"2", topic=ORDERS)
+    one.sequence = 3
+    one.publish(b"4")
+    with pytest.raises(BadRequest, match="Request 3 of producer importer comes after its request 4"):
+        desk.service.publish(BILLS, [b"3"], sent=Sent(BILLS, "importer", one.generation, 3))
+    assert (everything(desk), everything(desk, ORDERS)) == ([b"1", b"4"], [b"2"])
+
+
 @pytest.mark.parametrize("managed", [True, False])
 def test_given_a_newer_instance_that_comes_while_a_transaction_is_written_down_then_it_is_refused_or_ended(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, managed: bool

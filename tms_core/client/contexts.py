@@ -53,8 +53,12 @@ class _Context:
         return self._work.transaction
 
     def roll_back(self) -> None:
-        """Have it rolled back, without an error, when the block ends."""
-        self._work.cancelled = True
+        """Have it rolled back, without an error, when the block ends; nothing else can be done in it until then.
+
+        Raises:
+            NotInProgress: it has ended, or was begun by the process that this one was forked from.
+        """
+        self._work.cancel()
 
     def publish_stored(self, topic: Topic, pointers: Sequence[int], ttl: timedelta | int | str | None = None) -> None:
         """Publish, when it commits, what other processes have stored in a topic as part of it.
@@ -86,6 +90,9 @@ class _Context:
             await self._begun.register(participant)
 
     async def _end(self, error: BaseException | None) -> None:
+        if self._work.is_forked and error is not None:
+            # The error goes on, and the transaction is the parent's.
+            return
         if error is not None or self._work.cancelled:
             await self._work.roll_back()
         else:

@@ -96,8 +96,8 @@ class Core:
         #: Where topics with partitions have their messages, as far as it was asked; whose turn it is without a key.
         self.layouts: dict[TopicId, Layout | None] = {}
         self.turns = count()
-        #: The transactions that this client has begun, by their ids.
-        self.transactions: WeakValueDictionary[int, WritingTransaction] = WeakValueDictionary()
+        #: The transactions that this client has begun, by process and id.
+        self.transactions: WeakValueDictionary[tuple[int, int], WritingTransaction] = WeakValueDictionary()
 
     def within(self, seconds: float) -> Core:
         """The same, but no call takes longer than so many seconds, all its attempts and pauses together.

@@ -14,6 +14,7 @@ from uuid import UUID
 from tms_core.client.calls import Call, Topic, nothing, path_of, topic_id
 from tms_core.client.messages import time_at
 from tms_core.errors import BadRequest, ProducerNotFound
+from tms_core.messaging.model import LABEL_BYTES
 from tms_core.topic import CONSUMER_NAME
 
 T = TypeVar("T")
@@ -96,6 +97,8 @@ def check_label(label: object) -> None:
     """
     if not isinstance(label, str) or _HALF_PAIR.search(label):
         raise BadRequest(f"{label!r} cannot be a label.", "Give text that can be written as UTF-8.")
+    if (size := len(label.encode())) > LABEL_BYTES:
+        raise BadRequest(f"A label of {size} bytes is too long.", f"Give one of {LABEL_BYTES} bytes at most.")
 
 
 class RegisteredInstance(NamedTuple):

@@ -75,7 +75,8 @@ class ClientTransaction:
         self._doubtful = False
         self._incomplete = False
         self._claims: dict[tuple[TopicId, str], GroupClaims] = {}
-        core.transactions[transaction.transaction_id] = self
+        self._process = os.getpid()
+        core.transactions[self._process, transaction.transaction_id] = self
 
     @classmethod
     async def begin(
@@ -168,14 +169,41 @@ class ClientTransaction:
             await self.register(found)
         return found
 
-    def require_open(self) -> None:
-        """See that it has not ended.
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a child of the one that began it, which alone ends it."""
+        return os.getpid() != self._process
+
+    def cancel(self) -> None:
+        """Have it rolled back when its block ends.
 
         Raises:
-            NotInProgress: it has.
+            NotInProgress: it has ended, or belongs to another process.
         """
+        self._require_own()
+        self.cancelled = True
+
+    def require_open(self) -> None:
+        """See that something may still be done in it.
+
+        Raises:
+            NotInProgress: it has ended, is to be rolled back, or belongs to another process.
+        """
+        self._require_own()
+        if self.cancelled:
+            raise NotInProgress(
+                f"Transaction {self.transaction.transaction_id} is to be rolled back.", "Begin another one."
+            )
+
+    def _require_own(self) -> None:
+        pointer = self.transaction.transaction_id
+        if self.is_forked:
+            raise NotInProgress(
+                f"Transaction {pointer} was begun by the process that this one was forked from.",
+                "Begin one here, or work in it before the fork.",
+            )
         if self._ended:
-            raise NotInProgress(f"Transaction {self.transaction.transaction_id} has ended.", "Begin another one.")
+            raise NotInProgress(f"Transaction {pointer} has ended.", "Begin another one.")
 
     # --- its end -----------------------------------------------------------------------------------------------------
 
@@ -228,7 +256,10 @@ class ClientTransaction:
 
         Raises:
             Exception: what a participant raised, the first of them.
+            NotInProgress: it belongs to another process; nothing was done.
         """
+        if self.is_forked:
+            self._require_own()
         self._ended = True
         failures = Failures()
         try:
@@ -459,14 +490,14 @@ async def publish_in(
 ) -> RollbackRange:
     """Publish in a transaction, which may be one of this client."""
     call = calls.publish_in(topic, messages, transaction.write_pointer, ttl)
-    known = core.transactions.get(transaction.transaction_id)
+    known = core.transactions.get((os.getpid(), transaction.transaction_id))
     return await (core.ask(call) if known is None else known.publish_now(core, topic_id(topic), call))
 
 
 async def store_in(core: Core, topic: Topic, messages: Sequence[bytes], transaction: Transaction) -> None:
     """Store in a transaction, which may be one of this client."""
     call = calls.store(topic, messages, transaction.write_pointer)
-    known = core.transactions.get(transaction.transaction_id)
+    known = core.transactions.get((os.getpid(), transaction.transaction_id))
     await (core.ask(call) if known is None else known.store_now(core, call))
 
 

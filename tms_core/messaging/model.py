@@ -16,6 +16,8 @@ from tms_core.transaction.model import Transaction
 MESSAGE_BYTES = 160
 #: How long a fetch may wait for a message, in seconds.
 MOST_WAIT_SECONDS = 60
+#: The most bytes that the label of a producer's transaction may have.
+LABEL_BYTES = 1000
 
 
 class RollbackRange(NamedTuple):

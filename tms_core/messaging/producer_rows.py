@@ -38,8 +38,6 @@ _POINTER, _BEGUN_VALUE = struct.Struct(">q"), struct.Struct(">qB")
 NO_INSTANCE = UUID(int=0)
 #: A producer that has done nothing for so long is forgotten, unless it has something open.
 IDLE_MS = 7 * 86_400_000
-#: The most bytes that a label may have.
-LABEL_BYTES = 1000
 
 
 class TransactionOutcome(Enum):

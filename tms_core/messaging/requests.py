@@ -20,7 +20,8 @@ from tms_core.errors import BadRequest, ProducerFenced, TmsError, TransactionEnd
 from tms_core.messaging.ids import ReadKeys, position, tail
 from tms_core.messaging.in_flight import InFlight
 from tms_core.messaging.last_request import AHEAD_MS, AnnouncedAhead, LastRequest, RememberedRequest, Window, placed
-from tms_core.messaging.producer_rows import LABEL_BYTES, Begun, ProducerName, begun_by, counting
+from tms_core.messaging.model import LABEL_BYTES
+from tms_core.messaging.producer_rows import Begun, ProducerName, begun_by, counting
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.topics import TopicRegistry
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, generation_prefix

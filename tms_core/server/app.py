@@ -77,7 +77,7 @@ _STATUS: dict[type[TmsError], int] = {
     ProducerFenced: 409,
     TransactionEnded: 409,
     TopicExists: 409,
-    TransactionExpired: 500,
+    TransactionExpired: 409,
     StoreFull: 503,
     Unavailable: 503,
 }
