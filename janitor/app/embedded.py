@@ -20,10 +20,11 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, cast
 
+from janitor.app.leveldb_place import LevelDBPlace
 from janitor.app.options import Common
+from janitor.app.place import Place
 from janitor.app.serve import opened
 from janitor.app.session import Session
-from janitor.app.stores import LevelDBPlace, Place
 from janitor.daemon.daemon import Daemon
 from janitor.run.deps import Deps, Truncator
 from janitor.state.base import State

@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from threading import Event
 
+from janitor.app.place import Place
 from janitor.app.session import Session
-from janitor.app.stores import Place
 from janitor.http.app import make_app
 from janitor.http.server import HttpServer
 from janitor.metrics import Metrics

@@ -1,4 +1,4 @@
-"""Where a store in HBase and its state are (:mod:`janitor.app.stores`)."""
+"""Where a store in HBase and its state are (:mod:`janitor.app.place`)."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 
 from janitor.app.lease import held
 from janitor.app.options import Common
+from janitor.app.place import Place
 from janitor.app.progress import progress
-from janitor.app.stores import LevelDBPlace, Place
 from janitor.archive.writer import ParquetArchive
 from janitor.control.api import AnyEngine
 from janitor.control.client import Caller, RemoteEngine
@@ -102,6 +102,8 @@ class Session:
 
             return HBasePlace(storage.hbase, self.clock)
         if storage.kind == "leveldb":
+            from janitor.app.leveldb_place import LevelDBPlace  # noqa: PLC0415 as little is LevelDB where all is in HBase
+
             return LevelDBPlace(Path(storage.leveldb.path), self.state_path)
         raise ConfigurationError(
             f"storage.kind is {storage.kind}, and such a store is lost when its process ends.",

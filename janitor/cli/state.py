@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from janitor.app.options import Common
-from janitor.app.stores import LevelDBPlace, Place
+from janitor.app.place import Place
 from janitor.cli import render
 from janitor.state.base import State
 from janitor.state.records import Note
@@ -56,6 +56,8 @@ def place_of(config: Path | None, leveldb: str | None, hbase: str | None) -> Pla
     """Where the state is; of a LevelDB store without loading the settings, for which a shell would have to wait."""
     folder = None if hbase else _state_folder(config, leveldb)
     if folder is not None:
+        from janitor.app.leveldb_place import LevelDBPlace  # noqa: PLC0415 a run on HBase needs no LevelDB
+
         return LevelDBPlace(Path(), folder)
     from janitor.app.session import Session  # noqa: PLC0415
 

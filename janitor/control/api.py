@@ -22,9 +22,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from threading import Event
-from typing import Any, NamedTuple, Protocol
-
-from starlette.types import ASGIApp
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from janitor.archive.restore import Request, Restored
 from janitor.boundary.claim import Boundary
@@ -39,6 +37,9 @@ from janitor.status.status import Status
 from tms_core.errors import Halted, StoreBusy, TmsError
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 #: Counted up whenever the two sides would no longer understand each other; what this docstring says stays.
 PROTOCOL = 2

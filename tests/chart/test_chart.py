@@ -14,7 +14,7 @@ import yaml
 from charts.schema import schema
 from charts.values import comments
 from janitor.app.hbase_place import HBasePlace
-from janitor.app.stores import LevelDBPlace
+from janitor.app.leveldb_place import LevelDBPlace
 from janitor.settings import Settings, load
 from tests.chart.programs import CHART, KUBERNETES, run, template
 from tests.chart.schemas import FOLDER

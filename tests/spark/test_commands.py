@@ -15,8 +15,8 @@ import pandas  # type: ignore[import-untyped]
 import pytest
 
 from janitor.app.exporter import Exporter
+from janitor.app.leveldb_place import LevelDBPlace
 from janitor.app.session import Session
-from janitor.app.stores import LevelDBPlace
 from janitor.cli import spark
 from janitor.metrics import Metrics
 from janitor.spark import session as on

@@ -17,7 +17,7 @@ from threading import Event
 import pytest
 
 from janitor.app.exporter import LATE_MS, REFRESH_SECONDS, Exporter
-from janitor.app.stores import LevelDBPlace
+from janitor.app.leveldb_place import LevelDBPlace
 from janitor.metrics import Metrics
 from janitor.state.sqlite.state import FILE_NAME
 from janitor.status.collect import Deployment as Shown

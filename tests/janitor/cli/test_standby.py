@@ -13,8 +13,8 @@ import pytest
 from janitor.app import lease as leases
 from janitor.app import serve as serving
 from janitor.app.options import Common
+from janitor.app.place import Place
 from janitor.app.session import Session
-from janitor.app.stores import Place
 from janitor.state.sqlite.state import SqliteState
 from tests.support import free_port
 from tms_core.clock import ManualClock

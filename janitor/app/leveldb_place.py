@@ -1,0 +1,86 @@
+"""Where a LevelDB store and its state are (:mod:`janitor.app.place`)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from janitor.state.base import State
+from janitor.state.sqlite.state import FILE_NAME, SqliteState
+from tms_core.tables.base import Reads, Store
+from tms_core.tables.leveldb.clone import clone, copied, remove_stale
+from tms_core.tables.leveldb.layout import disk_bytes, find_tables, holds_database, identity
+from tms_core.tables.leveldb.side import LevelDBSide, beside
+from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.tables.side import SideTable
+
+if TYPE_CHECKING:
+    from tms_core.tables.hbase.described import TableSettings
+
+logger = logging.getLogger(__name__)
+
+
+class LevelDBPlace:
+    """A LevelDB folder and the state folder.
+
+    Args:
+        path: the store.
+        state_path: the folder of its state.
+    """
+
+    exclusive = True
+    unseen: tuple[str, ...] = ()
+
+    def __init__(self, path: Path, state_path: Path) -> None:
+        self.name = str(path)
+        self.state_name = str(state_path)
+        self._path = path
+        self._state_path = state_path
+
+    def identity(self) -> str:
+        return identity(self._path)
+
+    def disk_bytes(self) -> int | None:
+        return disk_bytes(self._path)
+
+    def require(self) -> None:
+        find_tables(self._path)
+
+    def writable(self) -> AbstractContextManager[Store]:
+        remove_stale(self._state_path)
+        return LevelDBStore(self._path)
+
+    @contextmanager
+    def readable(self) -> Iterator[Reads]:
+        remove_stale(self._state_path)
+        with clone(self._path, self._state_path) as store:
+            if not store.linked:
+                logger.warning(
+                    "the store's files were copied (%d bytes), since they cannot be hard-linked into %s",
+                    store.copied_bytes,
+                    self._state_path,
+                )
+            yield store
+
+    def has_state(self) -> bool:
+        return (self._state_path / FILE_NAME).is_file()
+
+    def state(self) -> AbstractContextManager[State]:
+        return SqliteState(self._state_path)
+
+    @contextmanager
+    def side(self, *, read_only: bool) -> Iterator[SideTable | None]:
+        folder = beside(self._path)
+        with ExitStack() as stack:
+            if not holds_database(folder):
+                yield None
+                return
+            if read_only:
+                folder = stack.enter_context(copied(folder, self._state_path))
+            yield stack.enter_context(LevelDBSide(folder))
+
+    def table_settings(self) -> list[TableSettings]:
+        return []
