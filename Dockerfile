@@ -8,7 +8,8 @@
 # NAME:TAG@sha256:…, as `docker buildx imagetools inspect NAME:TAG` prints it; the image's label
 # org.opencontainers.image.base.name keeps what was given.
 #
-# Python 3.11 or 3.12: plyvel has binary wheels for no others, and on x86_64 only. Elsewhere it is compiled, as all of COMPILED is.
+# The base has Python 3.12, 3.13 or 3.14, whose LevelDB is the faster one (docs/dependencies.md) and comes as a wheel. Only the packages
+# that COMPILED names are compiled, for another base or processor.
 #
 # What is installed, and by which checksums, is in image/*.lock. Behind a company's own certificate authority, give it as
 # a secret (`--secret id=ca,src=ca.pem`, `make image` does so from PIP_CERT); it does not get into the image.
@@ -18,15 +19,14 @@ FROM ${BASE_IMAGE} AS build
 ARG ARCHIVE=
 ARG COMPILED=
 WORKDIR /src
-RUN if [ -n "${COMPILED}" ] || [ "$(uname -m)" != x86_64 ]; then \
+RUN if [ -n "${COMPILED}" ]; then \
       apt-get update -qq && apt-get install -qq -y --no-install-recommends g++ libleveldb-dev python3-dev; fi
 COPY image/build.lock image/runtime.lock image/archive.lock image/
 RUN --mount=type=secret,id=ca,target=/run/ca.pem \
     if [ -s /run/ca.pem ]; then export PIP_CERT=/run/ca.pem; fi; \
-    compiled="${COMPILED}"; if [ -z "$compiled" ] && [ "$(uname -m)" != x86_64 ]; then compiled=plyvel; fi; \
     python3 -m venv /opt/build && python3 -m venv --without-pip /opt/tms \
     && /opt/build/bin/pip install --no-cache-dir --quiet --no-deps --require-hashes -r image/build.lock \
-    && /opt/build/bin/pip wheel --no-cache-dir --quiet --no-deps --require-hashes --only-binary :all: --no-binary "${compiled:-:none:}" \
+    && /opt/build/bin/pip wheel --no-cache-dir --quiet --no-deps --require-hashes --only-binary :all: --no-binary "${COMPILED:-:none:}" \
        --no-build-isolation --wheel-dir /tmp/wheels -r image/runtime.lock ${ARCHIVE:+-r image/archive.lock} \
     && /opt/build/bin/pip --python /opt/tms/bin/python install --no-cache-dir --quiet --no-deps --no-index /tmp/wheels/*.whl
 COPY pyproject.toml README.md LICENSE ./

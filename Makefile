@@ -53,21 +53,21 @@ help: ## list the targets
 
 setup: $(STAMP) ## install the locked versions into .venv (every other target does it by itself)
 
-# A Python with a ready-made plyvel is preferred; on the others pip compiles it.
+# Python 3.12 and newer are preferred, for their faster LevelDB (docs/dependencies.md); where 3.11 would need a compiler it is passed over.
+HAS_WHEELS = import platform, sys; sys.exit(not (3, 11 + (platform.machine() != "x86_64")) <= sys.version_info[:2] <= (3, 14))
 $(RUN_STAMP): requirements-run.lock pyproject.toml
 	@if [ ! -x $(PY) ]; then \
-	  for candidate in "$${PYTHON:-}" python3.12 python3.11 python3 python3.13; do \
-	    [ -n "$$candidate" ] && "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
+	  for candidate in "$${PYTHON:-}" python3.12 python3.13 python3.14 python3 python3.11; do \
+	    [ -n "$$candidate" ] && "$$candidate" -c '$(HAS_WHEELS)' 2>/dev/null || continue; \
 	    echo "setting up $(VENV) with $$("$$candidate" --version)"; \
 	    "$$candidate" -m venv $(VENV) || { rm -rf $(VENV); \
 	      echo "the venv module is missing; install it: apt-get install python3-venv" >&2; exit 1; }; \
 	    break; \
 	  done; \
-	  [ -x $(PY) ] || { echo "Python 3.11 or newer is missing; install it: apt-get install python3 python3-venv" >&2; exit 1; }; \
+	  [ -x $(PY) ] || { echo "Python 3.11 to 3.14 (on arm64 3.12 to 3.14) is missing; install it: apt-get install python3 python3-venv" >&2; exit 1; }; \
 	fi
 	@$(PY) -m pip install --quiet --no-deps --require-hashes -r requirements-run.lock || { \
-	  echo "the locked packages could not be installed; if plyvel failed to compile: apt-get install g++ python3-dev libleveldb-dev," \
-	    "or set PYTHON to a Python 3.11 or 3.12" >&2; exit 1; }
+	  echo "the locked packages could not be installed; pip says above which" >&2; exit 1; }
 	@$(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -81,12 +81,12 @@ lock: $(STAMP) ## resolve the dependencies of pyproject.toml anew into requireme
 	  --generate-hashes --no-annotate --custom-compile-command 'make lock' --quiet --output-file requirements.lock
 	echo hatchling | $(VENV)/bin/uv pip compile pyproject.toml - --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --constraint requirements.lock --custom-compile-command 'make lock' --quiet --output-file requirements-run.lock
-	$(VENV)/bin/uv pip compile pyproject.toml --extra jwt --extra hdfs --universal \
+	$(VENV)/bin/uv pip compile pyproject.toml --extra jwt --universal \
 	  --python-version 3.11 --generate-hashes --no-annotate --constraint requirements.lock \
 	  --custom-compile-command 'make lock' --quiet --output-file image/runtime.lock
 	echo pyarrow | $(VENV)/bin/uv pip compile - --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --constraint requirements.lock --custom-compile-command 'make lock' --quiet --output-file image/archive.lock
-	$(VENV)/bin/uv pip compile pyproject.toml --extra archive --extra jwt --extra hdfs --extra spark --universal \
+	$(VENV)/bin/uv pip compile pyproject.toml --extra archive --extra jwt --extra spark --universal \
 	  --python-version 3.11 --generate-hashes --no-annotate --constraint requirements.lock \
 	  --custom-compile-command 'make lock' --quiet --output-file image/spark.lock
 	$(VENV)/bin/uv pip compile image/build.in --universal --python-version 3.11 --generate-hashes --no-annotate \
@@ -199,11 +199,12 @@ pictures: $(STAMP) ## take the pictures of README and docs anew, from the tour, 
 
 # --- proving it ------------------------------------------------------------------------------------------------------
 
-lint: $(STAMP) ## ruff, mypy --strict, the layers
+lint: $(STAMP) ## ruff, mypy --strict, the layers, undeclared and unused dependencies
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(VENV)/bin/deptry tms_core janitor
 
 # Coverage is judged on whole runs only: not when PYTEST_ARGS picks some of the tests.
 # The chart's tests come last: what they run may have to be built first.

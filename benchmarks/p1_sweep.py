@@ -14,8 +14,6 @@ import tempfile
 import time
 from pathlib import Path
 
-import plyvel
-
 from benchmarks.figure import Figure, report
 from benchmarks.java_prune import prune_copy
 from benchmarks.stores import BATCH_ROWS, NOW_MS, build, engine, topic_names
@@ -23,6 +21,7 @@ from janitor.law.policy import Rule
 from tests.interop.java import Interop, JavaFailed
 from tests.support import size
 from tms_core.clock import SystemClock
+from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.store import LevelDBStore
 
 ROWS = size("TMS_BENCH_ROWS", 1_000_000)

@@ -24,8 +24,6 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import Path
 
-import plyvel
-
 from benchmarks.figure import Figure, report
 from benchmarks.java_prune import prune_copy
 from benchmarks.p1_sweep import BenchClock
@@ -34,6 +32,7 @@ from janitor.law.policy import Rule
 from tests.support import size
 from tms_core.rowkey import MessageKey, generation_prefix, time_prefix
 from tms_core.tables.base import MessageValue
+from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId, encode_properties
 from tms_core.transaction.codec.snapshot import write_snapshot

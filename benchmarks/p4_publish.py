@@ -26,8 +26,6 @@ from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 
-import plyvel
-
 from benchmarks.figure import Figure, report
 from tests.interop.java import Interop
 from tests.server.client import AVRO, Client, TopicClient
@@ -39,6 +37,7 @@ from tms_core.client.messages import encode_poll
 from tms_core.clock import SystemClock
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId, MessageKey
+from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId

@@ -20,8 +20,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import plyvel
-
 from benchmarks.figure import Figure, report
 from benchmarks.stores import BODY, NOW_MS, build, engine, topic_names
 from janitor.law.policy import Rule
@@ -34,6 +32,7 @@ from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import ALL_KEYS, MessageValue
 from tms_core.tables.leveldb.clone import clone
+from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import encode_properties
 from tms_core.transaction.model import TX_PER_MS

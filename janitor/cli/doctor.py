@@ -17,8 +17,6 @@ from janitor.state.base import RunRecord, StoreRecord
 from janitor.sweep import transactions as txstate
 from tms_core.errors import TmsError
 from tms_core.logs.printable import complete, duration
-from tms_core.tables.leveldb.clone import clone
-from tms_core.tables.leveldb.layout import FOLDERS
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
@@ -72,7 +70,9 @@ def examine(current: Session) -> Iterator[Finding]:
         ("disk", _disk),
     ):
         yield _guarded(name, check, current)
-    if not current.place.exclusive:
+    if current.place.exclusive:
+        yield _leveldb()
+    else:
         yield _guarded("cdap", _cdap, current)
         yield _guarded("tables", _tables, current)
         yield _guarded("regions", _regions, current)
@@ -89,6 +89,8 @@ def _store(current: Session) -> Finding:
     if not current.place.exclusive:
         with current.place.readable() as store:
             return Finding("store", "ok", f"{current.place.name}, {len(store.metadata.rows())} topics")
+    from tms_core.tables.leveldb.layout import FOLDERS  # noqa: PLC0415 where the store is in HBase, LevelDB is not needed
+
     topics, copied, held = _look_inside(current)
     folders = [path for name in FOLDERS.values() if (path := _path(current) / name).exists()]
     for folder in folders:
@@ -106,6 +108,8 @@ def _look_inside(current: Session) -> tuple[int, str, str]:
     if holder is not None:
         topics = sum(holder.inspect("metadata", (), 0).counts.values())
         return topics, "", f", held by process {holder.greeting.pid}, which answers"
+    from tms_core.tables.leveldb.clone import clone  # noqa: PLC0415 as in _store
+
     with clone(_path(current), current.state_path) as store:
         copied = "" if store.linked else "; plans copy its files, since they cannot be linked into the state folder"
         return len(store.metadata.rows()), copied, ""
@@ -164,6 +168,18 @@ def _disk(current: Session) -> Finding:
     usage = shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists()))
     text = f"{render.size(usage.free)} of {render.size(usage.total)} free"
     return Finding("disk", "ok" if usage.free > usage.total * _FREE_SHARE else "warn", text)
+
+
+def _leveldb() -> Finding:
+    """Report which LevelDB is in use, and warn about the one whose compression is slow."""
+    from tms_core.tables.leveldb.library import build  # noqa: PLC0415 as in _store
+
+    used = build()
+    text = f"{used.binding} with LevelDB {used.leveldb}"
+    if not used.is_slow:
+        return Finding("leveldb", "ok", text)
+    message = f"{text}, whose Snappy was compiled without optimization; use Python 3.12 or newer, or compile plyvel"
+    return Finding("leveldb", "warn", message)
 
 
 def _cdap(current: Session) -> Finding:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import plyvel
 import pytest
+
+from tms_core.tables.leveldb.library import plyvel
 
 _DB = plyvel.DB
 

@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import plyvel
 import pytest
 
 from janitor.boundary.claim import find_gap
@@ -38,6 +37,7 @@ from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.leveldb.layout import FOLDERS
+from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.store import LevelDBStore
 
 #: Long past its lifetime and grace, so a pass that covers it closes it.

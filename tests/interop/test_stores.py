@@ -9,10 +9,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import plyvel
 import pytest
 
 from tests.interop.java import Interop
+from tms_core.tables.leveldb.library import plyvel
 
 NOW_MS = 1_700_000_000_000
 TABLES = ("meta", "message", "payload")

@@ -99,7 +99,8 @@ def child() -> Iterator[Callable[..., Child]]:
 
 #: Opens one folder with bare LevelDB, says "open" or what went wrong, and keeps it until it is stopped.
 HOLD = """
-import plyvel, sys
+import sys
+from tms_core.tables.leveldb.library import plyvel
 try:
     database = plyvel.DB(sys.argv[1])
     print("open", flush=True)

@@ -11,12 +11,12 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-import plyvel
 import pytest
 
 from tests.support import raising
 from tms_core.errors import StoreBusy, StoreError, StoreLayoutError, StoreNotFound
 from tms_core.tables.base import MessageValue, PointerSet, TxCell
+from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.store import LevelDBStore, decode, encode, release
 
 TABLES = ("system.tms.meta", "system.tms.message", "system.tms.payload")

@@ -3,13 +3,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import plyvel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tables.records import read_records, write_records
 from tms_core.errors import FormatError
+from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.log import (
     BLOCK_BYTES,
     DELETED_TABLE,

@@ -11,7 +11,6 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import plyvel
 import pytest
 
 from tests.builders import NOW_MS
@@ -23,6 +22,7 @@ from tms_core.messaging.model import RollbackRange
 from tms_core.tables.base import MessageValue, TxCell
 from tms_core.tables.leveldb import handle as leveldb_handle
 from tms_core.tables.leveldb.database import WritableDatabase
+from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.side import LevelDBSide
 from tms_core.tables.leveldb.store import LevelDBStore
 

@@ -7,13 +7,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import plyvel
 import pytest
 
 from tms_core.errors import StoreBusy, StoreError
+from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.lock import locked
 
-HOLD = "import plyvel, sys; kept = plyvel.DB(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
+HOLD = """
+import sys
+from tms_core.tables.leveldb.library import plyvel
+kept = plyvel.DB(sys.argv[1])
+print("open", flush=True)
+sys.stdin.read()
+"""
 
 LOCK_SHARED = """
 import sys

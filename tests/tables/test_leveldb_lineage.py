@@ -8,13 +8,13 @@ from contextlib import closing
 from itertools import count
 from pathlib import Path
 
-import plyvel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tables.records import write_records
 from tms_core.errors import StoreError
+from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.lineage import StoreTrace, trace_folder
 from tms_core.tables.leveldb.log import last_sequence
 from tms_core.tables.leveldb.store import LevelDBStore

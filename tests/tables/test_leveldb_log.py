@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import plyvel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +19,7 @@ from tms_core.errors import StoreError
 from tms_core.tables.base import MessageValue, TableName
 from tms_core.tables.leveldb.clone import clone
 from tms_core.tables.leveldb.layout import FOLDERS
+from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.log import BLOCK_BYTES, find_damage
 from tms_core.tables.leveldb.side import LevelDBSide
 from tms_core.tables.leveldb.store import LevelDBStore, release

@@ -7,7 +7,6 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-import plyvel
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,6 +16,7 @@ from tests.support import raising
 from tests.tables.records import read_records, write_records
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.tables.base import MessageValue
+from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.log import BLOCK_BYTES, DELETED_TABLE, NEW_TABLE, Field, pack_edit, parse_edit
 from tms_core.tables.leveldb.manifest import cure, current_manifest, prepare, rename_tables
 from tms_core.tables.leveldb.store import LevelDBStore

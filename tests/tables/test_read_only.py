@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import plyvel
 import pytest
 
 from tests.builders import NOW_MS, WRITES, pointer, topic, watch
 from tests.salted import BUCKETS, SaltedStore
 from tms_core.tables.base import UNREADABLE, MessageValue, Reads, Store, TxCell
 from tms_core.tables.leveldb.layout import FOLDERS
+from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.read_only import read_only

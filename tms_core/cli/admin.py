@@ -13,7 +13,6 @@ from pathlib import Path
 import click
 
 from tms_core.errors import ConfigurationError
-from tms_core.tables.leveldb.store import release
 
 #: Making a table waits until all its regions are open.
 _CREATE_SECONDS = 300
@@ -154,6 +153,8 @@ def release_store(folder: Path) -> None:
     Example:
       tms admin release data/messaging
     """
+    from tms_core.tables.leveldb.store import release  # noqa: PLC0415 a help text does without it
+
     release(folder)
     click.echo(f"{folder} can be opened by CDAP")
 

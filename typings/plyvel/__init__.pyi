@@ -4,6 +4,9 @@ from collections.abc import Iterator as _Iterator
 from types import TracebackType
 from typing import Literal, overload
 
+__leveldb_version__: str
+__version__: str
+
 class Error(Exception): ...
 class IOError(Error, OSError): ...  # noqa: A001
 class CorruptionError(Error): ...

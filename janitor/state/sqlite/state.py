@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -120,7 +121,9 @@ class SqliteState(State):
     @classmethod
     def in_memory(cls) -> Self:
         """A state that ends with the object."""
-        return cls(None)
+        state = cls(None)
+        weakref.finalize(state, state.driver.connection.close)
+        return state
 
 
 class _Border:

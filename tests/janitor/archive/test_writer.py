@@ -15,7 +15,6 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
-import plyvel
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -37,6 +36,7 @@ from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, ConfigurationError, StoreError, TmsError
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue, Page
+from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId

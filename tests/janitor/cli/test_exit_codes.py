@@ -203,7 +203,8 @@ def test_given_a_store_never_adopted_when_approved_then_3(site: Site) -> None:
 # --- 4: busy ---------------------------------------------------------------------------------------------------------
 
 HOLD = """
-import plyvel, sys
+import sys
+from tms_core.tables.leveldb.library import plyvel
 database = plyvel.DB(sys.argv[1])
 print("open", flush=True)
 sys.stdin.read()

@@ -18,6 +18,7 @@ from janitor.stats.topic_sizes import Census
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
 from tms_core.clock import ManualClock
+from tms_core.tables.leveldb import library
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
@@ -231,11 +232,13 @@ def checks(site: Site, line: str = "doctor --config janitor.yaml") -> dict[str, 
     return {check["check"]: (check["status"], check["message"]) for check in found.json}
 
 
-def test_given_all_in_place_then_every_check_is_ok(site: Site) -> None:
+def test_given_all_in_place_then_every_check_is_ok(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.janitor("run --once --adopt")
+    monkeypatch.setattr(library, "build", lambda: library.Build("plyvel-next 2.1.2", "1.23", is_slow=False))
     found = checks(site)
     assert {status for status, _ in found.values()} == {"ok"}
-    assert list(found) == ["settings", "store", "state", "snapshots", "clock", "lifetime", "disk"]
+    assert list(found) == ["settings", "store", "state", "snapshots", "clock", "lifetime", "disk", "leveldb"]
+    assert found["leveldb"][1] == "plyvel-next 2.1.2 with LevelDB 1.23"
     assert "last run done at 2023-11-14 22:13:20 UTC" in found["state"][1]
 
 
@@ -317,6 +320,14 @@ def test_given_a_disk_that_is_nearly_full_then_a_warning(site: Site, monkeypatch
     usage = type(shutil.disk_usage("/"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1_000_000_000, 960_000_000, 40_000_000))
     assert checks(site)["disk"] == ("warn", "40 MB of 1.0 GB free")
+
+
+def test_doctor_leveldb_built_without_optimization_warns(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "build", lambda: library.Build("plyvel 1.5.1", "1.22", is_slow=True))
+    status, message = checks(site)["leveldb"]
+    assert status == "warn"
+    assert message.startswith("plyvel 1.5.1 with LevelDB 1.22, ")
+    assert "use Python 3.12 or newer" in message
 
 
 def test_given_a_setting_that_is_wrong_then_doctor_is_refused_like_every_other_command(site: Site) -> None:

@@ -6,7 +6,6 @@ import json
 from contextlib import closing
 from pathlib import Path
 
-import plyvel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +15,7 @@ from tests.builders import DAY, HOUR, NOW_MS, Call, pointer, topic, unknown_topi
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue
 from tms_core.tables.leveldb.layout import FOLDERS
+from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId

@@ -21,11 +21,10 @@ from shutil import disk_usage
 from threading import Lock
 from typing import NamedTuple
 
-import plyvel
-
 from tms_core.errors import StoreError
 from tms_core.tables.base import KeyRange, Page
 from tms_core.tables.leveldb.handle import Handle
+from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.lock import sync_logs, translated, writing
 
 #: An explicit end for a range without one; only a foreign key could lie beyond.

@@ -22,9 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Condition, Lock
 
-import plyvel
-
 from tms_core.logs.loggers import get_logger
+from tms_core.tables.leveldb.library import plyvel
 
 #: LevelDB's own default, in bytes. CDAP writes blocks of 1024; any reader takes any size, and a quarter of the index
 #: entries makes opening a table four times cheaper, which is most of what a pass costs when nothing is due.

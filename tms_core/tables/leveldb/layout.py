@@ -104,7 +104,7 @@ def holds_database(folder: Path) -> bool:
         # LevelDB would make an empty database here, and remove the files.
         raise StoreError(
             f"{folder} has data ({left[0]}) but no CURRENT file.",
-            "Nothing was changed. Restore the folder from a backup, or try plyvel.repair_db on a copy of it.",
+            "Nothing was changed. Restore the folder from a backup, or try repair_db (plyvel) on a copy of it.",
         )
     return False
 

@@ -18,9 +18,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import plyvel
-
 from tms_core.errors import StoreBusy, StoreError, StoreFull, WriteRefused
+from tms_core.tables.leveldb.library import plyvel
 
 #: What the library and the operating system say, and what the operator can do about it.
 _FULL = ("No space left", "quota exceeded", "File too large")
@@ -38,7 +37,7 @@ _HINTS = (
     ),
 )
 _CHECK_DISK = "Look at the disk and at the end of the file LOG in that folder."
-_DAMAGED = "Restore the store from a backup, or try plyvel.repair_db on a copy of that folder."
+_DAMAGED = "Restore the store from a backup, or try repair_db (plyvel) on a copy of that folder."
 
 
 class translated:  # noqa: N801 a block is written with it, as with a function

@@ -50,7 +50,7 @@ _NUMBERED = re.compile(r"(?:MANIFEST-)?(\d+)(?:\.[a-z]+)?")
 _LOG = re.compile(r"(\d+)\.log")
 _CURRENT = re.compile(r"(MANIFEST-\d+)\n")
 
-_RESTORE = "Nothing was changed. Restore the store from a backup, or try plyvel.repair_db on a copy of that folder."
+_RESTORE = "Nothing was changed. Restore the store from a backup, or try repair_db (plyvel) on a copy of that folder."
 _CDAP_LOSES = "CDAP would open it all the same and lose, without an error,"
 
 

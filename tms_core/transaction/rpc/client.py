@@ -67,7 +67,8 @@ class TransactionClient:
     Args:
         address: ``HOST:PORT`` of the service.
         timeout_seconds: the longest a call, and connecting, may take.
-        opens: makes a connection, from the two.
+        token_file: of the token that the service demands; None: it demands none.
+        opens: makes a connection, from address and timeout; None: over TCP, with the token.
 
     Every method raises ``ServiceUnavailable`` when nothing was done and ``OutcomeUnknown`` when that is not known.
     """
@@ -77,10 +78,11 @@ class TransactionClient:
         address: str,
         timeout_seconds: float = 30,
         *,
-        opens: Callable[[str, float], RpcConnection] = SocketConnection,
+        token_file: Path | None = None,
+        opens: Callable[[str, float], RpcConnection] | None = None,
     ) -> None:
         self.address = address
-        self.opens = opens
+        self.opens = opens or partial(SocketConnection, token_file=token_file)
         self._timeout_seconds = timeout_seconds
         self._lines = IdleConnections(self._opened)
         #: Whether the service begins a transaction with the commit of another, as far as is known since a connection
@@ -90,8 +92,7 @@ class TransactionClient:
     @classmethod
     def configured(cls, wanted: ServiceSettings, timeout_seconds: float = 30, *, address: str = "") -> Self:
         """The service that the settings name, or another one with their token."""
-        opens = partial(SocketConnection, token_file=wanted.shown_token_file)
-        return cls(address or wanted.thrift, timeout_seconds, opens=opens)
+        return cls(address or wanted.thrift, timeout_seconds, token_file=wanted.shown_token_file)
 
     def __enter__(self) -> Self:
         return self
@@ -320,11 +321,11 @@ class ServiceSource:
     def __init__(self, address: str, timeout_seconds: float = 30, token_file: Path | None = None) -> None:
         self._address = address
         self._timeout_seconds = timeout_seconds
-        self._opens = partial(SocketConnection, token_file=token_file)
+        self._token_file = token_file
 
     def latest(self) -> Loaded:
         """A snapshot of now; see :meth:`TransactionClient.latest`."""
-        with TransactionClient(self._address, self._timeout_seconds, opens=self._opens) as client:
+        with TransactionClient(self._address, self._timeout_seconds, token_file=self._token_file) as client:
             return client.latest()
 
 

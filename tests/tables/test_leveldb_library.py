@@ -1,0 +1,49 @@
+"""Which LevelDB is in use: one of two bindings, and whether what it was compiled into is slow."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tms_core.tables.leveldb import library
+
+#: What stands in a Snappy that was compiled without optimization, among other names.
+SYMBOL = b"\0_ZN6snappy12LittleEndian6Load32EPKv\0"
+
+
+@pytest.fixture
+def maps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which the system says what is mapped into the process."""
+    monkeypatch.setattr(library, "_MAPS", tmp_path / "maps")
+    return tmp_path / "maps"
+
+
+def mapped(*paths: Path | str) -> str:
+    return "".join(f"7f00-7f01 r-xp 00000000 fe:00 4711   {path}\n" for path in paths)
+
+
+def test_build_in_this_process_is_that_of_the_installed_binding() -> None:
+    used = library.build()
+    name, _, number = used.binding.partition(" ")
+    assert name == ("plyvel-next" if sys.version_info >= (3, 12) else "plyvel")
+    assert number == version(name)
+    assert used.leveldb.startswith("1.2")
+
+
+@pytest.mark.parametrize(("content", "is_slow"), [(b"ELF" + SYMBOL, True), (b"ELF" + SYMBOL[9:], False)])
+def test_build_is_slow_when_snappy_has_a_function_that_optimization_inlines(
+    maps: Path, content: bytes, *, is_slow: bool
+) -> None:
+    snappy = maps.with_name("my libsnappy-2c75d721.so.1.1.9")
+    snappy.write_bytes(content)
+    maps.write_text(mapped("[heap]", maps.with_name("libc.so.6"), snappy))
+    assert library.build().is_slow is is_slow
+
+
+def test_build_with_a_library_that_is_gone_or_a_system_without_maps_is_not_slow(maps: Path) -> None:
+    assert not library.build().is_slow
+    maps.write_text(mapped(f"{maps.with_name('libsnappy.so.1')} (deleted)"))
+    assert not library.build().is_slow
