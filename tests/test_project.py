@@ -48,6 +48,33 @@ def test_no_tracked_file_is_larger_than_a_megabyte() -> None:
     assert [path for path in tracked() if path.stat().st_size > MEGABYTE] == []
 
 
+#: What tools write beside the sources: caches, logs, process ids, coverage, editors' and systems' own files.
+WRITTEN = [
+    ".dmypy.json", ".mypy_cache/x.json", ".ruff_cache/x", ".pytest_cache/x", ".import_linter_cache/x.json", ".hypothesis/x",
+    ".coverage", ".coverage.host.1", "htmlcov/index.html", "a/__pycache__/b.cpython-311.pyc", "build/x.whl", "dist/x.whl",
+    "x.egg-info/PKG-INFO", "x.log", "x.pid", "x.orig", "x.rej", ".DS_Store", ".x.py.swp", "x.py~", ".idea/x", ".vscode/x",
+    ".venv/x", ".venv3.13/x", "nohup.out", "core.4711",
+]  # fmt: skip
+
+
+def git(*arguments: str, given: str = "") -> list[str]:
+    if not (ROOT / ".git").exists():
+        require_or_skip("this tree is not a git checkout; clone it")
+    command = [require_tool("git", "apt-get install git"), *arguments]
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, input=given)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_tracked_files_written_by_a_tool_are_none() -> None:
+    assert git("ls-files", "--cached", "--ignored", "--exclude-standard") == []
+
+
+def test_gitignore_names_every_kind_of_file_that_tools_write() -> None:
+    ignored = git("check-ignore", "--no-index", "--stdin", given="\n".join(WRITTEN))
+    assert set(WRITTEN) - set(ignored) == set()
+
+
 def test_no_tracked_file_names_a_folder_of_somebodys_machine() -> None:
     assert [path for path in tracked() if path != Path(__file__) and MACHINE_PATH.search(path.read_bytes())] == []
 
