@@ -74,9 +74,13 @@ def stats(
     day = datetime.fromtimestamp(now_ms / 1000, UTC).date().isoformat()
     with on.ended_alike(), on.session(master) as spark:
         register(spark)
-        found = on.attended(spark, lambda: counting.count(spark, options, now_ms, transactions))
+        found = on.attended(spark, lambda: counting.count(spark, options, now_ms, transactions), name="count")
         place = _absolute(out) if out else None
-        written = on.attended(spark, lambda: counting.write(spark, found, place, day)) if place else None
+        written = (
+            on.attended(spark, lambda: counting.write(spark, found, place, day), name="write the counts")
+            if place
+            else None
+        )
     if remember:
         with access.reading() as store, current.place.state() as state:
             living = {t: g for t, g in counting.living(store).items() if not patterns or matches(t, patterns)}

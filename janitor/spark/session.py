@@ -10,6 +10,7 @@ read it, name a folder with a configuration of your own.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -17,15 +18,16 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from tms_core import errors
 from tms_core.errors import ConfigurationError, Interrupted, TmsError
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 #: The Java versions that Spark 4 runs on.
 JAVA = (17, 21)
@@ -51,6 +55,8 @@ _PORTS = {"sc": 15002, "spark": 7077}
 _ANSWER_SECONDS = 10
 #: How often the thread that waits for Spark looks after other things, in seconds.
 LOOK_SECONDS = 1.0
+#: How often it is told how far Spark is, in seconds.
+TELL_SECONDS = 10.0
 _INSTALL = "Install tms-janitor[spark]."
 _JDK = "Install a JDK 17 (apt-get install openjdk-17-jdk-headless) and let JAVA_HOME or PATH name it."
 _QUIET_LOG = Path(__file__).with_name("log4j2.properties")
@@ -156,27 +162,87 @@ def ended_alike() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def attended(spark: SparkSession, work: Callable[[], T], alive: Callable[[], None] = lambda: None) -> T:
+def attended(
+    spark: SparkSession, work: Callable[[], T], alive: Callable[[], None] = lambda: None, *, name: str = ""
+) -> T:
     """Have something done on Spark, and call all of it back when one cannot go on waiting.
 
     Args:
         spark: a session whose jobs are all one's own.
         alive: called now and then while one waits.
+        name: what it is, for the log and Spark's own pages; empty: nothing is told.
 
     Raises:
         Interrupted: what ``alive`` raised.
         KeyboardInterrupt: Ctrl-C was pressed, or the process was told to end.
     """
-    with ThreadPoolExecutor(1, "spark") as thread:
-        future = thread.submit(work)
+    with ThreadPoolExecutor(1, "spark") as thread, _Progress(spark, name) as progress:
+        future = thread.submit(progress.described, work)
         try:
             while not wait([future], LOOK_SECONDS).done:
                 alive()
+                progress.tell()
         except (Interrupted, KeyboardInterrupt):
             # Tags would spare other jobs, but a classic session knows a tag only in the thread that set it.
             spark.interruptAll()
             raise
         return future.result()
+
+
+class _Progress:
+    """How far Spark is with one thing, told in the log now and then; what takes less than a moment is not told.
+
+    Args:
+        name: as of :func:`attended`.
+    """
+
+    def __init__(self, spark: SparkSession, name: str) -> None:
+        self._spark = spark
+        self._name = name
+        # A session of Spark Connect has no context, and its server reports progress by itself.
+        self._remote = "connect" in type(spark).__module__
+        self._reported: list[tuple[int, int]] = []
+        self._began = self._told = time.monotonic()
+        self._is_told = False
+        # PySpark declares a class, and calls what it is given.
+        self._handler = cast("Any", self._hear)
+
+    def __enter__(self) -> Self:
+        if self._name and self._remote:
+            self._spark.registerProgressHandler(self._handler)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._name and self._remote:
+            self._spark.removeProgressHandler(self._handler)
+        if self._is_told:
+            logger.info("%s: over after %.0f s", self._name, time.monotonic() - self._began)
+
+    def described(self, work: Callable[[], T]) -> T:
+        """Do the work in this thread, under its name in Spark's own pages."""
+        if not self._name or self._remote:
+            return work()
+        self._spark.sparkContext.setJobDescription(self._name)
+        return work()
+
+    def tell(self) -> None:
+        """Log how many tasks have ended, when there is something new to be told."""
+        now = time.monotonic()
+        if not self._name or (self._is_told and now - self._told < TELL_SECONDS):
+            return
+        self._told, self._is_told = now, True
+        stages = self._reported if self._remote else self._stages()
+        done, tasks = (sum(numbers) for numbers in zip(*stages, strict=True)) if stages else (0, 0)
+        logger.info("%s: %d of %d tasks done after %.0f s", self._name, done, tasks, now - self._began)
+
+    def _stages(self) -> list[tuple[int, int]]:
+        """How many tasks of each stage under way have ended, and how many there are."""
+        tracker = self._spark.sparkContext.statusTracker()
+        found = (tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds())
+        return [(stage.numCompletedTasks, stage.numTasks) for stage in found if stage is not None]
+
+    def _hear(self, stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
+        self._reported = [(stage.num_completed_tasks, stage.num_tasks) for stage in stages or ()]
 
 
 def require_answer(master: str) -> None:

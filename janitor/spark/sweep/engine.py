@@ -35,7 +35,7 @@ from janitor.sweep.findings import failed
 from janitor.sweep.ledger import LedgerKey, Taken
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.scan import Part
-from janitor.sweep.sweep import REPLANS, Divided, Runner, StepJob, ignore_reached, run_step
+from janitor.sweep.sweep import REPLANS, STEPS, Divided, Runner, StepJob, ignore_reached, run_step
 from tms_core.errors import StoreUnavailable
 from tms_core.tables.base import ALL_KEYS, Reads, Store
 from tms_core.tables.hbase.store import HBasePart
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
+
+
+_STEP_NAMES = {"message": "messages", "invert": "invalid transactions", "payload": "payloads"}
 
 
 class Sender(Protocol):
@@ -77,7 +80,9 @@ class SparkSender:
         self._ground = ground
 
     def send(self, spec: TaskSpec, shares: Sequence[TaskShare], alive: Callable[[], None]) -> list[TaskResult]:
-        return attended(self._spark, partial(self._collect, spec, shares), alive)
+        kind = "plan" if spec.run is None and not spec.finds else "sweep"
+        name = f"{kind}, step {STEPS.index(spec.step) + 1} of {len(STEPS)}: {_STEP_NAMES[spec.step]}"
+        return attended(self._spark, partial(self._collect, spec, shares), alive, name=name)
 
     def _collect(self, spec: TaskSpec, shares: Sequence[TaskShare]) -> list[TaskResult]:
         ground, numbered = self._ground, list(shares)

@@ -1,0 +1,83 @@
+"""What is told while Spark is at work: which step, how many of its tasks have ended, and for how long."""
+
+from __future__ import annotations
+
+import logging
+from threading import Event
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from janitor.spark import session as on
+from janitor.spark.session import attended
+
+
+class Tracker:
+    """A status tracker with one stage of two that has come half way."""
+
+    def getActiveStageIds(self) -> list[int]:  # noqa: N802 - as Spark has it
+        return [7, 8]
+
+    def getStageInfo(self, stage: int) -> SimpleNamespace | None:  # noqa: N802
+        return SimpleNamespace(numCompletedTasks=3, numTasks=6) if stage == 7 else None
+
+
+class Classic:
+    """A session with a context."""
+
+    def __init__(self) -> None:
+        self.described: list[str] = []
+        self.sparkContext = SimpleNamespace(setJobDescription=self.described.append, statusTracker=Tracker)
+
+
+@pytest.fixture(autouse=True)
+def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on, "LOOK_SECONDS", 0.01)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log has, without times."""
+    return [record.getMessage().rpartition(" after ")[0] for record in caplog.records]
+
+
+def test_attended_tells_step_and_tasks_done_and_names_the_job(caplog: pytest.LogCaptureFixture) -> None:
+    spark, looked = Classic(), Event()
+    with caplog.at_level(logging.INFO):
+        name = "sweep, step 2 of 3: invalid transactions"
+
+        def look() -> None:
+            if told(caplog):
+                looked.set()
+
+        attended(cast(Any, spark), lambda: looked.wait(60), look, name=name)
+    assert told(caplog)[0] == f"{name}: 3 of 6 tasks done"
+    assert told(caplog)[-1] == f"{name}: over"
+    assert spark.described == [name]
+
+
+def test_attended_on_connect_tells_what_the_server_reports(caplog: pytest.LogCaptureFixture) -> None:
+    handlers: list[Any] = []
+    remote = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    remote.registerProgressHandler, remote.removeProgressHandler = handlers.append, handlers.remove
+    looked = Event()
+
+    def look() -> None:
+        if told(caplog):
+            looked.set()
+        for handler in handlers:
+            stages = [SimpleNamespace(num_completed_tasks=1, num_tasks=4)]
+            handler(stages=stages, inflight_tasks=2, operation_id="one", done=False)
+
+    with caplog.at_level(logging.INFO):
+        attended(remote, lambda: looked.wait(60), look, name="count")
+    assert told(caplog) == ["count: 1 of 4 tasks done", "count: over"]
+    assert handlers == []
+
+
+def test_attended_that_is_over_at_once_or_has_no_name_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert attended(cast(Any, object()), lambda: 3) == 3
+        looked = Event()
+        attended(cast(Any, object()), lambda: looked.wait(60), looked.set)
+    assert told(caplog) == []
