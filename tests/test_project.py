@@ -49,11 +49,12 @@ def test_no_tracked_file_is_larger_than_a_megabyte() -> None:
 
 
 #: What tools write beside the sources: caches, logs, process ids, coverage, editors' and systems' own files.
-WRITTEN = """
-.dmypy.json .mypy_cache/x.json .ruff_cache/x .pytest_cache/x .import_linter_cache/x.json .hypothesis/x .coverage
-.coverage.host.1 htmlcov/index.html a/__pycache__/b.cpython-311.pyc build/x.whl dist/x.whl x.egg-info/PKG-INFO x.log x.pid
-x.orig x.rej .DS_Store .x.py.swp x.py~ .idea/x .vscode/x .venv/x .venv3.13/x nohup.out core.4711
-""".split()
+WRITTEN = [
+    ".dmypy.json", ".mypy_cache/x.json", ".ruff_cache/x", ".pytest_cache/x", ".import_linter_cache/x.json",
+    ".hypothesis/x", ".coverage", ".coverage.host.1", "htmlcov/index.html", "a/__pycache__/b.cpython-311.pyc",
+    "build/x.whl", "dist/x.whl", "x.egg-info/PKG-INFO", "x.log", "x.pid", "x.orig", "x.rej", ".DS_Store",
+    ".x.py.swp", "x.py~", ".idea/x", ".vscode/x", ".venv/x", ".venv3.13/x", "nohup.out", "core.4711",
+]  # fmt: skip
 
 
 def git(*arguments: str, given: str = "") -> list[str]:
