@@ -39,6 +39,7 @@
     │   ├── BufferFull           there is no room for another message that is to be published some time
     │   ├── NotPublished         messages that were to be published some time were not
     │   └── Unavailable          not now; the same request may succeed later
+    │       ├── QuotaExceeded    the principal is above its quota
     │       └── ClockJumped      the clock went ahead of the other clocks, so no message can be given a time
     ├── TransactionError         what a transaction manager refuses
     │   ├── NotInProgress        the transaction has ended, or never began
@@ -299,6 +300,10 @@ class Unavailable(MessagingError):
     def __init__(self, message: str, hint: str = "", retry_after_seconds: float | None = None) -> None:
         super().__init__(message, hint)
         self.retry_after_seconds = retry_after_seconds
+
+
+class QuotaExceeded(Unavailable):
+    """A principal is above its quota; the same request may succeed later."""
 
 
 class ClockJumped(Unavailable):

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from tests.builders import NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.server.auth.gate import Gate
+from tms_core.server.auth.quotas import FailedAttempts
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.server.serving import make_gate
 from tms_core.settings.models import AuthSettings
@@ -23,6 +24,7 @@ ROLES = {
     "publisher": ("default:*", ["publish"]),
     "consumer": ("default:*", ["consume"]),
     "owner": ("default:*", ["admin", "publish", "consume"]),
+    "observer": ("none:*", ["observe"]),
     "stranger": ("other:*", ["admin", "publish", "consume"]),
 }
 RULES = [{"principal": role, "topics": [topics], "can": can} for role, (topics, can) in ROLES.items()]
@@ -90,10 +92,19 @@ class JwtIdentities:
         return jwt.encode({"sub": role, "exp": expires}, key, "ES256")
 
 
-def gate_of(clock: ManualClock, **settings: Any) -> Gate:
-    """The gate that settings make."""
+class Patient(FailedAttempts):
+    """Slows nobody down."""
+
+    def note(self, address: str) -> float:
+        return 0.0
+
+
+def gate_of(clock: ManualClock, *, patient: bool = True, **settings: Any) -> Gate:
+    """The gate that settings make; a patient one slows down no failed attempts."""
     gate = make_gate(AuthSettings.model_validate({"rules": RULES, **settings}), clock)
     assert gate is not None
+    if patient:
+        gate.failed = Patient(clock)
     return gate
 
 

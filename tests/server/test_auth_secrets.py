@@ -60,11 +60,11 @@ def test_given_the_access_log_when_somebody_is_let_in_then_it_says_who(
 ) -> None:
     caplog.set_level(logging.INFO, "tms_core.access")
     with serving(gate=identities.gate, access_log=True) as server, Client(server.port) as client:
-        client.ask("GET", "/metrics", b"", authorization=f"Bearer {identities.good('stranger')}")
-        client.ask("GET", PATH, b"", authorization=f"Bearer {identities.good('stranger')}")
-        client.ask("GET", "/metrics", b"", authorization=f"Bearer {identities.wrong('stranger')}")
+        client.ask("GET", "/metrics", b"", authorization=f"Bearer {identities.good('observer')}")
+        client.ask("GET", PATH, b"", authorization=f"Bearer {identities.good('observer')}")
+        client.ask("GET", "/metrics", b"", authorization=f"Bearer {identities.wrong('observer')}")
     ends = [record.getMessage().rpartition("ms")[2] for record in caplog.records if record.name == "tms_core.access"]
-    assert ends == [" stranger", " stranger", ""]
+    assert ends == [" observer", " observer", ""]
 
 
 def test_given_a_path_with_a_line_end_when_logged_then_it_makes_no_line_of_its_own(

@@ -386,6 +386,29 @@ def test_given_rules_when_asked_then_all_that_match_count_and_nothing_else() -> 
     assert rules.rights("ada", TopicId("other", "x")) == set()
 
 
+def test_rule_with_names_covers_only_consumers_and_producers_that_match() -> None:
+    given = {"principal": "ada", "topics": ["a:*"], "can": ["consume", "publish"]}
+    narrow = AuthRule.model_validate({**given, "consumers": ["ada-*"], "producers": ["p?"]})
+    rules, topic = Rules([narrow, rule("ben", ["a:b"], "consume")]), TopicId("a", "b")
+    for _ in range(2):
+        assert rules.allow("ada", topic, Need.CONSUME)
+        assert rules.allow("ada", topic, Need.CONSUME, "ada-1")
+        assert not rules.allow("ada", topic, Need.CONSUME, "ben-1")
+        assert rules.allow("ada", topic, Need.PUBLISH, "p1")
+        assert not rules.allow("ada", topic, Need.PUBLISH, "ada-1")
+        assert rules.allow("ben", topic, Need.CONSUME, "anything")
+        assert not rules.allow("ben", topic, Need.PUBLISH, "p1")
+
+
+def test_rule_to_observe_needs_no_topics_and_any_other_does() -> None:
+    observer = AuthRule.model_validate({"principal": "prometheus", "can": ["observe"]})
+    assert Rules([observer]).observes("prometheus")
+    assert not Rules([observer]).observes("ada")
+    assert not Rules([observer]).rights("prometheus", TopicId("a", "b"))
+    with pytest.raises(ValidationError, match="needs it"):
+        AuthRule.model_validate({"principal": "ada", "can": ["observe", "consume"]})
+
+
 def test_rule_pattern_matches_namespace_and_topic_apart() -> None:
     rules = Rules([rule("ada", ["prod*:x", "*:sh?red", "[!a]*:y"], "consume")])
     allowed = ["prod:x", "production:x", "any:shared", "b:y"]

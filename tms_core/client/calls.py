@@ -32,6 +32,7 @@ from tms_core.errors import (
     MessagingError,
     PartitionsChanged,
     ProducerFenced,
+    QuotaExceeded,
     ServerFailed,
     TopicExists,
     TopicNotFound,
@@ -248,6 +249,7 @@ def poll_on(topic: Topic, start: Start, limit: int | None, transaction: Transact
 _REFUSED: Mapping[int, type[MessagingError]] = {
     401: Unauthorized,
     403: Forbidden,
+    429: QuotaExceeded,
     503: Unavailable,
 }
 
@@ -282,8 +284,8 @@ def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, st
     text = body[: 4 * _SHOWN_CHARS].decode(errors="replace").strip()[:_SHOWN_CHARS] or "it gave no reason."
     if status == _CONFLICT and PARTITIONS in headers:
         raise PartitionsChanged(text)
-    if kind is Unavailable:
-        raise Unavailable(text, retry_after_seconds=retry_after_seconds(headers))
+    if kind is not None and issubclass(kind, Unavailable):
+        raise kind(text, retry_after_seconds=retry_after_seconds(headers))
     if kind is not None:
         raise kind(text)
     if 300 <= status < 500:

@@ -98,6 +98,7 @@ class Families:
         asked = wanted(properties)
         made = list(_tree(topic, asked.partitions, asked.routes or {}, asked.others))
         if len(made) == 1:
+            permit(topic)
             self._make(*made[0])
             return
         with self._lock:

@@ -9,7 +9,9 @@ raises on purpose go on to uvicorn, which answers 500 and logs them.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +34,7 @@ from tms_core.errors import (
     PartitionsChanged,
     ProducerFenced,
     ProducerNotFound,
+    QuotaExceeded,
     StoreFull,
     TmsError,
     TooLarge,
@@ -45,6 +48,7 @@ from tms_core.errors import (
 from tms_core.logs.audit import BoundedAudit, Event, record
 from tms_core.logs.loggers import SeldomLogger, get_logger, harmless
 from tms_core.server.auth.gate import Gate, Need
+from tms_core.server.auth.quotas import Quotas
 from tms_core.server.body import Disconnected
 from tms_core.server.groups import PollGroup, RollBackGroup
 from tms_core.server.metrics import ServerMetrics
@@ -79,6 +83,7 @@ _STATUS: dict[type[TmsError], int] = {
     TopicExists: 409,
     TransactionExpired: 409,
     StoreFull: 503,
+    QuotaExceeded: 429,
     Unavailable: 503,
 }
 #: A client that went away before it was answered; never sent.
@@ -175,7 +180,7 @@ def routes(site: Site) -> list[GuardedRoute]:
         GuardedRoute(f"{_TOPIC}/properties", topics.properties, "properties", {"PUT": Need.ADMIN}),
         GuardedRoute(f"{_TOPIC}/ages", topics.ages, "ages", {"GET": Need.ANY}),
         GuardedRoute("/ping", about.ping, "ping", {"GET": Need.NOTHING}),
-        GuardedRoute("/metrics", about.metrics, "metrics", {"GET": Need.KNOWN}),
+        GuardedRoute("/metrics", about.metrics, "metrics", {"GET": Need.OBSERVE}),
         GuardedRoute("/openapi.json", about.openapi, "openapi", {"GET": Need.KNOWN}),
     ]
 
@@ -215,11 +220,49 @@ class _GuardedRoute(_Route):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         # What is not served needs a known principal to be told so.
         need = self._needs.get(scope["method"], Need.KNOWN)
-        if need is not Need.NOTHING:
-            scope["principal"] = principal = self._gate.principal(scope["headers"])
-            if need is not Need.KNOWN:
-                self._gate.require(principal, topic_of(scope), need)
-        await super().handle(scope, receive, send)
+        if need is Need.NOTHING:
+            await super().handle(scope, receive, send)
+            return
+        gate = self._gate
+        scope["principal"] = principal = await identified(gate, scope)
+        if need is Need.OBSERVE:
+            gate.require_observer(principal)
+        elif need is not Need.KNOWN:
+            gate.require(principal, topic_of(scope), need, scope["path_params"].get("name", ""))
+        if gate.quotas.of(principal) is None:
+            await super().handle(scope, receive, send)
+            return
+        with gate.quotas.request(principal):
+            await super().handle(scope, *_counted(gate.quotas, principal, receive, send))
+
+
+def _counted(quotas: Quotas, principal: str, receive: Receive, send: Send) -> tuple[Receive, Send]:
+    """What a request receives and sends, counted for its principal."""
+
+    async def received() -> Message:
+        message = await receive()
+        quotas.spend(principal, len(message.get("body", b"")))
+        return message
+
+    async def sent(message: Message) -> None:
+        quotas.spend(principal, len(message.get("body", b"")))
+        await send(message)
+
+    return received, sent
+
+
+async def identified(gate: Gate, scope: Scope) -> str:
+    """Who sent a request; one whose token is not good learns that later the more such there were from its address.
+
+    Raises:
+        Unauthorized: that is not proven.
+    """
+    try:
+        return gate.principal(scope["headers"])
+    except Unauthorized:
+        if seconds := gate.failed.note(address_of(scope)):
+            await asyncio.sleep(seconds)
+        raise
 
 
 def known_only(app: ASGIApp, gate: Gate | None) -> ASGIApp:
@@ -228,7 +271,7 @@ def known_only(app: ASGIApp, gate: Gate | None) -> ASGIApp:
         return app
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["principal"] = gate.principal(scope["headers"])
+        scope["principal"] = await identified(gate, scope)
         await app(scope, receive, send)
 
     return guarded
@@ -333,7 +376,9 @@ async def _refuse(send: Send, error: TmsError | HTTPException) -> None:
     more = [_CHALLENGE] if isinstance(error, Unauthorized) else []
     if isinstance(error, PartitionsChanged):
         more.append(_PARTITIONS)
-    if isinstance(error, (Unavailable, StoreFull)):
+    if isinstance(error, QuotaExceeded) and error.retry_after_seconds is not None:
+        more.append((b"retry-after", b"%d" % math.ceil(error.retry_after_seconds)))
+    elif isinstance(error, (Unavailable, StoreFull)):
         more.append(_RETRY)
     if isinstance(error, ProducerFenced):
         more.append((FENCED, b"true"))

@@ -72,7 +72,7 @@ def sent_by(site: Site, scope: Scope, headers: Headers, *, numbered: bool = True
         return None
     found, name, generation = _instance(named, headers.get(GENERATION, b""))
     if site.gate is not None:
-        site.gate.require(scope["principal"], found, Need.PUBLISH)
+        site.gate.require(scope["principal"], found, Need.PUBLISH, name)
     sequence = _number(headers.get(SEQUENCE, b""), "X-TMS-Sequence") if numbered else 0
     oldest_open = _number(headers[OLDEST_OPEN], "X-TMS-Oldest-Open") if OLDEST_OPEN in headers else 0
     return Sent(found, name, generation, sequence, _label(headers) if LABEL in headers else "", oldest_open)

@@ -337,7 +337,7 @@ def make_gate(settings: AuthSettings, clock: Clock) -> Gate | None:
         authenticator = Tokens(_given(settings.tokens_file), clock)
     else:
         authenticator = _jwt(settings, _given(settings.key_file), clock)
-    return Gate(authenticator, Rules(settings.rules), clock)
+    return Gate(authenticator, Rules(settings.rules), clock, settings.quotas)
 
 
 def _given(path: Path | None) -> Path:

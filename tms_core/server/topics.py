@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from typing import Any
 
 from starlette.requests import Request
@@ -83,7 +85,18 @@ class TopicRoutes(SiteRoute):
         if gate is None:
             return permit_all
         principal: str = request.scope["principal"]
-        return lambda topic: gate.require(principal, topic, Need.ADMIN)
+        places: Iterator[int] | None = None
+
+        def permit(topic: TopicId) -> None:
+            nonlocal places
+            gate.require(principal, topic, Need.ADMIN)
+            quota = gate.quotas.of(principal)
+            if quota is not None and quota.topics is not None:
+                # One request may make a thousand: those that are there are counted once.
+                places = places or count(gate.administered(principal, self._site.service.all_topics()))
+                gate.quotas.require_topics(principal, next(places))
+
+        return permit
 
 
 class Consumers(SiteRoute):

@@ -125,6 +125,7 @@ ListenAddress = Annotated[str, AfterValidator(_address_or_any_port)]
 Url = Annotated[str, AfterValidator(_url)]
 SystemTopic = Annotated[str, AfterValidator(_system_topic)]
 TopicPattern = Annotated[str, AfterValidator(_pattern)]
+NamePattern = Annotated[str, Field(pattern=r"^[A-Za-z0-9_*?\[\]!-]+$")]
 RulePattern = Annotated[str, AfterValidator(_rule_pattern)]
 #: How a JWT may be signed: all of these with a private key, so that nothing kept here could sign one.
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
@@ -278,8 +279,25 @@ class AuthRule(Section):
     """What a principal, or with ``*`` each that is known, may do on the topics that match."""
 
     principal: Annotated[str, Field(min_length=1)]
-    topics: Annotated[tuple[RulePattern, ...], Field(min_length=1)]
-    can: Annotated[tuple[Literal["admin", "publish", "consume"], ...], Field(min_length=1)]
+    topics: tuple[RulePattern, ...] = ()
+    can: Annotated[tuple[Literal["admin", "publish", "consume", "observe"], ...], Field(min_length=1)]
+    consumers: Annotated[tuple[NamePattern, ...], Field(min_length=1)] = ("*",)
+    producers: Annotated[tuple[NamePattern, ...], Field(min_length=1)] = ("*",)
+
+    @model_validator(mode="after")
+    def _about_topics(self) -> Self:
+        if not self.topics and set(self.can) != {"observe"}:
+            raise wrong("topics", "a rule that allows more than observe needs it; write NAMESPACE:TOPIC, or *:*")
+        return self
+
+
+class AuthQuota(Section):
+    """What a principal, or with ``*`` each that has no quota of its own, may use at most."""
+
+    principal: Annotated[str, Field(min_length=1)]
+    topics: Count | None = None
+    bytes_per_second: Count | None = None
+    requests: Count | None = None
 
 
 class AuthSettings(Section):
@@ -318,9 +336,16 @@ class AuthSettings(Section):
     )
     rules: tuple[AuthRule, ...] = setting(
         (),
-        "who may do what: a list of {principal, topics, can: [admin, publish, consume]}; principal * is each that is "
-        "known",
+        "who may do what: a list of {principal, topics, can: [admin, publish, consume, observe], consumers, "
+        "producers}; principal * is each that is known; consumers and producers are patterns of the names that consume "
+        "and publish may use, by default all",
         reason="a principal may do only what a rule allows",
+    )
+    quotas: tuple[AuthQuota, ...] = setting(
+        (),
+        "what each principal may use at most: a list of {principal, topics, bytes_per_second, requests}; requests are "
+        "those in flight, polls that wait included; principal * is each that is not named",
+        reason="how much is too much differs from site to site",
     )
 
     @model_validator(mode="after")
@@ -329,6 +354,8 @@ class AuthSettings(Section):
             raise wrong("tokens_file", "kind tokens needs it; write the path of a file")
         if self.kind == "jwt" and self.key_file is None:
             raise wrong("key_file", "kind jwt needs it; write the path of a PEM or JWKS file")
+        if self.kind == "none" and self.quotas:
+            raise wrong("quotas", "kind none does not know principals; write kind: tokens or jwt, or no quotas")
         if self.kind == "none" and self.rules:
             raise wrong("rules", "kind none does not authenticate clients; write kind: tokens or jwt, or no rules")
         return self

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from fnmatch import fnmatchcase
 from hashlib import sha256
@@ -29,9 +29,10 @@ from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from tms_core.clock import Clock
-from tms_core.errors import ConfigurationError, Forbidden, Unauthorized
+from tms_core.errors import ConfigurationError, Forbidden, Unauthorized, shortened
 from tms_core.logs.loggers import get_logger
-from tms_core.settings.models import AuthRule
+from tms_core.server.auth.quotas import FailedAttempts, Quotas
+from tms_core.settings.models import AuthQuota, AuthRule
 from tms_core.topic import TopicId, remembered
 
 #: How many good tokens are remembered.
@@ -66,10 +67,12 @@ class Need(Enum):
     ADMIN = "admin"
     PUBLISH = "publish"
     CONSUME = "consume"
+    #: To read the metrics; no topic's.
+    OBSERVE = "observe"
 
 
-def _length(_: str, topic: TopicId) -> int:
-    return len(topic.namespace) + len(topic.topic)
+def _length(_: str, topic: TopicId, *more: object) -> int:
+    return len(topic.namespace) + len(topic.topic) + sum(len(name) for name in more if isinstance(name, str))
 
 
 class Rules:
@@ -78,20 +81,37 @@ class Rules:
     def __init__(self, rules: Sequence[AuthRule]) -> None:
         self._rules = tuple(rules)
         self._remembered = remembered(_DECISIONS, _length)(self.rights)
+        self._remembered_names = remembered(_DECISIONS, _length)(self._may_use)
 
     def rights(self, principal: str, topic: TopicId) -> frozenset[str]:
         """All that a principal may do on a topic, looked up anew: ``admin``, ``publish``, ``consume``."""
-        return frozenset(
-            right
-            for rule in self._rules
-            if rule.principal in (principal, EVERYBODY) and any(_matches(topic, pattern) for pattern in rule.topics)
-            for right in rule.can
-        )
+        return frozenset(right for rule in self._of(principal, topic) for right in rule.can) - {Need.OBSERVE.value}
 
-    def allow(self, principal: str, topic: TopicId, need: Need) -> bool:
-        """Whether a principal may do on a topic what takes ``need``."""
+    def allow(self, principal: str, topic: TopicId, need: Need, name: str = "") -> bool:
+        """Whether a principal may do on a topic what takes ``need``.
+
+        Args:
+            name: of the consumer or producer that it would act as; empty: of none.
+        """
+        if name and need in (Need.CONSUME, Need.PUBLISH):
+            return self._remembered_names(principal, topic, need, name)
         rights = self._remembered(principal, topic)
         return bool(rights) if need is Need.ANY else need.value in rights
+
+    def observes(self, principal: str) -> bool:
+        """Whether a principal may read the metrics."""
+        return any(Need.OBSERVE.value in rule.can for rule in self._rules if rule.principal in (principal, EVERYBODY))
+
+    def _may_use(self, principal: str, topic: TopicId, need: Need, name: str) -> bool:
+        rules = [rule for rule in self._of(principal, topic) if need.value in rule.can]
+        patterns = (rule.consumers if need is Need.CONSUME else rule.producers for rule in rules)
+        return any(fnmatchcase(name, pattern) for names in patterns for pattern in names)
+
+    def _of(self, principal: str, topic: TopicId) -> Iterator[AuthRule]:
+        """The rules that are about a principal and a topic."""
+        for rule in self._rules:
+            if rule.principal in (principal, EVERYBODY) and any(_matches(topic, pattern) for pattern in rule.topics):
+                yield rule
 
 
 def _matches(topic: TopicId, pattern: str) -> bool:
@@ -133,12 +153,21 @@ class Authenticator(Protocol):
 
 
 class Gate:
-    """Lets requests pass, or not."""
+    """Lets requests pass, or not.
 
-    def __init__(self, authenticator: Authenticator, rules: Rules, clock: Clock) -> None:
+    Attributes:
+        quotas: what each principal may use.
+        failed: the failed attempts of late, by address.
+    """
+
+    def __init__(
+        self, authenticator: Authenticator, rules: Rules, clock: Clock, quotas: Sequence[AuthQuota] = ()
+    ) -> None:
         self._authenticator = authenticator
         self._rules = rules
         self._clock = clock
+        self.quotas = Quotas(quotas, clock)
+        self.failed = FailedAttempts(clock)
         self._known: dict[bytes, Identity] = {}
 
     def principal(self, headers: Headers) -> str:
@@ -160,17 +189,37 @@ class Gate:
             self._known[digest] = known
         return known.principal
 
-    def require(self, principal: str, topic: TopicId, need: Need) -> None:
+    def require(self, principal: str, topic: TopicId, need: Need, name: str = "") -> None:
         """Let a principal do something on a topic.
+
+        Args:
+            name: of the consumer or producer that it would act as; empty: of none.
 
         Raises:
             Forbidden: no rule allows it. It is the same whether there is such a topic or not.
         """
-        if not self._rules.allow(principal, topic, need):
+        if not self._rules.allow(principal, topic, need, name):
             what = "do anything" if need is Need.ANY else need.value
+            named = f" as {shortened(name)}" if name and need in (Need.CONSUME, Need.PUBLISH) else ""
             raise Forbidden(
-                f"{principal} may not {what} on {topic}.", "Ask the operator of this server for a rule (server.auth)."
+                f"{principal} may not {what} on {topic}{named}.",
+                "Ask the operator of this server for a rule (server.auth).",
             )
+
+    def require_observer(self, principal: str) -> None:
+        """Let a principal read the metrics.
+
+        Raises:
+            Forbidden: no rule allows it.
+        """
+        if not self._rules.observes(principal):
+            raise Forbidden(
+                f"{principal} may not read the metrics.", "Ask the operator of this server for a rule (can: [observe])."
+            )
+
+    def administered(self, principal: str, topics: Iterable[TopicId]) -> int:
+        """How many of some topics a principal may administer: those that count for its quota."""
+        return sum(Need.ADMIN.value in self._rules.rights(principal, topic) for topic in topics)
 
     def visible(self, principal: str, topics: Iterable[TopicId]) -> list[TopicId]:
         """Those of some topics on which a principal may do something."""

@@ -1,0 +1,181 @@
+"""What a principal may use, and how failed attempts are slowed down: with a clock that moves when the test says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.builders import NOW_MS
+from tests.server.client import JSON, Answer, Client
+from tests.server.conftest import serving
+from tests.server.identities import gate_of
+from tms_core.client import calls
+from tms_core.clock import ManualClock
+from tms_core.errors import QuotaExceeded
+from tms_core.server.auth.gate import Gate
+from tms_core.server.auth.quotas import FREE_ATTEMPTS, MOST_REMEMBERED, MOST_SECONDS, FailedAttempts, Quotas
+from tms_core.server.auth.tokens import new_token, token_line
+from tms_core.settings.models import AuthQuota
+from tms_core.topic import TopicId
+
+TOPICS = "/v1/namespaces/default/topics"
+
+
+def quota(principal: str, **limits: int) -> AuthQuota:
+    return AuthQuota.model_validate({"principal": principal, **limits})
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS)
+
+
+# --- counting --------------------------------------------------------------------------------------------------------
+
+
+def test_quota_of_a_principal_replaces_that_of_everybody(clock: ManualClock) -> None:
+    quotas = Quotas([quota("*", requests=1), quota("ada", topics=3)], clock)
+    assert (quotas.of("ada"), quotas.of("ben")) == (quota("ada", topics=3), quota("*", requests=1))
+    assert Quotas([quota("ada", requests=1)], clock).of("ben") is None
+
+
+def test_requests_in_flight_above_the_quota_are_refused_until_one_ends(clock: ManualClock) -> None:
+    quotas = Quotas([quota("*", requests=2)], clock)
+    with quotas.request("ada"):
+        with quotas.request("ada"), pytest.raises(QuotaExceeded, match="2 requests in flight"), quotas.request("ada"):
+            raise AssertionError
+        with quotas.request("ada"), quotas.request("ben"):
+            pass
+
+
+def test_bytes_above_the_rate_delay_the_next_requests_and_nothing_is_saved_up(clock: ManualClock) -> None:
+    quotas = Quotas([quota("*", bytes_per_second=100)], clock)
+    clock.advance(60_000)
+    with quotas.request("ada"):
+        quotas.spend("ada", 350)
+    with pytest.raises(QuotaExceeded, match="100 bytes per second") as refused, quotas.request("ada"):
+        raise AssertionError
+    assert refused.value.retry_after_seconds == 2.5
+    clock.advance(2_501)
+    with quotas.request("ada"):
+        pass
+
+
+def test_quotas_of_many_principals_take_bounded_memory(clock: ManualClock) -> None:
+    quotas = Quotas([quota("*", requests=1)], clock)
+    with quotas.request("held"):
+        for number in range(MOST_REMEMBERED + 100):
+            with quotas.request(str(number)):
+                pass
+        assert len(quotas._uses) <= MOST_REMEMBERED
+        with pytest.raises(QuotaExceeded), quotas.request("held"):
+            raise AssertionError
+
+
+def test_failed_attempts_are_slowed_down_by_address_and_forgiven_with_time(clock: ManualClock) -> None:
+    failed = FailedAttempts(clock)
+    assert [failed.note("a") for _ in range(FREE_ATTEMPTS)] == [0.0] * FREE_ATTEMPTS
+    assert [failed.note("a") for _ in range(3)] == [0.5, 1.0, 1.5]
+    assert failed.note("b") == 0.0
+    assert max(failed.note("a") for _ in range(100)) == MOST_SECONDS
+    clock.advance(3_600_000)
+    assert failed.note("a") == 0.0
+    for number in range(MOST_REMEMBERED + 100):
+        failed.note(str(number))
+    assert len(failed._failed) == MOST_REMEMBERED
+
+
+# --- over HTTP -------------------------------------------------------------------------------------------------------
+
+
+class Site:
+    """A server that knows ``ada`` and ``ben``, and a client."""
+
+    def __init__(self, client: Client, tokens: dict[str, str], gate: Gate) -> None:
+        self.client = client
+        self.tokens = tokens
+        self.gate = gate
+
+    def ask(self, who: str, method: str, path: str, body: object = None, **headers: str) -> Answer:
+        data = b"{}" if body is None else json.dumps(body).encode()
+        known = {"authorization": f"Bearer {self.tokens.get(who, who)}", "content_type": JSON}
+        return self.client.ask(method, f"{TOPICS}{path}", data, **known, **headers)
+
+
+@pytest.fixture
+def site(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Site]:
+    tokens = {name: new_token() for name in ("ada", "ben")}
+    file = tmp_path / "tokens"
+    file.touch(0o600)
+    file.write_text("".join(f"{token_line(name, token)}\n" for name, token in tokens.items()))
+    every = {"topics": ["default:*"], "can": ["admin", "publish", "consume"]}
+    rules: list[dict[str, Any]] = [
+        {"principal": name, **every, "consumers": [f"{name}-*"], "producers": [f"{name}-*"]} for name in tokens
+    ]
+    quotas = getattr(request, "param", [])
+    gate = gate_of(clock, patient=False, kind="tokens", tokens_file=file, rules=rules, quotas=quotas)
+    with serving(gate=gate) as server, Client(server.port) as client:
+        server.service.create_topic(TopicId("default", "t"))
+        yield Site(client, tokens, gate)
+
+
+def test_tenant_cannot_touch_the_consumers_and_producers_of_another(site: Site) -> None:
+    position = {"position": "0" * 40}
+    instance = {"instance": "00000000-0000-0000-0000-000000000001"}
+    for who, status in (("ada", 200), ("ben", 403)):
+        assert site.ask(who, "PUT", "/t/consumers/ada-c", position).status == status
+        assert site.ask(who, "GET", "/t/consumers/ada-c").status == status
+        assert site.ask(who, "POST", "/t/producers/ada-p", instance).status == status
+        named = {"x_tms_producer": "default:t/ada-p", "x_tms_generation": "1", "x_tms_sequence": "1"}
+        assert site.ask(who, "POST", "/t/publish", {"messages": ["a"]}, **named).status == (
+            409 if status == 200 else 403
+        )
+    refused = site.ask("ben", "DELETE", "/t/consumers/ada-c")
+    assert (refused.status, "ben may not consume on default:t as ada-c" in refused.text) == (403, True)
+    assert site.ask("ben", "DELETE", "/t/producers/ada-p").status == 403
+    assert site.ask("ben", "POST", "/t/consumers/ada-c/rollback", {}).status == 403
+    assert site.ask("ben", "POST", "/t/publish", {"messages": ["b"]}).status == 200
+    assert site.ask("ada", "DELETE", "/t/consumers/ada-c").status == 200
+
+
+@pytest.mark.parametrize("site", [[{"principal": "ada", "topics": 3}]], indirect=True)
+def test_topics_above_the_quota_are_refused_before_one_is_made(site: Site) -> None:
+    refused = site.ask("ada", "PUT", "/u", {"partitions": "2"})
+    assert (refused.status, refused.headers["retry-after"]) == (429, "60")
+    assert site.ask("ada", "GET", "").json == ["t"]
+    assert site.ask("ada", "PUT", "/u", {"partitions": "1"}).status == 200
+    assert site.ask("ada", "PUT", "/v").status == 429
+    assert site.ask("ben", "PUT", "/v").status == 200
+
+
+@pytest.mark.parametrize("site", [[{"principal": "ada", "bytes_per_second": 1000}]], indirect=True)
+def test_bytes_above_the_quota_are_429_with_retry_after(site: Site, clock: ManualClock) -> None:
+    assert site.ask("ada", "POST", "/t/publish", {"messages": ["x" * 4000]}).status == 200
+    refused = site.ask("ada", "POST", "/t/poll")
+    assert refused.status == 429
+    assert 3 <= int(refused.headers["retry-after"]) <= 4
+    assert site.ask("ben", "POST", "/t/poll").status == 200
+    with pytest.raises(QuotaExceeded) as raised:
+        calls.check(calls.poll("default:t", None, None, None, inclusive=True), 429, b"no", refused.headers)
+    assert raised.value.retry_after_seconds == float(refused.headers["retry-after"])
+    clock.advance(10_000)
+    assert site.ask("ada", "POST", "/t/poll").status == 200
+
+
+def test_failed_attempts_wait_and_good_tokens_do_not(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr("tms_core.server.app.asyncio.sleep", sleep)
+    for _ in range(FREE_ATTEMPTS + 2):
+        assert site.ask(new_token(), "GET", "").status == 401
+    assert slept == [0.5, 1.0]
+    assert site.ask("ada", "GET", "").status == 200
+    assert site.client.ask("GET", "/nothing").status == 401
+    assert slept == [0.5, 1.0, 1.5]
