@@ -13,7 +13,7 @@
 #
 # What is installed, and by which checksums, is in image/*.lock. Behind a company's own certificate authority, give it as
 # a secret (`--secret id=ca,src=ca.pem`, `make image` does so from PIP_CERT); it does not get into the image.
-ARG BASE_IMAGE=python:3.12-slim-bookworm
+ARG BASE_IMAGE=python:3.13-slim-trixie
 
 FROM ${BASE_IMAGE} AS build
 ARG ARCHIVE=

@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup tools kubebox engine run demo hbase test fuzz lint bench generate image image-spark publisher chart publish release-notes lock system-deps test-cluster clean
+.PHONY: help setup tools kubebox engine run demo hbase test fuzz lint audit bench generate image image-spark publisher chart publish release-notes lock system-deps test-cluster clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -137,7 +137,7 @@ DOCKER_BUILD = DOCKER_BUILDKIT=1 docker build $(if $(BASE_IMAGE),--build-arg BAS
   --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) --build-arg SOURCE=$(SOURCE) \
   $(if $(PIP_CERT),--secret id=ca$(comma)src=$(PIP_CERT)) $(BUILD_OPTIONS)
 
-image: ## build the container image: make image IMAGE=NAME:TAG BASE_IMAGE=python:3.12-slim-bookworm ARCHIVE=1
+image: ## build the container image: make image IMAGE=NAME:TAG BASE_IMAGE=python:3.13-slim-trixie ARCHIVE=1
 	$(DOCKER_BUILD) --build-arg ARCHIVE=$(ARCHIVE) --tag $(IMAGE) .
 	@mkdir -p build && made=$$(docker create $(IMAGE)) && docker cp $$made:/opt/tms/sbom.cdx.json build/sbom.cdx.json && docker rm $$made >/dev/null
 	@echo "what is in it: build/sbom.cdx.json"
@@ -205,6 +205,12 @@ lint: $(STAMP) ## ruff, mypy --strict, the layers, undeclared and unused depende
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/deptry tms_core janitor
+
+#: Options of pip-audit, such as --ignore-vuln ID.
+AUDIT_OPTIONS ?=
+LOCKS := requirements.lock image/runtime.lock image/archive.lock image/spark.lock image/build.lock
+audit: $(STAMP) ## look up known vulnerabilities of all locked packages, at osv.dev (needs the network)
+	$(VENV)/bin/pip-audit --vulnerability-service osv --require-hashes --disable-pip --progress-spinner off $(LOCKS:%=-r %) $(AUDIT_OPTIONS)
 
 # Coverage is judged on whole runs only: not when PYTEST_ARGS picks some of the tests.
 # The chart's tests come last: what they run may have to be built first.

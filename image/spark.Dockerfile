@@ -4,7 +4,7 @@
 #   make image-spark BASE_IMAGE=registry/python        with another one of Debian's that has Python and its venv module
 #
 # As in Dockerfile: the base may be given by its digest, what is installed is in image/*.lock, and the secret `ca` is a company's own certificate authority.
-ARG BASE_IMAGE=python:3.12-slim-bookworm
+ARG BASE_IMAGE=python:3.13-slim-trixie
 
 FROM ${BASE_IMAGE} AS build
 WORKDIR /src
@@ -27,7 +27,7 @@ RUN mkdir /opt/data
 
 FROM ${BASE_IMAGE}
 ARG BASE_IMAGE
-ARG JAVA=openjdk-17-jre-headless
+ARG JAVA=openjdk-21-jre-headless
 # Java's installation links manuals, whose folder slim images lack. Hadoop asks who it is, and takes no number for an answer.
 RUN mkdir -p /usr/share/man/man1 && apt-get update -qq && apt-get install -qq -y --no-install-recommends ${JAVA} && rm -rf /var/lib/apt/lists/* \
     && rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/ensurepip /usr/local/lib/python3*/site-packages/pip* \

@@ -124,7 +124,7 @@ class Engine:
             root = self._folder / "root"
             wanted = "--include=python3,python3-venv,ca-certificates"
             made = subprocess.run(
-                ["debootstrap", "--variant=minbase", wanted, "bookworm", str(root)],
+                ["debootstrap", "--variant=minbase", wanted, "trixie", str(root)],
                 env=self.environ,
                 capture_output=True,
                 text=True,

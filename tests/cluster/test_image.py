@@ -82,7 +82,7 @@ def test_it_says_what_is_in_it(engine: Engine, image: str) -> None:
 
 def test_the_image_for_spark_is_the_janitor_and_spark_by_nobody(engine: Engine, spark_image: str, data: Path) -> None:
     contents = json.loads(engine.run(spark_image, "/opt/tms/sbom.cdx.json", options=("--entrypoint=cat",)).stdout)
-    assert {"pyspark", "openjdk-17-jre-headless"} <= {component["name"] for component in contents["components"]}
+    assert {"pyspark", "openjdk-21-jre-headless"} <= {component["name"] for component in contents["components"]}
     mounted = ("--volume", f"{data}:/var/lib/tms")
     words = ("spark", "stats", "--leveldb", "/var/lib/tms/messaging", "--format", "json")
     counted = engine.run(spark_image, *words, options=mounted)
