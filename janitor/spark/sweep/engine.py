@@ -318,7 +318,7 @@ def cutter(access: Access, partitions: int | None) -> Cut:
         parts = [(part.salt, part) for part in store.parts() if isinstance(part, HBasePart)]
         if parts:
             return [(TaskShare(at, salt, ALL_KEYS, ALL_KEYS), part) for at, (salt, part) in enumerate(parts)]
-        # A store's face for reading does not show its parts.
+        # The parts of a store for reading only do not tell their salts.
         nothing = RangedReads(store, (), ())
         with access.salted() as salted:
             return [(TaskShare(at, salt, ALL_KEYS, ALL_KEYS), nothing) for at, (salt, _) in enumerate(salted)]
