@@ -152,7 +152,7 @@ def test_its_commands_start_and_find_all_they_need(tree: Tree) -> None:
     for command in ("janitor", "tms"):
         started = tree.run(command, "--version")
         assert re.fullmatch(rf"{command}, version \d.*\n", started.stdout), started.stderr
-    needed = "import jwt, requests, sqlite3, zoneinfo, ssl, tms_core.tables.hbase.store, tms_core.tables.leveldb.store"
+    needed = "import httpx2, jwt, sqlite3, zoneinfo, ssl, tms_core.tables.hbase.store, tms_core.tables.leveldb.store"
     seen = "ssl.create_default_context().cert_store_stats()['x509_ca'], zoneinfo.ZoneInfo('Europe/Berlin')"
     said = tree.run("python", "-c", f"{needed}; print({seen})")
     authorities = ssl.create_default_context(cafile=rootfs.TAKEN[1]).cert_store_stats()["x509_ca"]

@@ -91,7 +91,7 @@ def test_the_image_for_spark_is_the_janitor_and_spark_by_nobody(engine: Engine, 
 
 
 def test_every_extra_of_the_image_can_be_loaded(engine: Engine, image: str, archive_image: str) -> None:
-    for each, load in ((image, "jwt, requests, tms_core.tables.hbase"), (archive_image, "pyarrow.parquet, jwt")):
+    for each, load in ((image, "httpx2, jwt, tms_core.tables.hbase"), (archive_image, "pyarrow.parquet, jwt")):
         loaded = engine.run(each, "-c", f"import {load}", options=("--entrypoint=/opt/tms/bin/python",))
         assert loaded.returncode == 0, loaded.stderr
 
