@@ -192,6 +192,7 @@ bench: $(STAMP) ## measure every figure, or those named: make bench BENCH="p1 p8
 
 generate: $(STAMP) ## write what is made from code: rules, the dashboard, the chart's schema and pages
 	@$(PY) -m docs.configuration
+	@$(PY) -m docs.api
 	@$(PY) -m charts.generate
 
 pictures: $(STAMP) ## take the pictures of README and docs anew, from the tour, with chromium and prometheus

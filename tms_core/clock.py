@@ -15,6 +15,8 @@ from typing import NamedTuple, Protocol
 
 from tms_core.errors import ClockJumped
 
+__all__ = ["Clock", "ManualClock", "SystemClock"]
+
 #: In how much running time one part of it is forgiven by which wall time is ahead.
 _FORGIVEN_PART = 1_000
 #: A machine that was off for longer than this, in milliseconds, has a jumped clock until an operator says otherwise.

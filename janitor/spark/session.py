@@ -35,6 +35,8 @@ from tms_core.errors import ConfigurationError, Interrupted, TmsError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+__all__ = ["translated"]
+
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)

@@ -39,6 +39,8 @@ from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import result_of
 from tms_core.web.listener import Listener, ListenerOptions
 
+__all__ = ["InProcess", "in_process"]
+
 #: How many polls read the store at once.
 _THREADS = 4
 _OPTIONS = {field.name for field in fields(Options)}
@@ -132,6 +134,7 @@ except ImportError:
     # An application without pytest uses in_process.
     pass
 else:
+    __all__ += ["tms_server"]
 
     @pytest.fixture
     def tms_server() -> Iterator[InProcess]:

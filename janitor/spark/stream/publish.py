@@ -40,6 +40,8 @@ from tms_core.transaction.model import transaction_ms
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+__all__ = ["publish_batches"]
+
 #: How long a batch's transaction may take, in seconds. Nothing of it holds up readers before its last moment.
 TIMEOUT_SECONDS = 300
 #: For how long the server is asked about the topic before there is a batch.

@@ -1,0 +1,32 @@
+"""The Python interface: what may be imported, and that a change of it does not go unnoticed."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+
+import pytest
+
+from docs import api
+
+
+def test_page_is_what_the_code_says() -> None:
+    assert api.PAGE.read_text(encoding="utf-8") == api.page(), "the interface has changed; if it may: make generate"
+
+
+@pytest.mark.parametrize("name", api.MODULES)
+def test_public_module_lists_names_that_are_there_and_say_what_they_are(name: str) -> None:
+    module = import_module(name)
+    assert module.__all__
+    assert [each for each in module.__all__ if not inspect.getdoc(getattr(module, each))] == []
+
+
+def test_page_with_a_changed_signature_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = import_module("janitor.spark.source")
+
+    def register(spark: object, *, more: bool = False) -> None:
+        """Do as before."""
+
+    monkeypatch.setattr(module, "register", register)
+    assert "`register(spark: object, *, more: bool = False) -> None`: Do as before." in api.page()
+    assert api.page() != api.PAGE.read_text(encoding="utf-8")
