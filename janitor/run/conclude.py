@@ -221,8 +221,11 @@ def adopt(deps: Deps, ready: Prepared, once_for: str | None = None) -> list[Topi
     with state.transaction():
         state.save_store(record)
         state.save_frontiers(topics)
-        state.save_anchor(ready.now)
-        state.retire_times(ready.now.wall_ms)
+        # A clock that is behind is not adopted: set right, it would look like one that jumped.
+        is_behind = any(note.guard == "clock" and not note.tripped for note in ready.notes)
+        state.save_anchor(guards.next_anchor(state.anchor(), ready.now) if is_behind else ready.now)
+        if not is_behind:
+            state.retire_times(ready.now.wall_ms)
         # Adopting may follow a backup that was put back, with what was covered already.
         rounds.end(state)
         state.replace_evidence([])

@@ -4,8 +4,10 @@ What L2, L3 and L7 take of the message table lies in one range of each topic.
 
 Messages that live shorter than their topic says (L6) lie scattered among live ones, so no range finds them. They are
 found by what was written down of them before they were published, in the order in which they come due; each is judged
-by the whole law, like any other row. What is done with is forgotten once the deletes are durable, so after a crash it
-comes up again, and does no harm.
+by the whole law, like any other row. What was written down may have no message: the server died before it wrote it, or
+the tables are a backup that was put back beside a newer side table. So each is looked for, and only what is there
+counts. What is done with is forgotten once the deletes are durable, so after a crash it comes up again, and does no
+harm.
 
 Rows of the payload table sort by transaction, so in a generation that only time makes old the due ones lie scattered.
 They are gathered as candidates, and a bounded number of them at a time is held against the message table (L5).
@@ -13,6 +15,7 @@ They are gathered as candidates, and a bounded number of them at a time is held 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import groupby
@@ -91,9 +94,29 @@ def _ttl_findings(whole: Part, prefix: bytes, some: Sequence[Expiry]) -> Iterato
             free.append(expiry)
         elif decision == Keep(Reason.HELD):
             held.append(expiry)
-    yield from _ttl_due(whole, work, free, held=False)
+    there = _present(whole, sorted(expiry.key for expiry in (*free, *held)))
+    if gone := [expiry for expiry in free if expiry.key not in there]:
+        yield Gone(gone)
+    yield from _ttl_due(whole, work, [expiry for expiry in free if expiry.key in there], held=False)
     if work.frontier.hold is not None and work.counts_held:
-        yield from _ttl_due(whole, work, held, held=True)
+        yield from _ttl_due(whole, work, [expiry for expiry in held if expiry.key in there], held=True)
+
+
+def _present(whole: Part, keys: Sequence[bytes]) -> set[bytes]:
+    """Which of some messages' keys, in order, the store has.
+
+    They may lie far apart or side by side, so a read asks for more the more of them the one before it has found.
+    """
+    table, found, at = whole.table("message"), set[bytes](), 0
+    least = limit = max(1, table.keys_per_call)
+    while at < len(keys):
+        page = table.keys(keys[at], keys[-1] + b"\0", limit)
+        stop = len(keys) if page.resume is None else bisect_left(keys, page.resume, at)
+        hits = set(page.items).intersection(keys[at:stop])
+        found |= hits
+        limit = min(2 * limit, whole.page_rows) if 2 * len(hits) >= limit else least
+        at = stop
+    return found
 
 
 def _ttl_due(whole: Part, work: TopicWork, some: list[Expiry], *, held: bool) -> Iterator[Finding]:

@@ -120,6 +120,23 @@ def test_given_a_clock_that_runs_behind_when_run_then_it_warns_and_deletes_less(
     assert clock_notes(rig.engine.run_once()) == []
 
 
+def test_adopt_with_a_clock_behind_does_not_make_the_right_clock_a_jump(store: Store) -> None:
+    rig, _ = prepared(store)
+    rig.clock.step(-10 * DAY)
+    rig.engine.adopt()
+    assert clock_notes(rig.engine.run_once()) == [False], "it is behind as before"
+    rig.clock.step(10 * DAY)
+    assert clock_notes(rig.engine.run_once()) == []
+
+
+def test_adopt_with_a_clock_ahead_accepts_it(store: Store) -> None:
+    rig, _ = prepared(store)
+    rig.clock.step(10 * DAY)
+    assert rig.engine.run_once().tripped
+    rig.engine.adopt()
+    assert clock_notes(rig.engine.run_once()) == []
+
+
 @pytest.mark.parametrize(("off_ms", "stopped"), [(HOUR, False), (7 * DAY, False), (7 * DAY + 1, True), (-DAY, False)])
 def test_given_another_boot_when_run_then_wall_time_may_be_a_week_away_and_no_more(
     store: Store, off_ms: int, stopped: bool

@@ -16,6 +16,7 @@ from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
+from tms_core.rowkey import MessageKey
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import Expiries, MemorySide
@@ -77,6 +78,48 @@ def test_given_the_server_and_the_janitor_when_a_messages_moment_comes_then_both
             fetched = [one for page in service.fetch(orders.id, FetchRequest()) for one in page]
             rig.engine.run_once()
             assert (len(fetched), len(orders.times())) == (there, there)
+
+
+@pytest.mark.parametrize("page_rows", [1, 3, 1000])
+def test_message_ttls_of_messages_that_are_not_there_are_forgotten_and_not_counted(
+    store: Store, expiries: Expiries, page_rows: int
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    times = [NOW_MS - AGE + number for number in range(40)]
+    early(orders, expiries, NOW_MS, *times)
+    orders.plain(*(NOW_MS - AGE + 100 + number for number in range(20)))
+    kept = [key for key, _ in orders.messages()]
+    lost = {number for number in range(40) if number % 5 == 0 or 10 < number < 25}
+    store.message.delete([kept[number].pack() for number in sorted(lost)])
+    rig = janitor(store, expiries=expiries, batch_rows=page_rows)
+    rig.engine.adopt()
+    planned, report = rig.engine.preview(), rig.engine.run_once()
+    assert planned.total(Rule.EXPIRED) == report.total(Rule.EXPIRED) == 40 - len(lost)
+    assert sum(entry.rows or 0 for entry in rig.state.ledger(99)) == 40 - len(lost)
+    assert len(orders.times()) == 20
+    assert expiries.due(NOW_MS + DAY, 100) == []
+
+
+def test_message_ttls_of_messages_that_are_not_there_leave_no_ledger_entry(store: Store, expiries: Expiries) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    expiries.put([(MessageKey(orders.id, 1, NOW_MS - AGE, 0).pack(), NOW_MS)])
+    rig = janitor(store, expiries=expiries)
+    rig.engine.adopt()
+    assert rig.engine.run_once().entries == {}
+    assert (rig.state.ledger(9), expiries.due(NOW_MS + DAY, 9)) == ([], [])
+
+
+def test_message_ttls_of_messages_that_are_not_there_stay_while_the_topic_is_paused(
+    store: Store, expiries: Expiries
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=3600)
+    rig = janitor(store, expiries=expiries)
+    rig.engine.run_once(adopt=True)
+    expiries.put([(MessageKey(orders.id, 1, NOW_MS - AGE, 0).pack(), NOW_MS)])
+    rig.state.pause("default:orders", NOW_MS)
+    report = rig.engine.run_once()
+    assert [entry.rows for entry in report.entries.values()] == []
+    assert len(expiries.due(NOW_MS + DAY, 9)) == 1
 
 
 @pytest.mark.parametrize("case", ["paused", "protected", "unknown", "newer"])
