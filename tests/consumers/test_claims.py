@@ -26,11 +26,12 @@ from tms_core.consumers.claims import (
     Rank,
     Segment,
     Truth,
-    limited,
     look,
     marks,
     rank,
     runs,
+    share_of,
+    together,
     truth,
 )
 from tms_core.errors import FormatError
@@ -99,18 +100,24 @@ def test_given_an_id_without_a_payload_part_then_it_stands_behind_all_payloads_o
 
 
 @pytest.mark.parametrize(
-    ("limit", "tries", "size", "most", "expected"),
+    ("limit", "tries", "most", "expected"),
     [
-        *((500, 0, 0, None, 500), (500, 1, 20, None, 10), (500, 3, 2, None, 1), (3, 9, 20, None, 3)),
-        *((500, 0, 0, 1, 500), (500, 4, 20, 5, 1), (500, 3, 20, 5, 10), (500, 9, 20, 5, 1), (1, 1, 1, 5, 1)),
-        # Of an older version it is not known how many there were together.
-        *((500, 1, 0, None, 250), (500, 3, 0, 5, 62), (2**31 - 1, 255, 0, None, 1)),
+        *((500, 0, None, 500), (500, 1, None, 250), (500, 3, None, 62), (3, 9, None, 1), (2**31 - 1, 255, None, 1)),
+        *((500, 0, 1, 500), (500, 4, 5, 1), (500, 3, 5, 62), (500, 9, 5, 1), (1, 1, 5, 1)),
     ],
 )
-def test_given_messages_that_were_given_out_before_then_fewer_come_together_and_at_last_one(
-    limit: int, tries: int, size: int, most: int | None, expected: int
+def test_together_halves_after_each_delivery_and_the_last_time_gives_one(
+    limit: int, tries: int, most: int | None, expected: int
 ) -> None:
-    assert limited(limit, Segment(at(0), None, tries, size), most) == expected
+    assert together(limit, tries, most) == expected
+
+
+@pytest.mark.parametrize(
+    ("tries", "size", "found", "expected"),
+    [(0, 0, 500, 500), (1, 20, 20, 10), (1, 20, 5, 5), (3, 1, 1, 1), (1, 20, 21, 21), (1, 0, 20, 20), (2, 3, 3, 1)],
+)
+def test_share_of_a_failed_batch_is_half_and_of_several_all(tries: int, size: int, found: int, expected: int) -> None:
+    assert share_of(Segment(at(0), None, tries, size), found) == expected
 
 
 def test_given_void_claims_when_some_of_their_messages_are_claimed_anew_then_the_rest_keeps_its_tries() -> None:

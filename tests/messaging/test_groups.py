@@ -446,6 +446,50 @@ def test_messages_given_back_unprocessed_do_not_wait(desk: GroupDesk) -> None:
     assert ([message.payload for message in found.messages], found.deliveries) == ([b"b"], 1)
 
 
+@pytest.mark.parametrize("end", ["given back", "failed"])
+@pytest.mark.parametrize("order", list(Order))
+def test_poll_after_many_batches_came_back_gives_them_together(desk: GroupDesk, end: str, order: Order) -> None:
+    desk.publish(*(b"%d" % number for number in range(2000)))
+    opened = []
+    for number in range(400):
+        tx = desk.begin()
+        desk.any(tx, 5)
+        if number % 2:
+            desk.commit(tx)
+        else:
+            opened.append(tx)
+    for tx in opened:
+        if end == "failed":
+            desk.roll_back(tx)
+        else:
+            desk.service.groups.roll_back(ORDERS, GROUP, tx.transaction_id, READ_NONE)
+            desk.manager.abort(tx)
+    found: list[bytes] = []
+    polls = 0
+    while payloads := desk.poll(tx := desk.begin(), 500, order=order):
+        desk.commit(tx)
+        found += payloads
+        polls += 1
+    assert sorted(found, key=int) == [b"%d" % number for number in range(2000) if number % 10 < 5]
+    assert order is Order.NONE or found == sorted(found, key=int)
+    # Of failed batches half goes at a time; in order that is all that one answer can have.
+    assert polls <= (2 if end == "given back" else 600 if order is Order.PARTITION else 20)
+
+
+def test_poll_of_batches_that_failed_next_to_each_other_gives_half_of_the_limit(desk: GroupDesk) -> None:
+    desk.publish(*(b"%d" % number for number in range(1000)))
+    opened = [desk.begin() for _ in range(200)]
+    for tx in opened:
+        assert len(desk.any(tx, 5)) == 5
+    for tx in opened:
+        desk.roll_back(tx)
+    sizes = []
+    while payloads := desk.any(tx := desk.begin(), 500):
+        desk.commit(tx)
+        sizes.append(len(payloads))
+    assert sizes == [250] * 4
+
+
 def test_an_outage_in_which_all_batches_fail_leaves_few_marks(desk: GroupDesk) -> None:
     desk.restart(retry_seconds=8)
     desk.publish(*(b"%d" % number for number in range(1000)))

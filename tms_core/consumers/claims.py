@@ -173,9 +173,11 @@ def truth(pointer: int, reader: Transaction) -> Truth:
         return Truth.VOID
     if reader.is_current_write(pointer):
         return Truth.OWN
+    if reader.is_in_progress(pointer):
+        return Truth.OPEN
     if reader.is_visible(pointer):
         return Truth.DONE
-    return Truth.VOID if reader.is_excluded(pointer) and not reader.is_in_progress(pointer) else Truth.OPEN
+    return Truth.VOID if reader.is_excluded(pointer) else Truth.OPEN
 
 
 def settled(
@@ -251,19 +253,26 @@ def never_given(claims: Sequence[GroupClaim], taken: Sequence[GroupClaim]) -> tu
     return free + [claim._replace(tries=claim.tries - 1) for claim in claims if claim in taken], kept
 
 
-def limited(limit: int, segment: Segment, max_deliveries: int | None) -> int:
-    """How many messages of a segment to give out together.
-
-    Each time half as many, and at the last time one, so that the one that cannot be processed ends up alone.
+def together(limit: int, tries: int, max_deliveries: int | None) -> int:
+    """How many messages to give out together at most that were given out so often; alone the last time.
 
     Args:
         max_deliveries: how often a message is given out at most; None: for ever.
     """
-    if not segment.tries:
-        return limit
-    if max_deliveries is not None and segment.tries >= max_deliveries - 1:
+    if tries and max_deliveries is not None and tries >= max_deliveries - 1:
         return 1
-    return max(1, min(limit, segment.size // 2 if segment.size else limit >> segment.tries))
+    return max(1, limit >> tries)
+
+
+def share_of(segment: Segment, found: int) -> int:
+    """How many of a segment's first messages to give out, so that the one that cannot be processed ends up alone.
+
+    Half of a batch that failed. More messages than a batch had are of several that failed next to each other, as in an
+    outage; :func:`together` halves those.
+    """
+    if not segment.tries or not segment.size or found > segment.size:
+        return found
+    return min(found, max(1, segment.size // 2))
 
 
 def marks(free: Sequence[GroupClaim], base: MessageId, taken: Sequence[GroupClaim]) -> list[GroupClaim]:
@@ -289,6 +298,10 @@ def _segments(base: MessageId, kept: Iterable[GroupClaim], free: Sequence[GroupC
 
     It takes one walk over where claims and marks begin and end, since a long transaction can have thousands.
     """
+    if not free:
+        for after, until in _without(base, None, [(claim.first, claim.last) for claim in sorted(kept, key=_first)]):
+            yield Segment(after, until, 0)
+        return
     free = sorted(free, key=_first)
     ends = {end for claim in free for end in (claim.first, claim.last) if rank(end) > rank(base)}
     gaps = list(_without(base, None, [(claim.first, claim.last) for claim in sorted(kept, key=_first)]))

@@ -26,13 +26,14 @@ from tms_core.consumers.claims import (
     Segment,
     Truth,
     given_back,
-    limited,
     look,
     marks,
     never_given,
     rank,
     runs,
     settled,
+    share_of,
+    together,
     truth,
 )
 from tms_core.consumers.positions import Position
@@ -42,7 +43,7 @@ from tms_core.messaging.consumers import ConsumerRegistry, check_name
 from tms_core.messaging.families import Families
 from tms_core.messaging.fetcher import Fetch, Shelf
 from tms_core.messaging.ids import id_parts, position
-from tms_core.messaging.model import FetchRequest, Message
+from tms_core.messaging.model import MESSAGE_BYTES, FetchRequest, Message
 from tms_core.messaging.partitions import PART_OF, SEALED, layout_of
 from tms_core.messaging.past import KNOWN_GROUPS, Past
 from tms_core.messaging.topics import TopicRegistry
@@ -125,6 +126,21 @@ class FailedRange(NamedTuple):
 
     mark: GroupClaim
     message: MessageId | None
+
+
+class _Part(NamedTuple):
+    """What was read of one segment.
+
+    Attributes:
+        ranges: what was looked at, without what is not decided.
+        is_whole: whether that is all of the segment, and all its messages are here.
+    """
+
+    messages: list[Message]
+    claims: list[GroupClaim]
+    ranges: list[tuple[MessageId, MessageId]]
+    is_whole: bool
+    fetch: Fetch
 
 
 class _Choice(NamedTuple):
@@ -368,7 +384,7 @@ class Groups:
     def _read(self, metadata: TopicMetadata, seen: Look, request: GroupPoll) -> _Choice:
         """Read the first messages that are free."""
         base, position, at_end, retry_ms = seen.base, None, False, list[int]()
-        for segment in seen.segments:
+        for at, segment in enumerate(seen.segments):
             # A transaction reads forwards, so that what it has not handed on lies behind what it has.
             if rank(segment.after) < seen.own:
                 continue
@@ -378,19 +394,15 @@ class Groups:
                 if request.order is Order.PARTITION:
                     break
                 continue
-            fetch = self._fetch(metadata, segment, request)
-            messages, end = _collected(fetch, segment)
-            holes = [(_before(first), _before(stop)) for first, stop in fetch.holes]
-            parts = [] if end is None else runs(segment.after, end, holes)
-            if messages:
-                pointer = request.transaction.transaction_id
-                claims = [
-                    GroupClaim(first, last, pointer, segment.tries + 1, len(messages))
-                    for first, last in (parts if len(parts) == 1 else _with_messages(parts, messages))
-                ]
+            part = self._part(
+                metadata, segment, request, together(request.limit, segment.tries, request.max_deliveries)
+            )
+            if part.messages:
+                messages, claims = self._with_next(metadata, seen.segments[at + 1 :], request, part, segment.tries)
                 return _Choice(Given(messages, segment.tries + 1), claims, base)
-            if parts and segment.after == base == parts[0][0]:
-                base = parts[0][1]
+            if part.ranges and segment.after == base == part.ranges[0][0]:
+                base = part.ranges[0][1]
+            fetch = part.fetch
             if not fetch.is_at_end and request.order is Order.PARTITION and segment.until is None:
                 break
             # What another one has claimed may come free at any time, without a new message.
@@ -399,15 +411,51 @@ class Groups:
         wait_ms = max(1, min(retry_ms) - self._shelf.clock.now_ms()) if retry_ms else None
         return _Choice(Given([], position=position, at_end=at_end, wait_ms=wait_ms), [], base)
 
-    def _fetch(self, metadata: TopicMetadata, segment: Segment, request: GroupPoll) -> Fetch:
+    def _with_next(
+        self, metadata: TopicMetadata, segments: Sequence[Segment], request: GroupPoll, part: _Part, tries: int
+    ) -> tuple[list[Message], list[GroupClaim]]:
+        """The messages of a segment, with those of the next ones that were given out as often; and their claims."""
+        most = together(request.limit, tries, request.max_deliveries)
+        messages, claims = list(part.messages), list(part.claims)
+        in_order = request.order is Order.PARTITION
+        for segment in segments:
+            left_bytes = request.limit_bytes - sum(len(one.payload) + MESSAGE_BYTES for one in messages)
+            if len(messages) >= most or left_bytes <= 0 or (in_order and not part.is_whole):
+                break
+            if segment.tries == tries and not segment.retry_ms:
+                part = self._part(metadata, segment, request, most - len(messages), left_bytes)
+                messages += part.messages
+                claims += part.claims
+            elif in_order:
+                break
+        return messages, claims
+
+    def _part(
+        self, metadata: TopicMetadata, segment: Segment, request: GroupPoll, room: int, room_bytes: int | None = None
+    ) -> _Part:
+        """Read the first messages of a segment, and what they are claimed with."""
         asked = FetchRequest(
             segment.after,
             inclusive=False,
-            limit=limited(request.limit, segment, request.max_deliveries),
-            limit_bytes=request.limit_bytes,
+            limit=room,
+            limit_bytes=room_bytes or request.limit_bytes,
             transaction=request.transaction,
         )
-        return Fetch(self._shelf, metadata, asked, steps_over=request.order is Order.NONE)
+        fetch = Fetch(self._shelf, metadata, asked, steps_over=request.order is Order.NONE)
+        messages, end = _collected(fetch, segment)
+        share = share_of(segment, len(messages))
+        if share < len(messages):
+            messages, end = messages[:share], MessageId.parse(messages[share - 1].id)
+        holes = [(_before(first), _before(stop)) for first, stop in fetch.holes]
+        ranges = [] if end is None else runs(segment.after, end, holes)
+        with_messages = ranges if len(ranges) == 1 or not messages else _with_messages(ranges, messages)
+        pointer = request.transaction.transaction_id
+        claims = [
+            GroupClaim(first, last, pointer, segment.tries + 1, len(messages))
+            for first, last in with_messages
+            if messages
+        ]
+        return _Part(messages, claims, ranges, end is not None and end == segment.until, fetch)
 
     # -- what is written down -----------------------------------------------------------------------------------------
 
@@ -427,12 +475,12 @@ class Groups:
         """
         group = ConsumerGroup.of(metadata, former.name)
         covered = sorted([*seen.kept, *found.taken], key=lambda claim: rank(claim.first))
-        wanted = dict(
-            pack(group, claim) for claim in [*seen.kept, *found.taken, *marks(seen.free, found.base, covered)]
-        )
-        there = dict(pack(group, claim) for _, claim in rows)
-        puts = [row for row in wanted.items() if there.get(row[0]) != row[1]] + [*noted]
-        deletes = [key for key, _ in rows if key not in wanted]
+        wanted = {*covered, *marks(seen.free, found.base, covered)}
+        there = {claim for _, claim in rows}
+        # Only what changes is packed: to pack one takes as long as all else that is done with a claim that stays.
+        changed = dict(pack(group, claim) for claim in wanted - there)
+        puts = [*changed.items(), *noted]
+        deletes = [key for key, claim in rows if claim not in wanted and key not in changed]
         if puts or deletes or found.base != former.id:
             read_ms = found.base.publish_ms if found.base != former.id else 0
             # Always another one, whatever the clock says: by that a deposed server's late write is told.
