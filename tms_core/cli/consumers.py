@@ -41,10 +41,10 @@ def consumer() -> None:
 def list_consumers(options: Remote, pattern: str) -> None:
     """List consumers: how far they have read, and how much they have not.
 
-    The lag counts what a reader outside a transaction sees. With a plus behind it, there may be
-    more: no more were counted, or payloads were stored in the topic, of which all that one
-    transaction has published at once count as one. This command moves no position. Topics
-    of a pattern that you may not consume, or that are gone by now, are left out.
+    The lag counts what a reader outside a transaction sees. "many" is more than the 100,000
+    rows of a topic that are counted for one answer, and null in JSON: the janitor's metrics
+    count all of them. This command moves no position. Topics of a pattern that you may not
+    consume, or that are gone by now, are left out.
 
     \b
     Examples:
@@ -239,7 +239,7 @@ def _value(topic: TopicId, one: ConsumerPosition) -> dict[str, Any]:
         "topic": str(topic),
         "name": one.name,
         "position": str(one.position),
-        "lag_messages": one.lag_messages,
+        "lag_messages": None if one.lag_is_at_least else one.lag_messages,
         "lag_is_at_least": one.lag_is_at_least,
         "lag_seconds": one.lag_seconds,
         "updated": one.updated.isoformat(),
@@ -267,7 +267,8 @@ def _failed(one: FailedMessages) -> dict[str, Any]:
 
 
 def _row(topic: TopicId, one: ConsumerPosition) -> list[str]:
-    behind = f"{one.lag_messages:,}{'+' if one.lag_is_at_least else ''}"
+    # A lower bound may be off by any factor.
+    behind = "many" if one.lag_is_at_least else f"{one.lag_messages:,}"
     oldest = f"{duration(round(one.lag_seconds * 1000))} ago" if one.lag_messages else ""
     said = f"{one.updated:%Y-%m-%d %H:%M:%S} UTC"
     return [str(topic), one.name, behind, oldest, said, "may have missed some that expired" if one.expired else ""]

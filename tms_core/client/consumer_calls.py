@@ -34,8 +34,7 @@ class ConsumerPosition:
         name: the consumer's.
         position: the last message it has read.
         lag_messages: how many it has not read.
-        lag_is_at_least: whether there may be more than that, because no more were counted or payloads are stored in the
-            topic.
+        lag_is_at_least: whether there may be any number more than that, because no more were counted.
         lag_seconds: the age of the oldest of them; 0 when it has read all.
         updated: when the position was stored.
         expired: whether messages may have expired before it read them.

@@ -2,11 +2,11 @@
 
 What counts is what a poll outside transactions would still show them: rows of the message table behind the position,
 without those that a ttl has taken; what was rolled back or is not committed is among them. A row that stands for the
-stored payloads of a transaction counts as one message, as long as there is any of it left to read. Keys do not tell
-such a row, so where a topic has payloads stored, all its counts say that there may be more.
+stored payloads of a transaction counts as many messages as there are payloads left to read.
 
-Only keys are read, and what several consumers of a topic have not read is counted once: the one who is furthest first,
-then from each position to the one before. The work comes in steps, a page each, so that a count in the background can
+Only keys are read, but whole rows where a topic has payloads stored, since keys do not tell such a row. What several
+consumers of a topic have not read is counted once: the one who is furthest first, then from each position to the one
+before. The work comes in steps, a page each, so that a count in the background can
 pay for each and let others have their turn. Counting changes nothing, and consumes nothing.
 """
 
@@ -23,14 +23,16 @@ from tms_core.rowkey import (
     Cutoff,
     MessageKey,
     generation_prefix,
+    java_abs,
+    pointer_prefix,
     stop_key,
 )
-from tms_core.tables.base import Reads
+from tms_core.tables.base import Page, Reads
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicMetadata
 
-#: Keys of one page at most.
-PAGE_ROWS = 4000
+#: Keys of one page at most, and bytes of one of whole rows.
+PAGE_ROWS, _PAGE_BYTES = 4000, 1 << 20
 
 #: A count under way: yields how many rows each step has read, and returns what was found.
 Counting = Generator[int, None, "list[Lag]"]
@@ -41,7 +43,7 @@ class Lag(NamedTuple):
 
     Attributes:
         messages: how many it has not read.
-        at_least: whether there may be more: no more were to be counted, or the topic has stored payloads.
+        at_least: whether there may be more, since no more were to be counted; then it is not known how many.
         oldest_ms: when the oldest of them was published; None when it has read all.
         expired: whether messages may have gone unread: what is as old as its position is gone now, and was not when it
             said so. Of one that has read nothing yet it is said when what was published since it said so is gone. In
@@ -100,12 +102,14 @@ def count(
     stop = generation + NEGATIVE
     has_stored = bool(positions) and store.payload.first(generation, stop_key(generation)) is not None
     found: list[Lag] = []
-    count = _RangeCount(store, expiries, topic, now_ms, most_rows)
+    count = _RangeCount(store, expiries, topic, now_ms, most_rows, has_stored=has_stored)
     for position, start in sorted(starts.items(), key=lambda item: item[1], reverse=True):
         yield from count.add(start, stop)
         stop = start
-        at_least = count.cut_short or (has_stored and count.messages > 0)
-        found.append(Lag(position, count.messages, at_least, count.oldest_ms, gone.expires(_heard_ms(position))))
+        # Of the row in which a position lies, some payloads are read.
+        read = yield from count.read_before(position, start)
+        expired = gone.expires(_heard_ms(position))
+        found.append(Lag(position, max(0, count.messages - read), count.cut_short, count.oldest_ms, expired))
     return sorted(found, key=lambda lag: lag.position.name)
 
 
@@ -132,9 +136,18 @@ class _RangeCount:
     """The rows counted from some key to the end of a topic; grows towards its beginning."""
 
     def __init__(
-        self, store: Reads, expiries: Expiries, topic: TopicMetadata, now_ms: int, most_rows: int | None
+        self,
+        store: Reads,
+        expiries: Expiries,
+        topic: TopicMetadata,
+        now_ms: int,
+        most_rows: int | None,
+        *,
+        has_stored: bool,
     ) -> None:
         self._store = store
+        self._topic = topic
+        self._has_stored = has_stored
         self._expiries = expiries
         self._now_ms = now_ms
         self._left = most_rows
@@ -150,7 +163,7 @@ class _RangeCount:
         while resume is not None and resume < stop:
             # One row is read of what may not be counted any more: it shows whether there is something, and how old.
             limit = PAGE_ROWS if self._left is None else max(1, min(PAGE_ROWS, self._left))
-            page = self._store.message.keys(resume, stop, limit)
+            page, stored = self._page(resume, stop, limit)
             there = self._there(page.items)
             oldest = oldest or (there[0] if there else None)
             self.messages += len(there)
@@ -160,8 +173,50 @@ class _RangeCount:
                 if self._left <= 0 and resume is not None:
                     self.cut_short, resume = True, None
             yield len(page.items)
+            for row in filter(stored.__contains__, there):
+                prefix = self._payloads_of(stored[row])
+                # It was counted as one.
+                self.messages += (yield from self._payloads(prefix, stop_key(prefix))) - 1
         if oldest is not None and (key := MessageKey.parse(oldest)) is not None:
             self.oldest_ms = key.publish_ms
+
+    def _page(self, start: bytes, stop: bytes, limit: int) -> tuple[Page[bytes], dict[bytes, int]]:
+        """Some keys, and the pointers of those whose rows stand for stored payloads."""
+        if not self._has_stored:
+            return self._store.message.keys(start, stop, limit), {}
+        page = self._store.message.rows(start, stop, limit, _PAGE_BYTES)
+        stored = {key: pointer for key, (pointer, payload) in page.items if payload is None and pointer is not None}
+        return Page([key for key, _ in page.items], page.resume), stored
+
+    def _payloads(self, start: bytes, stop: bytes | None) -> Generator[int, None, int]:
+        """Count payloads, as many as may be counted."""
+        found, resume = 0, start if self._left is None or self._left > 0 else None
+        self.cut_short |= resume is None
+        while resume is not None:
+            limit = PAGE_ROWS if self._left is None else max(1, min(PAGE_ROWS, self._left))
+            page = self._store.payload.keys(resume, stop, limit)
+            found, resume = found + len(page.items), page.resume
+            if self._left is not None:
+                self._left -= len(page.items)
+                if self._left <= 0 and resume is not None:
+                    self.cut_short, resume = True, None
+            yield len(page.items)
+        return found
+
+    def read_before(self, position: Position, start: bytes) -> Generator[int, None, int]:
+        """Count what a consumer has read of the row in which its position lies, if it has not read all of that."""
+        message = position.id
+        packed = message.pack()
+        if not message.in_payload_table or start[-MESSAGE_TAIL_BYTES:] != packed[:MESSAGE_TAIL_BYTES]:
+            return 0
+        _, stored = self._page(start, start + b"\0", 1)
+        if start not in stored:
+            return 0
+        prefix = self._payloads_of(stored[start])
+        return (yield from self._payloads(prefix, prefix + packed[MESSAGE_TAIL_BYTES:] + b"\0"))
+
+    def _payloads_of(self, pointer: int) -> bytes:
+        return pointer_prefix(self._topic.topic.prefix, self._topic.generation, java_abs(pointer))
 
     def _there(self, keys: list[bytes]) -> list[bytes]:
         """Those of some keys, in order, that are messages, and that no ttl of their own has taken."""

@@ -162,7 +162,7 @@ _SCHEMAS: Document = {
             lagMessages={"type": "integer", "minimum": 0, "description": "How many messages it has not read."},
             lagIsAtLeast={
                 "type": "boolean",
-                "description": "Whether there may be more: not all counted, or payloads stored.",
+                "description": "Whether there may be any number more, since no more were counted.",
             },
             lagSeconds={"type": "number", "minimum": 0, "description": "The age of the oldest of them; else 0."},
             updatedMs={**_is("Long"), "description": "When it last said how far it has read."},
