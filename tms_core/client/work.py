@@ -178,10 +178,12 @@ class Worker:
             goes_on: begin the next one with the same call, where it is committed.
         """
         current, self._current = self._current, None
-        if current is not None and current.cancelled:
+        if current is None:
+            return
+        self._idle_since = self._core.running()
+        if current.cancelled:
             await current.roll_back()
-        elif current is not None:
-            self._idle_since = self._core.running()
+        else:
             try:
                 if goes_on and not self.stop.is_set():
                     self._current = await current.commit_and_begin()
