@@ -105,6 +105,13 @@ class HttpSettings(Section):
         reason="they need no password, so only this machine may ask",
     )
     port: Port = setting(9847, "their port; 0: a free one, printed", reason="none of CDAP's, HBase's or HDFS'")
+    token_file: Path | None = setting(
+        None,
+        "a file with a token of 32 characters or more that status page and metrics demand, as a bearer token or "
+        "as the password a browser asks for; null: they demand none. /healthz and /readyz never do",
+        reason="on this machine nobody else asks",
+        place=True,
+    )
 
 
 class JanitorSettings(Section):

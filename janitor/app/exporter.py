@@ -16,6 +16,7 @@ from threading import Event
 from janitor.app.place import Place
 from janitor.app.session import Session
 from janitor.http.app import make_app
+from janitor.http.guard import guarded
 from janitor.http.server import HttpServer
 from janitor.metrics import Metrics
 from janitor.state.base import State
@@ -115,7 +116,7 @@ def export(current: Session) -> None:
     metrics = Metrics(wanted.metrics.per_topic, wanted.metrics.top)
     exporter = Exporter(current.place, site, metrics, current.clock)
     exporter.refresh()
-    app = make_app(exporter, wanted.http.host, typed)
+    app = guarded(make_app(exporter, wanted.http.host, typed), wanted.http.token_file)
     stop = Event()
     with ending(stop.set, said=b""), HttpServer(app, wanted.http.host, wanted.http.port) as http:
         logger.info("metrics: %s/metrics (status page: %s/)", http.url, http.url)

@@ -21,6 +21,7 @@ from janitor.daemon.snapshot_refresh import Refreshed
 from janitor.daemon.trigger import cron, every
 from janitor.daemon.watched import Watched
 from janitor.http.app import make_app, make_waiting_app
+from janitor.http.guard import guarded
 from janitor.http.server import HttpServer
 from janitor.metrics import Metrics
 from janitor.report import Observer
@@ -115,7 +116,7 @@ def _begun(begin: Callable[[], Opened], stop: Event) -> Opened:
 
 def _http(current: Session, app: ASGIApp) -> HttpServer:
     wanted = current.settings.janitor.http
-    return HttpServer(app, wanted.host, wanted.port)
+    return HttpServer(guarded(app, wanted.token_file), wanted.host, wanted.port)
 
 
 class _Held(NamedTuple):

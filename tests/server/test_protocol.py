@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from tests.server.client import PATIENCE_SECONDS, Client
 from tests.support import require_tool
+from tms_core.errors import ConfigurationError
 from tms_core.server.site import answer
 from tms_core.settings.models import TlsSettings
 from tms_core.web import listener as listener_module
@@ -461,8 +462,11 @@ def test_given_a_client_that_closes_its_half_in_the_middle_then_nothing_is_done(
 
 @pytest.fixture
 def tls(tmp_path: Path) -> TlsSettings:
+    return make_certificate(tmp_path / "certificate.pem", tmp_path / "key.pem")
+
+
+def make_certificate(certificate: Path, key: Path) -> TlsSettings:
     openssl = require_tool("openssl", "apt-get install openssl")
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     made = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -keyout"
     subprocess.run([openssl, *made.split(), key, "-out", certificate], check=True, capture_output=True)
     return TlsSettings(certificate=certificate, key=key)
@@ -472,6 +476,35 @@ def wrapped(tls: TlsSettings, port: int) -> ssl.SSLSocket:
     """A connection over TLS."""
     bare = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
     return ssl.create_default_context(cafile=str(tls.certificate)).wrap_socket(bare, server_hostname="localhost")
+
+
+def shown(port: int) -> bytes:
+    """The certificate that a new connection is shown, as PEM."""
+    return ssl.get_server_certificate(("127.0.0.1", port), timeout=PATIENCE_SECONDS).strip().encode()
+
+
+def test_certificate_that_is_renewed_is_shown_to_new_connections_and_a_bad_one_is_not(
+    echo: Echo, tls: TlsSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listener_module, "LOOK_SECONDS", 0)
+    new = make_certificate(tmp_path / "new.crt", tmp_path / "new.key")
+    with listening(echo, tls) as port:
+        former = shown(port)
+        tls.certificate.write_bytes(new.certificate.read_bytes())
+        while "Until then the former certificate is in force" not in caplog.text:
+            assert shown(port) == former
+        assert shown(port) == former
+        tls.key.write_bytes(new.key.read_bytes())
+        while (found := shown(port)) == former:
+            pass
+    assert found == new.certificate.read_bytes().strip()
+    assert caplog.text.count("Until then") == 1
+
+
+def test_private_key_that_others_may_read_is_refused(echo: Echo, tls: TlsSettings) -> None:
+    tls.key.chmod(0o644)
+    with pytest.raises(ConfigurationError, match=r"server.tls.key .* other users"), listening(echo, tls):
+        raise AssertionError
 
 
 def test_given_tls_when_a_client_closes_in_the_middle_then_the_server_goes_on(

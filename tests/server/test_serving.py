@@ -502,7 +502,8 @@ def test_the_url_is_one_that_a_client_on_this_machine_can_use(host: str, url: st
 def test_given_a_token_for_transactions_when_served_then_it_is_demanded_and_the_commands_show_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "token").write_text("secret\n")
+    (tmp_path / "token").touch(0o600)
+    (tmp_path / "token").write_text(f"{'secret' * 6}\n")
     config = memory(tmp_path)
     settings = yaml.safe_load(config.read_text())
     settings.setdefault("transactions", {}).update(token_file=str(tmp_path / "token"))
@@ -523,3 +524,21 @@ def test_given_no_store_in_hbase_then_its_client_is_not_imported() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("token", "mode", "message"),
+    [("x" * 31, 0o600, "fewer than 32 characters"), ("x" * 32, 0o644, "can be read or written by other users")],
+)
+def test_token_of_transactions_that_is_short_or_readable_by_others_is_refused(
+    tmp_path: Path, token: str, mode: int, message: str
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(token)
+    file.chmod(mode)
+    config = memory(tmp_path)
+    settings = yaml.safe_load(config.read_text())
+    settings.setdefault("transactions", {}).update(token_file=str(file))
+    config.write_text(yaml.safe_dump(settings))
+    with pytest.raises(TmsError, match=message), serving(config, {}, {}, janitor=False):
+        raise AssertionError

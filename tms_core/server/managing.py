@@ -31,6 +31,7 @@ from tms_core.server.ha.manager_log import root_of
 from tms_core.server.ha.shared_manager import SharedManager
 from tms_core.server.recording import RecordedStorage, check_directory, check_snapshots
 from tms_core.settings.models import Settings, TransactionSettings, is_loopback, split_address
+from tms_core.settings.secret_file import check_secret_file
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.record import Recorded, record_transactions
 from tms_core.tables.side import SideTable
@@ -39,7 +40,7 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Recovered, Storage
 from tms_core.transaction.model import TX_PER_MS, late_transactions, transaction_ms
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import read_token
+from tms_core.transaction.rpc.line import TOKEN_BYTES, read_token
 from tms_core.transaction.rpc.service import ManagerOfSeveral, TransactionService
 
 if TYPE_CHECKING:
@@ -236,8 +237,9 @@ def _token(file: Path | None) -> Callable[[], bytes] | None:
     """Return what reads a token, which can be read now."""
     if file is None:
         return None
-    read_token(file)
-    return partial(read_token, file)
+    read_token(file, TOKEN_BYTES)
+    check_secret_file("transactions.token_file", file)
+    return partial(read_token, file, TOKEN_BYTES)
 
 
 def _storage(settings: Settings, side: SideTable, *, created: bool) -> Storage:

@@ -211,6 +211,7 @@ _CODES = {
 _REFUSALS = {
     401: "There is no token, or it is not valid.",
     403: "The token is good, but its principal may not do that.",
+    429: "The principal is above its quota (server.auth.quotas); Retry-After says when to try again.",
 }
 _SCHEMES: Document = {"token": {"type": "http", "scheme": "bearer", "description": "server.auth says of which kind."}}
 

@@ -18,7 +18,9 @@ import uvicorn
 from starlette.types import ASGIApp, Scope
 
 from tms_core.errors import ConfigurationError
+from tms_core.logs.loggers import get_logger
 from tms_core.settings.models import TlsSettings, is_loopback
+from tms_core.settings.secret_file import check_secret_file
 from tms_core.web.protocol import bounded
 from tms_core.web.thread import ThreadedServer
 
@@ -26,6 +28,10 @@ from tms_core.web.thread import ThreadedServer
 _BACKLOG = 1024
 #: How many connections there may be, unless told otherwise.
 _CONNECTIONS = 500
+logger = get_logger(__name__)
+
+#: How often it is looked whether the certificate was renewed, in seconds.
+LOOK_SECONDS = 10
 #: How long a connection may be idle, in seconds: longer than clients keep theirs, because a publish that meets a
 #: connection just being closed is sent again by Java's, and so published twice.
 _IDLE_SECONDS = 75
@@ -85,10 +91,14 @@ class Listener(ThreadedServer):
             timeout_graceful_shutdown=options.stop_seconds,
             ssl_certfile=tls.certificate if tls else None,
             ssl_keyfile=str(tls.key) if tls else None,
+            callback_notify=self._renew,
+            timeout_notify=LOOK_SECONDS,
         )
         super().__init__(config, host, port, setting="server", other="another tms serve", backlog=_BACKLOG)
         self._tls = tls
         self._ending = ending
+        self._read: tuple[bytes, bytes] | None = None
+        self._complaint = ""
 
     def start(self) -> None:
         """Listen; returns when requests are answered.
@@ -112,12 +122,47 @@ class Listener(ThreadedServer):
             self._config.load()
             return
         try:
+            self._read = _contents(tls)
             self._config.load()
         except (OSError, ssl.SSLError) as error:
-            raise ConfigurationError(
-                f"server.tls: {tls.certificate} and {tls.key} cannot be used: {error}.",
-                "Give a certificate chain and its private key, both PEM files.",
-            ) from error
+            raise _unusable(tls, error) from error
+        check_secret_file("server.tls.key", tls.key)
+
+    async def _renew(self) -> None:
+        """Use a certificate that was renewed, for the connections that come from now on.
+
+        One that cannot be used leaves the former in force, and the log says so once.
+        """
+        tls, context = self._tls, self._config.ssl
+        if tls is None or context is None:
+            return
+        try:
+            found = _contents(tls)
+            if found == self._read:
+                return
+            # First elsewhere: of a pair that does not fit, half would be in force.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.certificate, tls.key)
+            check_secret_file("server.tls.key", tls.key)
+            context.load_cert_chain(tls.certificate, tls.key)
+        except (OSError, ConfigurationError) as error:
+            said = str(error if isinstance(error, ConfigurationError) else _unusable(tls, error))
+            if said != self._complaint:
+                logger.error("%s Until then the former certificate is in force.", said)
+            self._complaint = said
+            return
+        self._read, self._complaint = found, ""
+        logger.info("server.tls: %s has changed and is in force", tls.certificate)
+
+
+def _contents(tls: TlsSettings) -> tuple[bytes, bytes]:
+    return tls.certificate.read_bytes(), tls.key.read_bytes()
+
+
+def _unusable(tls: TlsSettings, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"server.tls: {tls.certificate} and {tls.key} cannot be used: {error}.",
+        "Give a certificate chain and its private key, both PEM files.",
+    )
 
 
 def names_loopback(scope: Scope) -> bool:

@@ -45,8 +45,15 @@ class MethodUnknown(ServiceUnavailable):
     """The service does not know the method: Tephra's own knows fewer than ours."""
 
 
-def read_token(file: Path) -> bytes:
+#: How many bytes a token has at least that a service demands: fewer could be found by trying.
+TOKEN_BYTES = 32
+
+
+def read_token(file: Path, shortest: int = 1) -> bytes:
     """The token of a file, without blanks and line ends around it.
+
+    Args:
+        shortest: how many bytes it has at least.
 
     Raises:
         ServiceUnavailable: it cannot be read, or there is none in it.
@@ -59,6 +66,11 @@ def read_token(file: Path) -> bytes:
         ) from error
     if not token:
         raise ServiceUnavailable(f"transactions.token_file {file} is empty.", "Put a token into it.")
+    if len(token) < shortest:
+        raise ServiceUnavailable(
+            f"transactions.token_file {file} has a token of fewer than {shortest} characters.",
+            f"Make a random one: openssl rand -hex 32 > {file}",
+        )
     return token
 
 

@@ -1,0 +1,83 @@
+"""An optional token before the status page, its API and the metrics; probes need none.
+
+Prometheus sends it as a bearer token. A browser asks for a user and a password: the password is the token, whoever the
+user says it is. The file is read for each request, so a token can be replaced while the janitor runs.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from hmac import compare_digest
+from pathlib import Path
+
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tms_core.errors import ConfigurationError
+from tms_core.settings.secret_file import check_secret_file
+
+#: What a token has at least, in bytes: fewer could be found by trying.
+TOKEN_BYTES = 32
+_PROBES = ("/healthz", "/readyz")
+_CHALLENGE = 'Basic realm="tms-janitor", charset="UTF-8"'
+
+
+def guarded(app: ASGIApp, token_file: Path | None) -> ASGIApp:
+    """Return an application that answers those who show the token, and probes.
+
+    Args:
+        token_file: ``janitor.http.token_file``; None: the application itself, for all.
+
+    Raises:
+        ConfigurationError: the file cannot be read, others may read it, or its token is too short.
+    """
+    if token_file is None:
+        return app
+    check_secret_file("janitor.http.token_file", token_file)
+    _token(token_file)
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _PROBES:
+            try:
+                is_known = compare_digest(_shown(scope), _token(token_file))
+            except ConfigurationError as error:
+                await PlainTextResponse(str(error), 503)(scope, receive, send)
+                return
+            if not is_known:
+                refusal = "Send the token of janitor.http.token_file: Authorization: Bearer TOKEN."
+                headers = {"WWW-Authenticate": _CHALLENGE}
+                await PlainTextResponse(refusal, 401, headers)(scope, receive, send)
+                return
+        await app(scope, receive, send)
+
+    return answer
+
+
+def _token(file: Path) -> bytes:
+    try:
+        token = file.read_bytes().strip()
+    except OSError as error:
+        raise ConfigurationError(
+            f"janitor.http.token_file {file} cannot be read: {error.strerror}.", "Give a file that this user may read."
+        ) from error
+    if len(token) < TOKEN_BYTES:
+        raise ConfigurationError(
+            f"janitor.http.token_file {file} has a token of fewer than {TOKEN_BYTES} characters.",
+            f"Make a random one: openssl rand -hex 32 > {file}",
+        )
+    return token
+
+
+def _shown(scope: Scope) -> bytes:
+    """The token that a request shows; empty: none."""
+    given = [value for name, value in scope["headers"] if name == b"authorization"]
+    scheme, _, shown = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+    if scheme.lower() == b"bearer":
+        return bytes(shown.strip())
+    if scheme.lower() != b"basic":
+        return b""
+    try:
+        return b64decode(shown.strip(), validate=True).partition(b":")[2]
+    except binascii.Error:
+        return b""
