@@ -11,7 +11,7 @@ what was covered, which is true whatever becomes of the rest, so that the run af
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from janitor.boundary import claim as boundary
@@ -24,7 +24,7 @@ from janitor.run.passes import Pass
 from janitor.run.prepare import IN_PROGRESS, Prepared, remember_snapshot, run_context
 from janitor.state import decided
 from janitor.state.base import Claim, ClockAnchor, Evidence, FrontierRecord, State, StoreRecord, Strikes
-from janitor.state.records import LINEAGE, RESTORED
+from janitor.state.records import LINEAGE, RESTORED, OpenIdRecord
 from janitor.sweep import transactions as txstate
 from janitor.sweep.context import RunContext, Terms, TopicWork
 from janitor.sweep.transactions import TxState
@@ -33,15 +33,18 @@ from tms_core.tables.record import Recorded, record_state, record_transactions, 
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
 
+#: Gives records on, and may end the run between them.
+Stoppable = Callable[[Iterable[OpenIdRecord]], Iterator[OpenIdRecord]]
 
-def begin_run(current: Pass, state: State, clocks: ClockAnchor, *, moves_frontiers: bool) -> None:
+
+def begin_run(current: Pass, state: State, clocks: ClockAnchor, stoppable: Stoppable, *, moves_frontiers: bool) -> None:
     """Save what a run has seen before it does anything; call it inside the state's transaction.
 
     Args:
         clocks: what the machine's clocks show now.
         moves_frontiers: whether it is a run of the janitor's own, and not of a plan file.
     """
-    conclude_apply(current, state, clocks)
+    conclude_apply(current, state, clocks, stoppable)
     if moves_frontiers:
         state.save_frontiers(_seen_jumps(current.context, state.frontiers()))
 
@@ -69,21 +72,22 @@ def _seen_jumps(context: RunContext, present: Mapping[TopicId, FrontierRecord]) 
     return changed
 
 
-def begin_round(current: Pass, state: State, record: Record) -> Round:
+def begin_round(current: Pass, state: State, record: Record, stoppable: Stoppable) -> Round:
     """Begin a round of thorough passes, or go on with one; call it inside the state's transaction.
 
     Invalid transactions are saved as seen, since what is covered from now on counts for those that are known by now.
 
     Args:
         record: saves evidence at once.
+        stoppable: gives on the records of invalid ids, of which there may be a million.
     """
     ids, now_ms = current.ready.ids, current.ready.now.wall_ms
     if current.ready.speaks_against(state.claim()):
         state.save_claim(None)
-    state.save_open_ids(ids.open_ids())
+    state.save_open_ids(stoppable(ids.open_ids()))
     state.forget_open_ids(ids.gone)
     progress = rounds.go_on(state, current.id, now_ms, _usable(current).timestamp_ms)
-    open_ids = txstate.searched(ids.open_ids(), progress.since_ms)
+    open_ids = txstate.searched(stoppable(ids.open_ids()), progress.since_ms)
     since_ms = txstate.search_since_ms(open_ids, current.context.terms.lifetime)
     return Round(progress.began_ms, record, progress.done, since_ms, payloads_from=progress.payloads_from)
 
@@ -112,13 +116,20 @@ def _refuted_meanwhile(current: Pass, state: State) -> bool:
 
 
 def conclude_run(
-    current: Pass, state: State, terms: Terms, clocks: ClockAnchor, finished_ms: int, barred: Sequence[str]
+    current: Pass,
+    state: State,
+    terms: Terms,
+    clocks: ClockAnchor,
+    finished_ms: int,
+    barred: Sequence[str],
+    stoppable: Stoppable,
 ) -> None:
     """Save what a run has reached.
 
     Args:
         clocks: what the machine's clocks show now.
         barred: why it may claim nothing (:func:`janitor.run.prepare.obstacles`).
+        stoppable: as of :func:`begin_round`.
     """
     _save_sight(current.ready, state, clocks)
     ready, context = current.ready, current.context
@@ -132,7 +143,7 @@ def conclude_run(
     if current.complete and ready.tx.usable is not None:
         settled_ms = boundary.covered_since_ms(evidence) if proven else None
         open_ids = txstate.covered(open_ids, started_ms, finished_ms, terms.lifetime, settled_ms)
-    state.save_open_ids(open_ids)
+    state.save_open_ids(stoppable(open_ids))
     state.forget_open_ids(ready.ids.gone)
     if context.thorough:
         state.forget_closed_ids(ready.ids.left, started_ms - txstate.REMEMBER_CLOSED_MS)
@@ -195,10 +206,10 @@ def _forget_the_future(state: State, now_ms: int) -> None:
         state.save_claim(None)
 
 
-def conclude_apply(current: Pass, state: State, clocks: ClockAnchor) -> None:
+def conclude_apply(current: Pass, state: State, clocks: ClockAnchor, stoppable: Stoppable) -> None:
     """Save the sight of clock and transaction system; a plan file carried out moves no frontier and claims nothing."""
     _save_sight(current.ready, state, clocks)
-    state.save_open_ids(current.ready.ids.open_ids())
+    state.save_open_ids(stoppable(current.ready.ids.open_ids()))
 
 
 def _save_sight(ready: Prepared, state: State, clocks: ClockAnchor) -> None:

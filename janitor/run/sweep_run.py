@@ -7,7 +7,7 @@ between has forgotten nothing but its report: the next one finds the same rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,8 @@ from janitor.report import Report
 from janitor.run import conclude, feedback, guards, passes, record
 from janitor.run.deps import Deps, Feedback
 from janitor.run.prepare import Prepared, claim_in_force, obstacles
-from janitor.state.records import LINEAGE
+from janitor.state.ids import BATCH_IDS
+from janitor.state.records import LINEAGE, OpenIdRecord
 from janitor.sweep.act import Sweep
 from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.context import RunContext
@@ -69,7 +70,7 @@ class SweepRun:
                     act = self._act()
                     with closing(act.deleted):
                         self._sweep_store(act)
-            except LeaseLost as error:
+            except Interrupted as error:
                 current.halted = error
             return self._close()
         # Also for a bug of ours: what was deleted has to be in the ledger, and the run must not look alive.
@@ -105,7 +106,7 @@ class SweepRun:
         with self._as_its_holder(), deps.state.transaction():
             deps.check_lease()
             clocks = guards.read_clocks(deps.clock)
-            conclude.begin_run(current, deps.state, clocks, moves_frontiers=self._moves_frontiers)
+            conclude.begin_run(current, deps.state, clocks, self._stoppable, moves_frontiers=self._moves_frontiers)
         scope = passes.scope(deps, current, self._begin_round if current.proves else None)
         state_failed = None
         try:
@@ -187,11 +188,22 @@ class SweepRun:
         self._saved_ms = deps.clock.running_ms()
         with self._as_its_holder(), deps.state.transaction():
             deps.check_lease()
-            begun = conclude.begin_round(current, deps.state, self._save_evidence)
+            begun = conclude.begin_round(current, deps.state, self._save_evidence, self._stoppable)
         if rounds.is_whole(parts):
             begun = replace(begun, is_due=self._is_due, payloads_done=self._save_payloads)
         current.round = begun
         return begun
+
+    def _stoppable(self, records: Iterable[OpenIdRecord]) -> Iterator[OpenIdRecord]:
+        """Records of invalid ids, between which a run ends that is asked to stop; the first batch is always saved.
+
+        To save a million takes ten seconds and more. The state's transaction is undone then, and the next run saves
+        them.
+        """
+        for number, one in enumerate(records, 1):
+            if not number % BATCH_IDS:
+                self._permission.stop_if_halted()
+            yield one
 
     def _is_due(self) -> bool:
         return self._deps.clock.running_ms() - self._saved_ms >= PROGRESS_MS
@@ -227,9 +239,9 @@ class SweepRun:
             with self._as_its_holder(), state.transaction():
                 deps.check_lease()
                 if self._moves_frontiers:
-                    conclude.conclude_run(current, state, deps.terms, clocks, clocks.wall_ms, barred)
+                    conclude.conclude_run(current, state, deps.terms, clocks, clocks.wall_ms, barred, self._stoppable)
                 else:
-                    conclude.conclude_apply(current, state, clocks)
+                    conclude.conclude_apply(current, state, clocks, self._stoppable)
                 if lineage != state.note(LINEAGE):
                     state.save_note(LINEAGE, lineage)
         except Interrupted as error:

@@ -84,14 +84,14 @@ class Permission:
         Raises:
             Halted, LeaseLost, StateError: the run is over.
         """
-        self._stop_if_halted()
+        self.stop_if_halted()
         if self._lease is not None:
             self._lease.renew_if_due()
         self._beat()
 
     def _pauses(self) -> list[Pause]:
         """What is paused, where the run may go on at all."""
-        self._stop_if_halted()
+        self.stop_if_halted()
         if self._lease is not None:
             self._lease.check()
         self._beat()
@@ -108,7 +108,8 @@ class Permission:
             self._beaten_ms = now_ms
             self._state.beat(self._run_id, self._clock.now_ms())
 
-    def _stop_if_halted(self) -> None:
+    def stop_if_halted(self) -> None:
+        """Raise ``Halted`` if the run was asked to stop; nothing is read or written."""
         if self._halted():
             raise Halted("the run was asked to stop; what was done is done, the next one goes on from there.")
 

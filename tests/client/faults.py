@@ -27,8 +27,10 @@ _STEPS = {
     "canCommitOrThrow": "canCommit",
     "commitOrThrow": "commit",
     "abortTx": "abort",
+    "abortById": "abort",
     "invalidateTx": "invalidate",
     "checkpoint": "checkpoint",
+    "checkpointById": "checkpoint",
 }
 ATTEMPTS = 3
 SOON = Retry(attempts=ATTEMPTS, first_seconds=0.001, longest_seconds=0.001)

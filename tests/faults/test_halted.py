@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable, Iterator
 
 import pytest
 
+from janitor.run import sweep_run
+from janitor.state.records import OpenIdRecord
 from janitor.sweep import compaction
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
 from tms_core.tables.base import MessageValue, Store, TxCell
@@ -160,3 +163,32 @@ def test_given_a_word_to_stop_before_it_begins_when_swept_then_nothing_at_all_is
     assert names == ["metadata.rows"]
     assert report.to_json()["totals"]["expired"] == 0
     assert rig.state.runs(1)[0].result == "halted"
+
+
+def test_run_halted_while_it_learns_a_long_invalid_list_ends_and_the_next_learns_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sweep_run, "BATCH_IDS", 10)
+    rig, _ = prepared(MemoryStore())
+    rig.snapshots.invalid = [pointer(NOW_MS - DAY - number) for number in range(100)]
+    told, save = [False], rig.state.save_open_ids
+    read = [0]
+
+    def save_told(records: Iterable[OpenIdRecord]) -> None:
+        told[0] = True
+
+        def counted() -> Iterator[OpenIdRecord]:
+            for record in records:
+                read[0] += 1
+                yield record
+
+        save(counted())
+
+    monkeypatch.setattr(rig.state, "save_open_ids", save_told)
+    report = rig.restart(halted=lambda: told[0]).engine.run_once()
+    assert report.guards[-1].guard == "halted"
+    assert read[0] < 10
+    assert not rig.state.open_ids()
+    monkeypatch.undo()
+    rig.restart(halted=lambda: False).engine.run_once()
+    assert len(rig.state.open_ids()) == 100

@@ -25,6 +25,7 @@ CRONJOB_CASES = sorted(Path(__file__).parent.glob("cronjob_*.yaml"))
 #: What the issue of being woken is about: the names that people's routing and silences are written against.
 NAMES = {
     "TmsJanitorDown", "TmsJanitorNotKeepingUp", "TmsOverdueBudgetBurn", "TmsSnapshotStale", "TmsInvalidListGrowing",
+    "TmsInvalidListLarge",
     "TmsBoundaryStuck", "TmsGuardTripped", "TmsTopicQuarantined", "TmsPausedTooLong", "TmsPlanOnlyLeftOn",
     "TmsDeleteErrors", "TmsClockSkew", "TmsTopicGrowing", "TmsConsumerLagging", "TmsReadersBlocked",
     "TmsUnauthorizedRequests",

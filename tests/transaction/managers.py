@@ -48,7 +48,24 @@ class LookingStorage(MemoryStorage):
         self._storage.close()
 
 
-class LeftBehind(MemoryStorage):
+class LeftBehindList(MemoryStorage):
+    """What a manager left that had invalid transactions, the last of which was its last.
+
+    Args:
+        invalid: the transactions, ascending.
+    """
+
+    def __init__(self, invalid: array[int]) -> None:
+        self._state = VisibilityState(0, invalid[-1], invalid[-1], invalid)
+
+    def recover(self) -> Recovered:
+        stream = io.BytesIO()
+        write_snapshot(stream, Snapshot(self._state))
+        stream.seek(0)
+        return Recovered(read_snapshot(stream), iter(()), 0)
+
+
+class LeftBehind(LeftBehindList):
     """What a manager left that had one invalid transaction, its last.
 
     Args:
@@ -56,13 +73,7 @@ class LeftBehind(MemoryStorage):
     """
 
     def __init__(self, invalid: int) -> None:
-        self._state = VisibilityState(0, invalid, invalid, array("q", [invalid]))
-
-    def recover(self) -> Recovered:
-        stream = io.BytesIO()
-        write_snapshot(stream, Snapshot(self._state))
-        stream.seek(0)
-        return Recovered(read_snapshot(stream), iter(()), 0)
+        super().__init__(array("q", [invalid]))
 
 
 class SpyStorage(MemoryStorage):

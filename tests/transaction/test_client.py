@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import threading
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +23,7 @@ from tms_core.errors import (
     TruncateTimeError,
 )
 from tms_core.transaction.codec import wire
-from tms_core.transaction.codec.thrift import transaction_fields
+from tms_core.transaction.codec.thrift import transaction_fields, transaction_of
 from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
 from tms_core.transaction.manager.conflicts import ChangeLimits
 from tms_core.transaction.manager.manager import TransactionManager
@@ -240,7 +242,7 @@ def test_given_a_connection_that_breaks_once_then_what_may_be_done_twice_is_repe
     answers = iter([None, b""])
     with misbehaving(lambda call: None if next(answers) is None else reply(call)) as (service, client):
         client.abort(Transaction(7, 7, 7))
-        assert service.calls == ["abortTx", "abortTx"]
+        assert service.calls == ["abortById", "abortById"]
 
 
 def test_given_connections_that_always_break_then_it_is_given_up_after_the_second() -> None:
@@ -325,14 +327,32 @@ def test_given_another_service_behind_a_broken_connection_when_the_next_is_to_be
     def begins(call: RpcMessage) -> bytes:
         return reply(call, begun)
 
-    conducts: list[Callable[[RpcMessage], bytes | None]] = [begins, reply, hang_up, tephras, tephras]
+    conducts: list[Callable[[RpcMessage], bytes | None]] = [begins, reply, tephras, hang_up, tephras, tephras]
     with misbehaving(lambda call: conducts.pop()(call)) as (service, client):  # noqa: PLW0108
         assert client.commit_and_start(7) is None
         client.abort(Transaction(8, 8, 8))
         second = client.commit_and_start(8)
         assert second is not None
         assert second.transaction_id == 9
-        assert service.calls == ["commitAndStart", "commitOrThrow", "abortTx", "abortTx", "commitAndStart"]
+        called = ["commitAndStart", "commitOrThrow", "abortById", "abortById", "abortTx", "commitAndStart"]
+        assert service.calls == called
+
+
+def test_abort_and_checkpoint_of_tephras_service_send_the_transaction() -> None:
+    transaction = Transaction(8, 8, 9, array("q", [3]), checkpoint_write_pointers=array("q", [9]))
+    more = wire.structure(0, *transaction_fields(replace(transaction, write_pointer=10)))
+
+    def tephra(call: RpcMessage) -> bytes:
+        if call.name in ("abortTx", "checkpoint"):
+            assert list(transaction_of(call.fields[1]).invalids) == [3]
+            return reply(call, more) if call.name == "checkpoint" else reply(call)
+        return unknown_but()(call)
+
+    with misbehaving(tephra) as (service, client):
+        assert client.checkpoint(transaction).write_pointer == 10
+        client.abort(transaction)
+        client.abort(transaction)
+        assert service.calls == ["checkpointById", "checkpoint", "abortTx", "abortTx"]
 
 
 def test_given_a_snapshot_that_is_none_when_asked_what_is_in_progress_then_that_is_not_known() -> None:

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 import tracemalloc
+from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -27,7 +28,7 @@ from thriftpy2.rpc import make_client
 from thriftpy2.thrift import TApplicationException
 from thriftpy2.transport import TFramedTransportFactory
 
-from tests.transaction.managers import BASE, NOW_MS, SpyStorage, state, timeless
+from tests.transaction.managers import BASE, NOW_MS, LeftBehindList, SpyStorage, state, timeless
 from tests.transaction.test_thrift import interface
 from tests.transaction.vectors import load
 from tms_core.clock import ManualClock
@@ -684,6 +685,36 @@ def test_large_call_takes_memory_of_the_server_and_waits_until_there_is_some(ser
     # A server whose listener has ended has all of its memory free.
     with connected(service) as connection:
         assert asked(connection, large).name == "canCommitOrThrow"
+
+
+def test_list_longer_than_a_frame_does_not_keep_transactions_from_ending(clock: ManualClock) -> None:
+    """2.2 million invalid ids: 17 MB, above the 16 MiB that a request of anything else may have."""
+    storage = LeftBehindList(array("q", range(1, 2_200_001)))
+    with TransactionManager(storage, clock) as manager:
+        service = TransactionService(manager, port=0)
+        service.start()
+        try:
+            with TransactionClient(service.address, PATIENCE_SECONDS) as client:
+                one, two = client.start_short(), client.start_long()
+                assert len(one.invalids) == 2_200_000
+                more = client.checkpoint(one)
+                assert more.checkpoint_write_pointers[-1] == more.write_pointer > one.write_pointer
+                assert more.invalids is one.invalids
+                client.abort(more)
+                client.abort(two)
+                assert manager.status(one.transaction_id) == "ended"
+                # A long one becomes invalid, so its type has come with the id.
+                assert manager.status(two.transaction_id) == "invalid"
+                # As Tephra's own client does it.
+                client._takes_ids = False
+                client.abort(client.checkpoint(client.start_short()))
+                assert client.truncate_invalid(one.invalids)
+                assert client.invalid_size() == 1
+            with connected(service) as connection:
+                connection.sendall((MAX_FRAME_BYTES + 1).to_bytes(4))
+                assert is_closed(connection)
+        finally:
+            service.stop()
 
 
 # --- a token ---------------------------------------------------------------------------------------------------------

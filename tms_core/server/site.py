@@ -212,7 +212,7 @@ class Site:
 
         Args:
             share: what the request takes of the memory; it grows with the body, and with what becomes of it.
-            limit: how large the body may be; None, or more than a request may be: as a request may be.
+            limit: how large the body may be; None: as a request may be (``server.max_request_mb``).
             cost: how much memory ``decode`` takes at most.
 
         Raises:
@@ -221,7 +221,7 @@ class Site:
             Unavailable: there is no memory for it.
         """
         longest = BodyLimit(self.max_request_bytes, "server.max_request_mb")
-        limit = min(limit or longest, longest)
+        limit = limit or longest
         body = await read_body(headers, receive, limit, share)
         if is_packed(headers):
             held = share.size
@@ -245,8 +245,9 @@ class Site:
     def poll_body(self) -> BodyLimit:
         """How large the body of a poll may be."""
         # As many as were there when the transaction began may be gone by now, but not all that many.
-        ids = max(self.transaction_ids, self.present_ids() * 11 // 10)
-        return BodyLimit(_POLL_BYTES + _ID_BYTES * ids, "server.max_transaction_ids")
+        by_list = _POLL_BYTES + _ID_BYTES * (self.present_ids() * 11 // 10)
+        by_setting = min(_POLL_BYTES + _ID_BYTES * self.transaction_ids, self.max_request_bytes)
+        return BodyLimit(max(by_list, by_setting), "server.max_transaction_ids")
 
     def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Call something that may wait."""

@@ -467,14 +467,16 @@ class ServerSettings(Section):
     )
     max_request_mb: Count = setting(
         10,
-        "the largest request body; on HBase a message is also limited by storage.hbase.max_cell_bytes",
+        "the largest request body, but for polls in transactions, which may be larger with the list of ids (see "
+        "server.max_transaction_ids); on HBase a message is also limited by storage.hbase.max_cell_bytes",
         unit="MB",
         reason="a request is held in memory whole",
     )
     max_transaction_ids: Count = setting(
         100_000,
-        "ids, invalid and in progress, that the transaction of a poll may carry, 11 bytes each; with the transaction "
-        "manager in this process as many as that has, where they are more; a longer body is answered 413",
+        "ids, invalid and in progress, that the transaction of a poll may carry, 11 bytes each, up to "
+        "server.max_request_mb; with the transaction manager in this process as many as its list has and a tenth more, "
+        "whatever this number and server.max_request_mb are; a longer body is answered 413",
         unit="ids",
         reason="far more than a transaction system has whose invalid transactions are cleaned up",
     )

@@ -53,6 +53,12 @@ struct TTopics {
   3: list<i64> firstPublishMs
 }
 
+/* Not in Tephra: the write pointers of a transaction, the present one first in use and those of all checkpoints. */
+struct TPointers {
+  1: i64 writePointer,
+  2: list<i64> checkpointWritePointers
+}
+
 service TTransactionServer {
   TTransaction startLong(),
   TTransaction startShort(),
@@ -71,6 +77,8 @@ service TTransactionServer {
   TTransaction commitAndStart(1: i64 txId, 2: string clientId, 3: optional i32 timeout) throws (
     1: TTransactionNotInProgressException e, 2: TTransactionConflictException c, 3: TGenericException g),
   void abortTx(1: TTransaction tx),
+  /* Not in Tephra: by its id, without the lists that it carries. */
+  void abortById(1: i64 txId, 2: TTransactionType type, 3: list<i64> checkpointWritePointers),
   bool invalidateTx(1: i64 txid),
   binary getSnapshot() throws (1: TTransactionCouldNotTakeSnapshotException e),
   void resetState(),
@@ -79,6 +87,8 @@ service TTransactionServer {
   TBoolean truncateInvalidTxBefore(1: i64 time) throws (1: TInvalidTruncateTimeException e),
   i32 invalidTxSize(),
   TTransaction checkpoint(1: TTransaction tx) throws (1: TTransactionNotInProgressException e),
+  /* Not in Tephra: by its id, without the lists that it carries. */
+  TPointers checkpointById(1: i64 txId) throws (1: TTransactionNotInProgressException e),
   void pruneNow(),
   TClients inProgressClients(),
   TTopics inProgressTopics()

@@ -52,6 +52,7 @@ THRESHOLDS = (
     Threshold("overdueSeconds", 21_600, 43_200, "seconds out of the last day in which rows that are due may stay"),
     Threshold("snapshotSeconds", 600, 93_600, "seconds a transaction snapshot may be old"),
     Threshold("invalidGrowth", 1_000, 1_000, "transactions by which the invalid list may grow in a day"),
+    Threshold("invalidIds", 200_000, 200_000, "transactions that the invalid list may have"),
     Threshold("boundarySeconds", 345_600, 345_600, "seconds the prune boundary may be behind"),
     Threshold("repeats", 3, 0, "errors of one kind within windowSeconds that are no reason to look"),
     Threshold("skewSeconds", 60, 60, "seconds two clocks may differ"),
@@ -162,6 +163,14 @@ ALERTS = (
         "forSeconds",
         "The invalid list has grown by {{ $value }} transactions in a day",
         "Transactions time out, or the list is not truncated. It is in every snapshot and every client's memory.",
+    ),
+    Alert(
+        "TmsInvalidListLarge",
+        "warning",
+        "max by (namespace, job) (tms_janitor_invalid_transactions{${scope}}) > ${invalidIds}",
+        "forSeconds",
+        "The invalid list has {{ $value }} transactions",
+        "Each transaction of each client carries them all: 8 bytes each when it starts, 11 in each poll.",
     ),
     Alert(
         "TmsBoundaryStuck",

@@ -30,7 +30,7 @@ from tms_core.transaction.codec.wire import Failure, Fields, MessageKind, RpcMes
 from tms_core.transaction.manager.durable import ManagerStopped
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryFull
-from tms_core.transaction.model import Transaction
+from tms_core.transaction.model import Transaction, TransactionType
 
 logger = get_logger(__name__)
 
@@ -195,6 +195,21 @@ def _commit_and_start(manager: TransactionManager, arguments: Fields) -> bytes:
     return _result(manager.commit_and_start(integer(arguments, 1), timeout_seconds, _client(arguments, 2)))
 
 
+def _named(arguments: Fields) -> Transaction:
+    """A transaction by its id, of which only what an abort looks at is known."""
+    pointer, kind = integer(arguments, 1), integer(arguments, 2, 1) - 1
+    checkpoints = _argument(arguments, 3, array, array("q"))
+    if kind not in (TransactionType.SHORT, TransactionType.LONG):
+        raise FormatError(f"a transaction of type {kind + 1}, which does not exist")
+    return Transaction(0, pointer, pointer, type=TransactionType(kind), checkpoint_write_pointers=checkpoints)
+
+
+def _checkpoint(manager: TransactionManager, arguments: Fields) -> bytes:
+    pointer = integer(arguments, 1)
+    found = manager.checkpoint(Transaction(0, pointer, pointer))
+    return wire.structure(0, wire.i64(1, found.write_pointer), wire.i64s(2, found.checkpoint_write_pointers))
+
+
 def _truncate(manager: TransactionManager, arguments: Fields) -> bytes:
     return _boolean(manager.truncate_invalid(_argument(arguments, 1, array, array("q"))))
 
@@ -234,6 +249,7 @@ _CALLS: Mapping[str, _Call] = {
     "commitOrThrow": _Call(lambda manager, given: manager.commit(integer(given, 1)), _ALL),
     "commitAndStart": _Call(_commit_and_start, {NotInProgress: 1, Conflict: 2, BadArgument: 3}),
     "abortTx": _Call(lambda manager, given: manager.abort(_transaction(given))),
+    "abortById": _Call(lambda manager, given: manager.abort(_named(given))),
     "invalidateTx": _Call(lambda manager, given: wire.boolean(0, manager.invalidate(integer(given, 1)))),
     "getSnapshot": _Call(lambda manager, _: wire.string(0, manager.encoded_snapshot()), {CannotSnapshot: 1}),
     "resetState": _Call(lambda manager, _: manager.reset()),
@@ -244,6 +260,7 @@ _CALLS: Mapping[str, _Call] = {
     ),
     "invalidTxSize": _Call(lambda manager, _: wire.i32(0, manager.invalid_size())),
     "checkpoint": _Call(lambda manager, given: _result(manager.checkpoint(_transaction(given))), _IN_PROGRESS),
+    "checkpointById": _Call(_checkpoint, _IN_PROGRESS),
     "pruneNow": _Call(_prune),
     "inProgressClients": _Call(_clients),
     "inProgressTopics": _Call(_published),

@@ -9,7 +9,9 @@ connection that met any trouble is closed, and an answer must repeat the number 
 from __future__ import annotations
 
 import io
+from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -57,6 +59,10 @@ class ServiceSettings(Protocol):
     def snapshot_directory(self) -> str | None: ...
 
 
+#: Stands for the answer of a service that does not know a method.
+_UNKNOWN = object()
+
+
 class _Broken(Exception):
     """The connection broke during a call."""
 
@@ -88,6 +94,8 @@ class TransactionClient:
         #: Whether the service begins a transaction with the commit of another, as far as is known since a connection
         #: was last opened.
         self._begins_with_commit = True
+        #: Whether it ends transactions and gives them checkpoints by their ids, likewise.
+        self._takes_ids = True
 
     @classmethod
     def configured(cls, wanted: ServiceSettings, timeout_seconds: float = 30, *, address: str = "") -> Self:
@@ -156,7 +164,14 @@ class TransactionClient:
 
     def abort(self, transaction: Transaction) -> None:
         """End a transaction whose writes were taken back."""
-        self._call("abortTx", wire.structure(1, *transaction_fields(transaction)), again=True)
+        # Without its lists, which may be longer than a request.
+        fields = (
+            wire.i64(1, transaction.transaction_id),
+            wire.i32(2, transaction.type + 1),
+            wire.i64s(3, transaction.checkpoint_write_pointers),
+        )
+        if self._by_id("abortById", fields, NoneType, again=True) is _UNKNOWN:
+            self._call("abortTx", wire.structure(1, *transaction_fields(transaction)), again=True)
 
     def invalidate(self, transaction_id: int) -> bool:
         """Hide for good what a transaction wrote; whether it was in progress until now."""
@@ -164,7 +179,13 @@ class TransactionClient:
 
     def checkpoint(self, transaction: Transaction) -> Transaction:
         """Give a transaction another write pointer."""
-        return self._transaction("checkpoint", wire.structure(1, *transaction_fields(transaction)))
+        found = self._by_id("checkpointById", (wire.i64(1, transaction.transaction_id),), dict)
+        if found is _UNKNOWN:
+            return self._transaction("checkpoint", wire.structure(1, *transaction_fields(transaction)))
+        pointer, pointers = found.get(1), found.get(2)
+        if not isinstance(pointer, int) or not isinstance(pointers, array):
+            raise self._unclear("checkpointById", "the answer is not of the kind it has to be")
+        return replace(transaction, write_pointer=pointer, checkpoint_write_pointers=pointers)
 
     # --- the invalid list --------------------------------------------------------------------------------------------
 
@@ -250,6 +271,15 @@ class TransactionClient:
         except FormatError as error:
             raise self._unclear(name, str(error)) from error
 
+    def _by_id(self, name: str, fields: tuple[bytes, ...], kind: type, *, again: bool = False) -> Any:
+        """Call a method that takes an id in place of a transaction; ``_UNKNOWN`` where the service is Tephra's."""
+        if self._takes_ids:
+            try:
+                return self._call(name, *fields, kind=kind, again=again)
+            except MethodUnknown:
+                self._takes_ids = False
+        return _UNKNOWN
+
     def _boolean(self, name: str, *fields: bytes) -> bool:
         found: Fields = self._call(name, *fields, kind=dict)
         return bool(found.get(1))
@@ -292,7 +322,7 @@ class TransactionClient:
 
     def _opened(self) -> RpcConnection:
         # It may be another one by now.
-        self._begins_with_commit = True
+        self._begins_with_commit = self._takes_ids = True
         try:
             return self.opens(self.address, self._timeout_seconds)
         except OSError as error:

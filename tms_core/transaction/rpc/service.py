@@ -40,6 +40,9 @@ from tms_core.transaction.rpc.quick_calls import QuickCalls, QuickConnection
 
 #: The largest request, in bytes (``data.tx.thrift.max.read.buffer``).
 MAX_FRAME_BYTES = 16 * 1024 * 1024
+#: What a request may have beside that for each id that is listed now, in bytes: a transaction that carries them all is
+#: sent back with its checkpoint or its end by clients of Tephra's.
+LISTED_ID_BYTES = 10
 #: How many connections there may be; and never more than one for so many files that the process may open.
 MAX_CONNECTIONS, FILES_EACH = 1_000, 4
 #: How many requests above a size, in bytes, are taken in at a time, once so many bytes of them have come; the others
@@ -251,7 +254,7 @@ class TransactionService:
         direct = False
         try:
             while not self._stopping.is_set():
-                size = await self._size(reader, wait_seconds, LARGE_BYTES if level is Level.NONE else MAX_FRAME_BYTES)
+                size = await self._size(reader, wait_seconds, LARGE_BYTES if level is Level.NONE else self._most())
                 frame = await self._awaited(reader.readexactly(min(size, LARGE_BYTES)), REQUEST_SECONDS)
                 async with self._place(size, writer) as received:
                     if size > LARGE_BYTES:
@@ -350,6 +353,10 @@ class TransactionService:
             if is_good:
                 return level, wire.message(MessageKind.REPLY, request.name, request.number)
         return Level.NONE, failure(request, Failure.PROTOCOL_ERROR, _DEMANDED)
+
+    def _most(self) -> int:
+        """The largest request: a transaction carries all ids of the list, and some more than there are by now."""
+        return max(MAX_FRAME_BYTES, LARGE_BYTES + LISTED_ID_BYTES * self._manager.listed_ids)
 
     async def _size(self, reader: asyncio.StreamReader, seconds: float | None, most: int) -> int:
         """The size of the next frame."""
