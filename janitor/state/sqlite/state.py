@@ -121,9 +121,7 @@ class SqliteState(State):
     @classmethod
     def in_memory(cls) -> Self:
         """A state that ends with the object."""
-        state = cls(None)
-        weakref.finalize(state, state.driver.connection.close)
-        return state
+        return cls(None)
 
 
 class _Border:
@@ -170,6 +168,9 @@ class SqliteDocuments:
                 isolation_level=None,
                 check_same_thread=False,
             )
+        if folder is None:
+            # It ends with the object, as nothing else of it remains.
+            weakref.finalize(self, self.connection.close)
         try:
             with self._border:
                 self.connection.execute("PRAGMA synchronous = EXTRA")
