@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup tools kubebox engine run demo hbase test fuzz lint audit bench generate image image-spark publisher chart publish release-notes lock system-deps test-cluster clean
+.PHONY: help setup tools kubebox engine run demo hbase test test-fast packages fuzz lint audit bench generate image image-spark publisher chart publish release-notes lock system-deps test-cluster clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -35,6 +35,9 @@ endef
 LAW := tms_core/rowkey.py,janitor/law/policy.py,janitor/law/ranges.py,janitor/law/references.py,janitor/boundary/claim.py
 #: The tests of these modules; they are always traced.
 LAW_TESTS := tests/janitor/law tests/janitor/boundary tests/test_rowkey.py
+#: What says in minutes whether another Python or processor will do: every store, the client, the rules. It needs no Java.
+FAST := tests/contract tests/tables tests/client tests/consumers tests/transaction tests/janitor/law tests/janitor/boundary \
+  tests/janitor/state tests/janitor/sweep tests/test_api.py tests/test_clock.py tests/test_errors.py tests/test_rowkey.py tests/test_side.py tests/test_topic.py
 #: Whether all else is traced too, which takes a fifth longer: CI does it.
 COVERAGE ?= $(filter-out 0 false,$(CI))
 TRACED := --cov --cov-report=
@@ -237,6 +240,15 @@ endif
 
 fuzz: $(STAMP) ## search for failures with new seeds until SECONDS have passed, and say how to repeat one: make fuzz SECONDS=3600
 	@$(PY) -m tests.fuzz $(SECONDS)
+
+test-fast: $(STAMP) ## every store, the client and the rules, in minutes: make test-fast VENV=.venv3.13 PYTHON=python3.13
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(FAST) $(PYTEST_ARGS)
+
+packages: $(STAMP) ## build sdist and wheel into dist/, check both, and try the wheel in an environment of its own
+	@rm -rf dist
+	@$(PY) -m hatchling build --directory dist
+	@$(PY) -m twine check --strict dist/*
+	@$(PY) -m tools.installed dist/*.whl
 
 # A part that cannot be had here is skipped, and named at the end.
 # The programs are kept in the user's cache, the engine and its base image in .tools.

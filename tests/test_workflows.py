@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from image import publish
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yaml"))
-TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))
 
 
 @pytest.fixture(params=WORKFLOWS, ids=lambda path: path.stem)
@@ -41,14 +43,15 @@ def test_every_target_that_is_made_is_one(workflow: dict[str, Any]) -> None:
 def test_every_action_is_pinned_by_its_commit(workflow: dict[str, Any]) -> None:
     used = [step["uses"] for step in steps(workflow) if "uses" in step]
     assert used
-    assert [name for name in used if not re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", name)] == []
+    pinned = re.compile(r"(actions/[\w-]+|pypa/gh-action-pypi-publish)@[0-9a-f]{40}")
+    assert [name for name in used if not pinned.fullmatch(name)] == []
 
 
 def test_nothing_may_be_written_but_by_the_release(workflow: dict[str, Any]) -> None:
     assert workflow["permissions"] == {"contents": "read"}
     granted = {name: job["permissions"] for name, job in workflow["jobs"].items() if "permissions" in job}
     image, release = {"contents": "read", "packages": "write"}, {"contents": "write", "packages": "write"}
-    own = {"image": image, "release": {**release, "id-token": "write"}}
+    own = {"image": image, "index": {"id-token": "write"}, "release": {**release, "id-token": "write"}}
     assert granted == (own if workflow["name"] == "release" else {})
     assert all(job["timeout-minutes"] for job in workflow["jobs"].values())
 
@@ -61,7 +64,35 @@ def test_what_is_published_for_each_architecture_was_made_on_a_machine_of_it() -
     [made] = [step["run"] for step in release["jobs"]["image"]["steps"] if "make image" in step.get("run", "")]
     assert 'tag="${GITHUB_REF_NAME#v}${archive:+-archive}-${{ matrix.arch }}"' in made
     assert publish.TAGS == ("{version}", "{version}-archive")
-    assert release["jobs"]["release"]["needs"] == "image"
+    assert "image" in release["jobs"]["release"]["needs"]
+
+
+def test_every_python_that_the_project_names_is_tried_on_both_processors() -> None:
+    [ci] = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in WORKFLOWS if path.stem == "ci"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = re.findall(r":: (3\.\d+)", "\n".join(project["classifiers"]))
+    matrix = ci["jobs"]["versions"]["strategy"]["matrix"]
+    assert matrix["python"] == ci["jobs"]["chart"]["strategy"]["matrix"]["python"] == named
+    assert {machine.endswith("-arm") for machine in matrix["machine"]} == {False, True}
+    assert all(one["python"] == "3.11" and one["machine"].endswith("-arm") for one in matrix["exclude"])
+
+
+def test_fast_tests_are_all_there() -> None:
+    [listed] = re.findall(r"^FAST := (.*?[^\\])$", MAKEFILE, flags=re.MULTILINE | re.DOTALL)
+    fast = listed.replace("\\\n", " ").split()
+    assert {"tests/contract", "tests/client", "tests/tables"} <= set(fast)
+    assert [path for path in fast if not (ROOT / path).exists()] == []
+
+
+def test_packages_are_checked_before_they_are_published_without_a_secret() -> None:
+    [release] = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in WORKFLOWS if path.stem == "release"]
+    assert "packages" in release["jobs"]["release"]["needs"]
+    index = release["jobs"]["index"]
+    assert set(index["needs"]) == {"packages", "release"}
+    assert index["steps"][-1]["with"] == {"attestations": True}
+    assert "secrets." not in (ROOT / ".github/workflows/release.yaml").read_text(encoding="utf-8")
+    [recipe] = re.findall(r"^packages:.*\n((?:\t.*\n)+)", MAKEFILE, flags=re.MULTILINE)
+    assert [word in recipe for word in ("hatchling build", "twine check --strict", "tools.installed")] == [True] * 3
 
 
 def test_release_notes_are_what_the_changelog_says_of_the_version(tmp_path: Path) -> None:

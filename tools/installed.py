@@ -1,0 +1,55 @@
+"""Tries a wheel as a user would: in an environment of its own, with the commands and the client's first example.
+
+``make packages`` runs it: ``python -m tools.installed dist/tms_janitor-0.1.0-py3-none-any.whl``.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def main() -> None:
+    """Exit with an error where a step fails; the step's output says why."""
+    with tempfile.TemporaryDirectory(prefix="installed-") as scratch:
+        print(try_out(Path(sys.argv[1]).absolute(), Path(scratch)))
+
+
+def try_out(wheel: Path, scratch: Path) -> str:
+    """Install a wheel with what it is locked with, and use it outside the tree.
+
+    Returns:
+        What the commands and the example printed.
+
+    Raises:
+        CalledProcessError: a step failed.
+    """
+    venv.create(scratch / "venv")
+    programs = scratch / "venv/bin"
+    pip = [sys.executable, "-m", "pip", "--python", str(programs / "python")]
+    install = [*pip, "install", "--quiet", "--no-deps"]
+    example = re.search(r"```python\n(.*?)```", (ROOT / "docs/client.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert example is not None  # noqa: S101 the page begins with it
+    steps: list[list[str]] = [
+        [*install, "--require-hashes", "-r", str(ROOT / "requirements-run.lock")],
+        [*install, "--no-index", str(wheel)],
+        [*pip, "check"],
+        [str(programs / "janitor"), "--version"],
+        [str(programs / "tms"), "--version"],
+        [str(programs / "python"), "-I", "-c", example[1]],
+    ]
+    printed = ""
+    for step in steps:
+        done = subprocess.run(step, cwd=scratch, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603 ours
+        printed += done.stdout
+    return printed
+
+
+if __name__ == "__main__":
+    main()
