@@ -127,12 +127,12 @@ def test_given_a_request_that_makes_no_sense_then_400_with_a_sentence(
     assert reason in answer.text
 
 
-def test_given_a_transaction_older_than_its_lifetime_when_it_publishes_or_stores_then_500_says_so(
+def test_write_in_a_transaction_older_than_its_lifetime_is_409_and_says_so(
     topic: TopicClient,
 ) -> None:
     for verb in ("publish", "store"):
         answer = topic.post(verb, {"messages": ["a"], "transactionWritePointer": "5"})
-        assert answer.status == 500
+        assert answer.status == 409
         assert "the longest a transaction may write" in answer.text
 
 
