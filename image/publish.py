@@ -23,6 +23,7 @@ TAGS = ("{version}", "{version}-archive")
 ARCHITECTURES = ("amd64", "arm64")
 #: Kinds of statements, as cosign names them, and the ends of their files' names.
 ENDINGS = {"cyclonedx": ".cdx.json", "slsaprovenance1": ".provenance.json"}
+_MADE = "slsaprovenance1"
 SBOM = "opt/tms/sbom.cdx.json"
 LABEL = "org.opencontainers.image."
 #: A key of one's own is known to nobody else, so there is no public log to ask or to tell.
@@ -123,6 +124,19 @@ class Publisher:
         self._run(["cosign", "sign", *self._signing, whole])
         return whole
 
+    def wheel(self, package: Path) -> None:
+        """Attest how a wheel was made, in a bundle that lies beside it: a wheel is in no registry of images."""
+        config = json.loads(
+            self._run(["crane", "config", f"{self._registry}/{NAME}:{self._version}-{ARCHITECTURES[0]}"])
+        )
+        made = provenance(labels(config, self._version), self._maker)
+        # The image's base has no part in it.
+        del made["buildDefinition"]["resolvedDependencies"][1:]
+        written, bundle = (package.with_name(f"{package.name}{end}") for end in (ENDINGS[_MADE], ".sigstore.json"))
+        written.write_text(json.dumps(made), encoding="utf-8")
+        said = ["--type", _MADE, "--predicate", str(written), "--bundle", str(bundle)]
+        self._run(["cosign", "attest-blob", *self._signing, *said, str(package)])
+
     def _named(self, reference: str) -> str:
         """What a tag names now, by its digest: tags move."""
         digest = self._run(["crane", "digest", reference]).decode().strip()
@@ -148,6 +162,8 @@ def main(words: Sequence[str] | None = None, run: Run = run) -> None:
     local = given.registry.partition(":")[0] in ("localhost", "127.0.0.1")
     for tag in TAGS:
         print(publisher.image(tag.format(version=given.version)))  # noqa: T201 - what was published
+    for package in sorted(chart.parent.glob("*.whl")):
+        publisher.wheel(package)
     print(publisher.chart(chart, *(["--plain-http"] if local else [])))  # noqa: T201
 
 

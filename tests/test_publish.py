@@ -112,6 +112,19 @@ def test_with_a_key_nothing_outside_is_asked_or_told(tmp_path: Path) -> None:
         assert "--tlog-upload=false" in told
 
 
+def test_wheel_beside_the_chart_is_attested_in_a_bundle(tmp_path: Path) -> None:
+    wheel = tmp_path / "tms_janitor-1.2.3-py3-none-any.whl"
+    wheel.touch()
+    [told] = published(tmp_path).all("cosign", "attest-blob")
+    written = f"{wheel}.provenance.json"
+    said = ["--type", "slsaprovenance1", "--predicate", written, "--bundle", f"{wheel}.sigstore.json"]
+    assert told == ["cosign", "attest-blob", "--yes", *said, str(wheel)]
+    made: dict[str, Any] = json.loads(Path(written).read_text())
+    commit = {"uri": f"git+{SOURCE}", "digest": {"gitCommit": "0" * 40}}
+    assert made["buildDefinition"]["resolvedDependencies"] == [commit]
+    assert made["runDetails"]["builder"]["id"] == f"{SOURCE}/release.yaml"
+
+
 @pytest.mark.parametrize("wrong", [{"version": "1.2.2"}, {"revision": ""}, {"source": ""}, {"base.name": ""}])
 def test_an_image_that_does_not_say_of_what_it_is_made_is_not_published(tmp_path: Path, wrong: dict[str, str]) -> None:
     with pytest.raises(SystemExit, match=r"not made for version 1\.2\.3"):
