@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from starlette.types import ASGIApp
 
+from janitor.app.backup import back_up, folders_of
 from janitor.app.session import Session, ending
 from janitor.control.api import Behind, Observers, greeting
 from janitor.control.server import ControlServer
@@ -272,7 +273,9 @@ def _answer(
         )
 
     who = greeting(store.identity(), current.digest)
-    control = ControlServer(current.state_path, Behind(daemon, reader, daemon, who, observers, page))
+    saves = partial(back_up, folders_of(current.settings), store=store, side=side)
+    saving = saves if current.settings.storage.kind == "leveldb" else None
+    control = ControlServer(current.state_path, Behind(daemon, reader, daemon, who, observers, page, saving))
     try:
         control.start()
         stack.callback(control.stop)

@@ -140,7 +140,7 @@ def methods(kind: type) -> frozenset[str]:
 
 
 #: What changes something: the decisions, and a sweep before its time.
-DECISIONS = methods(Decides) | {"sweep_now"}
+DECISIONS = methods(Decides) | {"back_up", "sweep_now"}
 
 #: Makes an engine for one question, given who watches it and what ends it.
 MakeReader = Callable[[Observer, Callable[[], bool]], Asks]
@@ -184,6 +184,7 @@ class Behind(NamedTuple):
         greeting: who this is (:func:`greeting`).
         observers: the observer of the engine that writes, so that who asked for a run hears how far it is.
         page: the status page and its API; None: there is none.
+        back_up: writes a backup into a new folder; returns how many bytes it has. None: there is nothing to back up.
     """
 
     decider: Decider
@@ -192,6 +193,7 @@ class Behind(NamedTuple):
     greeting: Greeting
     observers: Observers
     page: ASGIApp | None = None
+    back_up: Callable[[Path], int] | None = None
 
 
 def greeting(store: str, settings: str) -> Greeting:
@@ -229,6 +231,11 @@ def answer(behind: Behind, method: str, body: bytes, observe: Observer, gone: Ev
         return _call(reader, Asks, method, arguments)
     if method in methods(Decides):
         return _decide(behind, method, arguments, observe, gone)
+    return _serve(behind, method, arguments)
+
+
+def _serve(behind: Behind, method: str, arguments: Mapping[str, Any]) -> Any:
+    """Answer what the process does itself, without an engine."""
     if method == "hello":
         return values.pack(behind.greeting)
     if method == "status":
@@ -238,6 +245,9 @@ def answer(behind: Behind, method: str, body: bytes, observe: Observer, gone: Ev
     if method == "sweep_now":
         logger.info("a sweep was asked for through the control socket")
         return behind.views.sweep_now()
+    if method == "back_up" and behind.back_up is not None:
+        logger.info("a backup was asked for through the control socket")
+        return behind.back_up(Path(str(arguments.get("folder"))))
     raise not_understood(f"there is no method {method}")
 
 

@@ -248,6 +248,10 @@ class RemoteEngine:
     def refresh_status(self) -> None:
         self._caller.ask("refresh_status", type(None))
 
+    def back_up(self, folder: Path) -> int:
+        """Have the other one write a backup into a new folder; returns how many bytes it has."""
+        return self._caller.ask("back_up", int, folder=str(folder))
+
     def sweep_now(self) -> None:
         self._caller.ask("sweep_now", type(None))
 

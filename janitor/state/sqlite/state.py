@@ -15,7 +15,7 @@ import sqlite3
 import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
@@ -98,6 +98,24 @@ _PUT_DOCUMENT = "INSERT OR REPLACE INTO documents VALUES (?, ?)"
 _PUT_ROW = "INSERT OR REPLACE INTO history VALUES (?, ?)"
 _SCAN = "SELECT key, value FROM history WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
 _SCAN_KEYS = "SELECT key, x'' FROM history WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
+
+
+def copy_state(source: Path, target: Path) -> None:
+    """Copy the state file of one folder into another one, also while a janitor writes it; not who has the lease.
+
+    Raises:
+        StateError: it could not be read or written.
+    """
+    try:
+        with (
+            closing(sqlite3.connect(f"file:{source / FILE_NAME}?mode=ro", uri=True)) as state,
+            closing(sqlite3.connect(target / FILE_NAME)) as copy,
+        ):
+            state.backup(copy)
+            copy.execute("DELETE FROM documents WHERE key = ?", (_LEASE,))
+            copy.commit()
+    except sqlite3.Error as error:
+        raise StateError(f"{source / FILE_NAME} cannot be copied: {error}.", "Try again; look at the disk.") from error
 
 
 class SqliteState(State):

@@ -38,7 +38,7 @@ from tms_core.tables.leveldb.store import (
 #: Start of the name of every clone's folder.
 _PREFIX = "leveldb-clone-"
 #: What a file system answers that has no hard links, or none from here to there.
-_NO_LINKS = frozenset(
+NO_LINKS = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 )
 
@@ -59,7 +59,7 @@ def clone(path: Path | str, into: Path | str) -> ClonedStore:
 
 
 @contextmanager
-def still(path: Path | str, into: Path | str) -> Iterator[Path]:
+def still(path: Path | str, into: Path | str, *more: Path) -> Iterator[Path]:
     """A store's files as they are now, beside the store itself, which this process has open: for others to clone.
 
     Nothing may be written to the store until the copy is there. LevelDB may still be tidying up behind the scenes, so
@@ -67,19 +67,36 @@ def still(path: Path | str, into: Path | str) -> Iterator[Path]:
 
     Args:
         into: the folder the copy lives in until the block ends; made when missing. Not inside the store.
+        more: other LevelDB folders, of which the same holds.
 
     Raises:
         StoreNotFound, StoreLayoutError: as for the store itself.
         StoreError: the copy cannot be written.
     """
-    sources, into = find_tables(Path(path)), Path(into)
+    sources, into = [*find_tables(Path(path)).values(), *more], Path(into)
     _refuse_inside(Path(path), into)
     with ExitStack() as stack:
         folder = _new_folder(into, stack)
-        for source in sources.values():
+        for source in sources:
             with translated(source):
                 while not _copied_at_rest(source, folder / source.name):
                     shutil.rmtree(folder / source.name, ignore_errors=True)
+        yield folder
+
+
+@contextmanager
+def at_rest(path: Path, into: Path, *more: Path) -> Iterator[Path]:
+    """The files of a store that no process has open; as :func:`still`.
+
+    Raises:
+        StoreBusy: a process has the store open.
+        StoreError: a log is damaged, or the copy cannot be written.
+    """
+    sources = [*find_tables(path).values(), *more]
+    _refuse_inside(path, into)
+    with ExitStack() as stack:
+        folder = _new_folder(into, stack)
+        _copy_all(sources, folder, _Files())
         yield folder
 
 
@@ -184,7 +201,7 @@ class _Files:
         try:
             target.hardlink_to(source)
         except OSError as error:
-            if error.errno not in _NO_LINKS:
+            if error.errno not in NO_LINKS:
                 raise
             self.linked = False
             self._copy(source, target)

@@ -13,8 +13,8 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain, islice, starmap
 from pathlib import Path
 from shutil import disk_usage
@@ -325,6 +325,12 @@ class WritableDatabase(Database):
                     self._failed = self._failed or []
                     self._unsynced = True
                 raise
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold all writes while the block runs; they go on behind it. LevelDB may still be tidying up."""
+        with self._disk:
+            yield
 
     def has_room(self) -> bool:
         """Whether the disk could take a second copy of all tables, which is more than a compaction ever needs."""

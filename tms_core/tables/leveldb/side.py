@@ -6,6 +6,7 @@ It stands in this package and not beside the interface, so that a program that u
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from threading import Lock
 
@@ -110,6 +111,10 @@ class LevelDBSide(SideTable):
                 if len(self._known) >= _KNOWN_ROWS:
                     self._known.clear()
                 self._known.update(rows)
+
+    def held(self) -> AbstractContextManager[None]:
+        """Hold all writes while a block runs."""
+        return self._database.held()
 
     def close(self) -> None:
         self._database.close()

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from functools import lru_cache, partial
 from operator import itemgetter
@@ -111,6 +111,14 @@ class LevelDBStore(Store):
         other.calls, other._open = Counter(), ExitStack()
         other._lay_out(self._databases)
         return other
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold all writes to the three tables while the block runs."""
+        with ExitStack() as stack:
+            for database in self._databases.values():
+                stack.enter_context(database.held())
+            yield
 
     def disk_bytes(self) -> int | None:
         return disk_bytes(self.path)

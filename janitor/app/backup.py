@@ -1,0 +1,191 @@
+"""A backup of a LevelDB store with everything that belongs to it, and the way back.
+
+A backup is a folder that is laid out as the store itself is: ``messaging`` with the three tables, and beside it
+``messaging.side``, ``messaging.tx`` and ``messaging.janitor``. Tables are hard links where the file system has them, so
+a backup beside the store costs little time and space. The folder gets its name when all of it is there and synced.
+
+The process that has the store open holds its writes while the files are linked, so the backup is what a crash at that
+moment would leave. The transaction log is copied while they are held: no transaction can commit what it has not
+published yet. The janitor's state is copied before: of rows that it does not know to be clean it claims nothing.
+
+The trade: where links are refused, writes wait until the tables are copied.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from janitor.settings import Settings
+from janitor.state.sqlite.loose import FILE_NAME as LOOSE_NAME
+from janitor.state.sqlite.state import FILE_NAME, copy_state
+from tms_core.errors import ConfigurationError
+from tms_core.tables.base import Store
+from tms_core.tables.leveldb.clone import NO_LINKS, at_rest, remove_stale, still
+from tms_core.tables.leveldb.layout import find_tables, holds_database
+from tms_core.tables.leveldb.lock import sync, translated
+from tms_core.tables.leveldb.side import LevelDBSide, beside
+from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.tables.side import SideTable
+
+#: The store's name in a backup.
+STORE = "messaging"
+#: Files of a transaction log: snapshots, the log since, and the id of the transaction system.
+_LOG_FILES = re.compile(r"snapshot\.\d+|txlog\.\d+|system")
+
+
+class Folders(NamedTuple):
+    """Where a store and all that belongs to it are.
+
+    Attributes:
+        transactions: the folder of the transaction log or of snapshots; None: there is none on this machine.
+    """
+
+    store: Path
+    side: Path
+    transactions: Path | None
+    state: Path
+
+    def named(self) -> dict[str, Path]:
+        """The folders by their names in a backup; the store is the last one."""
+        found = {f"{STORE}.side": self.side, f"{STORE}.janitor": self.state}
+        if self.transactions is not None:
+            found[f"{STORE}.tx"] = self.transactions
+        return {**found, STORE: self.store}
+
+
+def folders_of(settings: Settings) -> Folders:
+    """The folders that the settings name; of a store in LevelDB."""
+    transactions, store = settings.transactions, settings.storage.leveldb.path
+    is_here = transactions.source in ("manager", "directory") and "://" not in transactions.directory
+    log = Path(transactions.directory) if is_here else None
+    return Folders(store, beside(store), log, settings.janitor.state)
+
+
+def back_up(found: Folders, target: Path, *, store: Store | None = None, side: SideTable | None = None) -> int:
+    """Write a backup.
+
+    Args:
+        target: a folder that does not exist, or an empty one.
+        store, side: as this process has them open; None: no process has the store open.
+
+    Returns:
+        How many bytes the backup has; those of linked tables are the store's own.
+
+    Raises:
+        ConfigurationError: the target is not empty, or lies inside the store.
+        StoreBusy: another process has the store open.
+        StoreError, StateError: something could not be read or written; the target is as it was.
+    """
+    tables = find_tables(found.store)
+    _require_empty(target)
+    for folder in [found.store, *tables.values()]:
+        if target.resolve().is_relative_to(folder.resolve()):
+            raise ConfigurationError(f"{target} lies inside the store {found.store}.", "Name a folder elsewhere.")
+    remove_stale(found.state)
+    with _new_folder(target) as made:
+        _copy_state(found.state, made / f"{STORE}.janitor")
+        with ExitStack() as writes:
+            for opened in (store, side):
+                if isinstance(opened, (LevelDBStore, LevelDBSide)):
+                    writes.enter_context(opened.held())
+            more = [found.side] if holds_database(found.side) else []
+            frozen = (at_rest if store is None else still)(found.store, found.state, *more)
+            with frozen as files:
+                if found.transactions is not None and found.transactions.is_dir():
+                    _copy_log(found.transactions, made / f"{STORE}.tx")
+                writes.close()
+                for folder in files.iterdir():
+                    name = f"{STORE}.side" if folder.name == found.side.name else f"{STORE}/{folder.name}"
+                    _put_all(folder, made / name)
+    return sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+
+
+def restore(source: Path, found: Folders) -> list[Path]:
+    """Copy a backup to where the settings have a store; nothing of the backup is linked.
+
+    Returns:
+        The folders that were made.
+
+    Raises:
+        ConfigurationError: a folder is not empty; nothing was changed.
+        StoreError: the source is no backup, or something could not be written.
+    """
+    find_tables(source / STORE)
+    wanted = {source / name: folder for name, folder in found.named().items() if (source / name).is_dir()}
+    for folder in wanted.values():
+        _require_empty(folder)
+    for folder, target in wanted.items():
+        with _new_folder(target) as made:
+            shutil.copytree(folder, made, dirs_exist_ok=True)
+    return list(wanted.values())
+
+
+@contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+    """A folder to be filled, which gets its name when the block has ended; removed where that fails."""
+    with translated(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{target.name}.unfinished-", dir=target.parent))
+        try:
+            yield made
+            for path in [*made.rglob("*"), made]:
+                sync(path)
+            made.replace(target)
+            sync(target.parent)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            raise
+
+
+def _require_empty(folder: Path) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigurationError(
+            f"{folder} is not empty, and nothing is written over.",
+            "Name a new folder, or move this one away first. Nothing was changed.",
+        )
+
+
+def _copy_state(source: Path, target: Path) -> None:
+    """Copy the janitor's state as it is now, also while a janitor writes it."""
+    if not (source / FILE_NAME).is_file():
+        return
+    target.mkdir(mode=0o700)
+    copy_state(source, target)
+    if (source / LOOSE_NAME).is_file():
+        shutil.copyfile(source / LOOSE_NAME, target / LOOSE_NAME)
+
+
+def _copy_log(source: Path, target: Path) -> None:
+    """Copy a transaction log, again while its manager begins a new one; what it appends meanwhile may be cut short."""
+    while True:
+        target.mkdir(mode=0o700)
+        names = _log_files(source)
+        try:
+            for name in names:
+                shutil.copyfile(source / name, target / name)
+        except FileNotFoundError:
+            names = []
+        if names == _log_files(source):
+            return
+        shutil.rmtree(target)
+
+
+def _log_files(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if _LOG_FILES.fullmatch(entry.name))
+
+
+def _put_all(folder: Path, target: Path) -> None:
+    target.mkdir(mode=0o700, parents=True)
+    for file in folder.iterdir():
+        try:
+            (target / file.name).hardlink_to(file)
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            shutil.copyfile(file, target / file.name)

@@ -1,0 +1,42 @@
+"""``janitor restore``: a backup back to where the settings have the store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from janitor.cli import render
+from janitor.cli.options import common_options, session
+from janitor.cli.outcome import typed
+from tms_core.errors import ConfigurationError
+
+
+@click.command("restore")
+@click.argument("folder", type=click.Path(path_type=Path))
+@common_options
+def command(folder: Path) -> None:
+    """Restore the backup FOLDER to where the settings have the store.
+
+    Copies store, side table, transaction log and state to the folders of the settings, which must be
+    empty or not there: move away what is left of the store first. The restored store is a first
+    contact: nothing is deleted in it until it is adopted.
+
+    \b
+    Example:
+      janitor restore /backup/2026-11-26 --leveldb data/messaging
+    """
+    from janitor.app.backup import folders_of, restore  # noqa: PLC0415 a help text does without it
+
+    current = session()
+    if current.settings.storage.kind != "leveldb":
+        raise ConfigurationError(
+            "Tables in HBase are restored in the HBase shell.", "See restore_snapshot in docs/operations.md."
+        )
+    made = restore(folder, folders_of(current.settings))
+    if current.as_json:
+        render.print_json({"restored": [str(path) for path in made]})
+        return
+    out = render.console()
+    out.print(f"restored: {', '.join(map(str, made))}")
+    out.print(f"next: {typed(current, 'plan')}, then: {typed(current, 'adopt')}")

@@ -1,0 +1,209 @@
+"""``janitor backup`` and ``janitor restore``: a store with all that belongs to it, of one moment."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from janitor.cli.main import execute
+from tms_core.cli.outcome import BUSY, USAGE
+from tms_core.client.sync import Client
+from tms_core.errors import ConfigurationError
+from tms_core.server.serving import serving
+from tms_core.tables.leveldb.database import WritableDatabase
+from tms_core.tables.leveldb.layout import FOLDERS
+
+ORDERS, BILLS = "default:orders", "default:bills"
+FREE_PORTS = {"TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0", "TMS_JANITOR__HTTP__PORT": "0"}
+
+
+@contextmanager
+def served(store: Path, *, janitor: bool = True) -> Iterator[Client]:
+    with (
+        serving(None, FREE_PORTS, {"leveldb": str(store)}, janitor=janitor) as started,
+        Client(started.url, transactions=started.transactions or "") as client,
+    ):
+        yield client
+
+
+def bill(client: Client, limit: int) -> list[bytes]:
+    """What a consumer reads and commits."""
+    with client.transaction() as tx:
+        return [message.payload for message in tx.consume(ORDERS, "billing", limit=limit)]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in ("LOCK", ".lock")
+    }
+
+
+def typed(verb: str, folder: Path, store: Path) -> int:
+    return execute([verb, str(folder), "--leveldb", str(store)])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store with ten orders, of which seven were billed."""
+    store = tmp_path / "store"
+    with served(store) as client:
+        client.create_topic(ORDERS)
+        client.create_topic(BILLS)
+        client.publish(ORDERS, [b"%d" % number for number in range(10)])
+        assert len(bill(client, 7)) == 7
+    with served(store):
+        """LevelDB makes tables of its logs when it opens them again."""
+    return store
+
+
+def remove(store: Path) -> None:
+    for end in ("", ".side", ".tx", ".janitor"):
+        shutil.rmtree(f"{store}{end}")
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_backup_of_a_closed_store_restores_the_consumers_positions(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    if not links:
+        monkeypatch.setattr(Path, "hardlink_to", refused)
+    before = files(store)
+    assert typed("backup", tmp_path / "saved", store) == 0
+    assert files(store) == before, "a backup changes nothing"
+    tables = [path for path in (tmp_path / "saved").rglob("*.sst") if "messaging/" in str(path)]
+    assert {path.stat().st_nlink > 1 for path in tables} == {links}
+    assert {path.name for path in (tmp_path / "saved").iterdir()} == {
+        "messaging",
+        "messaging.side",
+        "messaging.tx",
+        "messaging.janitor",
+    }
+    remove(store)
+    saved = files(tmp_path / "saved")
+    assert typed("restore", tmp_path / "saved", store) == 0
+    with served(store) as client:
+        assert bill(client, 100) == [b"7", b"8", b"9"]
+    assert files(tmp_path / "saved") == saved, "a restored store shares nothing with its backup"
+
+
+def test_backup_while_a_server_writes_is_of_one_moment(store: Path, tmp_path: Path) -> None:
+    done = threading.Event()
+
+    def work(client: Client) -> None:
+        number = 100
+        while not done.is_set():
+            number += 1
+            with client.transaction() as tx:
+                assert len([*tx.consume(ORDERS, "billing", limit=1)]) == 1
+                tx.publish(ORDERS, [b"%d" % number])
+                tx.publish(BILLS, [b"%d" % number])
+
+    with served(store) as client:
+        worker = threading.Thread(target=work, args=(client,))
+        worker.start()
+        try:
+            for number in range(3):
+                assert typed("backup", tmp_path / f"saved-{number}", store) == 0
+        finally:
+            done.set()
+            worker.join()
+    for number in range(3):
+        restored = tmp_path / f"restored-{number}"
+        assert typed("restore", tmp_path / f"saved-{number}", restored) == 0
+        with served(restored) as client:
+            # What was under way counts as open, as after a crash: its client is gone.
+            for entry in client._transactions.latest().snapshot.in_progress:
+                client._transactions.invalidate(entry.write_pointer)
+            with client.transaction() as tx:
+                bills = [message.payload for message in tx.consume(BILLS, "audit")]
+                orders = [message.payload for message in tx.consume(ORDERS, "audit")][10:]
+                left = [message.payload for message in tx.consume(ORDERS, "billing")]
+        assert bills == orders, "a transaction is there as a whole or not at all"
+        # Each transaction has read one order and published one, so as many are left as at the start.
+        assert len(left) == 3
+    assert bills, "work went on while the last backup was made"
+
+
+def test_backup_holds_all_writes_while_it_copies_the_log_and_no_longer(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def held() -> set[str]:
+        opened = [found for found in gc.get_objects() if isinstance(found, WritableDatabase)]
+        return {found.folder.name for found in opened if found._disk.locked()}
+
+    copied, real = [], shutil.copyfile
+
+    def watched(source: Path, target: Path) -> Path:
+        if source.parent.name == "store.tx":
+            copied.append(held())
+        return real(source, target)
+
+    monkeypatch.setattr(shutil, "copyfile", watched)
+    with served(store) as client:
+        assert typed("backup", tmp_path / "saved", store) == 0
+        assert held() == set()
+        client.publish(ORDERS, [b"later"])
+    assert copied
+    assert all(names == {*FOLDERS.values(), "store.side"} for names in copied)
+
+
+def test_backup_of_a_store_of_a_server_without_its_janitor_is_refused(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(store, janitor=False):
+        assert typed("backup", tmp_path / "saved", store) == BUSY
+    assert "No janitor answers there" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*saved*"))
+
+
+@pytest.mark.parametrize("end", ["", ".side", ".tx", ".janitor"])
+def test_restore_over_anything_that_is_there_is_refused_and_changes_nothing(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str
+) -> None:
+    assert typed("backup", tmp_path / "saved", store) == 0
+    other = tmp_path / "other"
+    Path(f"{other}{end}").mkdir()
+    (Path(f"{other}{end}") / "something").touch()
+    before = sorted(tmp_path.iterdir())
+    assert typed("restore", tmp_path / "saved", other) == USAGE
+    assert f"{other}{end} is not empty" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_backup_into_a_folder_with_something_in_it_is_refused(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "mine").touch()
+    assert typed("backup", tmp_path / "saved", store) == USAGE
+    assert typed("backup", store / "saved", store) == USAGE
+    assert [path.name for path in (tmp_path / "saved").iterdir()] == ["mine"]
+
+
+def test_restored_store_without_its_side_table_is_not_served(store: Path, tmp_path: Path) -> None:
+    assert typed("backup", tmp_path / "saved", store) == 0
+    shutil.rmtree(tmp_path / "saved" / "messaging.side")
+    remove(store)
+    assert typed("restore", tmp_path / "saved", store) == 0
+    with pytest.raises(ConfigurationError, match="positions of consumers"), served(store):
+        pytest.fail("it was served")
+
+
+def test_backup_of_hbase_prints_the_snapshots_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["backup", "friday", "--hbase", "127.0.0.1:1"]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [
+        f"snapshot 'cdap_system:{table}', '{table}-friday'"
+        for table in ("tms.message", "tms.payload", "tms.side", "tms.meta", "tms.janitor")
+    ]
+    assert "Stop servers and janitors first" in said.err
