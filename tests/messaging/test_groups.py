@@ -11,6 +11,7 @@ import pytest
 from tests.builders import HOUR, MINUTE, NOW_MS, SECOND
 from tests.messaging.group_desk import GROUP, ORDERS, READ_NONE, GroupDesk, opened
 from tests.support import raising
+from tms_core.consumers.claim_rows import free_void
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound, StoreError, TopicNotFound, Unavailable
 from tms_core.messaging import groups
 from tms_core.messaging.groups import GroupPoll, Order
@@ -528,6 +529,66 @@ def test_failed_messages_are_named_in_the_log_and_shown_with_their_count(
         (other, 2),
     ]
     assert all(one.mark.retry_ms > desk.clock.now_ms() for one in desk.service.groups.failed(ORDERS, GROUP))
+
+
+# --- what a turn costs -----------------------------------------------------------------------------------------------
+
+
+def test_turn_with_400_open_claims_touches_no_more_rows_than_with_10(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.publish(*(b"%d" % number for number in range(5000)))
+    touched: list[int] = []
+    rows, get, exchange = desk.side.rows, desk.side.get, desk.side.exchange
+
+    def counted_rows(*given: Any) -> Any:
+        page = rows(*given)
+        touched.append(1 + len(page.items))
+        return page
+
+    def counted_get(key: bytes) -> bytes | None:
+        touched.append(1)
+        return get(key)
+
+    def counted_exchange(key: bytes, expected: Any, value: bytes, puts: Any = (), deletes: Any = ()) -> bool:
+        touched.append(1 + len(puts) + len(deletes))
+        return exchange(key, expected, value, puts, deletes)
+
+    monkeypatch.setattr(desk.side, "rows", counted_rows)
+    monkeypatch.setattr(desk.side, "get", counted_get)
+    monkeypatch.setattr(desk.side, "exchange", counted_exchange)
+    costs, opened = [], 0
+    for number in (10, 400):
+        for _ in range(number - opened):
+            assert len(desk.any(desk.begin(timeout_seconds=3000), 5)) == 5
+        opened = number
+        for _ in range(2):
+            touched.clear()
+            tx = desk.begin()
+            assert len(desk.any(tx, 5)) == 5
+            desk.commit(tx)
+            cost = sum(touched)
+        costs.append(cost)
+    few, many = costs
+    assert many <= 2 * few
+
+
+def test_poll_after_the_position_was_set_in_the_same_millisecond_reads_claims_again(desk: GroupDesk) -> None:
+    desk.publish(b"a", b"b")
+    one = desk.begin()
+    assert desk.any(one, 1) == [b"a"]
+    desk.service.consumers.put(ORDERS, GROUP, READ_NONE, force=True)
+    assert desk.any(desk.begin()) == [b"a", b"b"]
+
+
+def test_poll_after_claims_were_freed_and_their_id_left_the_list_gives_the_messages_again(desk: GroupDesk) -> None:
+    desk.publish(b"a")
+    one = desk.begin()
+    assert desk.any(one) == [b"a"]
+    desk.time_out(one)
+    assert free_void(desk.side, lambda pointer: pointer == one.transaction_id, lambda _: False) == 1
+    desk.manager.truncate_invalid([one.transaction_id])
+    assert desk.any(desk.begin()) == [b"a"]
 
 
 # --- a position set by hand ------------------------------------------------------------------------------------------

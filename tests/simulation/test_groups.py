@@ -162,7 +162,12 @@ def waiting_messages_taken_for_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "_segments", lambda *given: [one for one in segments(*given) if not one.retry_ms])
 
 
+def freed_claims_still_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Positions, "touch", lambda *_: None)
+
+
 BUGS: list[Plant] = [
+    freed_claims_still_remembered,
     waiting_messages_taken_for_read,
     interruptions_count,
     released_rows_read_from_cache,

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Iterator
 
 from tms_core.consumers.claims import CLAIM, TRANSACTIONAL, ConsumerGroup, GroupClaim, rank
-from tms_core.consumers.positions import highest_id
+from tms_core.consumers.positions import Positions, highest_id
 from tms_core.errors import FormatError, quoted
 from tms_core.rowkey import GENERATION_BYTES, MessageId, generation_prefix, stop_key, topic_prefix
 from tms_core.tables.base import every
@@ -113,7 +113,7 @@ def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_gone: Calla
         FormatError: a row is damaged.
         StoreError: the table could not be read or written.
     """
-    freed, gone = 0, []
+    freed, gone, changed = 0, list[bytes](), dict[ConsumerGroup, None]()
     for key, value in _rows(side, TRANSACTIONAL):
         kind, group = _group(key)
         if group is None:
@@ -123,6 +123,10 @@ def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_gone: Calla
         elif kind == CLAIM and (claim := _claim(key, value)).pointer > 0 and is_invalid(claim.pointer):
             _free(side, group, key, claim)
             freed += 1
+            changed[group] = None
+    # Behind the change: a server that reads between the two has seen it, or sees that the position is another one.
+    for group in changed:
+        Positions(side).touch(group.topic, group.generation, group.name)
     side.delete(gone)
     return freed
 

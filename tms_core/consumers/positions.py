@@ -92,6 +92,20 @@ class Positions:
         if not self._table.exchange(key, expected, _pack(position), puts, deletes):
             raise Unavailable(f"The position of consumer {position.name} changed meanwhile.", "Try again.")
 
+    def touch(self, topic: TopicId, generation: int, name: str) -> None:
+        """Write a position again as a later one, since claims of its consumer were changed without it.
+
+        A server that remembers them knows by that to read them again. A position that is not there is no error.
+
+        Raises:
+            StoreError, FormatError: the table could not be read or written.
+        """
+        key = names(topic, generation) + name.encode("ascii", "replace")
+        while (value := self._table.get(key)) is not None:
+            position = _position(name, value)
+            if self._table.exchange(key, value, _pack(position._replace(updated_ms=position.updated_ms + 1))):
+                return
+
     def get(self, topic: TopicMetadata, name: str) -> Position | None:
         """A consumer's position; None when there is no such consumer of this generation."""
         value = self._table.get(names(topic.topic, topic.generation) + name.encode("ascii"))

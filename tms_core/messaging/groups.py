@@ -1,8 +1,9 @@
 """Consumer groups: each message goes to one transaction of a group, and counts for the group once that is committed.
 
 A poll as a group claims what it gives out (:mod:`tms_core.consumers.claims`), durably and before it answers. The claims
-are read from the side table each time: one range of as many rows as there are claims, so nothing has to be remembered
-or kept right. One request of a group is served at a time.
+are remembered with the position that they were read or written with: whatever changes them changes the position, too,
+which is read each time. So a turn reads one row, however many claims are open. One request of a group is served at a
+time.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import Transaction, transaction_ms
 
+#: How many claims are remembered at most, of all groups.
+_MOST_KEPT = 200_000
 #: How many ranges of failed messages are shown of a group.
 _MOST_SHOWN = 100
 #: Claims that are free, and claims that stay.
@@ -143,6 +146,18 @@ class _Part(NamedTuple):
     fetch: Fetch
 
 
+class _KnownRows(NamedTuple):
+    """The claims of a group, and what they were read or written with; they hold as long as that is the same.
+
+    Attributes:
+        taken_back: of the consumers, which a position that is set by hand changes.
+    """
+
+    position: Position
+    taken_back: int
+    rows: list[tuple[bytes, GroupClaim]]
+
+
 class _Choice(NamedTuple):
     """What was read: the answer, the claims it needs, and how far all is done or will never be seen."""
 
@@ -183,6 +198,8 @@ class Groups:
         #: when this began to serve the groups.
         self._merged: dict[ConsumerGroup, int] = {}
         self._forgotten = self._interrupted = self._last_pointer()
+        self._rows: dict[ConsumerGroup, _KnownRows] = {}
+        self._kept_rows = 0
         self._seldom = SeldomLogger(get_logger(__name__))
         self._past = Past(families, consumers, shelf.clock, alone=side.private)
 
@@ -220,7 +237,7 @@ class Groups:
         group = ConsumerGroup.of(metadata, name)
         with self._consumers.lock(group), self._claiming(pointer, request.principal):
             former = self._consumers.found(metadata, name)
-            rows = claims_of(self._side, group)
+            rows = self._rows_of(group, former)
             now_ms = self._shelf.clock.now_ms()
             claims = settled([claim for _, claim in rows], reader, self._interrupted, self._backoff, now_ms)
             self._tell_failed(
@@ -244,7 +261,8 @@ class Groups:
             # Without waiting for the disk: if that failed, the claim would be answered as not written.
             if found.taken and self._transactions is not None and not self._transactions.is_in_progress(pointer):
                 # It ended while the claim was on its way to the disk, and what it has claimed is not answered.
-                former, rows = self._consumers.found(metadata, name), claims_of(self._side, group)
+                former = self._consumers.found(metadata, name)
+                rows = self._rows_of(group, former)
                 self._free(metadata, former, rows, never_given([claim for _, claim in rows], found.taken))
                 raise _ended(pointer)
         return found.given._replace(sealed=sealed, drained=drained)
@@ -342,6 +360,7 @@ class Groups:
         """
         self._merged = {group: at for group, at in list(self._merged.items()) if not concerns(group.topic.prefix)}
         self._forgotten = self._interrupted = self._last_pointer()
+        self._rows.clear()
         self._past.forget()
 
     # -- what may be given out ----------------------------------------------------------------------------------------
@@ -478,7 +497,8 @@ class Groups:
         wanted = {*covered, *marks(seen.free, found.base, covered)}
         there = {claim for _, claim in rows}
         # Only what changes is packed: to pack one takes as long as all else that is done with a claim that stays.
-        changed = dict(pack(group, claim) for claim in wanted - there)
+        packed = [(*pack(group, claim), claim) for claim in wanted - there]
+        changed = {key: value for key, value, _ in packed}
         puts = [*changed.items(), *noted]
         deletes = [key for key, claim in rows if claim not in wanted and key not in changed]
         if puts or deletes or found.base != former.id:
@@ -486,7 +506,30 @@ class Groups:
             # Always another one, whatever the clock says: by that a deposed server's late write is told.
             updated_ms = max(self._shelf.clock.now_ms(), former.updated_ms + 1, read_ms)
             after = Position(former.name, found.base, updated_ms, former.since_ms)
+            known = self._rows.pop(group, None)
             self._consumers.move(metadata, former, after, puts, deletes)
+            if known is not None:
+                kept = [(key, claim) for key, claim in rows if claim in wanted and key not in changed]
+                kept += [(key, claim) for key, _, claim in packed]
+                self._keep(group, known._replace(position=after, rows=kept))
+
+    def _rows_of(self, group: ConsumerGroup, former: Position) -> list[tuple[bytes, GroupClaim]]:
+        """The claims of a group whose position was just read, each with its key."""
+        known = self._rows.get(group)
+        # Before they are read: a position that is set meanwhile is noticed the next time.
+        taken_back = self._consumers.taken_back
+        if known is None or known.position != former or known.taken_back != taken_back:
+            known = _KnownRows(former, taken_back, claims_of(self._side, group))
+            self._keep(group, known)
+        return known.rows
+
+    def _keep(self, group: ConsumerGroup, known: _KnownRows) -> None:
+        self._kept_rows += len(known.rows)
+        if self._kept_rows > _MOST_KEPT:
+            # Each is counted as often as it is kept, so that now and then they are read again.
+            self._rows.clear()
+            self._kept_rows = len(known.rows)
+        self._rows[group] = known
 
     def _drained_row(self, group: ConsumerGroup) -> list[tuple[bytes, bytes]]:
         """What notes that a group has read a sealed partition to its end; nothing where that is known."""
