@@ -70,12 +70,87 @@ def examine(current: Session) -> Iterator[Finding]:
         ("disk", _disk),
     ):
         yield _guarded(name, check, current)
+    yield from _configured(current)
+    yield _spark()
     if current.place.exclusive:
         yield _leveldb()
     else:
         yield _guarded("cdap", _cdap, current)
         yield _guarded("tables", _tables, current)
         yield _guarded("regions", _regions, current)
+
+
+def _configured(current: Session) -> Iterator[Finding]:
+    """Try what a run, or the server in which it is, needs by settings that are off by default."""
+    settings = current.settings
+    if settings.janitor.archive.enabled:
+        yield _guarded("archive", _archive, current)
+    if settings.janitor.boundary.feedback:
+        yield _guarded("feedback", _feedback, current)
+    if settings.transactions.token_file is not None:
+        yield _guarded("transaction token", _transaction_token, current)
+    if settings.server.tls is not None:
+        yield _guarded("tls", _tls, current)
+    if settings.server.auth.kind != "none":
+        yield _guarded("auth", _auth, current)
+
+
+def _archive(current: Session) -> Finding:
+    """Whether pyarrow is installed, and the folder can be written and has space."""
+    current.archive()
+    folder = Path(current.settings.janitor.archive.path)
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return Finding("archive", "fail", f"{folder} cannot be written; change its owner, or janitor.archive.path")
+    usage = shutil.disk_usage(there)
+    text = f"{folder}, {render.size(usage.free)} of {render.size(usage.total)} free"
+    return Finding("archive", "ok" if usage.free > usage.total * _FREE_SHARE else "warn", text)
+
+
+def _feedback(current: Session) -> Finding:
+    with current.feedback():
+        return Finding("feedback", "ok", "there is a transaction manager to hand proven transactions to")
+
+
+def _transaction_token(current: Session) -> Finding:
+    from tms_core.transaction.rpc.line import read_token  # noqa: PLC0415 not for a help text
+
+    file = current.settings.transactions.token_file
+    if file is not None:
+        read_token(file)
+    return Finding("transaction token", "ok", str(file))
+
+
+def _tls(current: Session) -> Finding:
+    from tms_core.web.listener import load_certificate  # noqa: PLC0415 the web server is not for a help text
+
+    tls = current.settings.server.tls
+    if tls is not None:
+        load_certificate(tls)
+    return Finding("tls", "ok", f"{tls.certificate} and its key" if tls else "")
+
+
+def _auth(current: Session) -> Finding:
+    from tms_core.server.serving import make_gate  # noqa: PLC0415 the server is not for a help text
+
+    auth = current.settings.server.auth
+    make_gate(auth, current.clock)
+    return Finding("auth", "ok", f"{auth.kind}, {len(auth.rules)} rules")
+
+
+def _spark() -> Finding:
+    """Whether janitor spark would start; no other command needs it."""
+    from janitor.spark import session as on  # noqa: PLC0415 not for a help text
+
+    try:
+        on.require_pyspark()
+    except TmsError as error:
+        return Finding("spark", "ok", f"not in use: {error}")
+    try:
+        on.require_java(os.environ)
+    except TmsError as error:
+        return Finding("spark", "warn", str(error))
+    return Finding("spark", "ok", "pyspark, pyarrow and Java are there")
 
 
 def _guarded(name: str, check: Callable[[Session], Finding], current: Session) -> Finding:

@@ -154,6 +154,19 @@ class Listener(ThreadedServer):
         logger.info("server.tls: %s has changed and is in force", tls.certificate)
 
 
+def load_certificate(tls: TlsSettings) -> None:
+    """Try a certificate and its key, without a server.
+
+    Raises:
+        ConfigurationError: they cannot be used.
+    """
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.certificate, tls.key)
+    except OSError as error:
+        raise _unusable(tls, error) from error
+    check_secret_file("server.tls.key", tls.key)
+
+
 def _contents(tls: TlsSettings) -> tuple[bytes, bytes]:
     return tls.certificate.read_bytes(), tls.key.read_bytes()
 

@@ -235,11 +235,53 @@ def checks(site: Site, line: str = "doctor --config janitor.yaml") -> dict[str, 
 def test_given_all_in_place_then_every_check_is_ok(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.janitor("run --once --adopt")
     monkeypatch.setattr(library, "build", lambda: library.Build("plyvel-next 2.1.2", "1.23", is_slow=False))
+    monkeypatch.setattr("janitor.spark.session.require_java", lambda _: None)
     found = checks(site)
     assert {status for status, _ in found.values()} == {"ok"}
-    assert list(found) == ["settings", "store", "state", "snapshots", "clock", "lifetime", "disk", "leveldb"]
+    assert list(found) == ["settings", "store", "state", "snapshots", "clock", "lifetime", "disk", "spark", "leveldb"]
     assert found["leveldb"][1] == "plyvel-next 2.1.2 with LevelDB 1.23"
     assert "last run done at 2023-11-14 22:13:20 UTC" in found["state"][1]
+
+
+@pytest.mark.parametrize(
+    ("check", "settings", "said"),
+    [
+        (
+            "archive",
+            "janitor: {state: data/janitor, archive: {enabled: true, path: file.txt/below}}",
+            "cannot be written",
+        ),
+        (
+            "archive",
+            "janitor: {state: data/janitor, archive: {enabled: true, path: 's3://bucket'}}",
+            "local folders only",
+        ),
+        ("tls", "server: {tls: {certificate: nowhere.pem, key: nowhere.key}}", "server.tls: "),
+        ("auth", "server: {auth: {kind: tokens, tokens_file: nowhere}}", "nowhere"),
+        ("auth", "server: {auth: {kind: jwt, key_file: nowhere, audience: a, issuer: i}}", "nowhere"),
+    ],
+)
+def test_doctor_what_a_run_or_its_server_cannot_use_fails(site: Site, check: str, settings: str, said: str) -> None:
+    (site.folder / "file.txt").write_text("not a folder", encoding="utf-8")
+    before = SETTINGS if not settings.startswith("janitor") else SETTINGS.partition("janitor:")[0]
+    site.set(before + settings)
+    status, message = checks(site)[check]
+    assert (status, said in message) == ("fail", True), message
+
+
+def test_doctor_archive_without_pyarrow_fails_and_names_the_extra(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, "))
+    assert checks(site)["archive"][0] == "ok"
+    monkeypatch.setattr("janitor.archive.parquet.find_spec", lambda _: None)
+    status, message = checks(site)["archive"]
+    assert (status, "pyarrow" in message) == ("fail", True)
+    assert not (site.folder / "data/archive").exists()
+
+
+def test_doctor_without_spark_says_who_needs_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("janitor.spark.session.find_spec", lambda _: None)
+    status, message = checks(site)["spark"]
+    assert (status, "janitor spark needs pyspark" in message) == ("ok", True)
 
 
 def test_given_a_store_never_adopted_then_a_warning_says_what_to_do(site: Site) -> None:
