@@ -13,7 +13,9 @@ import pytest
 
 from tests.client.faults import ToSite
 from tests.client.test_outcomes import BILLS, ORDERS
+from tests.support import free_port
 from tms_core.client import (
+    AsyncClient,
     Attempt,
     BadRequest,
     Buffer,
@@ -31,7 +33,10 @@ from tms_core.client import (
 )
 from tms_core.client.calls import retry_after_seconds
 from tms_core.client.testing import InProcess
-from tms_core.clock import ManualClock
+from tms_core.clock import ManualClock, SystemClock
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.rpc.service import TransactionService
 
 FIRST, SECOND, THIRD = (f"http://server-{number}:11015" for number in (1, 2, 3))
 Fates = list[tuple[bytes, TmsError | None]]
@@ -462,3 +467,26 @@ def test_given_a_hook_in_a_loop_when_requests_are_sent_then_it_is_around_each(si
 
     asyncio.run(go())
     assert seen == [200, 200]
+
+
+def test_clients_with_a_list_of_transaction_services_use_the_one_that_answers() -> None:
+    with TransactionManager(MemoryStorage(), SystemClock()) as manager:
+        service = TransactionService(manager, port=0)
+        service.start()
+        try:
+            transactions = [f"127.0.0.1:{free_port()}", service.address]
+            with Client("http://127.0.0.1:1", transactions=transactions) as client, client.transaction():
+                assert len(manager.visibility().in_progress) == 1
+
+            async def begin() -> None:
+                client = AsyncClient("http://127.0.0.1:1", transactions=transactions)
+                async with client, client.transaction():
+                    assert len(manager.visibility().in_progress) == 1
+
+            asyncio.run(begin())
+            assert not manager.visibility().in_progress
+        finally:
+            service.stop()
+    for wrong in (["127.0.0.1:1", "nowhere"], list[str]()):
+        with pytest.raises(ConfigurationError, match="is no address"):
+            Client("http://127.0.0.1:1", transactions=wrong)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -134,9 +135,8 @@ def test_given_a_service_that_was_started_again_then_the_client_goes_on(
 ) -> None:
     one = client.start_short()
     service.stop()
-    again = TransactionService(manager, port=0)
+    again = TransactionService(manager, port=service.port)
     again.start()
-    client.address = again.address
     client.commit(one.transaction_id)
     again.stop()
 
@@ -394,3 +394,51 @@ def test_given_a_snapshot_that_is_none_then_there_is_no_snapshot() -> None:
         pytest.raises(NoSnapshot, match="the snapshot ends"),
     ):
         client.latest()
+
+
+# --- several services ------------------------------------------------------------------------------------------------
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextmanager
+def hanging() -> Iterator[str]:
+    """A server that is stopped: connections come about, and nothing is answered."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_client_of_several_services_leaves_those_that_fail_within_the_time_limit() -> None:
+    begun = wire.structure(0, *transaction_fields(Transaction(9, 9, 9)))
+    with (
+        misbehaving(lambda call: reply(call, begun) if call.name.startswith("start") else reply(call)) as (service, _),
+        hanging() as silent,
+        TransactionClient([free_address(), silent, service.address], 3) as client,
+    ):
+        started = time.monotonic()
+        assert client.start_short().transaction_id == 9
+        assert time.monotonic() - started < 3
+        client.commit(9)
+        assert service.calls == ["startShortClientId", "commitOrThrow"]
+        assert client.address == service.address
+
+
+def test_client_of_several_services_does_not_commit_twice_and_asks_the_next_one_afterwards() -> None:
+    with (
+        misbehaving(hang_up) as (first, _),
+        misbehaving(reply) as (second, _),
+        TransactionClient([first.address, second.address]) as client,
+    ):
+        with pytest.raises(OutcomeUnknown):
+            client.commit(7)
+        assert (first.calls, second.calls) == (["commitOrThrow"], [])
+        client.commit(8)
+        assert second.calls == ["commitOrThrow"]
+
+
+def test_client_of_several_services_that_all_fail_says_that_nothing_was_done() -> None:
+    with TransactionClient([free_address(), free_address()]) as client, pytest.raises(ServiceUnavailable):
+        client.commit(7)

@@ -22,7 +22,7 @@ from tms_core.client.iterators import AsyncConsumption, AsyncMessages
 from tms_core.client.messages import Start
 from tms_core.client.partitions import Key, Rotations, without_key
 from tms_core.client.producer import AsyncProducer, Instance
-from tms_core.client.site import Endpoint, Options, Token, service_at
+from tms_core.client.site import Endpoint, Options, Token, Transactions, service_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.client.topics import AsyncTopics
 from tms_core.client.transaction import ClientTransaction, publish, publish_in, store_in
@@ -31,7 +31,6 @@ from tms_core.client.waiting import PublishFigures, Told
 from tms_core.client.work import AsyncGroupWork, Worker, WorkOptions, beginning, reading
 from tms_core.messaging.model import RollbackRange
 from tms_core.transaction.model import Transaction
-from tms_core.transaction.rpc.client import TransactionClient
 
 
 class AsyncClient(AsyncTopics):
@@ -55,7 +54,7 @@ class AsyncClient(AsyncTopics):
         *,
         token: str | Callable[[], str] | None = None,
         token_file: Path | str | None = None,
-        transactions: str | TransactionClient = DEFAULT_TRANSACTIONS,
+        transactions: Transactions = DEFAULT_TRANSACTIONS,
         options: Options | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
         pause: AsyncPause = pause_in_loop,

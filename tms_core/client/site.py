@@ -266,14 +266,19 @@ _URL_HINT = "Write it as http://127.0.0.1:11015."
 _UNKNOWN = "It is not known whether the server did it."
 
 
-def service_at(transactions: str | TransactionClient, timeouts: Timeouts) -> TransactionClient:
+#: Where transactions are managed: an address, several of the same transactions, or a client.
+Transactions = str | Sequence[str] | TransactionClient
+
+
+def service_at(transactions: Transactions, timeouts: Timeouts) -> TransactionClient:
     """The client of a transaction service.
 
     Raises:
-        ConfigurationError: the address is none.
+        ConfigurationError: an address is none, or there is none.
     """
-    if not isinstance(transactions, str):
+    if isinstance(transactions, TransactionClient):
         return transactions
-    if not _ADDRESS.fullmatch(transactions):
+    addresses = [transactions] if isinstance(transactions, str) else list(transactions)
+    if not addresses or not all(_ADDRESS.fullmatch(one) for one in addresses):
         raise ConfigurationError(f"{transactions!r} is no address.", "Write HOST:PORT, like 127.0.0.1:15165.")
-    return TransactionClient(transactions, timeouts.transaction_seconds)
+    return TransactionClient(addresses, timeouts.transaction_seconds)

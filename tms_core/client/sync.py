@@ -23,7 +23,7 @@ from tms_core.client.iterators import Consumption, Messages
 from tms_core.client.messages import Start
 from tms_core.client.partitions import Key, Rotations, without_key
 from tms_core.client.producer import Producer
-from tms_core.client.site import Endpoint, Options, Token, service_at
+from tms_core.client.site import Endpoint, Options, Token, Transactions, service_at
 from tms_core.client.topics import Topics
 from tms_core.client.transaction import ClientTransaction, publish, publish_in, store_in
 from tms_core.client.values import Retry
@@ -32,7 +32,6 @@ from tms_core.client.wire import run
 from tms_core.client.work import GroupWork, Worker, WorkOptions, beginning, reading
 from tms_core.messaging.model import RollbackRange
 from tms_core.transaction.model import Transaction
-from tms_core.transaction.rpc.client import TransactionClient
 
 #: Where ``tms serve`` listens unless told otherwise.
 DEFAULT_URL = "http://127.0.0.1:11015"
@@ -50,7 +49,8 @@ class Client(Topics):
             does not answer, or says that it cannot now.
         token: the bearer token, or what returns it; asked for each request.
         token_file: a file that holds it instead; read for each request.
-        transactions: ``HOST:PORT`` of the transaction service, which is called when the first transaction begins.
+        transactions: ``HOST:PORT`` of the transaction service, which is called when the first transaction begins; or of
+            several servers that manage the same transactions, of which one that fails is left for the next.
         options: how it works: timeouts, limits, repetition, the buffer, TLS, a hook.
         transport: how requests get there, instead of the network (:mod:`tms_core.client.testing`).
         pause: how to wait: gets an event that ends the pause early, and seconds.
@@ -65,7 +65,7 @@ class Client(Topics):
         *,
         token: str | Callable[[], str] | None = None,
         token_file: Path | str | None = None,
-        transactions: str | TransactionClient = DEFAULT_TRANSACTIONS,
+        transactions: Transactions = DEFAULT_TRANSACTIONS,
         options: Options | None = None,
         transport: httpx2.BaseTransport | None = None,
         pause: Pause = threading.Event.wait,

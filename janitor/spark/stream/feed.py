@@ -108,9 +108,8 @@ def connect(url: str, transactions: str | TransactionClient, token_file: str | N
         raise ConfigurationError(
             f"ca_file is {ca_file}, which cannot be read: {error}.", "Give the file of a certificate in PEM."
         ) from error
-    return Client(
-        url.split(","), transactions=transactions, token_file=token_file, options=Options(tls=tls, retry=RETRIES)
-    )
+    services = transactions.split(",") if isinstance(transactions, str) else transactions
+    return Client(url.split(","), transactions=services, token_file=token_file, options=Options(tls=tls, retry=RETRIES))
 
 
 def named(topic: str) -> TopicId:

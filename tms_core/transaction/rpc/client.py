@@ -9,6 +9,7 @@ connection that met any trouble is closed, and an answer must repeat the number 
 from __future__ import annotations
 
 import io
+import time
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -59,6 +60,8 @@ class ServiceSettings(Protocol):
     def snapshot_directory(self) -> str | None: ...
 
 
+#: What is left for a call at least, in seconds: no time at all is none.
+_SHORTEST_SECONDS = 0.001
 #: Stands for the answer of a service that does not know a method.
 _UNKNOWN = object()
 
@@ -67,11 +70,16 @@ class _Broken(Exception):
     """The connection broke during a call."""
 
 
+class _Late(_Broken):
+    """There was no answer in time."""
+
+
 class TransactionClient:
     """Calls a transaction service; threads may share it, and each call has a connection of its own.
 
     Args:
-        address: ``HOST:PORT`` of the service.
+        address: ``HOST:PORT`` of the service, or of several with the same transactions. After one has failed, the next
+            one is asked, within the call's time, unless the call may have been done and must not be done twice.
         timeout_seconds: the longest a call, and connecting, may take.
         token_file: of the token that the service demands; None: it demands none.
         opens: makes a connection, from address and timeout; None: over TCP, with the token.
@@ -81,16 +89,18 @@ class TransactionClient:
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         timeout_seconds: float = 30,
         *,
         token_file: Path | None = None,
         opens: Callable[[str, float], RpcConnection] | None = None,
     ) -> None:
-        self.address = address
+        addresses = (address,) if isinstance(address, str) else tuple(address)
+        #: The one that is asked now.
+        self.address = addresses[0]
         self.opens = opens or partial(SocketConnection, token_file=token_file)
         self._timeout_seconds = timeout_seconds
-        self._lines = IdleConnections(self._opened)
+        self._lines = {one: IdleConnections(partial(self._opened, one)) for one in addresses}
         #: Whether the service begins a transaction with the commit of another, as far as is known since a connection
         #: was last opened.
         self._begins_with_commit = True
@@ -110,7 +120,8 @@ class TransactionClient:
 
     def close(self) -> None:
         """Close what is open; closing twice is no error."""
-        self._lines.close()
+        for lines in self._lines.values():
+            lines.close()
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
@@ -290,15 +301,7 @@ class TransactionClient:
         Args:
             again: it may be done twice, so it is when a connection breaks.
         """
-        try:
-            result = self._asked(name, fields)
-        except _Broken as broken:
-            if not again:
-                raise self._unclear(name, str(broken)) from broken
-            try:
-                result = self._asked(name, fields)
-            except _Broken as error:
-                raise self._unclear(name, str(error)) from error
+        result = self._answered(name, fields, again=again)
         for number, value in result.items():
             if number:
                 raise _declared(name, number, value if isinstance(value, dict) else {})
@@ -307,27 +310,65 @@ class TransactionClient:
             raise self._unclear(name, "the answer is not of the kind it has to be")
         return value
 
-    def _asked(self, name: str, fields: tuple[bytes, ...]) -> Fields:
-        with self._lines.one() as line:
+    def _answered(self, name: str, fields: tuple[bytes, ...], *, again: bool) -> Fields:
+        """Ask one service after another, as long as nothing was done or it may be done twice, within the time limit."""
+        several = len(self._lines) > 1
+        # A transaction that was begun and not answered ends by itself, so another service may begin one.
+        again = again or (several and name.startswith("start"))
+        ends = time.monotonic() + self._timeout_seconds
+        order = self._order() if several else [self.address] * 2
+        for left, address in zip(range(len(order) - 1, -1, -1), order, strict=True):
+            seconds = self._timeout_seconds
+            if several:
+                rest = max(_SHORTEST_SECONDS, ends - time.monotonic())
+                # One that hangs leaves time for the others.
+                seconds = rest / (left + 1) if again else rest
             try:
-                return line.ask(name, fields, self._timeout_seconds)
+                return self._asked(address, name, fields, seconds)
+            except MethodUnknown:
+                raise
+            except ServiceUnavailable:
+                self._leave(address)
+                if not (several and left):
+                    raise
+            except _Broken as broken:
+                self._leave(address)
+                if not (again and left) or (isinstance(broken, _Late) and not several):
+                    raise self._unclear(name, str(broken)) from broken
+        raise AssertionError("no service was asked")
+
+    def _order(self) -> list[str]:
+        """The services, from the one that is asked now."""
+        addresses = list(self._lines)
+        at = addresses.index(self.address)
+        return addresses[at:] + addresses[:at]
+
+    def _leave(self, address: str) -> None:
+        """Ask the next service from now on, if it is still this one that is asked."""
+        if self.address == address:
+            self.address = [*self._order(), address][1]
+
+    def _asked(self, address: str, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
+        with self._lines[address].one() as line:
+            try:
+                return line.ask(name, fields, seconds)
             except MethodUnknown as error:
                 # The connection is as good as before.
                 unknown = error
             except TimeoutError as error:
-                raise self._unclear(name, f"there was no answer within {self._timeout_seconds:g} s") from error
+                raise _Late(f"there was no answer within {seconds:g} s") from error
             except (OSError, EOFError, FormatError) as error:
                 raise _Broken(str(error)) from error
         raise unknown
 
-    def _opened(self) -> RpcConnection:
+    def _opened(self, address: str) -> RpcConnection:
         # It may be another one by now.
         self._begins_with_commit = self._takes_ids = True
         try:
-            return self.opens(self.address, self._timeout_seconds)
+            return self.opens(address, self._timeout_seconds / len(self._lines))
         except OSError as error:
             raise ServiceUnavailable(
-                f"The transaction service {self.address} cannot be reached: {error}.",
+                f"The transaction service {address} cannot be reached: {error}.",
                 "Start it (tms serve), or correct transactions.thrift.",
             ) from error
 
