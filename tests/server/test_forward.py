@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from threading import Event, Thread
 
 import pytest
@@ -19,8 +20,10 @@ from tests.builders import NOW_MS
 from tests.server.client import PATIENCE_SECONDS, Client, TopicClient
 from tests.server.conftest import MAX_REQUEST_BYTES, Serving, serving
 from tests.server.test_leadership import Node
+from tests.server.test_protocol import make_certificate
 from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
+from tms_core.errors import ConfigurationError
 from tms_core.messaging.service import MessagingService
 from tms_core.server.app import make_app
 from tms_core.server.forward import Forwarder
@@ -41,23 +44,23 @@ AT_ONCE = struct.pack("ii", 1, 0)
 class Following:
     """A server that does not lead, and whom it takes for the leader."""
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self, stack: ExitStack, ca_file: Path | None = None) -> None:
         self.cell, clock = Cell(), ManualClock(NOW_MS)
         self.former, self.own = Node(self.cell, "leader", clock), Node(self.cell, "follower", clock)
         self.service = stack.enter_context(MessagingService(MemoryStore(), clock, side=MemorySide()))
         self.metrics = ServerMetrics(CollectorRegistry(), self.service)
         threads = stack.enter_context(ThreadPoolExecutor(2))
         site = Site(self.service, threads, self.metrics, MAX_REQUEST_BYTES)
-        app = make_app(site, forwarder=Forwarder(Slots([self.own.leadership])))
+        app = make_app(site, forwarder=Forwarder(Slots([self.own.leadership]), ca_file))
         self.listener = Listener(app, "127.0.0.1", 0, options=ListenerOptions(stop_seconds=1, lifespan=True))
         self.listener.start()
         stack.callback(self.listener.stop)
         self.port = self.listener.port
 
-    def follow(self, port: int) -> None:
+    def follow(self, port: int, host: str = "http://127.0.0.1") -> None:
         """From now on whoever listens there leads."""
         self.former.lease.release()
-        self.former.lease.address = f"http://127.0.0.1:{port}"
+        self.former.lease.address = f"{host}:{port}"
         self.former.lease.acquire()
         self.own.step()
 
@@ -431,3 +434,22 @@ def test_given_a_client_that_leaves_when_it_was_passed_on_then_the_leader_is_lef
             assert asked.wait(PATIENCE_SECONDS)
             client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
         assert left.wait(PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize("trusts", [True, False])
+def test_request_passed_on_over_tls_needs_the_configured_authority(tmp_path: Path, trusts: bool) -> None:
+    tls, other = (make_certificate(tmp_path / f"{name}.pem", tmp_path / f"{name}.key") for name in ("one", "other"))
+    with ExitStack() as stack:
+        following = Following(stack, (tls if trusts else other).certificate)
+        site = Site(following.service, stack.enter_context(ThreadPoolExecutor(1)), following.metrics, MAX_REQUEST_BYTES)
+        leader = Listener(make_app(site), "127.0.0.1", 0, tls)
+        leader.start()
+        stack.callback(leader.stop)
+        following.follow(leader.port, "https://localhost")
+        with Client(following.port) as client:
+            assert client.ask("GET", PATH).status == (404 if trusts else 503)
+
+
+def test_forwarder_with_a_ca_file_that_is_none_names_the_setting(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"server\.leader\.ca_file"):
+        Forwarder(Slots([]), tmp_path / "nothing.pem")

@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
 
 import httpx2
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tms_core.errors import Unanswered
+from tms_core.errors import ConfigurationError, Unanswered
 from tms_core.server.body import Disconnected
 from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
 from tms_core.server.ha.rota import Slots
@@ -67,11 +68,23 @@ async def _never(scope: Scope, receive: Receive, send: Send) -> None:
 _ROUTE = Route("/{path:path}", _never, name="forwarded")
 
 
+def _trusted(ca_file: Path | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(
+            f"server.leader.ca_file is {ca_file}, which cannot be read: {error}.",
+            "Give the file of a certificate in PEM.",
+        ) from error
+
+
 class Forwarder:
     """Passes requests on whose topic this server does not lead."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: Slots, ca_file: Path | None = None) -> None:
         self._slots = slots
+        # Now, since in the event loop a file that is none would only be logged.
+        self._trusted = _trusted(ca_file)
         self._transport: httpx2.AsyncHTTPTransport | None = None
 
     def around(self, app: ASGIApp) -> ASGIApp:
@@ -98,8 +111,8 @@ class Forwarder:
             limits = httpx2.Limits(
                 max_connections=None, max_keepalive_connections=_KEPT, keepalive_expiry=_IDLE_SECONDS
             )
-            trusted = ssl.create_default_context()
-            async with httpx2.AsyncHTTPTransport(verify=trusted, trust_env=False, limits=limits) as self._transport:
+            transport = httpx2.AsyncHTTPTransport(verify=self._trusted, trust_env=False, limits=limits)
+            async with transport as self._transport:
                 await send({"type": "lifespan.startup.complete"})
                 await receive()
             await send({"type": "lifespan.shutdown.complete"})

@@ -403,6 +403,13 @@ class LeaderSettings(Section):
         "one it listens at); null: it stands alone, and starts only when no other one serves",
         reason="one server needs none",
     )
+    ca_file: Path | None = setting(
+        None,
+        "a file with the certificates, in PEM, by which this server knows the other servers where their advertise is "
+        "https; null: those of the system",
+        reason="the system's authorities sign servers that have public names",
+        place=True,
+    )
     seconds: Annotated[int, Strict(), Field(ge=2, le=3600)] = setting(
         15,
         "how long the lead lasts without being renewed, so for how long no instance answers when its holder has died",
