@@ -187,6 +187,7 @@ _OWN: dict[str, Schema] = {
     "dashboard": _object(enabled=_SWITCH, namespace=_TEXT, labels=_LABELS, annotations=_TEXTS),
     "networkPolicy": _object(
         enabled=_SWITCH,
+        metrics=_SWITCH,
         metricsFrom=_PEERS,
         clientsFrom=_PEERS,
         transactionsFrom=_PEERS,
