@@ -6,12 +6,15 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import yaml
 
 from janitor.cli.options import REFUSED
 from janitor.control.server import STOP_SECONDS
+from janitor.settings import Settings
 from tests.janitor.cli.test_help import resolve
 from tests.support import require_tool
 from tms_core.cli.outcome import BUSY, USAGE
@@ -19,6 +22,7 @@ from tms_core.cli.serve import serve
 
 CONF = Path(__file__).parents[1] / "conf"
 UNIT, SERVE_UNIT = CONF / "tms-janitor.service", CONF / "tms-serve.service"
+ONCE_UNIT, TIMER = CONF / "tms-janitor-once.service", CONF / "tms-janitor-once.timer"
 
 
 def entries(unit: Path = UNIT) -> dict[str, list[str]]:
@@ -69,7 +73,7 @@ def test_serve_unit_starts_tms_serve_and_stops_and_reloads_by_its_signals() -> N
     assert set(found["Service.RestartPreventExitStatus"][0].split()) == {str(USAGE), str(BUSY)}
 
 
-@pytest.mark.parametrize("shipped", [UNIT, SERVE_UNIT], ids=lambda unit: unit.name)
+@pytest.mark.parametrize("shipped", [UNIT, SERVE_UNIT, ONCE_UNIT], ids=lambda unit: unit.name)
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path, shipped: Path) -> None:
     analyze = require_tool("systemd-analyze", "apt-get install systemd")
     unit = tmp_path / shipped.name
@@ -77,6 +81,45 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path, shipped: Path
     unit.write_text(re.sub(r"/opt/tms-janitor/bin/\w+", sys.executable, text))
     found = subprocess.run([analyze, "verify", str(unit)], capture_output=True, text=True, check=False, timeout=60)
     assert (found.returncode, found.stdout + found.stderr) == (0, "")
+
+
+def test_once_unit_runs_once_and_starts_cdap_again() -> None:
+    found = entries(ONCE_UNIT)
+    program, *words = shlex.split(found["Service.ExecStart"][0])
+    assert Path(program).name == "janitor"
+    assert words[:2] == ["run", "--once"]
+    resolve(shlex.join(words))
+    [holder] = found["Unit.Conflicts"]
+    assert found["Unit.After"] == [holder]
+    assert found["Service.ExecStopPost"][0].endswith(f"start --no-block {holder}")
+
+
+def test_systemd_finds_nothing_wrong_with_the_timer(tmp_path: Path) -> None:
+    analyze = require_tool("systemd-analyze", "apt-get install systemd")
+    text = ONCE_UNIT.read_text(encoding="utf-8")
+    (tmp_path / ONCE_UNIT.name).write_text(text.replace("/opt/tms-janitor/bin/janitor", sys.executable))
+    (tmp_path / TIMER.name).write_bytes(TIMER.read_bytes())
+    command = [analyze, "verify", str(tmp_path / TIMER.name)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (found.returncode, found.stdout + found.stderr) == (0, "")
+
+
+def test_compose_file_starts_the_image_of_this_version_and_prometheus_finds_both() -> None:
+    compose = yaml.safe_load((CONF.parent / "compose.yaml").read_text(encoding="utf-8"))
+    server, prometheus = compose["services"]["tms"], compose["services"]["prometheus"]
+    assert server["image"] == f"${{TMS_IMAGE:-tms-janitor:{version('tms-janitor')}}}"
+    assert (server["entrypoint"], server["command"][0]) == (["tms"], "serve")
+    serve.make_context("serve", server["command"][1:])
+    settings = Settings()
+    scraped = yaml.safe_load(compose["configs"]["prometheus"]["content"])
+    targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in scraped["scrape_configs"]}
+    assert targets == {
+        "tms": [f"{settings.server.host}:{settings.server.port}"],
+        "tms-janitor": [f"{settings.janitor.http.host}:{settings.janitor.http.port}"],
+    }
+    alerts = (CONF / "prometheus/rules.yaml").read_text(encoding="utf-8")
+    assert set(re.findall(r'job="([^"]+)"', alerts)) <= set(targets)
+    assert all((CONF.parent / source.split(":")[0]).is_file() for source in prometheus["volumes"] if "/rules" in source)
 
 
 @pytest.mark.parametrize("wrong", ["ExecStart=", "Restart=sometimes", "NoSuchThing=1"])
