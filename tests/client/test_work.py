@@ -39,7 +39,7 @@ from tms_core.transaction.rpc import calls
 
 ORDERS, BILLS, DEAD = "default:orders", "default:bills", "default:orders-dead"
 #: How long a loop waits for another message before it ends, in seconds.
-IDLE = 0.2
+IDLE = 0.5
 START = MessageId(0, 0)
 
 
