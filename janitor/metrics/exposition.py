@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import Metric
@@ -22,6 +23,7 @@ from janitor.metrics.catalogue import COUNTERS, DUE, GAUGES, PHASE_DURATION, PRE
 from janitor.metrics.series import PerTopic, TopicName
 from janitor.state.base import CounterKey
 from janitor.status.status import Status
+from janitor.sweep.transactions import Problem
 from tms_core.transaction.model import transaction_ms
 
 #: The version of OpenMetrics that prometheus-client writes.
@@ -158,6 +160,9 @@ def _rows(status: Status) -> dict[str, Series]:
 def _transactions(status: Status) -> dict[str, Series]:
     """Figures of transactions; none of a snapshot that is not there."""
     snapshot, bound = status.snapshot, status.boundary.bound
+    if snapshot.problem == Problem.NOT_CONFIGURED:
+        # The transaction system is gone for good, as the settings say: its figures would only grow old.
+        snapshot, bound = replace(snapshot, timestamp_ms=None), None
     there = snapshot.timestamp_ms is not None
     return {
         "snapshot_timestamp_seconds": {(): seconds(snapshot.timestamp_ms)},

@@ -12,6 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from janitor.state.base import EVERYTHING
 from janitor.status.status import Status
+from tms_core.logs.printable import duration
+from tms_core.transaction.model import transaction_ms
 
 #: How a run ended, in words, where it did not end as it should.
 _BAD_ENDS = {"failed": "failed", "lost": "was lost: it stopped showing signs of life", "partial": "is only partly done"}
@@ -24,6 +26,9 @@ MISSED_RUNS, GRACE_MS = 3, 3_600_000
 
 #: How long readers wait for a transaction before a person has to check it, in milliseconds.
 LATE_MS = 600_000
+
+#: How far the prune boundary may be behind, in seconds; the alert TmsBoundaryStuck takes the same.
+STUCK_SECONDS = 345_600
 
 #: How many patterns are named before they become too many for a line.
 _NAMED = 3
@@ -93,6 +98,7 @@ def _attention(status: Status) -> Iterator[Reason]:
     if status.snapshot.problem not in ("", "not_configured"):
         problem = f"The transaction snapshot is unusable ({status.snapshot.problem})"
         yield Reason(f"{problem}: nothing is inverted, no boundary claimed.", "snapshot")
+    yield from _stuck(status)
     for late in status.late:
         # What was in progress when the server was started held up no reader before.
         if status.now_ms - max(late.since_ms, status.started_ms or 0) > LATE_MS:
@@ -106,6 +112,16 @@ def _attention(status: Status) -> Iterator[Reason]:
 def _waits(status: Status, reason: str) -> bool:
     """Whether what is held waits for a person to check it; the other holds are wanted, or told of already."""
     return reason == "frontier" or (reason == "first_contact" and status.adopted_ms is not None)
+
+
+def _stuck(status: Status) -> Iterator[Reason]:
+    """A boundary that does not move any more; without a transaction system none is to."""
+    bound = status.boundary.bound
+    if bound is None or status.snapshot.problem == "not_configured":
+        return
+    behind_ms = status.now_ms - transaction_ms(int(bound))
+    if behind_ms > STUCK_SECONDS * 1000:
+        yield Reason(f"The prune boundary is {duration(behind_ms)} behind.", "boundary")
 
 
 def _no_run(status: Status) -> Iterator[Reason]:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from string import Template
 from typing import Any, Literal
 
+from janitor.status.health import STUCK_SECONDS
+
 #: The janitors that alerts are about, unless it is set otherwise: those that are scraped under this name.
 SCOPE = 'job="tms-janitor"'
 #: Those, and the servers beside them, in which some of them run.
@@ -53,7 +55,7 @@ THRESHOLDS = (
     Threshold("snapshotSeconds", 600, 93_600, "seconds a transaction snapshot may be old"),
     Threshold("invalidGrowth", 1_000, 1_000, "transactions by which the invalid list may grow in a day"),
     Threshold("invalidIds", 200_000, 200_000, "transactions that the invalid list may have"),
-    Threshold("boundarySeconds", 345_600, 345_600, "seconds the prune boundary may be behind"),
+    Threshold("boundarySeconds", STUCK_SECONDS, STUCK_SECONDS, "seconds the prune boundary may be behind"),
     Threshold("repeats", 3, 0, "errors of one kind within windowSeconds that are no reason to look"),
     Threshold("skewSeconds", 60, 60, "seconds two clocks may differ"),
     Threshold("aheadSeconds", 300, 300, "seconds a message may be dated ahead of the clock"),

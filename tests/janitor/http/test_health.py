@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from janitor.metrics import Metrics
 from janitor.report import GuardNote
-from janitor.status.health import GRACE_MS, Health, Reason, judge
-from janitor.status.status import HeldTopic, Quarantined, Running, RunSummary, SnapshotFigures, Status
+from janitor.status.health import GRACE_MS, STUCK_SECONDS, Health, Reason, judge
+from janitor.status.status import BoundaryFigures, HeldTopic, Quarantined, Running, RunSummary, SnapshotFigures, Status
 from tests.builders import NOW_MS
 from tests.janitor.http import statuses
+from tms_core.transaction.model import TX_PER_MS
 
 LAST = RunSummary("r-1", "apply", NOW_MS, NOW_MS, "done")
 CALM = replace(
@@ -156,3 +158,24 @@ def test_judge_with_a_last_run_ahead_of_the_clock_misses_the_runs_since_the_star
         CALM, process="running", every_seconds=60, started_ms=NOW_MS - 2 * GRACE_MS, last_run=last, now_ms=NOW_MS
     )
     assert texts(judge(status)) == ["No run has ended for 120 min."]
+
+
+@pytest.mark.parametrize(
+    ("behind_ms", "problem", "said"), [(0, "", False), (1, "", True), (1, "stale", True), (1, "not_configured", False)]
+)
+def test_judge_boundary_behind_needs_somebody_unless_there_is_no_transaction_system(
+    behind_ms: int, problem: str, said: bool
+) -> None:
+    bound = str((NOW_MS - STUCK_SECONDS * 1000 - behind_ms) * TX_PER_MS)
+    status = replace(CALM, boundary=BoundaryFigures(bound), snapshot=SnapshotFigures(problem=problem))
+    assert ("The prune boundary is 4 d behind." in texts(judge(status))) == said
+
+
+@pytest.mark.parametrize(("problem", "shown"), [("", True), ("stale", True), ("not_configured", False)])
+def test_metrics_without_a_transaction_system_omit_what_would_grow_old(problem: str, shown: bool) -> None:
+    snapshot = SnapshotFigures(timestamp_ms=NOW_MS, problem=problem)
+    metrics = Metrics("none", 1)
+    metrics.update(replace(CALM, boundary=BoundaryFigures(str(NOW_MS * TX_PER_MS)), snapshot=snapshot))
+    text = metrics.render()[0].decode()
+    for name in ("snapshot_timestamp_seconds", "prune_boundary_timestamp_seconds"):
+        assert (f"\ntms_janitor_{name} " in text) == shown
