@@ -46,6 +46,7 @@ JANITOR = {
     "approve": "",
     "archive list": "",
     "archive restore": "default:orders --dry-run",
+    "backup": "copy",
     "boundary": "--explain",
     "config show": "",
     "doctor": "",
@@ -57,6 +58,7 @@ JANITOR = {
     "ledger": "",
     "pause": "default:orders",
     "plan": "",
+    "restore": "copy",
     "resume": "default:orders",
     "run": "--once",
     "status": "",
@@ -79,6 +81,7 @@ TMS = {
     "consumer list": "default:orders",
     "consumer show": "default:orders c",
     "consumer release": "default:orders c",
+    "consumer redrive": "default:orders c",
     "tx list": "",
     "tx show": "TRANSACTION",
     "tx abort": "TRANSACTION --yes",
@@ -92,7 +95,7 @@ TMS = {
 #: They start something that runs, or write what depends on this program alone.
 NOT_TYPED = {
     "janitor completion", "janitor exporter", "janitor spark stats", "janitor spark sweep", "tms completion",
-    "tms serve", "tms admin create-tables", "tms admin release", "tms admin token",
+    "tms serve", "tms admin accept", "tms admin create-tables", "tms admin release", "tms admin token",
 }  # fmt: skip
 
 
