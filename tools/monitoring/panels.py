@@ -523,14 +523,20 @@ ACCESS = (
         "timeseries",
         "reqps",
         "Without a good token (401), not allowed (403), and above a quota or after failed attempts (429).",
-        _of('sum by (code) (rate(tms_requests_total{code=~"401|403|429",${servers}}[$__rate_interval]))', "{{code}}"),
+        _of(
+            'sum by (code) (rate(tms_requests_total{code=~"401|403|429",${servers}}[$__rate_interval])) or vector(0)',
+            "{{code}}",
+        ),
     ),
     Panel(
         "Refused requests by route",
         "timeseries",
         "reqps",
         "The same by what was asked for.",
-        _of('sum by (route) (rate(tms_requests_total{code=~"401|403|429",${servers}}[$__rate_interval]))', "{{route}}"),
+        _of(
+            'sum by (route) (rate(tms_requests_total{code=~"401|403|429",${servers}}[$__rate_interval])) or vector(0)',
+            "{{route}}",
+        ),
     ),
 )
 
