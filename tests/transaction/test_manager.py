@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from tms_core.errors import (
 )
 from tms_core.transaction.manager.conflicts import ChangeLimits
 from tms_core.transaction.manager.durable import ManagerStopped
-from tms_core.transaction.manager.journal import LogFailed
+from tms_core.transaction.manager.journal import LogFailed, LogFile
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Recovered
 from tms_core.transaction.model import NO_TX_IN_PROGRESS, InProgressType, Transaction, TransactionType
@@ -637,6 +638,27 @@ def test_given_a_log_that_cannot_be_written_then_the_manager_says_nothing_more_u
     manager.start_short()
     assert storage.happened == ["save", "log", "append", "sync 1"]
     assert manager.running
+
+
+def test_abort_after_a_commit_that_did_not_reach_the_disk_invalidates(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
+        transaction = manager.start_short()
+        pointer = transaction.transaction_id
+        manager.can_commit(pointer, [])
+        manager.note_written(pointer, "default:orders")
+        with monkeypatch.context() as full:
+            full.setattr(LogFile, "_put", put)
+            with pytest.raises(LogFailed):
+                manager.commit(pointer)
+        assert manager.status(pointer) == "in progress"
+        manager.abort(transaction)
+        assert manager.status(pointer) == "invalid"
+        assert not manager.start_short().is_visible(pointer)
 
 
 def test_given_a_log_that_is_damaged_when_the_manager_would_begin_anew_then_it_says_so(clock: ManualClock) -> None:

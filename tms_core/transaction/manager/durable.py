@@ -214,8 +214,15 @@ class DurableState:
 
     def _mend(self) -> None:
         """Begin anew if the log has failed."""
-        if self._begin_anew():
-            logger.warning("the transaction manager has begun anew from what is on the disk, with another log")
+        if not self._failed:
+            return
+        with self._saving, self._lock:
+            if self._begin_anew():
+                self._note_mended()
+                logger.warning("the transaction manager has begun anew from what is on the disk, with another log")
+
+    def _note_mended(self) -> None:
+        """Take in that decisions may have been undone, because the log failed; called with the lock held."""
 
     def _begin_anew(self) -> bool:
         """If the log has failed, go on with what is on the disk, as after a crash; returns whether it had."""

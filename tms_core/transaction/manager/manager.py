@@ -266,6 +266,10 @@ class TransactionManager(DurableState):
         with self._lock:
             self._writes.unknown_to = self._state.recovered_pointer
 
+    def _note_mended(self) -> None:
+        # A commit that did not reach the disk is undone, and the ledger has forgotten what that transaction wrote.
+        self.note_unknown()
+
     def is_in_progress(self, pointer: int) -> bool:
         """Whether a pointer is in progress, a transaction's or a checkpoint's; takes no lock and no disk."""
         return pointer in self._state.in_progress

@@ -71,7 +71,7 @@ class WriteLedger:
             if pointer in self._under_way:
                 found.add(_LATE)
             if pointer <= self.unknown_to:
-                found.add("what was written before the restart")
+                found.add("what was written before the manager began anew")
             found.update(self._left.get(pointer, ()))
         return sorted(found)
 
