@@ -610,7 +610,8 @@ def test_given_a_store_in_memory_when_made_then_its_manager_keeps_nothing_and_de
     settings = settings_with("memory", source="manager", directory=str(tmp_path / "tx"), token_file=token)
     with ExitStack() as stack, pytest.raises(TmsError, match="token"):
         managed_alone(settings, stack)
-    token.write_bytes(b"secret")
+    token.touch(0o600)
+    token.write_bytes(b"secret" * 8)
     with ExitStack() as stack:
         found = managed_alone(settings, stack)
         assert found.address is not None
