@@ -858,3 +858,12 @@ def test_given_an_idle_group_then_the_answer_says_from_where_the_next_message_ma
     assert position(empty.publish_ms, empty.sequence) <= position(*desk.ids()[0][:2])
     pages = desk.service.fetch(ORDERS, FetchRequest(behind))
     assert [message.payload for page in pages for message in page] == [b"b"]
+
+
+def test_groups_without_claims_take_bounded_memory(desk: GroupDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "_MOST_KEPT", 10)
+    for number in range(40):
+        desk.service.consumers.put(ORDERS, f"g{number}", READ_NONE)
+        assert not desk.ask(desk.begin(), group=f"g{number}").messages
+        desk.service.consumers.delete(ORDERS, f"g{number}")
+    assert len(desk.service.groups._rows) <= 10

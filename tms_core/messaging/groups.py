@@ -54,7 +54,7 @@ from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import Transaction, transaction_ms
 
-#: How many claims are remembered at most, of all groups.
+#: How many claims and groups are remembered at most.
 _MOST_KEPT = 200_000
 #: How many ranges of failed messages are shown of a group.
 _MOST_SHOWN = 100
@@ -524,11 +524,13 @@ class Groups:
         return known.rows
 
     def _keep(self, group: ConsumerGroup, known: _KnownRows) -> None:
-        self._kept_rows += len(known.rows)
+        # A group without claims takes memory, too, and stays after its topic was deleted.
+        size = len(known.rows) + 1
+        self._kept_rows += size
         if self._kept_rows > _MOST_KEPT:
             # Each is counted as often as it is kept, so that now and then they are read again.
             self._rows.clear()
-            self._kept_rows = len(known.rows)
+            self._kept_rows = size
         self._rows[group] = known
 
     def _drained_row(self, group: ConsumerGroup) -> list[tuple[bytes, bytes]]:
