@@ -166,6 +166,17 @@ def test_force_ends_no_claims_of_another_principal(site: Site) -> None:
     assert site.manager.status(tx.transaction_id) == "invalid"
 
 
+def test_consumer_change_that_is_refused_takes_no_transaction(site: Site) -> None:
+    registry, topic = site.server.service.consumers, TopicId("default", "orders")
+    tx = site.victims()
+    assert site.claim("victim", VICTIMS, tx).status == 200
+    # As after a restart.
+    site.manager._state.owners.clear()
+    with pytest.raises(ConsumerConflict, match="has claims open in 1 transactions, "):
+        registry.put(topic, "g", MessageId(0, 0), principal="colleague")
+    assert site.publish("victim", VICTIMS, tx.write_pointer).status == 200
+
+
 def test_registration_waits_for_transactions_of_another_principal(site: Site) -> None:
     generation = site.register("victim", VICTIMS).json["generation"]
     tx, topic = site.manager.start_short(), TopicId("default", "orders")

@@ -259,17 +259,18 @@ class ConsumerRegistry:
     def _let_go(self, topic: TopicMetadata, name: str, force: _Force) -> list[bytes]:
         """The keys of a consumer's claims, none of which is open any more."""
         pointers, manager = sorted({claim.pointer for claim in self._open_claims(topic, name)}), self._transactions
+        if pointers and not force.wanted:
+            # Before belongs_to, which would give a transaction without an owner to this principal.
+            raise ConsumerConflict(
+                f"Consumer {name} has claims open in {len(pointers)} transactions, {pointers[0]} the first of them.",
+                f"Try again when they have ended, or release them: tms consumer release {topic.topic} {name}",
+            )
         foreign = [one for one in pointers if manager is not None and not manager.belongs_to(one, force.principal)]
-        if foreign and force.wanted:
+        if foreign:
             raise ConsumerConflict(
                 f"Consumer {name} has claims open in {len(foreign)} transactions that belong to other principals, "
                 f"{foreign[0]} the first of them.",
                 f"Try again when they have ended, or end them: tms consumer release {topic.topic} {name}",
-            )
-        if pointers and not force.wanted:
-            raise ConsumerConflict(
-                f"Consumer {name} has claims open in {len(pointers)} transactions, {pointers[0]} the first of them.",
-                f"Try again when they have ended, or release them: tms consumer release {topic.topic} {name}",
             )
         for pointer in pointers:
             if manager is not None:
