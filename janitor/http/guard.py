@@ -10,11 +10,14 @@ import binascii
 from base64 import b64decode
 from hmac import compare_digest
 from pathlib import Path
+from urllib.parse import quote
 
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError
+from tms_core.logs.audit import BoundedAudit, Event
 from tms_core.settings.secret_file import check_secret_file
 
 #: What a token has at least, in bytes: fewer could be found by trying.
@@ -36,6 +39,7 @@ def guarded(app: ASGIApp, token_file: Path | None) -> ASGIApp:
         return app
     check_secret_file("janitor.http.token_file", token_file)
     _token(token_file)
+    audit = BoundedAudit(SystemClock().running_ms)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _PROBES:
@@ -45,6 +49,9 @@ def guarded(app: ASGIApp, token_file: Path | None) -> ASGIApp:
                 await PlainTextResponse(str(error), 503)(scope, receive, send)
                 return
             if not is_known:
+                client, path = scope.get("client"), quote(scope["path"])
+                address = "" if client is None else str(client[0])
+                audit.record(Event.UNAUTHORIZED, principal=None, address=address, verb=scope["method"], object_=path)
                 refusal = "Send the token of janitor.http.token_file: Authorization: Bearer TOKEN."
                 headers = {"WWW-Authenticate": _CHALLENGE}
                 await PlainTextResponse(refusal, 401, headers)(scope, receive, send)

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
 
+from janitor.http.guard import guarded
 from tests.server.client import JSON, Client
 from tests.server.conftest import serving
 from tests.server.identities import TokenIdentities
@@ -21,6 +24,7 @@ from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc.client import TransactionClient
+from tms_core.transaction.rpc.line import ServiceUnavailable
 from tms_core.transaction.rpc.service import TransactionService
 
 TOPICS = "/v1/namespaces/default/topics"
@@ -119,6 +123,32 @@ def test_administrative_calls_of_the_transaction_service_are_audited(lines: Line
         ("transactions.truncate", None, "truncateInvalidTx", str(begun), "done"),
     ]
     assert {line["address"] for line in lines()} == {"127.0.0.1"}
+
+
+def test_wrong_token_of_the_transaction_service_is_audited(lines: Lines, tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    shown.write_bytes(b"a wrong token")
+    with TransactionManager(MemoryStorage(), SystemClock()) as manager:
+        service = TransactionService(manager, port=0, token=lambda: b"the right token")
+        service.start()
+        try:
+            with (
+                TransactionClient(service.address, token_file=shown) as client,
+                pytest.raises(ServiceUnavailable, match="refuses the token"),
+            ):
+                client.start_short()
+        finally:
+            service.stop()
+    assert said(lines) == [("request.unauthorized", None, "authenticate", "", "refused")]
+    assert "a wrong token" not in str(lines())
+
+
+def test_refused_request_to_the_status_page_is_audited(lines: Lines, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.touch(0o600)
+    file.write_text("0123456789abcdef" * 2)
+    TestClient(guarded(Starlette(), file)).get("/api/status", headers={"authorization": "Bearer wrong"})
+    assert said(lines) == [("request.unauthorized", None, "GET", "/api/status", "refused")]
 
 
 def test_page_lists_every_event() -> None:

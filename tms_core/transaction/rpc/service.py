@@ -262,6 +262,8 @@ class TransactionService:
                         received()
                     if self._demands and _is_of(frame, (AUTHENTICATE,)):
                         level, data = await self._work(self._authenticated, frame)
+                        if level is Level.NONE:
+                            self._record_refusal(Event.UNAUTHORIZED, AUTHENTICATE, _host(writer))
                     elif refused := self._forbidden(frame, level, _host(writer)):
                         data = refused
                     else:
@@ -299,8 +301,12 @@ class TransactionService:
         else:
             return None
         request = wire.read_message(frame)
-        self._bounded.record(event, principal=None, address=address, verb=request.name, object_="")
+        self._record_refusal(event, request.name, address)
         return _refusal(request, reason)
+
+    def _record_refusal(self, event: Event, call: str, address: str) -> None:
+        """Write a refused call to the audit log; only the event loop calls this."""
+        self._bounded.record(event, principal=None, address=address, verb=call, object_="")
 
     def _answered(self, frame: bytes, direct: bool, address: str) -> tuple[bytes | None, bool]:
         """The answer to a frame, and whether those of its connection are passed on no further from here on.
