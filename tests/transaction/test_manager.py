@@ -22,6 +22,7 @@ from tms_core.errors import (
     StoreError,
     TruncateTimeError,
 )
+from tms_core.transaction.manager import writes
 from tms_core.transaction.manager.conflicts import ChangeLimits
 from tms_core.transaction.manager.durable import ManagerStopped
 from tms_core.transaction.manager.journal import LogFailed, LogFile
@@ -659,6 +660,23 @@ def test_abort_after_a_commit_that_did_not_reach_the_disk_invalidates(
         manager.abort(transaction)
         assert manager.status(pointer) == "invalid"
         assert not manager.start_short().is_visible(pointer)
+
+
+def test_ledger_of_many_invalid_transactions_takes_bounded_memory_and_forgets_no_write(
+    manager: TransactionManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writes, "_MOST", 20)
+    begun = [manager.start_short() for _ in range(60)]
+    for transaction in begun:
+        manager.note_written(transaction.transaction_id, "default:orders")
+        manager.invalidate(transaction.transaction_id)
+    assert len(manager._writes._left) <= 20
+    for transaction in begun:
+        manager.abort(transaction)
+        assert manager.status(transaction.transaction_id) == "invalid"
+    clean = manager.start_short()
+    manager.abort(clean)
+    assert manager.status(clean.transaction_id) == "ended"
 
 
 def test_given_a_log_that_is_damaged_when_the_manager_would_begin_anew_then_it_says_so(clock: ManualClock) -> None:

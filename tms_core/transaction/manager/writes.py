@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 
 #: Where something was written that may still have been under way when its transaction ended.
 _LATE = "a write that was under way"
-#: How many pointers are kept beyond twice those that can still be asked for.
-_SPARE = 100
+#: How many pointers are kept beyond twice those that can still be asked for, and how many at most. A pointer takes some
+#: 300 bytes, twenty times what the invalid list takes for it.
+_SPARE, _MOST = 100, 50_000
 
 
 class WriteLedger:
@@ -71,7 +72,7 @@ class WriteLedger:
             if pointer in self._under_way:
                 found.add(_LATE)
             if pointer <= self.unknown_to:
-                found.add("what was written before the manager began anew")
+                found.add("writes that the ledger has forgotten")
             found.update(self._left.get(pointer, ()))
         return sorted(found)
 
@@ -83,8 +84,14 @@ class WriteLedger:
     def prune(self, most: int, is_needed: Callable[[int], bool]) -> None:
         """Forget pointers that nobody can ask for, once there are many more than those that are needed.
 
+        Of too many that are needed the oldest are forgotten, too, and count as unknown from then on.
+
         Args:
             most: how many may be needed.
         """
-        if len(self._left) > 2 * most + _SPARE:
+        if len(self._left) > min(2 * most + _SPARE, _MOST):
             self._left = {pointer: places for pointer, places in self._left.items() if is_needed(pointer)}
+            # Half of them, so that this sorts seldom.
+            for pointer in sorted(self._left)[: max(0, len(self._left) - _MOST // 2)]:
+                del self._left[pointer]
+                self.unknown_to = max(self.unknown_to, pointer)
