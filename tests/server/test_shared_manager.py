@@ -622,6 +622,16 @@ def test_given_a_store_in_memory_when_made_then_its_manager_keeps_nothing_and_de
     assert not (tmp_path / "tx").exists()
 
 
+@pytest.mark.parametrize(("mode", "token"), [(0o600, b"short"), (0o644, b"secret" * 8)])
+def test_administrative_token_that_is_refused_is_named_by_its_setting(tmp_path: Path, mode: int, token: bytes) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(token)
+    file.chmod(mode)
+    settings = settings_with("memory", source="manager", directory=str(tmp_path / "tx"), admin_token_file=file)
+    with ExitStack() as stack, pytest.raises(TmsError, match=r"^transactions\.admin_token_file "):
+        managed_alone(settings, stack)
+
+
 def test_given_a_place_for_the_log_that_is_no_folder_when_made_then_it_is_refused() -> None:
     settings = settings_with("leveldb", source="manager", directory="webhdfs://a:1/tx")
     with ExitStack() as stack, pytest.raises(ConfigurationError, match="in a folder of this machine"):

@@ -218,7 +218,8 @@ def _service(
             "Set transactions.token_file, or transactions.thrift to 127.0.0.1:15165. If Tephra's own clients call from "
             "other machines: transactions.allow_without_token: true.",
         )
-    token, admin_token = _token(wanted.token_file), _token(wanted.admin_token_file)
+    token = _token("transactions.token_file", wanted.token_file)
+    admin_token = _token("transactions.admin_token_file", wanted.admin_token_file)
     service = TransactionService(
         manager,
         host,
@@ -233,13 +234,14 @@ def _service(
     return service
 
 
-def _token(file: Path | None) -> Callable[[], bytes] | None:
+def _token(setting: str, file: Path | None) -> Callable[[], bytes] | None:
     """Return what reads a token, which can be read now."""
     if file is None:
         return None
-    read_token(file, TOKEN_BYTES)
-    check_secret_file("transactions.token_file", file)
-    return partial(read_token, file, TOKEN_BYTES)
+    read = partial(read_token, file, TOKEN_BYTES, setting)
+    read()
+    check_secret_file(setting, file)
+    return read
 
 
 def _storage(settings: Settings, side: SideTable, *, created: bool) -> Storage:

@@ -49,11 +49,12 @@ class MethodUnknown(ServiceUnavailable):
 TOKEN_BYTES = 32
 
 
-def read_token(file: Path, shortest: int = 1) -> bytes:
+def read_token(file: Path, shortest: int = 1, setting: str = "transactions.token_file") -> bytes:
     """The token of a file, without blanks and line ends around it.
 
     Args:
         shortest: how many bytes it has at least.
+        setting: the one that names the file, for errors.
 
     Raises:
         ServiceUnavailable: it cannot be read, or there is none in it.
@@ -62,13 +63,13 @@ def read_token(file: Path, shortest: int = 1) -> bytes:
         token = file.read_bytes().strip()
     except OSError as error:
         raise ServiceUnavailable(
-            f"transactions.token_file {file} cannot be read: {error.strerror}.", "Give a file that this user may read."
+            f"{setting} {file} cannot be read: {error.strerror}.", "Give a file that this user may read."
         ) from error
     if not token:
-        raise ServiceUnavailable(f"transactions.token_file {file} is empty.", "Put a token into it.")
+        raise ServiceUnavailable(f"{setting} {file} is empty.", "Put a token into it.")
     if len(token) < shortest:
         raise ServiceUnavailable(
-            f"transactions.token_file {file} has a token of fewer than {shortest} characters.",
+            f"{setting} {file} has a token of fewer than {shortest} characters.",
             f"Make a random one: openssl rand -hex 32 > {file}",
         )
     return token
