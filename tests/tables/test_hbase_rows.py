@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -15,10 +16,12 @@ from thriftpy2.transport.memory import TCyMemoryBuffer
 
 from tests.tables.fake_thrift import FakeThrift, Request
 from tms_core.clock import ManualClock
-from tms_core.errors import StoreError
+from tms_core.errors import StoreError, TooLarge
+from tms_core.tables.base import Calls, partly_written
+from tms_core.tables.hbase.cells import CellLimit, HBasePayloadTable
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import CLOCKS_MS, KEYS, PAGE_BYTES, POINTERS, ROWS, HBaseRows, encode_deletions
-from tms_core.tables.hbase.salts import OneSalt
+from tms_core.tables.hbase.salts import Buckets, OneSalt, Salts
 from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, FAMILY, buckets_of
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.hbase.thrift import HBASE, Call, ThriftConnection, interface
@@ -332,3 +335,15 @@ def test_buckets_that_no_table_has_are_an_error(value: bytes) -> None:
         with closing(pool), pytest.raises(StoreError, match="not a number from 1 to 256") as caught:
             buckets_of(pool, "n", "message")
     assert len(caught.value.message) < 400
+
+
+def test_write_whose_later_piece_is_too_large_lowers_the_limit() -> None:
+    salts = Mock(spec=Salts, rows=Mock(spec=HBaseRows))
+    salts.rows.put.side_effect = partly_written(TooLarge("A cell is too large.", "Send less."))
+    limit = CellLimit(10 << 20)
+    table = HBasePayloadTable(salts, Calls(), Mock(spec=Buckets), limit)
+    with pytest.raises(StoreError, match=r"^A part of the messages is written\. "):
+        table.put([(b"a", b"x"), (b"b", b"x" * 5000)])
+    with pytest.raises(TooLarge):
+        table.check_sizes([b"x" * 5000])
+    table.check_sizes([b"x" * 4999])

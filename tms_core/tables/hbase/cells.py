@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from itertools import islice
 
-from tms_core.errors import TooLarge
+from tms_core.errors import StoreError, TooLarge
 from tms_core.rowkey import salt
 from tms_core.tables.base import (
     UNREADABLE,
@@ -111,8 +111,10 @@ class HBaseTable(KeyTable):
         buckets = self._buckets.checked()
         try:
             self._salts.rows.put((salt(key, buckets) + key, cells) for key, cells in rows)
-        except TooLarge:
-            self._limit.refused(max(len(value or b"") for value in values))
+        except StoreError as error:
+            # Or it met a later piece of the write; the next write would leave a part behind again.
+            if isinstance(error, TooLarge) or isinstance(error.__cause__, TooLarge):
+                self._limit.refused(max(len(value or b"") for value in values))
             raise
 
     def _too_large(self, size: int, most: int) -> TooLarge:
