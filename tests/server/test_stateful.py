@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from janitor.app.embedded import Embedded
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND
 from tests.server.told import Reader, Topic, Tx
 from tests.support import size
 from tms_core.client import (
@@ -51,7 +51,7 @@ PATIENCE_SECONDS = 60
 EMPTY = Transaction(0, 0, 0)
 #: A ttl, and how far time goes at once.
 TTLS = (5 * MINUTE, HOUR, 2 * DAY)
-STEPS = (1, MINUTE, 2 * MINUTE, 4 * MINUTE, HOUR, DAY)
+STEPS = (1, 3 * SECOND, MINUTE, 2 * MINUTE, 4 * MINUTE, HOUR, DAY)
 
 
 class Undone(Exception):
@@ -254,8 +254,10 @@ class History(RuleBasedStateMachine):
             if fails:
                 raise Undone
         behind = self.topics[reads].positions.get(GROUP)
-        self.topics[reads].check(read, reader, self.now_ms, behind=behind)
-        if not fails:
+        self.topics[reads].check_group(read, reader, self.now_ms, behind=behind)
+        if fails:
+            self.topics[reads].fail(read, self.now_ms)
+        else:
             tx.fate = "committed"
             tx.transaction = together.transaction
             for name, given in payloads.items():
@@ -312,7 +314,7 @@ class History(RuleBasedStateMachine):
                         self.server.client.publish(topic.name, [], transaction=tx.transaction)
                     continue
                 written = self.server.client.publish(topic.name, [], transaction=tx.transaction)
-                topic.add_stored(payloads, self.now_ms, tx)
+                topic.add(payloads, self.now_ms, tx=tx)
                 self.hidden.discard((tx, topic))
                 tx.published.append((topic, written))
         if tx.fate != "open":

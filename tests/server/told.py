@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import pairwise
 
+from tests.builders import MINUTE, SECOND
 from tms_core.client import Message, MessageId, RollbackRange, Transaction
 from tms_core.consumers.claims import rank
 
@@ -59,16 +60,16 @@ class Reader:
 
 @dataclass(eq=False)
 class Sent:
-    """A message. Payloads that were stored stand on the row that published them."""
+    """A message."""
 
     payload: bytes
-    row: int
     published_ms: int
     ttl_ms: int | None = None
     tx: Tx | None = None
     was_expired: bool = False
     taken_back: bool = False
     id: MessageId | None = None
+    failures: int = 0
 
 
 @dataclass(eq=False)
@@ -79,18 +80,13 @@ class Topic:
     ttl_ms: int
     sent: list[Sent] = field(default_factory=list)
     positions: dict[str, MessageId] = field(default_factory=dict)
-    rows: int = 0
+    #: When the group failed last, and how long it waits after that.
+    failed_ms: int = 0
+    wait_ms: int = 0
 
     def add(self, payloads: Sequence[bytes], now_ms: int, *, ttl_ms: int | None = None, tx: Tx | None = None) -> None:
-        """Messages with a row each."""
-        for payload in payloads:
-            self.rows += 1
-            self.sent.append(Sent(payload, self.rows, now_ms, ttl_ms, tx))
-
-    def add_stored(self, payloads: Sequence[bytes], now_ms: int, tx: Tx) -> None:
-        """Messages of one row."""
-        self.rows += 1
-        self.sent += [Sent(payload, self.rows, now_ms, None, tx) for payload in payloads]
+        """Messages that are published now."""
+        self.sent += [Sent(payload, now_ms, ttl_ms, tx) for payload in payloads]
 
     def tell_time(self, now_ms: int) -> None:
         """Note what has expired."""
@@ -140,6 +136,28 @@ class Topic:
         ids = [message.id for message in read]
         assert all(one < other for one, other in pairwise(ids)), "ids do not increase"
 
+    def fail(self, read: Sequence[Message], now_ms: int) -> None:
+        """Note that the group was given messages and rolled back.
+
+        Each attempt reads all that is there, so the first message has failed most often, and the group waits for it:
+        1 s, and twice as long each time, up to a minute.
+        """
+        ids = {message.id for message in read}
+        failed = [sent for sent in self.sent if sent.id in ids]
+        for sent in failed:
+            sent.failures += 1
+        if failed:
+            doublings = max(sent.failures for sent in failed) - 1
+            self.failed_ms, self.wait_ms = now_ms, min(MINUTE, SECOND << doublings)
+
+    def check_group(self, read: Sequence[Message], reader: Reader, now_ms: int, *, behind: MessageId | None) -> None:
+        """See that a group got what it has to get: nothing while it waits, for up to a quarter longer than promised."""
+        waited_ms = now_ms - self.failed_ms
+        if waited_ms < self.wait_ms:
+            assert read == [], "messages that failed come before their wait is over"
+        elif read or waited_ms >= self.wait_ms * 5 / 4:
+            self.check(read, reader, now_ms, behind=behind)
+
     def passed_over(self, after: MessageId, position: MessageId, now_ms: int) -> list[Sent]:
         """The messages between two ids that a committed reader sees, or may see later."""
         return [
@@ -153,10 +171,9 @@ class Topic:
         ]
 
     def unread(self, position: MessageId, now_ms: int) -> tuple[int, int]:
-        """How many rows a consumer has not read: at least, and at most."""
+        """How many messages a consumer has not read: at least, and at most."""
         behind = [(sent, verdict) for sent, verdict in self.expected(None, now_ms) if _behind(sent, position)]
-        certain = {sent.row for sent, verdict in behind if verdict is Verdict.SHOWN}
-        return len(certain), len({sent.row for sent, _ in behind})
+        return sum(verdict is Verdict.SHOWN for _, verdict in behind), len(behind)
 
 
 def _behind(sent: Sent, position: MessageId) -> bool:
