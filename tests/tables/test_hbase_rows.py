@@ -339,7 +339,9 @@ def test_buckets_that_no_table_has_are_an_error(value: bytes) -> None:
 
 def test_write_whose_later_piece_is_too_large_lowers_the_limit() -> None:
     salts = Mock(spec=Salts, rows=Mock(spec=HBaseRows))
-    salts.rows.put.side_effect = partly_written(TooLarge("A cell is too large.", "Send less."))
+    refused = TooLarge("A cell is too large.", "Send less.")
+    salts.rows.put.side_effect = error = partly_written(refused)
+    error.__cause__ = refused
     limit = CellLimit(10 << 20)
     table = HBasePayloadTable(salts, Calls(), Mock(spec=Buckets), limit)
     with pytest.raises(StoreError, match=r"^A part of the messages is written\. "):
