@@ -20,6 +20,7 @@ from tms_core.logs.printable import complete, duration
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
+    from tms_core.settings.models import TlsSettings
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 #: Below this share of the disk a compaction may fail.
@@ -91,6 +92,8 @@ def _configured(current: Session) -> Iterator[Finding]:
         yield _guarded("transaction token", _transaction_token, current)
     if settings.server.tls is not None:
         yield _guarded("tls", _tls, current)
+    if settings.transactions.tls is not None:
+        yield _guarded("transaction tls", _transaction_tls, current)
     if settings.server.auth.kind != "none":
         yield _guarded("auth", _auth, current)
 
@@ -122,12 +125,19 @@ def _transaction_token(current: Session) -> Finding:
 
 
 def _tls(current: Session) -> Finding:
-    from tms_core.web.listener import load_certificate  # noqa: PLC0415 the web server is not for a help text
+    return _certificate("tls", "server.tls", current.settings.server.tls)
 
-    tls = current.settings.server.tls
+
+def _transaction_tls(current: Session) -> Finding:
+    return _certificate("transaction tls", "transactions.tls", current.settings.transactions.tls)
+
+
+def _certificate(name: str, setting: str, tls: TlsSettings | None) -> Finding:
+    from tms_core.settings.certificate import ServerCertificate  # noqa: PLC0415 not for a help text
+
     if tls is not None:
-        load_certificate(tls)
-    return Finding("tls", "ok", f"{tls.certificate} and its key" if tls else "")
+        ServerCertificate(setting, tls).load()
+    return Finding(name, "ok", f"{tls.certificate} and its key" if tls else "")
 
 
 def _auth(current: Session) -> Finding:

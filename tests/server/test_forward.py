@@ -44,14 +44,14 @@ AT_ONCE = struct.pack("ii", 1, 0)
 class Following:
     """A server that does not lead, and whom it takes for the leader."""
 
-    def __init__(self, stack: ExitStack, ca_file: Path | None = None) -> None:
+    def __init__(self, stack: ExitStack, ca_file: Path | None = None, certificate_name: str = "") -> None:
         self.cell, clock = Cell(), ManualClock(NOW_MS)
         self.former, self.own = Node(self.cell, "leader", clock), Node(self.cell, "follower", clock)
         self.service = stack.enter_context(MessagingService(MemoryStore(), clock, side=MemorySide()))
         self.metrics = ServerMetrics(CollectorRegistry(), self.service)
         threads = stack.enter_context(ThreadPoolExecutor(2))
         site = Site(self.service, threads, self.metrics, MAX_REQUEST_BYTES)
-        app = make_app(site, forwarder=Forwarder(Slots([self.own.leadership]), ca_file))
+        app = make_app(site, forwarder=Forwarder(Slots([self.own.leadership]), ca_file, certificate_name))
         self.listener = Listener(app, "127.0.0.1", 0, options=ListenerOptions(stop_seconds=1, lifespan=True))
         self.listener.start()
         stack.callback(self.listener.stop)
@@ -436,18 +436,30 @@ def test_given_a_client_that_leaves_when_it_was_passed_on_then_the_leader_is_lef
         assert left.wait(PATIENCE_SECONDS)
 
 
-@pytest.mark.parametrize("trusts", [True, False])
-def test_request_passed_on_over_tls_needs_the_configured_authority(tmp_path: Path, trusts: bool) -> None:
+@pytest.mark.parametrize(
+    ("trusts", "host", "name", "status"),
+    [
+        (True, "localhost", "", 404),
+        (False, "localhost", "", 503),
+        (True, "127.0.0.1", "", 503),
+        (True, "127.0.0.1", "localhost", 404),
+        (True, "localhost", "elsewhere", 503),
+        (False, "127.0.0.1", "localhost", 503),
+    ],
+)
+def test_request_passed_on_over_tls_needs_the_configured_authority_and_name(
+    tmp_path: Path, trusts: bool, host: str, name: str, status: int
+) -> None:
     tls, other = (make_certificate(tmp_path / f"{name}.pem", tmp_path / f"{name}.key") for name in ("one", "other"))
     with ExitStack() as stack:
-        following = Following(stack, (tls if trusts else other).certificate)
+        following = Following(stack, (tls if trusts else other).certificate, name)
         site = Site(following.service, stack.enter_context(ThreadPoolExecutor(1)), following.metrics, MAX_REQUEST_BYTES)
         leader = Listener(make_app(site), "127.0.0.1", 0, tls)
         leader.start()
         stack.callback(leader.stop)
-        following.follow(leader.port, "https://localhost")
+        following.follow(leader.port, f"https://{host}")
         with Client(following.port) as client:
-            assert client.ask("GET", PATH).status == (404 if trusts else 503)
+            assert client.ask("GET", PATH).status == status
 
 
 def test_forwarder_with_a_ca_file_that_is_none_names_the_setting(tmp_path: Path) -> None:

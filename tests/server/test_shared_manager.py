@@ -17,6 +17,7 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from tests.server.test_protocol import make_certificate
 from tests.support import raising
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock
@@ -67,7 +68,7 @@ class Node:
             self.leadership,
             clock,
             clock_allowance_seconds=300,
-            token_file=token_file,
+            opens=partial(SocketConnection, token_file=token_file),
             former=former,
             begun=self.begun,
         )
@@ -439,7 +440,7 @@ def test_given_the_manager_of_another_log_at_the_address_when_calls_are_to_be_pa
     assert root is not None
     frame = wire.message(MessageKind.CALL, "startShort", 7)
     for log, expected in ((root.log, True), ("another", False)):
-        other = OtherService(servers.first.service.address, log, None)
+        other = OtherService(servers.first.service.address, log, SocketConnection)
         if expected:
             assert wire.read_message(other.ask(frame)).number == 7
         else:
@@ -494,6 +495,39 @@ def made(
         assert member.slots.leaderships[0].leads
         assert b"tms_open_claims 0.0" in generate_latest(registry)
     return transactions
+
+
+@pytest.mark.parametrize("trusts", [True, False])
+@pytest.mark.parametrize("name", ["", "localhost"])
+def test_servers_over_tls_ask_each_other_and_themselves_by_a_certificate(
+    tmp_path: Path, trusts: bool, name: str
+) -> None:
+    tls, other = (make_certificate(tmp_path / f"{name}.pem", tmp_path / f"{name}.key") for name in ("one", "other"))
+    found, side = settings_of(tmp_path), MemorySide()
+    host = "127.0.0.1" if name else "localhost"
+    leader = found.server.leader.model_copy(update={"certificate_name": name, "advertise": f"http://{host}:0"})
+    update = {"tls": tls, "ca_file": (tls if trusts else other).certificate}
+    settings = found.model_copy(
+        update={
+            "transactions": found.transactions.model_copy(update=update),
+            "server": found.server.model_copy(update={"leader": leader}),
+        }
+    )
+    with ExitStack() as stack:
+        for transactions in (made(settings, side, stack), follower(settings, side, stack)):
+            assert isinstance(transactions.asked, TransactionClient)
+            if trusts:
+                assert transactions.asked.start_short().transaction_id
+            else:
+                with pytest.raises(ServiceUnavailable, match="over TLS"):
+                    transactions.asked.start_short()
+
+
+def follower(settings: Settings, side: MemorySide, stack: ExitStack) -> Managed:
+    """What a second server has, which does not lead."""
+    store, clock = MemoryStore(), ManualClock(NOW_MS)
+    member = HaMember(store, side, side, settings.server.leader, clock)
+    return managed(settings, clock, store, side, member, stack)
 
 
 @pytest.mark.parametrize("slots", [1, 2])

@@ -11,19 +11,20 @@ deposed meanwhile is given up, too; else a client would wait for a stopped proce
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from typing import Any
 
 import httpx2
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tms_core.errors import ConfigurationError, Unanswered
+from tms_core.errors import Unanswered
 from tms_core.server.body import Disconnected
 from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
 from tms_core.server.ha.rota import Slots
 from tms_core.server.site import answer
+from tms_core.transaction.rpc.line import read_authorities
 
 #: Marks a request that was passed on: it is never passed on again.
 FORWARDED = b"x-tms-forwarded"
@@ -68,23 +69,14 @@ async def _never(scope: Scope, receive: Receive, send: Send) -> None:
 _ROUTE = Route("/{path:path}", _never, name="forwarded")
 
 
-def _trusted(ca_file: Path | None) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError(
-            f"server.leader.ca_file is {ca_file}, which cannot be read: {error}.",
-            "Give the file of a certificate in PEM.",
-        ) from error
-
-
 class Forwarder:
     """Passes requests on whose topic this server does not lead."""
 
-    def __init__(self, slots: Slots, ca_file: Path | None = None) -> None:
+    def __init__(self, slots: Slots, ca_file: Path | None = None, certificate_name: str = "") -> None:
         self._slots = slots
+        self._extensions = {"timeout": _TIMEOUT} | ({"sni_hostname": certificate_name} if certificate_name else {})
         # Now, since in the event loop a file that is none would only be logged.
-        self._trusted = _trusted(ca_file)
+        self._trusted = read_authorities("server.leader.ca_file", ca_file)
         self._transport: httpx2.AsyncHTTPTransport | None = None
 
     def around(self, app: ASGIApp) -> ASGIApp:
@@ -124,7 +116,7 @@ class Forwarder:
         if not leader or self._transport is None or any(name == FORWARDED for name, _ in scope["headers"]):
             await _unavailable(send, "No server leads just now.")
             return
-        passage = _Passage(scope, receive, send)
+        passage = _Passage(scope, receive, send, self._extensions)
         passing = asyncio.ensure_future(passage.run(self._transport, leader))
         gone, deposed = asyncio.ensure_future(passage.gone()), asyncio.ensure_future(_deposed(leadership, leader))
         try:
@@ -161,8 +153,9 @@ async def _deposed(leadership: Leadership, leader: str) -> None:
 class _Passage:
     """One request on its way to the leader and its answer on the way back."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, extensions: dict[str, Any]) -> None:
         self._scope = scope
+        self._extensions = extensions
         self._receive = receive
         self._send = send
         self._said = asyncio.Event()
@@ -212,7 +205,7 @@ class _Passage:
             leader,
             headers=[host, *_lasting(scope["headers"]), (FORWARDED, b"1")],
             content=self._body() if has_body else None,
-            extensions={"target": target, "timeout": _TIMEOUT},
+            extensions={"target": target, **self._extensions},
         )
 
     async def _body(self) -> AsyncIterator[bytes]:

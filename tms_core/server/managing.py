@@ -30,6 +30,7 @@ from tms_core.rowkey import MESSAGE_TAIL_BYTES, NEGATIVE, generation_prefix
 from tms_core.server.ha.manager_log import root_of
 from tms_core.server.ha.shared_manager import SharedManager
 from tms_core.server.recording import RecordedStorage, check_directory, check_snapshots
+from tms_core.settings.certificate import ServerCertificate
 from tms_core.settings.models import Settings, TransactionSettings, is_loopback, split_address
 from tms_core.settings.secret_file import check_secret_file
 from tms_core.tables.base import Reads, Store
@@ -39,7 +40,7 @@ from tms_core.topic import TopicId, living_topics
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Recovered, Storage
 from tms_core.transaction.model import TX_PER_MS, late_transactions, transaction_ms
-from tms_core.transaction.rpc.client import TransactionClient
+from tms_core.transaction.rpc.client import TransactionClient, connecting
 from tms_core.transaction.rpc.line import TOKEN_BYTES, read_token
 from tms_core.transaction.rpc.service import ManagerOfSeveral, TransactionService
 
@@ -196,14 +197,17 @@ def _among_several(
             clock_allowance_seconds=server.clock_allowance_seconds,
             offset=offset,
             release=partial(release_rows, side),
-            token_file=wanted.shown_token_file,
+            opens=connecting(wanted, server.leader.certificate_name),
             former=partial(_left_in, wanted.directory, store, side),
             begun=begun,
         )
     )
     service = _service(shared.manager, wanted, stack, shared)
-    shared.at(_reached(server.leader.advertise or "", service))
-    client = stack.enter_context(TransactionClient.configured(wanted, address=service.address))
+    reached = _reached(server.leader.advertise or "", service)
+    shared.at(reached)
+    # This server's own address may be 0.0.0.0, which no certificate names.
+    opens = connecting(wanted, server.leader.certificate_name or split_address(reached)[0])
+    client = stack.enter_context(TransactionClient(service.address, opens=opens))
     return Managed(shared.manager if one_leader else None, shared.manager, client, service.address, shared, service)
 
 
@@ -228,6 +232,7 @@ def _service(
         token=token,
         admin_token=admin_token,
         several=several,
+        certificate=None if wanted.tls is None else ServerCertificate("transactions.tls", wanted.tls),
     )
     service.start()
     stack.callback(service.stop)

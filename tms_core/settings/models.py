@@ -188,6 +188,18 @@ class StorageSettings(Section):
     hbase: HBaseSettings = HBaseSettings()
 
 
+class TlsSettings(Section):
+    certificate: Path = setting(
+        ...,
+        "the certificate chain, a PEM file; read again when it changes",
+        reason="there is no safe default",
+        place=True,
+    )
+    key: Path = setting(
+        ..., "its private key, a PEM file that other users cannot read", reason="there is no safe default", place=True
+    )
+
+
 class TransactionSettings(Section):
     source: Literal["manager", "directory", "thrift", "none"] = setting(
         "manager",
@@ -229,6 +241,19 @@ class TransactionSettings(Section):
         "Tephra's own clients: who reaches the port may then end any transaction",
         reason="other machines have to be trusted first",
     )
+    tls: TlsSettings | None = setting(
+        None,
+        "certificate and key of the transaction service of `tms serve`; null: it speaks no TLS. Tephra's own client "
+        "speaks none",
+        reason="Tephra's protocol has no TLS, and its clients go on working",
+    )
+    ca_file: Path | None = setting(
+        None,
+        "a file with the certificates, in PEM, by which clients that read these settings know the transaction service, "
+        "over TLS; null: they speak TLS only where transactions.tls is set, and trust the system's authorities",
+        reason="Tephra's protocol has no TLS",
+        place=True,
+    )
     snapshot_interval_seconds: Count = setting(
         60,
         "how often a snapshot is written; one older than twice this is not used",
@@ -240,6 +265,11 @@ class TransactionSettings(Section):
     def shown_token_file(self) -> Path | None:
         """The file of the token that this process shows: the one that is good for more."""
         return self.admin_token_file or self.token_file
+
+    @property
+    def is_over_tls(self) -> bool:
+        """Whether clients that read these settings speak TLS with the transaction service."""
+        return self.tls is not None or self.ca_file is not None
 
     max_lifetime_seconds: Count | None = setting(
         None,
@@ -263,16 +293,6 @@ class TransactionSettings(Section):
         if self.source == "directory" or (self.source == "manager" and Path(self.directory).is_dir()):
             return self.directory
         return None
-
-
-class TlsSettings(Section):
-    certificate: Path = setting(
-        ...,
-        "the certificate chain, a PEM file; as long as server.tls is null, HTTP is plain",
-        reason="there is no safe default",
-        place=True,
-    )
-    key: Path = setting(..., "its private key, a PEM file", reason="there is no safe default", place=True)
 
 
 class AuthRule(Section):
@@ -409,6 +429,12 @@ class LeaderSettings(Section):
         "https; null: those of the system",
         reason="the system's authorities sign servers that have public names",
         place=True,
+    )
+    certificate_name: str = setting(
+        "",
+        "the name in the certificates of the other servers and of their transaction services; empty: the host of their "
+        "advertise",
+        reason="certificates name hosts",
     )
     seconds: Annotated[int, Strict(), Field(ge=2, le=3600)] = setting(
         15,

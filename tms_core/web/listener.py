@@ -9,7 +9,6 @@ have a form sent to any server; a browser says then which page it was, and nothi
 from __future__ import annotations
 
 import re
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,10 +16,8 @@ from functools import lru_cache
 import uvicorn
 from starlette.types import ASGIApp, Scope
 
-from tms_core.errors import ConfigurationError
-from tms_core.logs.loggers import get_logger
+from tms_core.settings.certificate import LOOK_SECONDS, ServerCertificate
 from tms_core.settings.models import TlsSettings, is_loopback
-from tms_core.settings.secret_file import check_secret_file
 from tms_core.web.protocol import bounded
 from tms_core.web.thread import ThreadedServer
 
@@ -28,10 +25,6 @@ from tms_core.web.thread import ThreadedServer
 _BACKLOG = 1024
 #: How many connections there may be, unless told otherwise.
 _CONNECTIONS = 500
-logger = get_logger(__name__)
-
-#: How often it is looked whether the certificate was renewed, in seconds.
-LOOK_SECONDS = 10
 #: How long a connection may be idle, in seconds: longer than clients keep theirs, because a publish that meets a
 #: connection just being closed is sent again by Java's, and so published twice.
 _IDLE_SECONDS = 75
@@ -95,10 +88,8 @@ class Listener(ThreadedServer):
             timeout_notify=LOOK_SECONDS,
         )
         super().__init__(config, host, port, setting="server", other="another tms serve", backlog=_BACKLOG)
-        self._tls = tls
+        self._certificate = None if tls is None else ServerCertificate("server.tls", tls)
         self._ending = ending
-        self._read: tuple[bytes, bytes] | None = None
-        self._complaint = ""
 
     def start(self) -> None:
         """Listen; returns when requests are answered.
@@ -117,65 +108,13 @@ class Listener(ThreadedServer):
 
     def _load(self) -> None:
         """Read the certificate, before there is anything to undo."""
-        tls = self._tls
-        if tls is None:
-            self._config.load()
-            return
-        try:
-            self._read = _contents(tls)
-            self._config.load()
-        except (OSError, ssl.SSLError) as error:
-            raise _unusable(tls, error) from error
-        check_secret_file("server.tls.key", tls.key)
+        if self._certificate is not None:
+            self._certificate.load()
+        self._config.load()
 
     async def _renew(self) -> None:
-        """Use a certificate that was renewed, for the connections that come from now on.
-
-        One that cannot be used leaves the former in force, and the log says so once.
-        """
-        tls, context = self._tls, self._config.ssl
-        if tls is None or context is None:
-            return
-        try:
-            found = _contents(tls)
-            if found == self._read:
-                return
-            # First elsewhere: of a pair that does not fit, half would be in force.
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.certificate, tls.key)
-            check_secret_file("server.tls.key", tls.key)
-            context.load_cert_chain(tls.certificate, tls.key)
-        except (OSError, ConfigurationError) as error:
-            said = str(error if isinstance(error, ConfigurationError) else _unusable(tls, error))
-            if said != self._complaint:
-                logger.error("%s Until then the former certificate is in force.", said)
-            self._complaint = said
-            return
-        self._read, self._complaint = found, ""
-        logger.info("server.tls: %s has changed and is in force", tls.certificate)
-
-
-def load_certificate(tls: TlsSettings) -> None:
-    """Try a certificate and its key, without a server.
-
-    Raises:
-        ConfigurationError: they cannot be used.
-    """
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.certificate, tls.key)
-    except OSError as error:
-        raise _unusable(tls, error) from error
-    check_secret_file("server.tls.key", tls.key)
-
-
-def _contents(tls: TlsSettings) -> tuple[bytes, bytes]:
-    return tls.certificate.read_bytes(), tls.key.read_bytes()
-
-
-def _unusable(tls: TlsSettings, error: OSError) -> ConfigurationError:
-    return ConfigurationError(
-        f"server.tls: {tls.certificate} and {tls.key} cannot be used: {error}.",
-        "Give a certificate chain and its private key, both PEM files.",
-    )
+        if self._certificate is not None and self._config.ssl is not None:
+            self._certificate.renew(self._config.ssl)
 
 
 def names_loopback(scope: Scope) -> bool:

@@ -269,6 +269,14 @@ def test_doctor_what_a_run_or_its_server_cannot_use_fails(site: Site, check: str
     assert (status, said in message) == ("fail", True), message
 
 
+def test_doctor_certificate_of_the_transaction_service_that_cannot_be_used_fails(site: Site) -> None:
+    site.set(
+        SETTINGS.replace("transactions:\n", "transactions:\n  tls: {certificate: nowhere.pem, key: nowhere.key}\n")
+    )
+    status, message = checks(site)["transaction tls"]
+    assert (status, "transactions.tls: " in message) == ("fail", True), message
+
+
 def test_doctor_archive_without_pyarrow_fails_and_names_the_extra(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, "))
     assert checks(site)["archive"][0] == "ok"

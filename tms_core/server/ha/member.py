@@ -58,7 +58,7 @@ class HaMember:
         self.slots = self._rota.slots
         self.store = FencedStore(store, self.slots, Seals(store.message, side, clock))
         self.side = FencedSide(side, self.slots)
-        self.forwarder = Forwarder(self.slots, wanted.ca_file)
+        self.forwarder = Forwarder(self.slots, wanted.ca_file, wanted.certificate_name)
         self._watch: Watch | None = None
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from threading import Lock
 from typing import Self
 
@@ -49,7 +48,7 @@ class SharedManager:
         side: where the log is; stays the caller's.
         leadership: of slot 0.
         clock_allowance_seconds, offset, release: see :class:`TransactionManager`.
-        token_file: of the token that the services demand; None: they demand none.
+        opens: makes a connection to the service of another server, from address and timeout.
 
     Attributes:
         manager: answers while this server leads, and knows nothing else.
@@ -64,13 +63,13 @@ class SharedManager:
         clock_allowance_seconds: int,
         offset: Callable[[], int] | None = None,
         release: Callable[[Callable[[int], bool]], object] | None = None,
-        token_file: Path | None = None,
+        opens: Callable[[str, float], SocketConnection] = SocketConnection,
         former: Callable[[], Recovered] | None = None,
         begun: Callable[[TransactionManager], object] = lambda _: None,
     ) -> None:
         self._side = side
         self._leadership = leadership
-        self._token_file = token_file
+        self._opens = opens
         self._begun = begun
         self._storage = SideStorage(side, leadership.tenure, former)
         self.manager = TransactionManager(
@@ -165,7 +164,7 @@ class SharedManager:
             self._looked_ms = now_ms
             other = self._other
             if other is None or other.address != root.address:
-                other = OtherService(root.address, root.log, self._token_file)
+                other = OtherService(root.address, root.log, self._opens)
                 self._replace(other)
             return other
 
@@ -188,13 +187,13 @@ class OtherService:
     Args:
         address: ``HOST:PORT`` of the service.
         log: what tells its manager's log from that of any other store.
-        token_file: of the token that it demands; None: it demands none.
+        opens: see :class:`SharedManager`.
     """
 
-    def __init__(self, address: str, log: str, token_file: Path | None) -> None:
+    def __init__(self, address: str, log: str, opens: Callable[[str, float], SocketConnection]) -> None:
         self.address = address
         self._log = log
-        self._token_file = token_file
+        self._opens = opens
         self._lines = IdleConnections(self._opened)
         self._asked: set[SocketConnection] = set()
         self._is_over = False
@@ -231,7 +230,7 @@ class OtherService:
 
     def _opened(self) -> SocketConnection:
         try:
-            line = SocketConnection(self.address, _CONNECT_SECONDS, self._token_file)
+            line = self._opens(self.address, _CONNECT_SECONDS)
         except OSError as error:
             raise _unavailable(self.address, str(error)) from error
         try:

@@ -9,6 +9,7 @@ connection that met any trouble is closed, and an answer must repeat the number 
 from __future__ import annotations
 
 import io
+import ssl
 import time
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,6 +42,7 @@ from tms_core.transaction.rpc.line import (
     ServiceUnavailable,
     SocketConnection,
     as_text,
+    read_authorities,
 )
 from tms_core.transaction.source.source import DirectorySource, Loaded, SnapshotSource, SourceUnreachable
 
@@ -56,6 +58,12 @@ class ServiceSettings(Protocol):
 
     @property
     def shown_token_file(self) -> Path | None: ...
+
+    @property
+    def ca_file(self) -> Path | None: ...
+
+    @property
+    def is_over_tls(self) -> bool: ...
 
     def snapshot_directory(self) -> str | None: ...
 
@@ -82,7 +90,8 @@ class TransactionClient:
             one is asked, within the call's time, unless the call may have been done and must not be done twice.
         timeout_seconds: the longest a call, and connecting, may take.
         token_file: of the token that the service demands; None: it demands none.
-        opens: makes a connection, from address and timeout; None: over TCP, with the token.
+        tls: checks the certificate of the service; None: no TLS.
+        opens: makes a connection, from address and timeout; None: over TCP, with the token and TLS.
 
     Every method raises ``ServiceUnavailable`` when nothing was done and ``OutcomeUnknown`` when that is not known.
     """
@@ -93,12 +102,13 @@ class TransactionClient:
         timeout_seconds: float = 30,
         *,
         token_file: Path | None = None,
+        tls: ssl.SSLContext | None = None,
         opens: Callable[[str, float], RpcConnection] | None = None,
     ) -> None:
         addresses = (address,) if isinstance(address, str) else tuple(address)
         #: The one that is asked now.
         self.address = addresses[0]
-        self.opens = opens or partial(SocketConnection, token_file=token_file)
+        self.opens = opens or partial(SocketConnection, token_file=token_file, tls=tls)
         self._timeout_seconds = timeout_seconds
         self._lines = {one: IdleConnections(partial(self._opened, one)) for one in addresses}
         #: Whether the service begins a transaction with the commit of another, as far as is known since a connection
@@ -109,8 +119,12 @@ class TransactionClient:
 
     @classmethod
     def configured(cls, wanted: ServiceSettings, timeout_seconds: float = 30, *, address: str = "") -> Self:
-        """The service that the settings name, or another one with their token."""
-        return cls(address or wanted.thrift, timeout_seconds, token_file=wanted.shown_token_file)
+        """The service that the settings name, or another one with their token and authorities.
+
+        Raises:
+            ConfigurationError: ``transactions.ca_file`` cannot be read.
+        """
+        return cls(address or wanted.thrift, timeout_seconds, opens=connecting(wanted))
 
     def __enter__(self) -> Self:
         return self
@@ -380,6 +394,20 @@ class TransactionClient:
         )
 
 
+def connecting(wanted: ServiceSettings, certificate_name: str = "") -> Callable[[str, float], SocketConnection]:
+    """Return what opens a connection, from address and timeout, as the settings say.
+
+    Args:
+        certificate_name: the name in the certificate; empty: the host of the address.
+
+    Raises:
+        ConfigurationError: ``transactions.ca_file`` cannot be read.
+    """
+    tls = read_authorities("transactions.ca_file", wanted.ca_file) if wanted.is_over_tls else None
+    token_file = wanted.shown_token_file
+    return partial(SocketConnection, token_file=token_file, tls=tls, certificate_name=certificate_name)
+
+
 class ServiceSource:
     """A transaction service as a source of snapshots (``transactions.source: thrift``); no connection is kept.
 
@@ -387,16 +415,23 @@ class ServiceSource:
         address: ``HOST:PORT`` of the service.
         timeout_seconds: the longest a snapshot may take.
         token_file: of the token that it demands; None: it demands none.
+        opens: see :class:`TransactionClient`.
     """
 
-    def __init__(self, address: str, timeout_seconds: float = 30, token_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        timeout_seconds: float = 30,
+        token_file: Path | None = None,
+        opens: Callable[[str, float], RpcConnection] | None = None,
+    ) -> None:
         self._address = address
         self._timeout_seconds = timeout_seconds
-        self._token_file = token_file
+        self._opens = opens or partial(SocketConnection, token_file=token_file)
 
     def latest(self) -> Loaded:
         """A snapshot of now; see :meth:`TransactionClient.latest`."""
-        with TransactionClient(self._address, self._timeout_seconds, token_file=self._token_file) as client:
+        with TransactionClient(self._address, self._timeout_seconds, opens=self._opens) as client:
             return client.latest()
 
 
@@ -404,10 +439,11 @@ def source_of(wanted: ServiceSettings) -> SnapshotSource | None:
     """Where a program outside the server finds snapshots; None for nowhere.
 
     Raises:
-        ConfigurationError: the folder of snapshots is named by a URL of another kind than webhdfs.
+        ConfigurationError: the folder of snapshots is named by a URL of another kind than webhdfs, or
+            ``transactions.ca_file`` cannot be read.
     """
     if wanted.source == "thrift":
-        return ServiceSource(wanted.thrift, token_file=wanted.shown_token_file)
+        return ServiceSource(wanted.thrift, opens=connecting(wanted))
     directory = wanted.snapshot_directory()
     return None if directory is None else DirectorySource.at(directory)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
-from tms_core.errors import FormatError, TransactionError
+from tms_core.errors import ConfigurationError, FormatError, TransactionError
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, Fields, MessageKind
 
@@ -28,6 +29,8 @@ AUTHENTICATE = "authenticate"
 ANSWER_YOURSELF = "answerYourself"
 #: What such a call is answered where that manager is not, or not any more.
 NOT_HERE = "Transactions are not managed here now"
+#: What a call is answered that comes without TLS to a service that has a certificate.
+TLS_ONLY = "This transaction service speaks TLS only"
 _CHUNK_BYTES = 1 << 18
 #: The length of a call or an answer, which comes before it.
 LENGTH = struct.Struct(">i")
@@ -43,6 +46,10 @@ class OutcomeUnknown(TransactionError):
 
 class MethodUnknown(ServiceUnavailable):
     """The service does not know the method: Tephra's own knows fewer than ours."""
+
+
+class TlsDemanded(ServiceUnavailable):
+    """The service speaks TLS only, and the call came without."""
 
 
 #: How many bytes a token has at least that a service demands: fewer could be found by trying.
@@ -73,6 +80,23 @@ def read_token(file: Path, shortest: int = 1, setting: str = "transactions.token
             f"Make a random one: openssl rand -hex 32 > {file}",
         )
     return token
+
+
+def read_authorities(setting: str, ca_file: Path | None) -> ssl.SSLContext:
+    """Return what checks certificates by those of a file, or by the system's.
+
+    Args:
+        setting: the name of the setting, for the message.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or has no certificate.
+    """
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{setting} is {ca_file}, which cannot be read: {error}.", "Give the file of a certificate in PEM."
+        ) from error
 
 
 class RpcConnection(Protocol):
@@ -144,17 +168,29 @@ class SocketConnection:
         address: ``HOST:PORT``.
         timeout_seconds: how long connecting may take.
         token_file: a file with the token that the service demands; None: it demands none.
+        tls: checks the certificate of the service; None: no TLS.
+        certificate_name: the name in that certificate; empty: the host of the address.
 
     Raises:
-        ServiceUnavailable: the token cannot be read, or is not good there.
+        ServiceUnavailable: the token cannot be read, or is not good there; or TLS failed.
         OSError: nothing listens there.
     """
 
-    def __init__(self, address: str, timeout_seconds: float, token_file: Path | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        timeout_seconds: float,
+        token_file: Path | None = None,
+        tls: ssl.SSLContext | None = None,
+        certificate_name: str = "",
+    ) -> None:
         token = None if token_file is None else read_token(token_file)
-        host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout_seconds)
+        host, port = address.rpartition(":")[::2]
+        host = host.strip("[]")
+        self._socket = socket.create_connection((host, int(port)), timeout_seconds)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self._socket = _wrapped(self._socket, address, tls, certificate_name or host)
         self._number = 0
         if token is not None:
             self._authenticate(address, token, timeout_seconds)
@@ -164,6 +200,9 @@ class SocketConnection:
             self.ask(AUTHENTICATE, (wire.string(1, token),), seconds)
         except MethodUnknown:
             return  # it demands none
+        except TlsDemanded:
+            self.close()
+            raise
         except (TransactionError, FormatError, EOFError) as error:
             self.close()
             raise ServiceUnavailable(
@@ -216,7 +255,8 @@ class SocketConnection:
     def break_off(self) -> None:
         """End the call that another thread waits for: its answer does not come any more."""
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # Not the method of an SSLSocket, which takes away what the other thread reads with.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _read(self, size: int, ends: float) -> bytes:
         parts: list[bytes] = []
@@ -231,6 +271,18 @@ class SocketConnection:
             parts.append(data)
             size -= len(data)
         return b"".join(parts)
+
+
+def _wrapped(plain: socket.socket, address: str, tls: ssl.SSLContext, name: str) -> ssl.SSLSocket:
+    try:
+        return tls.wrap_socket(plain, server_hostname=name)
+    except OSError as error:
+        plain.close()
+        raise ServiceUnavailable(
+            f"The transaction service {address} cannot be reached over TLS: {error}.",
+            "Check that the service has transactions.tls, that transactions.ca_file has the authority of its "
+            f"certificate, and that the certificate names {name}.",
+        ) from error
 
 
 def result_of(name: str, number: int, frame: bytes) -> Fields:
@@ -256,6 +308,8 @@ def _failed(name: str, fields: Fields) -> TransactionError:
     kind = fields.get(2)
     if kind == Failure.UNKNOWN_METHOD:
         return MethodUnknown(f"The transaction service does not know {name}.", "It is Tephra's own, or older.")
+    if as_text(fields, 1) == TLS_ONLY:
+        return TlsDemanded(f"{TLS_ONLY}.", "Set transactions.ca_file, or give TransactionClient an SSLContext (tls=…).")
     text = f"The transaction service failed at {name}: {as_text(fields, 1)}."
     if kind == Failure.PROTOCOL_ERROR:
         return ServiceUnavailable(

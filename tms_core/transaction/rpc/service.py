@@ -16,10 +16,11 @@ import asyncio
 import logging
 import resource
 import socket
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
 from enum import Enum
 from hmac import compare_digest
 from itertools import chain, islice
@@ -31,11 +32,13 @@ from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError, FormatError, TmsError, Unavailable
 from tms_core.logs.audit import BoundedAudit, Event
 from tms_core.logs.loggers import SeldomLogger, get_logger
+from tms_core.settings import certificate as certificates
+from tms_core.settings.certificate import ServerCertificate
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.rpc.calls import answer, failure
-from tms_core.transaction.rpc.line import ANSWER_YOURSELF, AUTHENTICATE, LENGTH, NOT_HERE, ServiceUnavailable
+from tms_core.transaction.rpc.line import ANSWER_YOURSELF, AUTHENTICATE, LENGTH, NOT_HERE, TLS_ONLY, ServiceUnavailable
 from tms_core.transaction.rpc.quick_calls import QuickCalls, QuickConnection
 
 #: The largest request, in bytes (``data.tx.thrift.max.read.buffer``).
@@ -59,6 +62,9 @@ MAX_UNREAD_BYTES = 256 * 1024 * 1024
 WORKERS = 20
 #: How long requests under way may take when the service stops, in seconds.
 STOP_SECONDS = 10
+#: How long a TLS handshake may take, or a call without TLS to a service that has a certificate, in seconds; and the
+#: byte with which a handshake begins.
+HANDSHAKE_SECONDS, HANDSHAKE = 10, b"\x16"
 #: How often transactions are looked through for what has timed out, in seconds. CDAP's 10
 #: (``data.tx.cleanup.interval``) would be how much later the messages of a worker that died come again.
 CLEANUP_SECONDS = 1
@@ -125,6 +131,7 @@ class TransactionService:
         admin_token: returns the token that a connection has to show for :data:`ADMINISTRATIVE` calls, and which is good
             for all others; None: ``token`` is good for all.
         several: knows whether this is the service that has to answer; None: there is no other.
+        certificate: what it shows over TLS; None: it speaks no TLS.
     """
 
     def __init__(
@@ -138,7 +145,9 @@ class TransactionService:
         token: Callable[[], bytes] | None = None,
         admin_token: Callable[[], bytes] | None = None,
         several: ManagerOfSeveral | None = None,
+        certificate: ServerCertificate | None = None,
     ) -> None:
+        self._certificate = certificate
         self._token = token
         self._admin_token = admin_token
         self._several = several
@@ -174,13 +183,14 @@ class TransactionService:
         """Listen; returns when calls are answered.
 
         Raises:
-            ConfigurationError: the address or port cannot be had.
+            ConfigurationError: the address, the port or the certificate cannot be had.
         """
+        context = None if self._certificate is None else self._certificate.load()
         listener = self._listen()
         self.port = listener.getsockname()[1]
         started = threading.Event()
         self._thread = threading.Thread(
-            target=uvloop.run, args=[self._serve(listener, started)], name="transaction-service", daemon=True
+            target=uvloop.run, args=[self._serve(listener, context, started)], name="transaction-service", daemon=True
         )
         self._thread.start()
         started.wait()
@@ -207,19 +217,95 @@ class TransactionService:
                 "Stop the program that listens there, or set transactions.thrift to a free address of this machine.",
             ) from error
 
-    async def _serve(self, listener: socket.socket, started: threading.Event) -> None:
-        loop = self._loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: QuickConnection(self._quick, self._accepted, loop), sock=listener)
+    async def _serve(self, listener: socket.socket, context: ssl.SSLContext | None, started: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        closing = await self._begin(listener, context)
         jobs = [asyncio.create_task(self._repeat(*job)) for job in self._jobs]
         started.set()
         await self._stopping.wait()
-        server.close()
+        closing()
         for task in (*jobs, *self._awaiting):
             task.cancel()
         if self._connections:
             _, late = await asyncio.wait(self._connections, timeout=STOP_SECONDS)
             for connection in late:
                 connection.cancel()
+
+    async def _begin(self, listener: socket.socket, context: ssl.SSLContext | None) -> Callable[[], object]:
+        """Accept connections from now on; returns what ends that."""
+        if context is None:
+            server = await asyncio.get_running_loop().create_server(self._connection, sock=listener)
+            return server.close
+        accepting = asyncio.create_task(self._accept(listener, context))
+        renewing = asyncio.create_task(self._renew(context))
+
+        def close() -> None:
+            accepting.cancel()
+            renewing.cancel()
+            listener.close()
+
+        return close
+
+    def _connection(self) -> QuickConnection:
+        return QuickConnection(self._quick, self._accepted, asyncio.get_running_loop())
+
+    async def _accept(self, listener: socket.socket, context: ssl.SSLContext) -> None:
+        """Accept connections over TLS, by hand: the loop's own server would not count those that shake hands."""
+        listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        begun: dict[asyncio.Task[None], None] = {}
+        try:
+            while True:
+                try:
+                    peer, name = await loop.sock_accept(listener)
+                except OSError as error:
+                    self._seldom.log(logging.WARNING, "no connection can be accepted: %s", error)
+                    await asyncio.sleep(1)
+                    continue
+                if len(begun) >= _most_connections():
+                    oldest = next(iter(begun))
+                    del begun[oldest]
+                    oldest.cancel()
+                task = asyncio.create_task(self._shake_hands(peer, name, context))
+                begun[task] = None
+                task.add_done_callback(lambda done: begun.pop(done, None))
+        finally:
+            for task in begun:
+                task.cancel()
+
+    async def _shake_hands(self, peer: socket.socket, name: object, context: ssl.SSLContext) -> None:
+        """Begin TLS with a client, or say that it has to."""
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        with ExitStack() as refused:
+            refused.callback(peer.close)
+            try:
+                peer.setblocking(False)
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                async with asyncio.timeout(HANDSHAKE_SECONDS):
+                    loop.add_reader(peer, readable.set)
+                    try:
+                        await readable.wait()
+                    finally:
+                        loop.remove_reader(peer)
+                    if peer.recv(1, socket.MSG_PEEK) == HANDSHAKE:
+                        await loop.connect_accepted_socket(self._connection, peer, ssl=context)
+                        refused.pop_all()
+                        return
+                    await _refuse_plain(peer)
+                text = "%s is cut off: it does not speak TLS (transactions.tls)"
+                self._seldom.log(logging.WARNING, text, name)
+            except EOFError as error:
+                logger.debug("%s is gone: %s", name, error)
+            except TimeoutError:
+                logger.info("%s is cut off: no TLS handshake has come for long", name)
+            except (OSError, FormatError) as error:
+                self._seldom.log(logging.WARNING, "%s is cut off: there is no TLS with it: %s", name, error)
+
+    async def _renew(self, context: ssl.SSLContext) -> None:
+        """Show a renewed certificate to connections from now on."""
+        while self._certificate is not None:
+            await asyncio.sleep(certificates.LOOK_SECONDS)
+            self._certificate.renew(context)
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= _most_connections() and not self._take_a_place():
@@ -441,6 +527,20 @@ class TransactionService:
             return await asyncio.get_running_loop().run_in_executor(self._workers, work, *arguments)
         finally:
             self._quick.under_way -= 1
+
+
+async def _refuse_plain(peer: socket.socket) -> None:
+    """Answer the first call of a connection without TLS that it has to speak TLS, and close it."""
+    reader, writer = await asyncio.open_connection(sock=peer)
+    try:
+        (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+        if not 0 <= size <= LARGE_BYTES:
+            raise FormatError("neither TLS nor a call")
+        data = _refusal(wire.read_message(await reader.readexactly(size)), TLS_ONLY)
+        writer.write(LENGTH.pack(len(data)) + data)
+        await writer.drain()
+    finally:
+        writer.close()
 
 
 def _nothing() -> None:

@@ -1,0 +1,277 @@
+"""The transaction service and its clients over TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+import yaml
+from thriftpy2.protocol import TBinaryProtocolFactory
+from thriftpy2.rpc import make_client
+from thriftpy2.thrift import TApplicationException
+from thriftpy2.transport import TFramedTransportFactory
+
+import tms_core.client
+from tests.server.client import PATIENCE_SECONDS
+from tests.server.test_protocol import make_certificate, shown
+from tests.transaction.test_thrift import interface
+from tms_core.cli.main import execute
+from tms_core.clock import ManualClock
+from tms_core.errors import ConfigurationError
+from tms_core.server.serving import serving
+from tms_core.settings import certificate as certificates
+from tms_core.settings.certificate import ServerCertificate
+from tms_core.settings.models import TlsSettings, TransactionSettings
+from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.storage import MemoryStorage
+from tms_core.transaction.rpc import service as module
+from tms_core.transaction.rpc.client import TransactionClient, source_of
+from tms_core.transaction.rpc.line import ServiceUnavailable, read_authorities
+from tms_core.transaction.rpc.service import TransactionService
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> TlsSettings:
+    """A certificate for ``localhost``, which is its own authority."""
+    return make_certificate(tmp_path / "certificate.pem", tmp_path / "key.pem")
+
+
+@pytest.fixture
+def manager(clock: ManualClock) -> Iterator[TransactionManager]:
+    with TransactionManager(MemoryStorage(), clock) as manager:
+        yield manager
+
+
+@pytest.fixture
+def service(manager: TransactionManager, tls: TlsSettings) -> Iterator[TransactionService]:
+    service = TransactionService(manager, port=0, certificate=ServerCertificate("transactions.tls", tls))
+    service.start()
+    yield service
+    service.stop()
+
+
+def settings_for(service: TransactionService, ca_file: Path, host: str = "localhost") -> TransactionSettings:
+    return TransactionSettings(source="thrift", thrift=f"{host}:{service.port}", ca_file=ca_file)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_client_that_trusts_the_authority_has_calls_of_every_size_done(
+    service: TransactionService, tls: TlsSettings
+) -> None:
+    settings = settings_for(service, tls.certificate)
+    with TransactionClient.configured(settings, PATIENCE_SECONDS) as client:
+        for size in (1, 20_000):
+            begun = client.start_short()
+            client.can_commit(begun.transaction_id, [b"%06d" % number for number in range(size)])
+            client.commit(begun.transaction_id)
+    source = source_of(settings)
+    assert source is not None
+    assert source.latest().snapshot.write_pointer == begun.transaction_id
+
+
+def test_connection_over_tls_is_used_again(
+    service: TransactionService, tls: TlsSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accept = Mock(wraps=service._accepted)
+    monkeypatch.setattr(service, "_accepted", accept)
+    with TransactionClient.configured(settings_for(service, tls.certificate)) as client:
+        for _ in range(20):
+            client.commit(client.start_short().transaction_id)
+    assert accept.call_count == 1
+
+
+@pytest.mark.parametrize(
+    ("trusts", "host", "reason"), [(False, "localhost", "self-signed"), (True, "127.0.0.1", "IP address mismatch")]
+)
+def test_client_that_does_not_trust_the_certificate_does_nothing(
+    service: TransactionService, manager: TransactionManager, tls: TlsSettings, trusts: bool, host: str, reason: str
+) -> None:
+    other = make_certificate(tls.key.with_name("other.pem"), tls.key.with_name("other.key"))
+    settings = settings_for(service, tls.certificate if trusts else other.certificate, host)
+    with (
+        TransactionClient.configured(settings) as client,
+        pytest.raises(ServiceUnavailable, match=f"over TLS: .*{reason}") as error,
+    ):
+        client.start_short()
+    assert f"transactions.ca_file has the authority of its certificate, and that the certificate names {host}" in (
+        error.value.hint
+    )
+    assert not manager.visibility().in_progress
+
+
+@pytest.mark.parametrize("has_token", [False, True])
+def test_plain_client_of_a_service_with_tls_learns_that_it_needs_tls(
+    service: TransactionService, manager: TransactionManager, tmp_path: Path, has_token: bool
+) -> None:
+    token_file = tmp_path / "token" if has_token else None
+    (tmp_path / "token").write_text("secret")
+    with (
+        TransactionClient(service.address, token_file=token_file) as client,
+        pytest.raises(ServiceUnavailable, match="speaks TLS only") as error,
+    ):
+        client.start_short()
+    assert "transactions.ca_file" in error.value.hint
+    assert not manager.visibility().in_progress
+
+
+def test_client_of_tephra_at_a_service_with_tls_learns_that_it_needs_tls(service: TransactionService) -> None:
+    client = make_client(
+        interface().TTransactionServer,
+        "127.0.0.1",
+        service.port,
+        proto_factory=TBinaryProtocolFactory(),
+        trans_factory=TFramedTransportFactory(),
+        timeout=PATIENCE_SECONDS * 1000,
+    )
+    with pytest.raises(TApplicationException, match="speaks TLS only"):
+        client.startShort()
+    client.close()
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\1x", b"\x16nothing of TLS", b"\xff\xff\xff\xff"])
+def test_garbage_at_a_service_with_tls_is_cut_off(service: TransactionService, data: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", service.port), PATIENCE_SECONDS) as connection:
+        connection.sendall(data)
+        assert is_closed(connection) or is_closed(connection)
+
+
+def test_client_over_tls_of_a_plain_service_learns_what_is_missing(
+    manager: TransactionManager, tls: TlsSettings
+) -> None:
+    plain = TransactionService(manager, port=0)
+    plain.start()
+    try:
+        with (
+            TransactionClient.configured(settings_for(plain, tls.certificate)) as client,
+            pytest.raises(ServiceUnavailable, match="over TLS") as error,
+        ):
+            client.start_short()
+        assert "Check that the service has transactions.tls" in error.value.hint
+    finally:
+        plain.stop()
+
+
+def test_silent_connection_without_a_handshake_is_cut_off(
+    service: TransactionService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.1)
+    for begins in (b"", b"\x16", b"\0\0"):
+        with socket.create_connection(("127.0.0.1", service.port), PATIENCE_SECONDS) as connection:
+            connection.sendall(begins)
+            assert is_closed(connection)
+
+
+def test_many_connections_without_a_handshake_do_not_keep_others_out(
+    service: TransactionService, tls: TlsSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 3)
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", service.port), PATIENCE_SECONDS))
+            for _ in range(3)
+        ]
+        with TransactionClient.configured(settings_for(service, tls.certificate)) as client:
+            assert client.status() == "OK"
+        assert is_closed(silent[0])
+
+
+def test_certificate_that_is_renewed_is_shown_to_new_connections_and_open_ones_go_on(
+    manager: TransactionManager, tls: TlsSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(certificates, "LOOK_SECONDS", 0.01)
+    new = make_certificate(tls.key.with_name("new.pem"), tls.key.with_name("new.key"))
+    service = TransactionService(manager, port=0, certificate=ServerCertificate("transactions.tls", tls))
+    service.start()
+    try:
+        with TransactionClient.configured(settings_for(service, tls.certificate)) as client:
+            client.start_short()
+            former = shown(service.port)
+            tls.certificate.write_bytes(new.certificate.read_bytes())
+            while "transactions.tls: " not in caplog.text:
+                time.sleep(0.01)
+            assert shown(service.port) == former
+            tls.key.write_bytes(new.key.read_bytes())
+            while shown(service.port) == former:
+                time.sleep(0.01)
+            client.start_short()
+        assert shown(service.port) == new.certificate.read_bytes().strip()
+        with TransactionClient.configured(settings_for(service, new.certificate)) as client:
+            client.start_short()
+    finally:
+        service.stop()
+    assert len(manager.visibility().in_progress) == 3
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"), [(0o644, r"transactions\.tls\.key .* other users"), (None, "cannot be used")]
+)
+def test_key_that_is_missing_or_open_to_others_is_refused(
+    manager: TransactionManager, tls: TlsSettings, mode: int | None, message: str
+) -> None:
+    if mode is None:
+        tls.key.unlink()
+    else:
+        tls.key.chmod(mode)
+    with pytest.raises(ConfigurationError, match=message):
+        TransactionService(manager, port=0, certificate=ServerCertificate("transactions.tls", tls)).start()
+
+
+def test_ca_file_that_is_missing_names_the_setting(tmp_path: Path) -> None:
+    settings = TransactionSettings(source="thrift", ca_file=tmp_path / "nothing.pem")
+    with pytest.raises(ConfigurationError, match=r"transactions\.ca_file"):
+        TransactionClient.configured(settings)
+    with pytest.raises(ConfigurationError, match=r"transactions\.ca_file"):
+        source_of(settings)
+
+
+def test_server_with_tls_for_transactions_serves_clients_and_commands(
+    tmp_path: Path, tls: TlsSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = {"certificate": str(tls.certificate), "key": str(tls.key)}
+    settings = {
+        "storage": {"kind": "memory"},
+        "server": {"port": 0},
+        "transactions": {"thrift": "127.0.0.1:0", "tls": pair, "ca_file": str(tls.certificate)},
+    }
+    config = tmp_path / "tms.yaml"
+    config.write_text(yaml.safe_dump(settings))
+    with serving(config, {}, {}, janitor=False) as started:
+        assert started.transactions is not None
+        address = started.transactions.replace("127.0.0.1", "localhost")
+        assert execute(["tx", "list", "--server", address]) == 1
+        assert "speaks TLS only" in capsys.readouterr().err
+        assert execute(["tx", "list", "--config", str(config), "--server", address]) == 0
+        trusted = read_authorities("transactions.ca_file", tls.certificate)
+        with TransactionClient(address, tls=trusted) as service:
+            with tms_core.client.Client(started.url, transactions=service) as client:
+                client.create_topic("default:orders")
+                with client.transaction() as transaction:
+                    transaction.publish("default:orders", [b"sync"])
+                asyncio.run(publish(started.url, service))
+                assert [message.payload for message in client.poll("default:orders")] == [b"sync", b"async"]
+            assert not service.in_progress()
+
+
+async def publish(url: str, service: TransactionClient) -> None:
+    async with tms_core.client.AsyncClient(url, transactions=service) as client, client.transaction() as transaction:
+        await transaction.publish("default:orders", [b"async"])
+
+
+def test_context_of_the_callers_own_is_used(service: TransactionService, tls: TlsSettings) -> None:
+    context = ssl.create_default_context(cafile=tls.certificate)
+    context.check_hostname = False
+    with TransactionClient(service.address, tls=context) as client:
+        assert client.status() == "OK"
