@@ -158,12 +158,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def page_lines() -> list[str]:
-    """What the README shows of ``make run``."""
-    [shown] = [shown for command, shown in consoles(ROOT / "README.md") if command == "make run"]
-    return shown
+    """Return the lines that the guide shows of ``make run``."""
+    guide = (ROOT / "docs/guide.md").read_text(encoding="utf-8")
+    [shown] = re.findall(r"```text\n\$ make run\n(.*?)```", guide, flags=re.DOTALL)
+    return str(shown).splitlines()
 
 
-def test_given_a_checkout_when_run_then_it_tells_what_the_readme_shows_and_ctrl_c_leaves_a_store_for_cdap(
+def test_given_a_checkout_when_run_then_it_tells_what_the_guide_shows_and_ctrl_c_leaves_a_store_for_cdap(
     start: Start,
 ) -> None:
     running = start(approve_at=35)
