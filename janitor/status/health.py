@@ -115,12 +115,14 @@ def _waits(status: Status, reason: str) -> bool:
 
 
 def _stuck(status: Status) -> Iterator[Reason]:
-    """A boundary that does not move any more; without a transaction system none is to."""
+    """Yield a reason if the boundary has stopped moving; without a transaction system it does not have to move."""
     bound = status.boundary.bound
     if bound is None or status.snapshot.problem == "not_configured":
         return
     behind_ms = status.now_ms - transaction_ms(int(bound))
-    if behind_ms > STUCK_SECONDS * 1000:
+    # The first boundary of a store that was adopted late lies in the past: it gets as long to move as it may be behind.
+    since_ms = status.now_ms - (status.adopted_ms or 0)
+    if min(behind_ms, since_ms) > STUCK_SECONDS * 1000:
         yield Reason(f"The prune boundary is {duration(behind_ms)} behind.", "boundary")
 
 

@@ -167,8 +167,14 @@ def test_judge_boundary_behind_needs_somebody_unless_there_is_no_transaction_sys
     behind_ms: int, problem: str, said: bool
 ) -> None:
     bound = str((NOW_MS - STUCK_SECONDS * 1000 - behind_ms) * TX_PER_MS)
-    status = replace(CALM, boundary=BoundaryFigures(bound), snapshot=SnapshotFigures(problem=problem))
+    status = replace(CALM, adopted_ms=0, boundary=BoundaryFigures(bound), snapshot=SnapshotFigures(problem=problem))
     assert ("The prune boundary is 4 d behind." in texts(judge(status))) == said
+
+
+@pytest.mark.parametrize(("adopted_seconds_ago", "said"), [(STUCK_SECONDS, False), (STUCK_SECONDS + 1, True)])
+def test_judge_old_boundary_of_a_store_just_adopted_is_healthy(adopted_seconds_ago: int, said: bool) -> None:
+    status = replace(CALM, boundary=BoundaryFigures("1"), adopted_ms=NOW_MS - adopted_seconds_ago * 1000)
+    assert any("prune boundary" in text for text in texts(judge(status))) == said
 
 
 @pytest.mark.parametrize(("problem", "shown"), [("", True), ("stale", True), ("not_configured", False)])
