@@ -26,7 +26,7 @@ from tms_core.transaction.manager import writes
 from tms_core.transaction.manager.conflicts import ChangeLimits
 from tms_core.transaction.manager.durable import ManagerStopped
 from tms_core.transaction.manager.journal import LogFailed, LogFile
-from tms_core.transaction.manager.manager import TransactionManager
+from tms_core.transaction.manager.manager import MAX_CHECKPOINTS, TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Recovered
 from tms_core.transaction.model import NO_TX_IN_PROGRESS, InProgressType, Transaction, TransactionType
 
@@ -469,6 +469,37 @@ def test_given_an_invalid_one_that_began_before_a_restart_when_aborted_then_it_s
     with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
         manager.abort(one)
         assert invalid(manager) == [one.transaction_id]
+
+
+def test_given_an_abort_that_names_an_older_transaction_as_its_checkpoint_then_that_stays_invalid(
+    clock: ManualClock, tmp_path: Path
+) -> None:
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
+        hidden = former.start_short().transaction_id
+        former.invalidate(hidden)
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
+        one = manager.start_short()
+        manager.invalidate(one.transaction_id)
+        manager.abort(replace(one, checkpoint_write_pointers=(hidden,)))
+        assert invalid(manager) == [hidden]
+
+
+def test_given_an_abort_that_names_what_is_no_checkpoint_then_its_log_does_not_grow(
+    clock: ManualClock, tmp_path: Path
+) -> None:
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
+        one = manager.start_short()
+        manager.abort(replace(one, checkpoint_write_pointers=tuple(range(one.transaction_id, BASE + MAX_CHECKPOINTS))))
+        assert in_progress(manager) == []
+        [log] = tmp_path.glob("txlog.*")
+        assert log.stat().st_size < 1_000
+
+
+def test_given_an_abort_that_names_too_many_checkpoints_then_it_is_refused(manager: TransactionManager) -> None:
+    one = manager.start_short()
+    with pytest.raises(BadArgument, match="100001 checkpoints"):
+        manager.abort(replace(one, checkpoint_write_pointers=range(MAX_CHECKPOINTS + 1)))
+    assert in_progress(manager) == [one.transaction_id]
 
 
 def test_given_many_late_writes_then_those_are_forgotten_that_are_not_invalid_any_more(

@@ -48,6 +48,8 @@ from tms_core.transaction.source.source import Loaded, SourceUnreachable
 _TIMEOUT_SECONDS = 30
 #: How much is kept of what a client calls itself, in characters.
 MAX_CLIENT_CHARACTERS = 255
+#: How many checkpoints an abort may name: each is looked up while all other calls wait.
+MAX_CHECKPOINTS = 100_000
 #: The change key that is named where a restart may have forgotten them.
 _FORGOTTEN = "(forgotten by a restart: ask again whether it can commit)"
 
@@ -174,11 +176,21 @@ class TransactionManager(DurableState):
         So does one of which messaging knows that something was not taken back (:meth:`note_written`), or is just being
         written (:meth:`begin_write`); and where that may be so, an invalid one stays invalid. Without effect on one
         that has ended otherwise, or never began.
+
+        Of the checkpoints that it names, only those count that can be its own: in progress or invalid, with a higher
+        id. Any other id would leave the invalid list with it.
+
+        Raises:
+            BadArgument: it names more checkpoints than any transaction has.
         """
-        pointer, named = transaction.transaction_id, tuple(transaction.checkpoint_write_pointers)
+        pointer, checkpoints = transaction.transaction_id, transaction.checkpoint_write_pointers
+        if len(checkpoints) > MAX_CHECKPOINTS:
+            raise BadArgument(f"an abort names {len(checkpoints)} checkpoints, where {MAX_CHECKPOINTS} are the most")
+        later = sorted({one for one in checkpoints if one > pointer})
         with self.deciding() as state:
             entry = state.in_progress.get(pointer)
-            left = self._writes.places({pointer, *named, *(entry.checkpoints if entry else ())})
+            named = tuple(one for one in later if one in state.in_progress or one in state.invalid)
+            left = self._writes.places({pointer, *later, *(entry.checkpoints if entry else ())})
             if entry is not None and left:
                 logger.info("transaction %d is invalidated, not aborted: not rolled back: %s", pointer, ", ".join(left))
                 self.record(Edit(pointer, EditState.INVALID))
