@@ -18,7 +18,7 @@ from tests.server.client import JSON, Client
 from tests.server.conftest import serving
 from tests.server.identities import TokenIdentities
 from tms_core.clock import SystemClock
-from tms_core.logs.audit import MOST_PER_MINUTE, BoundedAudit, Event, record
+from tms_core.logs.audit import MOST_CHARACTERS, MOST_PER_MINUTE, BoundedAudit, Event, record
 from tms_core.logs.loggers import configure
 from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
@@ -51,6 +51,12 @@ def test_audit_line_is_json_in_a_text_log(lines: Lines) -> None:
         "level": "info",
     }  # fmt: skip
     assert len(line["object"]) < 210
+
+
+def test_audit_line_is_short_whatever_a_client_calls_its_request(lines: Lines) -> None:
+    record(Event.UNAUTHORIZED, verb="\x1b a " * 10_000, result="refused", object_="b " * 10_000)
+    [line] = lines()
+    assert max(len(line["verb"]), len(line["object"])) == MOST_CHARACTERS + 1
 
 
 def test_bounded_audit_within_a_minute_writes_so_many_lines_and_says_how_many_it_left_out(lines: Lines) -> None:

@@ -18,6 +18,8 @@ from tms_core.logs.loggers import AUDIT, get_logger
 #: How many lines of one event that anybody can cause are written a minute.
 MOST_PER_MINUTE = 60
 _MINUTE_MS = 60_000
+#: How much of what a client chooses is in a line, in characters.
+MOST_CHARACTERS = 300
 
 logger = get_logger(AUDIT)
 
@@ -66,13 +68,19 @@ def record(
         "event": event.value,
         "principal": principal,
         "address": address,
-        "verb": verb,
-        "object": shortened(object_),
+        "verb": _cut(verb),
+        "object": _cut(object_),
         "result": result,
     }
     if suppressed:
         fields["suppressed"] = str(suppressed)
     logger.log(logging.INFO, event.value, extra={"fields": fields})
+
+
+def _cut(text: str) -> str:
+    # Words are cut first; a text may have many of them.
+    text = shortened(text)
+    return f"{text[:MOST_CHARACTERS]}…" if len(text) > MOST_CHARACTERS else text
 
 
 class BoundedAudit:
