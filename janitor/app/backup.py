@@ -84,9 +84,9 @@ def back_up(found: Folders, target: Path, *, store: Store | None = None, side: S
     """
     tables = find_tables(found.store)
     _require_empty(target)
-    for folder in [found.store, *tables.values()]:
+    for folder in [*found.named().values(), *tables.values()]:
         if target.resolve().is_relative_to(folder.resolve()):
-            raise ConfigurationError(f"{target} lies inside the store {found.store}.", "Name a folder elsewhere.")
+            raise ConfigurationError(f"{target} lies inside {folder}, which is backed up.", "Name a folder elsewhere.")
     remove_stale(found.state)
     with _new_folder(target) as made:
         _copy_state(found.state, made / f"{STORE}.janitor")

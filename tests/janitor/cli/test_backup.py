@@ -186,7 +186,8 @@ def test_backup_into_a_folder_with_something_in_it_is_refused(store: Path, tmp_p
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "mine").touch()
     assert typed("backup", tmp_path / "saved", store) == USAGE
-    assert typed("backup", store / "saved", store) == USAGE
+    for end in ("", ".side", ".tx", ".janitor"):
+        assert typed("backup", Path(f"{store}{end}", "saved"), store) == USAGE
     assert [path.name for path in (tmp_path / "saved").iterdir()] == ["mine"]
 
 
