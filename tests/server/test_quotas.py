@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +90,21 @@ def test_failed_attempts_are_slowed_down_by_address_and_forgiven_with_time(clock
     assert len(failed._failed) == MOST_REMEMBERED
 
 
+def test_failed_attempts_that_would_take_too_many_connections_are_answered_at_once(clock: ManualClock) -> None:
+    async def scene() -> None:
+        failed = FailedAttempts(clock, most_waiting=2)
+        waits = [asyncio.create_task(failed.wait(3600)) for _ in range(3)]
+        done, waiting = await asyncio.wait(waits, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+        assert (done, waiting) == ({waits[2]}, set(waits[:2]))
+        for one in waiting:
+            one.cancel()
+        await asyncio.wait(waiting)
+        await failed.wait(0)
+        assert failed._waiting == 0
+
+    asyncio.run(scene())
+
+
 # --- over HTTP -------------------------------------------------------------------------------------------------------
 
 
@@ -172,7 +188,7 @@ def test_failed_attempts_wait_and_good_tokens_do_not(site: Site, monkeypatch: py
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr("tms_core.server.app.asyncio.sleep", sleep)
+    monkeypatch.setattr("tms_core.server.auth.quotas.asyncio.sleep", sleep)
     for _ in range(FREE_ATTEMPTS + 2):
         assert site.ask(new_token(), "GET", "").status == 401
     assert slept == [0.5, 1.0]

@@ -9,7 +9,6 @@ raises on purpose go on to uvicorn, which answers 500 and logs them.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
@@ -261,7 +260,7 @@ async def identified(gate: Gate, scope: Scope) -> str:
         return gate.principal(scope["headers"])
     except Unauthorized:
         if seconds := gate.failed.note(address_of(scope)):
-            await asyncio.sleep(seconds)
+            await gate.failed.wait(seconds)
         raise
 
 

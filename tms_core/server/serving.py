@@ -105,7 +105,7 @@ def serving(
     settings = load(config, environ, flags).settings
     clock = clock or SystemClock()
     # Before anything is opened, since a key or a tokens file may be wrong.
-    gate = make_gate(settings.server.auth, clock)
+    gate = make_gate(settings.server.auth, clock, places(settings.server.max_connections))
     for sentence in exposed(settings):
         logger.warning("%s", sentence)
     with ExitStack() as stack:
@@ -321,11 +321,12 @@ def exposed(settings: Settings) -> Iterator[str]:
         )
 
 
-def make_gate(settings: AuthSettings, clock: Clock) -> Gate | None:
+def make_gate(settings: AuthSettings, clock: Clock, connections: int = 500) -> Gate | None:
     """What lets requests pass; None: everybody may do everything, which the settings allow on loopback only.
 
     Args:
         settings: ``server.auth``.
+        connections: how many the server takes at once.
 
     Raises:
         ConfigurationError: the tokens or keys cannot be used, or PyJWT is not installed.
@@ -337,7 +338,7 @@ def make_gate(settings: AuthSettings, clock: Clock) -> Gate | None:
         authenticator = Tokens(_given(settings.tokens_file), clock)
     else:
         authenticator = _jwt(settings, _given(settings.key_file), clock)
-    return Gate(authenticator, Rules(settings.rules), clock, settings.quotas)
+    return Gate(authenticator, Rules(settings.rules), clock, settings.quotas, connections)
 
 
 def _given(path: Path | None) -> Path:

@@ -31,7 +31,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError, Forbidden, Unauthorized, shortened
 from tms_core.logs.loggers import get_logger
-from tms_core.server.auth.quotas import FailedAttempts, Quotas
+from tms_core.server.auth.quotas import MOST_WAITING, FailedAttempts, Quotas
 from tms_core.settings.models import AuthQuota, AuthRule
 from tms_core.topic import TopicId, remembered
 
@@ -155,19 +155,27 @@ class Authenticator(Protocol):
 class Gate:
     """Lets requests pass, or not.
 
+    Args:
+        connections: how many the server takes at once.
+
     Attributes:
         quotas: what each principal may use.
         failed: the failed attempts of late, by address.
     """
 
     def __init__(
-        self, authenticator: Authenticator, rules: Rules, clock: Clock, quotas: Sequence[AuthQuota] = ()
+        self,
+        authenticator: Authenticator,
+        rules: Rules,
+        clock: Clock,
+        quotas: Sequence[AuthQuota] = (),
+        connections: int = 10 * MOST_WAITING,
     ) -> None:
         self._authenticator = authenticator
         self._rules = rules
         self._clock = clock
         self.quotas = Quotas(quotas, clock)
-        self.failed = FailedAttempts(clock)
+        self.failed = FailedAttempts(clock, min(MOST_WAITING, connections // 10))
         self._known: dict[bytes, Identity] = {}
 
     def principal(self, headers: Headers) -> str:

@@ -10,6 +10,7 @@ slowed down, so that a stranger behind the same proxy holds up nobody.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ MOST_REMEMBERED = 4096
 FREE_ATTEMPTS, FORGIVEN_MS = 10, 6_000
 #: By how much each further one is answered later, and how much later at most, in seconds.
 STEP_SECONDS, MOST_SECONDS = 0.5, 10.0
+#: How many of their answers wait at most: each has a connection, which others may need.
+MOST_WAITING = 50
 _EVERYBODY = "*"
 
 
@@ -126,10 +129,16 @@ class Quotas:
 
 
 class FailedAttempts:
-    """How many attempts of each address have failed of late. For one thread."""
+    """How many attempts of each address have failed of late. For one thread.
 
-    def __init__(self, clock: Clock) -> None:
+    Args:
+        most_waiting: how many of their answers wait at most; one more is given at once.
+    """
+
+    def __init__(self, clock: Clock, most_waiting: int = MOST_WAITING) -> None:
         self._clock = clock
+        self._most_waiting = most_waiting
+        self._waiting = 0
         self._failed: OrderedDict[str, tuple[float, int]] = OrderedDict()
 
     def note(self, address: str) -> float:
@@ -145,3 +154,13 @@ class FailedAttempts:
         if len(self._failed) > MOST_REMEMBERED:
             self._failed.popitem(last=False)
         return min(MOST_SECONDS, max(0.0, failed - FREE_ATTEMPTS) * STEP_SECONDS)
+
+    async def wait(self, seconds: float) -> None:
+        """Let an answer wait, if not too many wait already."""
+        if self._waiting >= self._most_waiting:
+            return
+        self._waiting += 1
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._waiting -= 1
