@@ -160,11 +160,6 @@ COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         _never("server.port", {"const": 15165}),
     ),
     (
-        "Several servers reach each other by their pods' addresses, which no certificate names: end TLS before them.",
-        _SEVERAL,
-        _never("server.tls", {"type": "object"}),
-    ),
-    (
         "Tokens are in a file (`server.auth.tokens_file`).",
         _all(_is("server.enabled", True), _is("server.auth.kind", "tokens")),
         _holds("server.auth.tokens_file", _GIVEN),

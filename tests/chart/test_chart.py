@@ -203,6 +203,10 @@ def test_every_value_is_explained_and_in_the_schema() -> None:
 SERVER = "server.enabled=true,server.auth.kind=jwt,server.auth.key_file=/key"
 TRANSACTIONS = "transactions.source=manager,transactions.token_file=/etc/tms-secrets/transactions"
 MANAGER = f"{SERVER},{TRANSACTIONS},persistence.enabled=true"
+TLS = (
+    "server.tls.certificate=/c,server.tls.key=/k,server.leader.ca_file=/ca,"
+    "transactions.tls.certificate=/c,transactions.tls.key=/k,transactions.ca_file=/ca"
+)
 VOLUME = f"{MANAGER},storage.kind=leveldb"
 SWEEP = "spark.enabled=true,spark.image=s:1,spark.command={sweep}"
 SHARED = "persistence.enabled=true,persistence.accessModes={ReadWriteMany}"
@@ -223,6 +227,7 @@ ARCHIVED = f"mode=cronjob,{SWEEP},{SHARED},janitor.archive.enabled=true"
         f"{SERVER},serverReplicas=2,server.leader.slots=16,{TRANSACTIONS}",
         f"{MANAGER},server.leader.slots=2,janitor.archive.enabled=true",
         f"{MANAGER},server.leader.advertise=http://x-tms-janitor-server:11015",
+        f"{MANAGER},serverReplicas=2,{TLS}",
         f"mode=cronjob,{SWEEP}",
         ARCHIVED,
         f"{ARCHIVED},spark.master=k8s://https://a",
@@ -269,7 +274,6 @@ def test_given_settings_of_spark_then_it_reads_them_as_they_were_written(tmp_pat
         ("server.enabled=true", "auth"),
         ("server.enabled=true,server.auth.kind=jwt", "key_file"),
         ("server.enabled=true,server.auth.kind=tokens", "tokens_file"),
-        (f"{SERVER},serverReplicas=2,server.tls.certificate=/c,server.tls.key=/k", "server/tls"),
         (f"{MANAGER},janitor.archive.enabled=true", "accessModes"),
         (f"{MANAGER},server.port=15165", "server/port"),
         (f"{MANAGER},transactions.directory=/srv/tx", "directory"),
