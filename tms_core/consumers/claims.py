@@ -214,7 +214,8 @@ def look(base: MessageId, claims: Sequence[GroupClaim], reader: Transaction) -> 
         if is_ is Truth.DONE and _first(claim) <= rank(base):
             merged = max(merged, claim.pointer)
             base = max(base, claim.last, key=rank)
-    behind = [(is_, claim) for is_, claim in found if rank(claim.last) > rank(base)]
+    done_to = rank(base)
+    behind = [(is_, claim) for is_, claim in found if rank(claim.last) > done_to]
     kept = tuple(claim for is_, claim in behind if is_ is not Truth.VOID)
     free = tuple(claim for is_, claim in behind if is_ is Truth.VOID)
     opened = min((claim.pointer for is_, claim in behind if is_ is Truth.OPEN), default=None)
@@ -332,13 +333,16 @@ def _without(
     after: MessageId, until: MessageId | None, covered: Iterable[tuple[MessageId, MessageId]]
 ) -> Iterator[tuple[MessageId, MessageId | None]]:
     """What is left of a range without other ranges, which come in the order of their beginnings."""
+    at, stop = rank(after), None if until is None else rank(until)
     for first, last in covered:
-        if until is not None and rank(first) >= rank(until):
+        start, end = rank(first), rank(last)
+        if stop is not None and start >= stop:
             break
-        if rank(first) > rank(after):
+        if start > at:
             yield after, first
-        after = max(after, last, key=rank)
-    if until is None or rank(after) < rank(until):
+        if end > at:
+            after, at = last, end
+    if stop is None or at < stop:
         yield after, until
 
 

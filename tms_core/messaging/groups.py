@@ -294,7 +294,8 @@ class Groups:
         metadata = self._topics.get(topic)
         group = ConsumerGroup.of(metadata, name)
         with self._consumers.lock(group):
-            former, rows = self._consumers.found(metadata, name), claims_of(self._side, group)
+            former = self._consumers.found(metadata, name)
+            rows = self._rows_of(group, former)
             if not self._belongs_to(pointer, principal) or all(claim.pointer != pointer for _, claim in rows):
                 return
             if self._transactions is not None and self._transactions.status(pointer) == "ended":
@@ -493,14 +494,16 @@ class Groups:
             noted: rows to write besides.
         """
         group = ConsumerGroup.of(metadata, former.name)
-        covered = sorted([*seen.kept, *found.taken], key=lambda claim: rank(claim.first))
+        covered = (*seen.kept, *found.taken)
         wanted = {*covered, *marks(seen.free, found.base, covered)}
         there = {claim for _, claim in rows}
         # Only what changes is packed: to pack one takes as long as all else that is done with a claim that stays.
         packed = [(*pack(group, claim), claim) for claim in wanted - there]
         changed = {key: value for key, value, _ in packed}
         puts = [*changed.items(), *noted]
-        deletes = [key for key, claim in rows if claim not in wanted and key not in changed]
+        # Sets keep the hashes of what is in them, and to hash a claim takes long, too.
+        gone = there - wanted
+        deletes = [key for key, claim in rows if claim in gone and key not in changed] if gone else []
         if puts or deletes or found.base != former.id:
             read_ms = found.base.publish_ms if found.base != former.id else 0
             # Always another one, whatever the clock says: by that a deposed server's late write is told.
@@ -509,7 +512,8 @@ class Groups:
             known = self._rows.pop(group, None)
             self._consumers.move(metadata, former, after, puts, deletes)
             if known is not None:
-                kept = [(key, claim) for key, claim in rows if claim in wanted and key not in changed]
+                dropped = {*changed, *deletes}
+                kept = [row for row in rows if row[0] not in dropped]
                 kept += [(key, claim) for key, _, claim in packed]
                 self._keep(group, known._replace(position=after, rows=kept))
 

@@ -94,7 +94,8 @@ class Transaction:
 
     def is_current_write(self, version: int) -> bool:
         """Whether this transaction itself wrote the version."""
-        return version in (self.write_pointer, self.transaction_id) or self.is_checkpoint(version)
+        own = version == self.transaction_id or version == self.write_pointer
+        return own or (bool(self.checkpoint_write_pointers) and self.is_checkpoint(version))
 
     def is_visible(self, version: int) -> bool:
         """Whether this transaction may read the version. There is no lower bound."""
