@@ -108,7 +108,7 @@ def test_the_help_of_release_shows_how_it_is_typed(capsys: pytest.CaptureFixture
 def test_given_ctrl_c_when_releasing_then_130_and_no_traceback(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tms_core.cli.admin.release", raising(KeyboardInterrupt))
+    monkeypatch.setattr("tms_core.tables.leveldb.store.release", raising(KeyboardInterrupt))
     assert execute(["admin", "release", str(folder)]) == 130
     assert "interrupted" in capsys.readouterr().err
 

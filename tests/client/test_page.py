@@ -99,7 +99,8 @@ def calls_of_the_client(text: str) -> Iterator[tuple[str, ast.Call]]:
 
 
 def test_every_argument_that_a_page_names_in_a_sentence_is_one() -> None:
-    pages = [path.read_text(encoding="utf-8") for path in (*DOCS.parent.glob("*.md"), *DOCS.rglob("*.md"))]
+    paths = {*DOCS.parent.glob("*.md"), *DOCS.rglob("*.md")} - {DOCS / "api.md"}  # signatures, and not calls
+    pages = [path.read_text(encoding="utf-8") for path in sorted(paths)]
     named = [call for page in pages for call in calls_of_the_client(page)]
     assert len(named) > 5
     for name, call in named:

@@ -206,7 +206,7 @@ def test_the_document_names_every_route_with_its_methods(client: Client) -> None
             assert (answer.status != 405) == (method in known), (method, path)
             if method in known:
                 assert str(answer.status) in item[method.lower()]["responses"], (method, path)
-    assert len(paths) == 17
+    assert len(paths) == 18
     assert json.dumps(paths)
 
 
