@@ -129,6 +129,8 @@ def restore(source: Path, found: Folders) -> list[Path]:
 @contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
     """A folder to be filled, which gets its name when the block has ended; removed where that fails."""
+    # A link stays one: where it leads to is filled.
+    target = target.resolve()
     with translated(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{target.name}.unfinished-", dir=target.parent))

@@ -191,6 +191,17 @@ def test_backup_into_a_folder_with_something_in_it_is_refused(store: Path, tmp_p
     assert [path.name for path in (tmp_path / "saved").iterdir()] == ["mine"]
 
 
+def test_backup_and_restore_through_links_fill_where_these_lead(store: Path, tmp_path: Path) -> None:
+    for name in ("saved", "other"):
+        (tmp_path / "disk" / name).mkdir(parents=True)
+        (tmp_path / name).symlink_to(tmp_path / "disk" / name)
+    assert typed("backup", tmp_path / "saved", store) == 0
+    assert typed("restore", tmp_path / "saved", tmp_path / "other") == 0
+    assert (tmp_path / "saved").is_symlink()
+    assert (tmp_path / "other").is_symlink()
+    assert files(tmp_path / "other") == files(tmp_path / "disk" / "saved" / "messaging") != {}
+
+
 def test_restored_store_without_its_side_table_is_not_served(store: Path, tmp_path: Path) -> None:
     assert typed("backup", tmp_path / "saved", store) == 0
     shutil.rmtree(tmp_path / "saved" / "messaging.side")
