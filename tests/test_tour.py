@@ -24,7 +24,7 @@ import pytest
 from examples import tour
 from janitor.status.status import HeldTopic, RunSummary, Status
 from tests.builders import NOW_MS
-from tests.test_docs import consoles, pattern
+from tests.test_docs import pattern
 from tms_core.tables.leveldb.store import LevelDBStore
 
 ROOT = Path(__file__).parents[1]

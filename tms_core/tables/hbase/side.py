@@ -63,6 +63,9 @@ class HBaseSide(SideTable):
         return Page(items, None if ended else found[-1].row + b"\0")
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        if self._may_be_missing:
+            # HBase says that a table does not exist to a reader; a writer's retries are exhausted without a reason.
+            self._rows.get(_NO_ROW)
         self._rows.put((key, {_COLUMN: value}) for key, value in rows)
 
     def delete(self, keys: Sequence[bytes]) -> None:
