@@ -203,12 +203,13 @@ pictures: $(STAMP) ## take the pictures of README and docs anew, from the tour, 
 
 # --- proving it ------------------------------------------------------------------------------------------------------
 
-lint: $(STAMP) ## ruff, mypy --strict, the layers, undeclared and unused dependencies
+lint: $(STAMP) ## ruff, mypy --strict, the layers, dependencies, prose
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check --quiet .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/deptry tms_core janitor
+	$(PY) -m tools.prose --check
 
 #: Options of pip-audit, such as --ignore-vuln ID.
 AUDIT_OPTIONS ?=

@@ -1,0 +1,56 @@
+"""The count of sentence patterns, and the record that it may not exceed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.prose import count, count_docstrings, risen
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("A pass deletes what is due.", "free relative clause"),
+        ("Who has the lease may write.", "free relative clause"),
+        ("The operator is told which rows wait.", "reporting passive"),
+        ("A run begins after the guards.", "begin or end"),
+        ("A row of one that is gone stays.", "bare pronoun"),
+        ("Rows are kept. So it is with holds.", "inversion"),
+        ("The count is made anew.", "avoided word"),
+        (" ".join(["word"] * 31) + ".", "long sentence"),
+    ],
+)
+def test_count_text_with_a_pattern_finds_it(text: str, pattern: str) -> None:
+    assert count(text) == {pattern: 1}
+
+
+@pytest.mark.parametrize(
+    "text", ["Expired rows are deleted.", "```\nwhat is due\n```", "`what is due`", " ".join(["word"] * 30) + "."]
+)
+def test_count_plain_text_and_code_finds_nothing(text: str) -> None:
+    assert count(text) == {}
+
+
+@pytest.mark.parametrize(
+    ("docstring", "without"),
+    [
+        ("Return the rows.", 0),
+        ("The rows.", 1),
+        ("Whether it is open.", 1),
+        ("Rows of a topic.", 1),
+        ("Delete rows.", 0),
+    ],
+)
+def test_count_docstrings_of_a_function_expects_a_verb(docstring: str, without: int) -> None:
+    source = f'def f():\n    """{docstring}"""\n\n\nclass C:\n    """The rows."""\n'
+    assert count_docstrings(source)["docstring without a verb"] == without
+
+
+def test_risen_with_more_than_recorded_names_file_and_pattern() -> None:
+    assert risen({"a.md": {"x": 2, "y": 1}}, {"a.md": {"x": 1, "y": 1}}) == ["a.md: x: 2, at most 1"]
+    assert risen({"a.md": {"x": 1}}, {"a.md": {"x": 3}}) == []
+
+
+def test_risen_after_a_file_was_moved_allows_the_counts_of_the_old_one() -> None:
+    assert risen({"new.md": {"x": 2}}, {"old.md": {"x": 2}}) == []
+    assert risen({"new.md": {"x": 2}, "newer.md": {"x": 1}}, {"old.md": {"x": 2}}) == ["newer.md: x: 1, at most 0"]

@@ -1,0 +1,143 @@
+"""Count the sentence patterns that make text hard to read: ``python -m tools.prose``.
+
+Each page of the documentation and each Python file of the product has a count for each pattern. ``--check`` compares
+the counts with the recorded ones in ``tools/prose.json`` and exits with 1 if one of them has risen; ``--record`` writes
+today's counts. A new file has none, or inherits the counts of files that are gone: a file may be moved.
+
+The patterns are searched in prose only: not in code blocks, quoted code, tables of generated pages or links.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RECORD = ROOT / "tools/prose.json"
+#: A sentence is long from this many words on.
+LONG_SENTENCE = 31
+_VERB = (
+    r"(?:is|are|was|were|has|have|had|can|could|may|might|must|will|would|should|does|did|do|goes|comes?|came|needs?|takes?|"
+    r"holds?|stands?|makes?|made|says?|happens?|happened|lies|reads?|writes?|runs?|asks?|uses?|works?|knows?)"
+)
+#: The patterns of prose, by name.
+PATTERNS: Mapping[str, re.Pattern[str]] = {
+    "free relative clause": re.compile(
+        rf"\b(?:what|who|whoever|whatever) (?:{_VERB}\b|(?:it|they|we|you|he|she|this|that|these|the \w+|an? \w+) )",
+        re.I,
+    ),
+    "reporting passive": re.compile(
+        r"\b(?:is|are|was|were|be|been|being) (?:not |never |then |also |\w+ly )?(?:told|said|asked|let|given|taken)\b",
+        re.I,
+    ),
+    "begin or end": re.compile(r"\b(?:begins?|began|begun|beginning|ends?|ended|ending)\b", re.I),
+    "bare pronoun": re.compile(r"\b(?:one that|those (?:that|who|of|which)|that of)\b", re.I),
+    "inversion": re.compile(
+        r"(?:^|[.:;] )(?:So (?:it|they|that) (?:is|are|does|do)|Where there (?:is|are)|Of [^,.]{1,40},)", re.M
+    ),
+    "avoided word": re.compile(
+        r"\b(?:anew|any more|meanwhile|besides|for ever|but for|at the least|of (?:ours|theirs|its own))\b", re.I
+    ),
+}
+#: First words of a function's docstring that show that it does not start with a verb.
+_NOT_A_VERB = re.compile(
+    r"(?:The|An?|Whether|What|Where|How|Who|Whose|Why|When|Which|Those|These|That|This|There|One|All|As|No|Nothing|Every\w*|"
+    r"Each|Its|Their|Called|From|About|For|At|Of|So|Without|Never|Another|Something|Like|\w*s)\b"
+)
+_CODE = re.compile(r"```.*?```|^    .*$|`[^`]*`|<!--.*?-->", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"\]\([^)]*\)")
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n\s*[-*|#]|\|")
+
+
+def count(text: str) -> Counter[str]:
+    """Count each pattern in a text in Markdown."""
+    prose = _LINK.sub("]", _CODE.sub(" X ", text))
+    found = Counter({name: len(pattern.findall(prose)) for name, pattern in PATTERNS.items()})
+    found["long sentence"] = sum(len(sentence.split()) >= LONG_SENTENCE for sentence in _SENTENCE.split(prose))
+    return +found
+
+
+def count_docstrings(source: str) -> Counter[str]:
+    """Count each pattern in the docstrings of a Python file, and functions whose docstring starts without a verb."""
+    found: Counter[str] = Counter()
+    for node, text in docstrings(source):
+        found += count(text)
+        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        found["docstring without a verb"] += is_function and _NOT_A_VERB.match(text) is not None
+    return +found
+
+
+def docstrings(source: str) -> Iterator[tuple[ast.AST, str]]:
+    """Yield each documented node of a Python file with its docstring."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            text = ast.get_docstring(node)
+            if text:
+                yield node, text
+
+
+def counts(root: Path) -> dict[str, Counter[str]]:
+    """Return the counts of each file below a checkout that has any, by its path."""
+    pages = {path: count for path in [*root.glob("*.md"), *root.glob("docs/**/*.md")] if path.name != "CHANGELOG.md"}
+    modules = {
+        path: count_docstrings for package in ("tms_core", "janitor") for path in root.glob(f"{package}/**/*.py")
+    }
+    found = {
+        path.relative_to(root).as_posix(): counter(path.read_text(encoding="utf-8"))
+        for path, counter in sorted({**pages, **modules}.items())
+    }
+    return {path: counted for path, counted in found.items() if counted}
+
+
+def risen(today: Mapping[str, Mapping[str, int]], recorded: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return a line for each count that has risen since it was recorded.
+
+    Counts of a file without a record are compared with those of files that have gone: a file may be moved.
+    """
+    gone: Counter[str] = Counter()
+    for path in recorded.keys() - today.keys():
+        gone.update(recorded[path])
+    lines = []
+    for path, counted in today.items():
+        for pattern, number in counted.items():
+            allowed = recorded[path].get(pattern, 0) if path in recorded else min(number, gone[pattern])
+            if path not in recorded:
+                gone[pattern] -= allowed
+            if number > allowed:
+                lines.append(f"{path}: {pattern}: {number}, at most {allowed}")
+    return lines
+
+
+def main(arguments: list[str]) -> int:
+    """Print the totals; with ``--check`` compare the counts with the record, with ``--record`` write it."""
+    parser = argparse.ArgumentParser(description="Count sentence patterns in documentation and docstrings.")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a count has risen")
+    parser.add_argument("--record", action="store_true", help="record the counts of today")
+    options = parser.parse_args(arguments)
+    today = counts(ROOT)
+    if options.record:
+        lines = ",\n".join(
+            f"  {json.dumps(path)}: {json.dumps(counted, sort_keys=True)}" for path, counted in today.items()
+        )
+        RECORD.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    if options.check:
+        lines_risen = risen(today, json.loads(RECORD.read_text(encoding="utf-8")))
+        for line in lines_risen:
+            print(line)
+        return 1 if lines_risen else 0
+    total: Counter[str] = Counter()
+    for counted in today.values():
+        total.update(counted)
+    for pattern, number in total.most_common():
+        print(f"{number:6}  {pattern}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
