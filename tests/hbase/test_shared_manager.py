@@ -167,7 +167,7 @@ def test_given_a_server_that_was_alone_when_it_is_to_be_one_of_several_then_the_
     command = [str(TMS), "serve", "--config", str(pair.configure("a")), "--no-janitor"]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert refused.returncode == 2, refused.stderr
-    assert "make an empty folder" in refused.stderr
+    assert "has no transaction log" in refused.stderr
     (tmp_path / "away").rename(folder)
     with pair.server("a") as first:
         until(lambda: leads(first))

@@ -162,7 +162,7 @@ class History:
         self._end("ended", end)
 
     def _abort(self, manager: TransactionManager) -> None:
-        # One without effect is answered, too.
+        # One without effect is answered, too; after the log has failed, one of an older transaction invalidates it.
         self._end("ended", manager.abort, "invalid")
 
     def _invalidate(self, manager: TransactionManager) -> None:
@@ -178,7 +178,7 @@ class History:
             return
         transaction = self.random.choice(open_ones)
         possible = self.possible[transaction.transaction_id]
-        possible.add(state)
+        possible |= {state, *other}
         with suppress(NotInProgress):
             end(transaction)
             possible.intersection_update({state, *other})

@@ -462,7 +462,7 @@ def test_given_a_last_write_cut_short_when_opened_then_the_writes_before_it_are_
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/x/CURRENT"), "Free some space"),
         (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "/x/CURRENT"), "Free some space"),
         (plyvel.IOError(b"IO error: /x/LOCK: Permission denied"), "Run as the user"),
-        (OSError(errno.EROFS, os.strerror(errno.EROFS), "/x/LOCK"), "Run as the user"),
+        (OSError(errno.EROFS, os.strerror(errno.EROFS), "/x/LOCK"), "mount it for writing again"),
         (plyvel.CorruptionError(b"Corruption: bad block"), "Restore the store from a backup"),
         (plyvel.IOError(b"IO error: /x/000012.ldb: Input/output error"), "Look at the disk"),
     ],

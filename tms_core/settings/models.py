@@ -394,9 +394,10 @@ class ConsumerSettings(Section):
         unit="seconds",
         reason="a day to bring a consumer back; one that never comes costs no more than that",
     )
-    retry_seconds: Count = setting(
+    retry_seconds: CountOrZero = setting(
         1,
-        "wait of a consumer group before a message that failed comes again, twice as long after each further failure",
+        "wait of a consumer group before a message that failed comes again, twice as long after each further failure; "
+        "0: no wait, so that a message that always fails holds up the others",
         unit="seconds",
         reason="a short fault passes, and with max_deliveries=4 a fault of 7 s sends nothing to the dead letters",
     )

@@ -384,11 +384,11 @@ class FullDisk(io.FileIO):
 
 
 def fail_writing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def opened(path: Path, mode: str) -> FullDisk:
+    def opened(path: Path, mode: str, opener: Callable[[str, int], int]) -> FullDisk:
         assert mode == "wb"
-        return FullDisk(path, "wb")
+        return FullDisk(path, "wb", opener=opener)
 
-    monkeypatch.setattr(Path, "open", opened)
+    monkeypatch.setattr("janitor.archive.folder.open", opened, raising=False)
 
 
 def name_of(handle: int) -> str:

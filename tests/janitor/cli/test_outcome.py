@@ -38,6 +38,9 @@ _SAID = (
     "with source manager where `tms serve` listens", "that the transaction service of `tms serve` demands",
     "that of tms serve", "let tms serve create", "CDAP, tms serve", "as tms serve does", "another tms serve",
     "as tms poll prints it", "`tms admin token PRINCIPAL`", "serve without it", "Usage: ", "--help",
+    "`tms serve` may listen on an address", "delete the topic and create it again",
+    "or start tms serve with its janitor", "of the transaction service of `tms serve`;",
+    "tms serve gives up their claims", "else read them, then tms topic delete",
 )  # fmt: skip
 _OPTIONS = "--config janitor.yaml"
 
