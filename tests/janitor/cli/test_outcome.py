@@ -40,7 +40,7 @@ _SAID = (
     "as tms poll prints it", "`tms admin token PRINCIPAL`", "serve without it", "Usage: ", "--help",
     "`tms serve` may listen on an address", "delete the topic and create it again",
     "or start tms serve with its janitor", "of the transaction service of `tms serve`;",
-    "tms serve gives up their claims", "else read them, then tms topic delete",
+    "tms serve gives up their claims", "else read them, then tms topic delete", "           and tms topic create",
 )  # fmt: skip
 _OPTIONS = "--config janitor.yaml"
 
