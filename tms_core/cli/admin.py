@@ -132,7 +132,8 @@ def _write(path: Path, token: str) -> None:
         file.write(f"{token}\n")
 
 
-@click.group("admin")
+# Its own, because click keeps the help option of the first context that it is used in, which may have no parent.
+@click.group("admin", context_settings={"help_option_names": ["-h", "--help"]})
 def admin() -> None:
     """For the operator of a store."""
 
