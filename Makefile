@@ -32,11 +32,11 @@ fi; \
 mkdir -p $(BIN); for program in "$$place"/*; do ln -sf "$$program" "$(BIN)/$$(basename "$$program")$(4)"; done
 endef
 #: The modules that decide what is deleted: not one branch of theirs may go untested.
-LAW := tms_core/rowkey.py,janitor/law/policy.py,janitor/law/ranges.py,janitor/law/references.py,janitor/boundary/claim.py
+LAW := tms_core/rowkey.py,janitor/rules/policy.py,janitor/rules/ranges.py,janitor/rules/references.py,janitor/boundary/claim.py
 #: The tests of these modules; they are always traced.
-LAW_TESTS := tests/janitor/law tests/janitor/boundary tests/test_rowkey.py
+LAW_TESTS := tests/janitor/rules tests/janitor/boundary tests/test_rowkey.py
 #: What says in minutes whether another Python or processor will do: every store, the client, the rules. It needs no Java.
-FAST := tests/contract tests/tables tests/client tests/consumers tests/transaction tests/janitor/law tests/janitor/boundary \
+FAST := tests/contract tests/tables tests/client tests/consumers tests/transaction tests/janitor/rules tests/janitor/boundary \
   tests/janitor/state tests/janitor/sweep tests/test_api.py tests/test_clock.py tests/test_errors.py tests/test_rowkey.py tests/test_side.py tests/test_topic.py
 #: Whether all else is traced too, which takes a fifth longer: CI does it.
 COVERAGE ?= $(filter-out 0 false,$(CI))

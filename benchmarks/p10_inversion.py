@@ -17,7 +17,7 @@ from benchmarks.figure import Figure, report
 from benchmarks.hbase import by_salt, filled, server
 from benchmarks.p1_sweep import BenchClock
 from benchmarks.stores import NOW_MS, engine
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from tests.hbase.tables import Tables
 from tests.support import size
 from tms_core.tables.hbase.schema import POINTER_COLUMN

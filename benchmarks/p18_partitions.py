@@ -22,7 +22,7 @@ from benchmarks.figure import Figure, report
 from tests.server.process import Serve, configure
 from tests.support import size
 from tms_core.client import Client
-from tms_core.client.participant import ClaimedBatch, GroupClaims
+from tms_core.client.transactions.participant import ClaimedBatch, GroupClaims
 
 PARTITIONS = CONSUMERS = 16
 BATCH, BYTES = 50, 1000

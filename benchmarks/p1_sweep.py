@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.figure import Figure, report
 from benchmarks.java_prune import prune_copy
 from benchmarks.stores import BATCH_ROWS, NOW_MS, build, engine, topic_names
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from tests.interop.java import Interop, JavaFailed
 from tests.support import size
 from tms_core.clock import SystemClock

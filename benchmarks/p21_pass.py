@@ -28,7 +28,7 @@ from benchmarks.figure import Figure, report
 from benchmarks.java_prune import prune_copy
 from benchmarks.p1_sweep import BenchClock
 from benchmarks.stores import BATCH_ROWS, BODY, NOW_MS, TTL_SECONDS, engine, topic_names
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from tests.support import size
 from tms_core.rowkey import MessageKey, generation_prefix, time_prefix
 from tms_core.tables.base import MessageValue

@@ -26,7 +26,7 @@ from benchmarks.figure import Figure, report
 from benchmarks.hbase import BUCKETS, by_salt, filled, server
 from benchmarks.p1_sweep import BenchClock
 from benchmarks.stores import BATCH_ROWS, engine
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from tests import maven
 from tests.hbase.server import HERE, HBaseServer
 from tests.hbase.tables import Tables

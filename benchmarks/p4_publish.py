@@ -33,7 +33,7 @@ from tests.server.process import Serve, configure
 from tests.server.test_avro import block
 from tests.server.test_messages import EVERYTHING
 from tests.support import size
-from tms_core.client.messages import encode_poll
+from tms_core.client.protocol.messages import encode_poll
 from tms_core.clock import SystemClock
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId, MessageKey

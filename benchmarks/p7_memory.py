@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.figure import Figure, report
 from benchmarks.p1_sweep import BenchClock
 from benchmarks.stores import NOW_MS, build, engine, topic_names
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from tests.support import size
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from janitor.law.policy import Hold, Reason, Rule
+from janitor.rules.policy import Hold, Reason, Rule
 from tms_core.topic import TopicId
 
 Mode = Literal["plan", "apply"]

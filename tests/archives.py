@@ -16,7 +16,7 @@ from janitor.archive import index as archived
 from janitor.archive.index import ArchivedFile, Selection
 from janitor.archive.restore import Request, Restored, restore
 from janitor.archive.writer import ParquetArchive, RunArchive, SavedFile
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.transactions import TransactionView

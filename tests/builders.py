@@ -20,8 +20,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from janitor.law.references import Lifetime
 from janitor.report import Report
+from janitor.rules.references import Lifetime
 from janitor.run import plan_file as plan
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine

@@ -40,7 +40,7 @@ MEMORY, MEMORY_BYTES = Path("/dev/shm"), 6 << 30  # noqa: S108
 #: them would double their time, and would hide what has none.
 UNTRACED = (
     "disasters", "hostile", "interop", "kafka", "simulation", "test_docs.py", "test_tms_hints.py",
-    "janitor/cli/test_hints.py", "janitor/cli/test_sample_stores.py", "janitor/law/test_differential.py",
+    "janitor/cli/test_hints.py", "janitor/cli/test_sample_stores.py", "janitor/rules/test_differential.py",
     "janitor/test_patience.py", "server/test_manager_log_model.py",
 )  # fmt: skip
 

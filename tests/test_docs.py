@@ -21,8 +21,8 @@ import click
 import pytest
 
 from examples import demo
-from janitor.law.policy import Hold, Reason, Rule
 from janitor.report import COUNTED_REASONS
+from janitor.rules.policy import Hold, Reason, Rule
 from janitor.run import plan_file as plan
 from janitor.run.guards import successor_mark
 from janitor.state.records import (

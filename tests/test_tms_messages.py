@@ -22,7 +22,7 @@ from tms_core.cli import topics
 from tms_core.cli.main import cli, execute
 from tms_core.client import Client, NotInProgress, ProducerFenced
 from tms_core.clock import ManualClock
-from tms_core.messaging import consumers
+from tms_core.messaging.groups import positions as consumers
 from tms_core.rowkey import MessageId
 from tms_core.server import companions
 from tms_core.server.auth.tokens import new_token, token_line

@@ -17,9 +17,9 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from janitor.archive.writer import pick_rows
-from janitor.law.policy import Transactions
+from janitor.rules.policy import Transactions
 from tms_core.errors import Refused
-from tms_core.messaging.producer_rows import announced_ahead
+from tms_core.messaging.producers.rows import announced_ahead
 from tms_core.rowkey import PayloadKey, generation_prefix, java_abs, pointer_prefix, stop_key
 from tms_core.tables.base import Reads
 from tms_core.tables.side import SideTable

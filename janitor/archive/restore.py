@@ -27,7 +27,7 @@ from janitor.archive import parquet
 from janitor.archive.conflicts import Arrival, Conflicts
 from janitor.archive.index import ANY, ArchivedFile, Selection
 from janitor.archive.writer import CommitState, pick
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from janitor.state.base import State
 from janitor.sweep.context import matches
 from janitor.sweep.transactions import TransactionView

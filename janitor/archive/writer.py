@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from janitor.archive import folder as archive_folder
 from janitor.archive import parquet
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock
 from tms_core.errors import ArchiveError

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from janitor.law.ranges import remainder
+from janitor.rules.ranges import remainder
 from janitor.state.base import State
 from janitor.state.records import Note
 from tms_core.tables.base import ALL_KEYS, KeyRange, Reads

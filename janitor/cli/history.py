@@ -11,7 +11,7 @@ from rich.text import Text
 from janitor.cli import render
 from janitor.cli.options import common_options, session
 from janitor.cli.state import beginning, explain_beginning, open_state
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from janitor.state.base import RunRecord
 from janitor.status.collect import report_of, summary
 from tms_core.cli.typed import Moment, SinceType

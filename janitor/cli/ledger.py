@@ -9,7 +9,7 @@ import click
 from janitor.cli import render
 from janitor.cli.options import common_options, session, topic_patterns
 from janitor.cli.state import beginning, explain_beginning, open_state
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from janitor.state.base import LedgerEntry
 from tms_core.logs.printable import duration
 from tms_core.rowkey import GENERATION_BYTES

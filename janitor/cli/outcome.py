@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from janitor.cli import render
 from janitor.cli.options import PARTLY, REFUSED
 from janitor.cli.state import open_state
-from janitor.law.policy import Hold
 from janitor.report import Report
+from janitor.rules.policy import Hold
 from janitor.state.base import EVERYTHING
 from tms_core.cli.outcome import BUSY, DONE
 from tms_core.errors import StoreBusy

@@ -10,8 +10,8 @@ import click
 
 from janitor.cli.options import common_options, session, topic_patterns
 from janitor.cli.outcome import adoption, for_held, next_pass, show, typed
-from janitor.law.policy import Hold
 from janitor.report import Report
+from janitor.rules.policy import Hold
 from janitor.run import plan_file as plan
 from janitor.sweep.whatif import WhatIf
 from tms_core.cli.typed import Moment, TimeType

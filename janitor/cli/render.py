@@ -12,8 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from janitor.law.policy import Hold, Reason, Rule
 from janitor.report import COUNTED_REASONS, Report
+from janitor.rules.policy import Hold, Reason, Rule
 from tms_core.logs import printable
 from tms_core.logs.printable import duration
 

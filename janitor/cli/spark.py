@@ -13,7 +13,7 @@ from janitor.cli import render
 from janitor.cli.options import common_options, session, together, topic_patterns
 from janitor.cli.outcome import finish, show
 from janitor.cli.run import after_run
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from janitor.run.log import RunLog
 from janitor.sweep.context import matches
 from tms_core.errors import StateBusy, StoreBusy

@@ -19,8 +19,8 @@ from janitor.cli.history import status as run_status
 from janitor.cli.options import common_options, session
 from janitor.cli.state import open_state
 from janitor.cli.topic import claimed
-from janitor.law.policy import Hold
 from janitor.report import MEASURED
+from janitor.rules.policy import Hold
 from janitor.state.base import EVERYTHING, State
 from janitor.state.sqlite.state import SqliteState
 from janitor.status.collect import collect

@@ -16,7 +16,7 @@ from janitor.cli.outcome import typed
 from janitor.cli.state import complete_topics
 from janitor.inspect.answer import Found, Missing, Trace, Why
 from janitor.inspect.fate import Fate
-from janitor.law.policy import Hold, Reason, Rule
+from janitor.rules.policy import Hold, Reason, Rule
 from tms_core.cli.typed import MessageIdType, TopicType
 from tms_core.logs.printable import duration
 from tms_core.rowkey import MessageId

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from janitor.inspect.answer import Found, LedgerReach, Missing, Trace, Why
 from janitor.inspect.fate import judge
 from janitor.inspect.rows import pointer_state
-from janitor.law.policy import Delete, Row, Rule, decide
-from janitor.law.ranges import topic_stop
-from janitor.law.references import find_referenced, search_range, timeless_range
+from janitor.rules.policy import Delete, Row, Rule, decide
+from janitor.rules.ranges import topic_stop
+from janitor.rules.references import find_referenced, search_range, timeless_range
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep.context import RunContext, matches
 from tms_core.rowkey import GENERATION_BYTES, Cutoff, MessageId, MessageKey, PayloadKey, java_abs, stop_key

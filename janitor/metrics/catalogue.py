@@ -14,8 +14,8 @@ from typing import Literal
 
 from prometheus_client.core import Metric, Sample
 
-from janitor.law.policy import Hold, Rule
 from janitor.report import COUNTED_REASONS
+from janitor.rules.policy import Hold, Rule
 from janitor.sweep.transactions import Problem
 
 #: Label values of one series, in the order of the metric's labels.

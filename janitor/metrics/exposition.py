@@ -17,10 +17,10 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from janitor.law.policy import Hold
 from janitor.metrics import series
 from janitor.metrics.catalogue import COUNTERS, DUE, GAUGES, PHASE_DURATION, PREFIX, Definition, Labels, Series, seconds
 from janitor.metrics.series import PerTopic, TopicName
+from janitor.rules.policy import Hold
 from janitor.state.base import CounterKey
 from janitor.status.status import Status
 from janitor.sweep.transactions import Problem

@@ -17,7 +17,7 @@ from dataclasses import replace
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Record, Round
-from janitor.law.policy import Hold
+from janitor.rules.policy import Hold
 from janitor.run import guards
 from janitor.run.deps import Deps
 from janitor.run.passes import Pass

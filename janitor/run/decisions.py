@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from janitor.archive.restore import Request, Restored
-from janitor.law import frontier
-from janitor.law.policy import Hold
+from janitor.rules import frontier
+from janitor.rules.policy import Hold
 from janitor.run import record
 from janitor.run.conclude import adopt
 from janitor.run.prepare import prepare, run_context

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 
-from janitor.law.policy import Rule
 from janitor.report import GuardNote, Report
+from janitor.rules.policy import Rule
 from tms_core.logs.printable import complete
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from functools import partial
 
 from janitor.boundary import coverage as rounds
 from janitor.boundary.coverage import Round
-from janitor.law.policy import Rule
 from janitor.report import EXPECTED, NOT_COUNTED, GuardNote, MessagesLeft, Mode, Report, StoreBytes, counts_as_done
+from janitor.rules.policy import Rule
 from janitor.run.deps import Deps
 from janitor.run.prepare import Prepared
 from janitor.state.base import State, TopicCount

@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from janitor.law.policy import Frontier, Hold, Rule
-from janitor.law.ranges import Span, intersect, message_spans, payload_spans
 from janitor.report import DataTable, EntryKey, Report
+from janitor.rules.policy import Frontier, Hold, Rule
+from janitor.rules.ranges import Span, intersect, message_spans, payload_spans
 from janitor.sweep.context import Limits, RunContext, Terms, TopicWork
 from janitor.sweep.outcome import Outcome
 from tms_core.errors import ConfigurationError, PlanRefused, StoreError

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from janitor.boundary import claim as boundary
-from janitor.law.policy import Hold
 from janitor.report import GuardNote
+from janitor.rules.policy import Hold
 from janitor.run import guards
 from janitor.run.deps import Deps
 from janitor.run.guards import InProgressThen

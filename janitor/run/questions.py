@@ -21,8 +21,8 @@ from janitor.boundary.claim import Boundary, Limit
 from janitor.inspect.answer import Why
 from janitor.inspect.rows import Audit, Inspected, Table, messages, metadata, payloads, snapshot_figures
 from janitor.inspect.why import why
-from janitor.law.policy import Hold
 from janitor.report import Report
+from janitor.rules.policy import Hold
 from janitor.run import feedback, passes
 from janitor.run import plan_file as plan
 from janitor.run.deps import Deps

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from janitor.law.policy import Hold, Rule
 from janitor.report import DataTable, Entry, EntryKey, Mode, Report, held_before
+from janitor.rules.policy import Hold, Rule
 from janitor.run.deps import Deps
 from janitor.run.passes import Pass, calls_made, new_id
 from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State

@@ -29,7 +29,7 @@ from janitor.sweep.permission import Pacer, Permission
 from janitor.sweep.sweep import sweep_store
 from tms_core.consumers.claim_rows import free_void
 from tms_core.errors import Interrupted, LeaseLost, StateBusy, StateError, StoreError
-from tms_core.messaging.producer_rows import IDLE_MS, tidy
+from tms_core.messaging.producers.rows import IDLE_MS, tidy
 from tms_core.tables.base import KeyRange, Reads
 from tms_core.topic import TopicId
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from janitor.law.policy import Frontier, Hold
+from janitor.rules.policy import Frontier, Hold
 from janitor.settings import Settings
 from janitor.spark.columns import Policy
 from janitor.sweep import transactions as txstate

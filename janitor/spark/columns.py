@@ -3,7 +3,7 @@
 A page of keys is sorted, so the rows of a topic lie side by side; once they all have our length they are a matrix of
 bytes, and every number of the key is a slice of it. The law then is comparisons of whole columns. It is written down
 a second time here, which is only bearable because a property test holds it against ``decide`` row by row: when the two
-disagree, :mod:`janitor.law.policy` is right.
+disagree, :mod:`janitor.rules.policy` is right.
 
 Whether a payload row is still referred to cannot be seen in its own key. Where the decision rests on it (rule L5) it
 is ``candidate``: the rule takes the row unless a message that stays refers to it.
@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from janitor.law.policy import Frontier, Reason, Rule
-from janitor.law.ranges import topic_stop
+from janitor.rules.policy import Frontier, Reason, Rule
+from janitor.rules.ranges import topic_stop
 from janitor.sweep.transactions import TransactionView
 from tms_core.rowkey import GENERATION_BYTES, LONG_MAX, MESSAGE_TAIL_BYTES, PAYLOAD_TAIL_BYTES
 from tms_core.topic import TopicId, TopicMetadata
@@ -147,7 +147,7 @@ class Policy:
     def judge(
         self, table: DataTable, rows: Columns, pointers: Pointers | None = None, expires_ms: Longs | None = None
     ) -> Decisions:
-        """What the law decides of each row (:func:`janitor.law.policy.decide`).
+        """What the law decides of each row (:func:`janitor.rules.policy.decide`).
 
         Args:
             pointers: of message rows; None where there are none.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows it by
 
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from janitor.spark.session import translated
 from janitor.spark.source.options import NAME
 from janitor.state.base import State, TopicCount

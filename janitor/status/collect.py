@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
-from janitor.law.policy import Hold, Rule
 from janitor.report import GuardNote
+from janitor.rules.policy import Hold, Rule
 from janitor.run import guards
 from janitor.state.base import OpenIdRecord, RunRecord, State, TopicCount
 from janitor.state.records import Note

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Protocol, cast
 
-from janitor.law.policy import Rule
 from janitor.report import Observer, ignore_progress
+from janitor.rules.policy import Rule
 from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import NOTHING_DONE, Batch, Counted, Done, Due, Finding, Invalid, Read

@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from janitor.law.frontier import admit, advance, stand_still
-from janitor.law.policy import Frontier, Hold
-from janitor.law.references import Lifetime
 from janitor.report import DataTable
+from janitor.rules.frontier import admit, advance, stand_still
+from janitor.rules.policy import Frontier, Hold
+from janitor.rules.references import Lifetime
 from janitor.state.base import ClockAnchor, FrontierRecord
 from janitor.sweep.consumers import ConsumerHolds, ProcessedRows
 from janitor.sweep.transactions import TransactionView, until_decided

@@ -20,9 +20,9 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 
-from janitor.law.policy import Delete, Keep, Reason, Row, Rule, decide
-from janitor.law.ranges import Span, beyond, message_spans, newest_expired_pointer, payload_spans
-from janitor.law.references import find_referenced, search_range, timeless_range
+from janitor.rules.policy import Delete, Keep, Reason, Row, Rule, decide
+from janitor.rules.ranges import Span, beyond, message_spans, newest_expired_pointer, payload_spans
+from janitor.rules.references import find_referenced, search_range, timeless_range
 from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import Batch, Finding, Gone, Kept, Reached, Read
 from janitor.sweep.scan import Event, Part, Visit, allowed, batches, due, topics

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from janitor.law.policy import Hold, Reason, Rule
 from janitor.report import DataTable
+from janitor.rules.policy import Hold, Reason, Rule
 from janitor.sweep.context import TopicWork
 from tms_core.errors import StoreError, WriteRefused
 from tms_core.tables.base import KeyRange, KeyReads, MessageReads, TxCell

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from janitor.law.policy import Delete, Invert, Row, Verdict, decide
-from janitor.law.ranges import topic_stop
+from janitor.rules.policy import Delete, Invert, Row, Verdict, decide
+from janitor.rules.ranges import topic_stop
 from janitor.sweep.findings import Finding, Invalid, Reached, Read, Untouchable
 from janitor.sweep.scan import Event, Part, Visit, first, skip
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, MessageKey, generation_prefix, time_prefix

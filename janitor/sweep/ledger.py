@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import NamedTuple, cast
 
-from janitor.law.policy import Rule
 from janitor.report import DataTable
+from janitor.rules.policy import Rule
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import Batch, Counted, Invalid

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from janitor.law.policy import Reason, Rule
 from janitor.report import NAMED_KEYS, Entry, EntryKey, ForeignKey
+from janitor.rules.policy import Reason, Rule
 from janitor.state.base import LedgerEntry
 from janitor.sweep.findings import (
     NOTHING_DONE,

@@ -15,9 +15,9 @@ from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
-from janitor.law.policy import Delete, Hold, Keep, Reason, Row, decide
-from janitor.law.ranges import Span, intersect, topic_stop
 from janitor.report import DataTable
+from janitor.rules.policy import Delete, Hold, Keep, Reason, Row, decide
+from janitor.rules.ranges import Span, intersect, topic_stop
 from janitor.sweep.act import Act
 from janitor.sweep.context import RunContext, TopicWork
 from janitor.sweep.findings import Batch, Due, Finding, Kept, Read, Unreadable, failed, foreign

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from janitor.law.policy import Frontier, Hold
-from janitor.law.references import Lifetime
 from janitor.report import SnapshotUsed
+from janitor.rules.policy import Frontier, Hold
+from janitor.rules.references import Lifetime
 from janitor.state.base import KnownIds, OpenIdRecord
 from janitor.state.records import Note
 from tms_core.errors import NoSnapshot, SnapshotError
@@ -135,7 +135,7 @@ def older(state: TxState) -> TxState:
 
 @dataclass(frozen=True, slots=True)
 class TransactionView:
-    """Answers the law's two questions (``janitor.law.policy.Transactions``).
+    """Answers the law's two questions (``janitor.rules.policy.Transactions``).
 
     Attributes:
         snapshot: the usable snapshot, None without one.

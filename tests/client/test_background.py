@@ -28,8 +28,8 @@ from tms_core.client import (
     Timeouts,
     WhenFull,
 )
+from tms_core.client.publish.buffer import MessageBatch, MessageBuffer, PublishFigures
 from tms_core.client.testing import InProcess
-from tms_core.client.waiting import MessageBatch, MessageBuffer, PublishFigures
 from tms_core.errors import TmsError
 from tms_core.topic import TopicId
 

@@ -31,7 +31,7 @@ from tms_core.client import (
     Unavailable,
     WhenFull,
 )
-from tms_core.client.calls import retry_after_seconds
+from tms_core.client.protocol.calls import retry_after_seconds
 from tms_core.client.testing import InProcess
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.transaction.manager.manager import TransactionManager

@@ -30,7 +30,7 @@ from tms_core.client import (
     Unauthorized,
     Unavailable,
 )
-from tms_core.client.site import Token
+from tms_core.client.protocol.endpoint import Token
 
 TOPIC = "default:orders"
 SECRET = "s3cret-t0ken"  # noqa: S105 it opens nothing

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.builders import NOW_MS
 from tms_core.client import BadRequest, MessageId, Transaction, Unanswered
-from tms_core.client.messages import (
+from tms_core.client.protocol.messages import (
     Message,
     MessageDecoder,
     decode_published,
@@ -25,9 +25,9 @@ from tms_core.client.messages import (
 from tms_core.errors import FormatError
 from tms_core.messaging.model import FetchRequest, RollbackRange
 from tms_core.messaging.model import Message as Row
-from tms_core.server.avro import AvroCodec
-from tms_core.server.codec import PublishRequest
-from tms_core.server.json_text import JsonCodec
+from tms_core.server.codec.avro import AvroCodec
+from tms_core.server.codec.bodies import PublishRequest
+from tms_core.server.codec.json_text import JsonCodec
 from tms_core.topic import INT_MAX
 
 AVRO, JSON = AvroCodec(), JsonCodec()

@@ -14,7 +14,8 @@ import pytest
 
 from tests.server.conftest import serving
 from tms_core import client as package
-from tms_core.client import AsyncClient, Client, MessagingError, calls
+from tms_core.client import AsyncClient, Client, MessagingError
+from tms_core.client.protocol import calls
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.client.work import READS
 from tms_core.clock import SystemClock

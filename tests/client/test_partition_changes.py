@@ -18,16 +18,18 @@ from typing import Any
 import pytest
 
 from tests.support import seeds
-from tms_core.client import Client, MessageId, Retry, TransactionContext, Unanswered, partitions, work
-from tms_core.client.partitions import Rotation
+from tms_core.client import Client, MessageId, Retry, TransactionContext, Unanswered, work
 from tms_core.client.testing import InProcess, in_process
+from tms_core.client.transactions import partitions
+from tms_core.client.transactions.partitions import Rotation
 from tms_core.clock import ManualClock
 from tms_core.consumers import claim_rows
 from tms_core.consumers.claims import ConsumerGroup
 from tms_core.errors import StoreError, TmsError
-from tms_core.messaging import consumers, queue
-from tms_core.messaging.groups import Groups
-from tms_core.messaging.partitions import layout_of
+from tms_core.messaging.groups import positions as consumers
+from tms_core.messaging.groups.claims import Groups
+from tms_core.messaging.publish import queue
+from tms_core.messaging.topics.partitions import layout_of
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
 

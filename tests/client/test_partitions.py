@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from tms_core.client import BadRequest, Client, PartitionsChanged, Retry, partitions, work
+from tms_core.client import BadRequest, Client, PartitionsChanged, Retry, work
 from tms_core.client.testing import InProcess
-from tms_core.messaging.groups import Groups
-from tms_core.messaging.partitions import number_of
+from tms_core.client.transactions import partitions
+from tms_core.messaging.groups.claims import Groups
+from tms_core.messaging.topics.partitions import number_of
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 

@@ -27,7 +27,7 @@ from tms_core.client import (
 )
 from tms_core.client.testing import InProcess
 from tms_core.clock import ManualClock
-from tms_core.messaging.requests import Sent
+from tms_core.messaging.producers.requests import Sent
 from tms_core.topic import TopicId
 from tms_core.transaction.rpc.client import TransactionClient
 

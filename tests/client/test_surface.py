@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tms_core import client, errors
-from tms_core.client import values, waiting
+from tms_core.client.protocol import values
+from tms_core.client.publish import buffer as waiting
 
 HERE = Path(client.__file__).parent
 #: Classes whose methods an application calls.

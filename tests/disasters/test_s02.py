@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from janitor.law import frontier
-from janitor.law.policy import Delete, Row, decide
+from janitor.rules import frontier
+from janitor.rules.policy import Delete, Row, decide
 from janitor.state.base import EVERYTHING
 from janitor.sweep.transactions import TransactionView
 from tests.builders import HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch

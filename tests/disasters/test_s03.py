@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from janitor.boundary import claim as boundary
-from janitor.law.ranges import topic_stop
+from janitor.rules.ranges import topic_stop
 from janitor.sweep.compaction import DeletedRanges
 from tests.builders import (
     DAY,

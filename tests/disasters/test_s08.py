@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from janitor.law.policy import Hold, Rule
 from janitor.report import Report
+from janitor.rules.policy import Hold, Rule
 from janitor.state.base import EVERYTHING
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, pointer, topic, watch
 from tms_core.tables.base import Store

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from janitor.law.policy import Hold
+from janitor.rules.policy import Hold
 from janitor.state.decided import NOTE as DECIDED
 from janitor.state.records import LINEAGE
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic, watch

@@ -11,7 +11,7 @@ from janitor.archive import index as archived
 from janitor.archive import writer as archive
 from janitor.archive.restore import Request
 from janitor.archive.writer import CommitState, ParquetArchive
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from janitor.state.base import OpenIdRecord
 from tests.archives import Undo, keys_of
 from tests.builders import HOUR, NOW_MS, SECOND, Topic, janitor, pointer, topic, unknown_topic, visibility

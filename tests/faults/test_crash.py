@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from janitor.law.policy import Delete, Frontier, Invert, Row, decide
+from janitor.rules.policy import Delete, Frontier, Invert, Row, decide
 from janitor.sweep.transactions import TransactionView
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, every, pointer, topic, unknown_topic, visibility
 from tests.faults.crashes import TERMS, Fates, digest

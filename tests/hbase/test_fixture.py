@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from tests.builders import NOW_MS, janitor
 from tests.hbase.fixture import Choice, choose, contained, has_image, running
 from tests.hbase.server import Address, HBaseServer, at_usual_ports

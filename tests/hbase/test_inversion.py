@@ -18,7 +18,7 @@ from typing import Any, Literal
 import happybase
 import pytest
 
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Snapshots, janitor, pointer, topic
 from tests.hbase.moments import Hurried, watch_calls
 from tests.hbase.proxy import HONEST, Conduct, Fault, Proxy

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from janitor.run.engine import Engine
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, janitor, pointer, topic, unknown_topic
 from tests.hbase.tables import Tables
-from tests.janitor.law.test_differential import Scene, check, scenes
+from tests.janitor.rules.test_differential import Scene, check, scenes
 from tests.support import size
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.read_only import read_only

@@ -21,7 +21,7 @@ from tests.server.client import AVRO, PATIENCE_SECONDS, Client, TopicClient
 from tests.server.process import Serve
 from tests.server.test_avro import block
 from tms_core.client import Client as TmsClient
-from tms_core.client.messages import encode_poll
+from tms_core.client.protocol.messages import encode_poll
 from tms_core.transaction.rpc.client import TransactionClient
 
 #: The topic of honest clients, that of large messages, and that of rows which no transactional reader may see.

@@ -6,7 +6,7 @@ from array import array
 from dataclasses import replace
 from pathlib import Path
 
-from janitor.law.policy import Delete, Frontier, Invert, Row, decide
+from janitor.rules.policy import Delete, Frontier, Invert, Row, decide
 from janitor.sweep.transactions import TransactionView
 from tests.builders import every
 from tms_core.rowkey import MessageKey, PayloadKey, java_abs

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from janitor.sweep.transactions import TransactionView
 from tests.builders import SECOND, every
 from tests.hbase.conftest import hbase, hbase_tables

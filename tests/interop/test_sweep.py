@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from janitor.law.policy import Rule
-from janitor.law.references import Lifetime
 from janitor.report import Report
+from janitor.rules.policy import Rule
+from janitor.rules.references import Lifetime
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.state.sqlite.state import SqliteState

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.law.policy import Hold
 from janitor.report import Report
+from janitor.rules.policy import Hold
 from janitor.sweep.context import LEAST_WINDOW_MS
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic, watch
 from tms_core.tables.base import MessageValue

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from janitor.law.policy import Hold, Reason, Rule
 from janitor.report import (
     COUNTED_REASONS,
     HISTORY_ENTRIES,
@@ -21,6 +20,7 @@ from janitor.report import (
     Report,
     SnapshotUsed,
 )
+from janitor.rules.policy import Hold, Reason, Rule
 from tms_core.topic import TopicId
 
 ORDERS, RETURNS = TopicId("default", "orders"), TopicId("default", "returns")

@@ -14,7 +14,7 @@ from tests.server.conftest import serving
 from tests.server.test_messages import EVERYTHING, NOW_POINTER, avro
 from tms_core.logs.loggers import get_logger, harmless
 from tms_core.messaging.ids import Ids
-from tms_core.messaging.lines import FirstReads, Line
+from tms_core.messaging.publish.lines import FirstReads, Line
 
 
 class Failing(Exception):

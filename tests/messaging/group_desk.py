@@ -17,7 +17,7 @@ from tests.messaging.desk import HOUR_SECONDS, named
 from tms_core.clock import ManualClock
 from tms_core.consumers.claim_rows import claims_of
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim
-from tms_core.messaging.groups import Given, GroupPoll, Order
+from tms_core.messaging.groups.claims import Given, GroupPoll, Order
 from tms_core.messaging.model import FetchRequest, RollbackRange
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId

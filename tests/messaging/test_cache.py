@@ -15,7 +15,7 @@ from tms_core.messaging.cache import CachedRun, MessageCache
 from tms_core.messaging.ids import Ids
 from tms_core.messaging.model import MESSAGE_BYTES, FetchRequest, MessageList, SharedList
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey
-from tms_core.server import avro
+from tms_core.server.codec import avro
 from tms_core.tables.base import MessageValue, TxCell
 
 A, B = b"a", b"b"

@@ -9,7 +9,8 @@ import pytest
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
 from tests.messaging.desk import Desk, P, memory, named, reader
 from tms_core.errors import BadRequest, ConsumerNotFound, TopicNotFound
-from tms_core.messaging import consumers, remembered
+from tms_core.messaging import remembered
+from tms_core.messaging.groups import positions as consumers
 from tms_core.rowkey import MessageId
 
 ORDERS = named("orders")

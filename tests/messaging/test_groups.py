@@ -13,8 +13,8 @@ from tests.messaging.group_desk import GROUP, ORDERS, READ_NONE, GroupDesk, open
 from tests.support import raising
 from tms_core.consumers.claim_rows import free_void
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound, StoreError, TopicNotFound, Unavailable
-from tms_core.messaging import groups
-from tms_core.messaging.groups import GroupPoll, Order
+from tms_core.messaging.groups import claims as groups
+from tms_core.messaging.groups.claims import GroupPoll, Order
 from tms_core.messaging.ids import position
 from tms_core.messaging.model import FetchRequest
 from tms_core.rowkey import MessageId

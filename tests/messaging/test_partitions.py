@@ -21,10 +21,10 @@ from tms_core.errors import (
     TmsError,
     TopicExists,
 )
-from tms_core.messaging.groups import GroupPoll
-from tms_core.messaging.partitions import MOST_FAMILIES, Family, Layout, drained_by, layout_of, number_of
-from tms_core.messaging.requests import Sent
+from tms_core.messaging.groups.claims import GroupPoll
+from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.service import MessagingService
+from tms_core.messaging.topics.partitions import MOST_FAMILIES, Family, Layout, drained_by, layout_of, number_of
 from tms_core.rowkey import MessageId
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide

@@ -27,14 +27,14 @@ from tms_core.errors import (
     Unavailable,
 )
 from tms_core.messaging import remembered
-from tms_core.messaging.groups import GroupPoll
-from tms_core.messaging.last_request import AHEAD_MS
+from tms_core.messaging.groups.claims import GroupPoll
 from tms_core.messaging.model import FetchRequest
-from tms_core.messaging.producer_rows import Former, ProducerName, Registration, TransactionOutcome, begun_by, tidy
+from tms_core.messaging.producers.last_request import AHEAD_MS
+from tms_core.messaging.producers.requests import Sent
+from tms_core.messaging.producers.rows import Former, ProducerName, Registration, TransactionOutcome, begun_by, tidy
+from tms_core.messaging.publish.work import Answer, Batch
+from tms_core.messaging.publish.writer import MessageWriter
 from tms_core.messaging.remembered import RememberedRows
-from tms_core.messaging.requests import Sent
-from tms_core.messaging.work import Answer, Batch
-from tms_core.messaging.writer import MessageWriter
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
@@ -687,7 +687,7 @@ def test_given_several_producers_that_have_announced_when_the_server_is_killed_t
 def test_given_several_producers_that_have_announced_when_something_else_is_written_then_it_is_not_taken_for_theirs(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    monkeypatch.setattr("tms_core.messaging.last_request._ALONE", 0)
+    monkeypatch.setattr("tms_core.messaging.producers.last_request._ALONE", 0)
     one, other = Instance(desk, "a"), Instance(desk, "b")
     one.sequence = other.sequence = 30
     at_once((one, [b"31"]), (other, [b"31"]))
@@ -759,7 +759,7 @@ def test_given_more_batches_than_milliseconds_when_each_begins_one_then_ids_stay
 def test_given_requests_announced_ahead_when_rows_of_a_write_that_failed_were_negated_then_they_are_not_taken_for_done(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, *, together: bool
 ) -> None:
-    monkeypatch.setattr("tms_core.messaging.last_request._ALONE", 0)
+    monkeypatch.setattr("tms_core.messaging.producers.last_request._ALONE", 0)
     one, other, tx = Instance(desk, "a"), Instance(desk, "b"), desk.begin()
     if together:
         at_once((one, [b"0"]), (other, [b"0"]))
@@ -805,7 +805,7 @@ def test_given_requests_announced_ahead_when_the_server_is_killed_then_each_is_t
 def test_given_requests_announced_ahead_when_something_else_is_written_then_it_is_not_taken_for_a_request(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    monkeypatch.setattr("tms_core.messaging.last_request._ALONE", 0)
+    monkeypatch.setattr("tms_core.messaging.producers.last_request._ALONE", 0)
     one, other, tx = Instance(desk), Instance(desk, "other"), desk.begin()
     one.sequence = 30
     one.publish(b"31")
@@ -853,7 +853,7 @@ def test_given_a_transaction_when_requests_were_announced_ahead_then_the_next_in
 def test_given_requests_announced_ahead_when_a_restore_ends_during_the_next_write_then_that_is_not_taken_for_a_request(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tms_core.messaging.last_request._ALONE", 0)
+    monkeypatch.setattr("tms_core.messaging.producers.last_request._ALONE", 0)
     one, placed = Instance(desk), MessageWriter._placed
     one.sequence = 30
     one.publish(b"31")
@@ -920,7 +920,7 @@ def test_given_what_may_be_gone_or_come_late_when_a_producer_is_alone_then_each_
 def test_given_a_kill_and_messages_that_may_have_expired_then_it_is_not_known_what_was_announced_ahead(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tms_core.messaging.last_request._ALONE", 0)
+    monkeypatch.setattr("tms_core.messaging.producers.last_request._ALONE", 0)
     short = named("short")
     desk.service.create_topic(short)
     one = Instance(desk)
@@ -1041,7 +1041,7 @@ def played(at: int, error: type[Exception], *, behind: bool) -> tuple[list[bytes
 def test_given_any_durable_write_that_fails_when_requests_are_repeated_then_each_was_done_once(
     monkeypatch: pytest.MonkeyPatch, alone: int, error: type[Exception]
 ) -> None:
-    monkeypatch.setattr("tms_core.messaging.last_request._ALONE", alone)
+    monkeypatch.setattr("tms_core.messaging.producers.last_request._ALONE", alone)
     expected, writes = played(0, error, behind=False)
     assert expected == [b"0", b"1", b"2", b"3", b"4", b"5", b"6"]
     assert writes >= (16 if alone else 15)
@@ -1213,7 +1213,7 @@ def test_given_a_producer_that_rolls_back_when_a_request_of_that_transaction_com
 def test_given_a_request_under_way_when_a_newer_instance_is_registered_then_that_waits_for_it(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tms_core.messaging.in_flight._WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("tms_core.messaging.producers.in_flight._WAIT_SECONDS", 0.01)
     one, heir = Instance(desk), uuid4()
 
     def register() -> None:
@@ -1394,7 +1394,7 @@ def test_given_a_home_that_is_made_again_when_an_instance_is_registered_then_not
 def test_given_a_request_under_way_when_its_home_is_made_again_then_the_next_instance_waits_for_it(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tms_core.messaging.in_flight._WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("tms_core.messaging.producers.in_flight._WAIT_SECONDS", 0.01)
     one, tx = Instance(desk), desk.begin()
 
     def made_again() -> None:

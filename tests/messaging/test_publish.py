@@ -20,7 +20,7 @@ from tms_core.errors import (
     Unavailable,
 )
 from tms_core.messaging.model import RollbackRange
-from tms_core.messaging.work import Answer
+from tms_core.messaging.publish.work import Answer
 from tms_core.rowkey import LONG_MAX, MessageId, MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue
 from tms_core.transaction.manager.manager import TransactionManager
@@ -528,7 +528,7 @@ def test_given_transactions_that_begin_after_the_server_when_published_then_the_
     desk.publish("orders", b"b", pointer=new + 1)
     monkeypatch.undo()
     # One that was forgotten is looked up.
-    monkeypatch.setattr("tms_core.messaging.lines._KNOWN_POINTERS", 2)
+    monkeypatch.setattr("tms_core.messaging.publish.lines._KNOWN_POINTERS", 2)
     for stored in range(3):
         desk.put("orders", new + 2 + stored, b"c")
     with pytest.raises(BadRequest, match="are not published"):

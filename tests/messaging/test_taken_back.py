@@ -12,7 +12,7 @@ import pytest
 from tests.messaging.group_desk import GROUP, ORDERS, GroupDesk, opened
 from tests.messaging.test_producers import BILLS, Instance, seen
 from tms_core.errors import StoreError, TransactionEnded
-from tms_core.messaging.producer_rows import TransactionOutcome
+from tms_core.messaging.producers.rows import TransactionOutcome
 from tms_core.server import managing
 from tms_core.server.managing import find_undecided
 from tms_core.tables.memory import MemoryMessageTable

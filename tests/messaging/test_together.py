@@ -16,9 +16,9 @@ from tests.builders import HOUR, MINUTE, NOW_MS, SECOND, Call, Snapshots, janito
 from tests.messaging.desk import HOUR_SECONDS, PATIENCE_SECONDS, Desk, P, named, reader
 from tms_core.clock import SystemClock
 from tms_core.errors import TopicNotFound, Unavailable
-from tms_core.messaging import lines
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
-from tms_core.messaging.queue import Queue
+from tms_core.messaging.publish import lines
+from tms_core.messaging.publish.queue import Queue
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId, MessageKey
 from tms_core.tables.base import MessageValue, Page

@@ -303,6 +303,6 @@ def test_given_messages_of_several_ages_then_a_shorter_ttl_is_told_what_it_hides
         orders.plain(NOW_MS - age * 1000)
     assert desk.service.count_ages(named("orders"), 60) == (4, 1, False, None)  # one is gone; one exactly as old lives
     assert desk.service.count_ages(named("orders"), 5) == (4, 4, False, None)
-    monkeypatch.setattr("tms_core.messaging.topics._COUNTED_PAGE", 2)
-    monkeypatch.setattr("tms_core.messaging.topics._MOST_COUNTED", 2)
+    monkeypatch.setattr("tms_core.messaging.topics.catalog._COUNTED_PAGE", 2)
+    monkeypatch.setattr("tms_core.messaging.topics.catalog._MOST_COUNTED", 2)
     assert desk.service.count_ages(named("orders"), 20) == (2, 2, True, None)

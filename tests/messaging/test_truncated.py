@@ -13,7 +13,7 @@ from tests.builders import NOW_MS
 from tests.messaging.group_desk import GROUP, ORDERS, GroupDesk, opened
 from tests.messaging.test_producers import BILLS, Instance
 from tms_core.errors import StoreError
-from tms_core.messaging.producer_rows import TransactionOutcome
+from tms_core.messaging.producers.rows import TransactionOutcome
 from tms_core.server.managing import release_rows
 from tms_core.tables.side import MemorySide
 from tms_core.transaction.manager.manager import TransactionManager

@@ -13,12 +13,12 @@ from prometheus_client import CollectorRegistry
 
 from tests.server.client import Client, TopicClient
 from tms_core.clock import Clock, SystemClock
+from tms_core.messaging.publish.work import Turns
 from tms_core.messaging.service import MessagingService, ServiceOptions
-from tms_core.messaging.work import Turns
-from tms_core.server.app import make_app
 from tms_core.server.auth.gate import Gate
 from tms_core.server.metrics import ServerMetrics
-from tms_core.server.site import Site
+from tms_core.server.rest.app import make_app
+from tms_core.server.rest.site import Site
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide

@@ -19,13 +19,13 @@ from tests.server.conftest import Serving, serving
 from tests.server.identities import ROLES, Identities, JwtIdentities, TokenIdentities, gate_of
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.messaging.service import MessagingService
-from tms_core.server import app
-from tms_core.server.app import GuardedRoute
 from tms_core.server.auth.gate import Need
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.server.metrics import ServerMetrics
-from tms_core.server.openapi import openapi
-from tms_core.server.site import Site
+from tms_core.server.rest import app
+from tms_core.server.rest.app import GuardedRoute
+from tms_core.server.rest.openapi import openapi
+from tms_core.server.rest.site import Site
 from tms_core.settings.models import Settings
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tms_core.errors import BadRequest
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
 from tms_core.rowkey import MessageId
-from tms_core.server.avro import AvroCodec
-from tms_core.server.codec import CHUNK_BYTES
+from tms_core.server.codec.avro import AvroCodec
+from tms_core.server.codec.bodies import CHUNK_BYTES
 from tms_core.topic import INT_MAX
 from tms_core.transaction.codec.thrift import decode_transaction, encode_transaction
 from tms_core.transaction.model import Transaction

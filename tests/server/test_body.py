@@ -8,7 +8,7 @@ import zlib
 import pytest
 from starlette.exceptions import HTTPException
 
-from tms_core.server.body import GZIP, BodyLimit, unpacked
+from tms_core.server.rest.body import GZIP, BodyLimit, unpacked
 
 
 def test_given_a_small_body_that_inflates_without_end_when_unpacked_then_no_more_than_the_limit_is_held() -> None:

@@ -21,8 +21,8 @@ from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, StoreFull, StoreUnavailable
 from tms_core.messaging import fetcher
-from tms_core.server import poll
 from tms_core.server.memory import Memory
+from tms_core.server.rest import poll
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 

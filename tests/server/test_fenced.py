@@ -18,10 +18,10 @@ from tests.support import raising
 from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, StoreUnavailable, Unavailable
-from tms_core.messaging.groups import GroupPoll
+from tms_core.messaging.groups.claims import GroupPoll
 from tms_core.messaging.ids import position, tail
 from tms_core.messaging.model import FetchRequest, RollbackRange
-from tms_core.messaging.requests import Sent
+from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore

@@ -25,11 +25,11 @@ from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError
 from tms_core.messaging.service import MessagingService
-from tms_core.server.app import make_app
-from tms_core.server.forward import Forwarder
 from tms_core.server.ha.rota import Slots
 from tms_core.server.metrics import ServerMetrics
-from tms_core.server.site import Site
+from tms_core.server.rest.app import make_app
+from tms_core.server.rest.forward import Forwarder
+from tms_core.server.rest.site import Site
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.web.listener import Listener, ListenerOptions

@@ -13,12 +13,12 @@ import pytest
 from tests.builders import DAY, NOW_MS
 from tests.server.client import AVRO, JSON, Answer, Client, TopicClient
 from tests.server.conftest import serving
-from tms_core.client.messages import MessageDecoder, encode_poll
+from tms_core.client.protocol.messages import MessageDecoder, encode_poll
 from tms_core.clock import ManualClock
 from tms_core.consumers.claims import Backoff
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.service import MessagingService
-from tms_core.server.avro import AvroCodec
+from tms_core.server.codec.avro import AvroCodec
 from tms_core.transaction.codec.thrift import encode_transaction
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage

@@ -14,8 +14,8 @@ from tests.server.test_avro import TRANSACTION_HEX
 from tms_core.errors import BadRequest
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
 from tms_core.rowkey import MessageId
-from tms_core.server.codec import CHUNK_BYTES
-from tms_core.server.json_text import POLL_MESSAGES, JsonCodec, read_properties
+from tms_core.server.codec.bodies import CHUNK_BYTES
+from tms_core.server.codec.json_text import POLL_MESSAGES, JsonCodec, read_properties
 from tms_core.transaction.codec.thrift import encode_transaction
 
 JSON = JsonCodec()

@@ -15,7 +15,7 @@ from tests.messaging.desk import reader
 from tests.server.test_fenced import TOPIC, Server, Site
 from tms_core.errors import BadRequest, StoreError, StoreUnavailable
 from tms_core.messaging.model import FetchRequest
-from tms_core.messaging.requests import Sent
+from tms_core.messaging.producers.requests import Sent
 from tms_core.tables.base import Page
 from tms_core.topic import TopicId
 

@@ -16,10 +16,10 @@ from tests.server.conftest import MAX_REQUEST_BYTES, Serving, serving
 from tests.server.test_avro import block, decoded, long
 from tests.server.test_protocol import until
 from tms_core.clock import ManualClock, SystemClock
-from tms_core.server import poll as polling
-from tms_core.server.codec import MESSAGE_BYTES
-from tms_core.server.json_text import POLL_MESSAGES
-from tms_core.server.site import PollLimit
+from tms_core.server.codec.bodies import MESSAGE_BYTES
+from tms_core.server.codec.json_text import POLL_MESSAGES
+from tms_core.server.rest import poll as polling
+from tms_core.server.rest.site import PollLimit
 from tms_core.transaction.codec.thrift import encode_transaction
 from tms_core.transaction.model import TX_PER_MS, Transaction
 

@@ -11,9 +11,9 @@ from tests.builders import NOW_MS
 from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
-from tms_core.messaging.groups import GroupPoll, Order
+from tms_core.messaging.groups.claims import GroupPoll, Order
 from tms_core.messaging.service import MessagingService
-from tms_core.messaging.topics import TopicRegistry
+from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.rowkey import MessageId
 from tms_core.server.managing import LATE_SECONDS, MOST_SERIES, UNDECIDED, TransactionMetrics, find_undecided
 from tms_core.server.metrics import MOST_TOPICS, ServerMetrics

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.server.client import Client
 from tests.server.conftest import Serving, serving
-from tms_core.server.openapi import openapi
+from tms_core.server.rest.openapi import openapi
 
 DOCUMENT = openapi()
 CALLS = [

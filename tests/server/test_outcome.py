@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tms_core.messaging.work import Answer
-from tms_core.server.site import outcome
+from tms_core.messaging.publish.work import Answer
+from tms_core.server.rest.site import outcome
 
 
 async def give_up(wanted: Answer[str]) -> None:

@@ -14,11 +14,11 @@ from tests.test_docs import tables
 from tms_core.clock import ManualClock
 from tms_core.messaging.model import FetchRequest, Message, RollbackRange
 from tms_core.rowkey import MessageId
-from tms_core.server.app import routes
-from tms_core.server.avro import AvroCodec
+from tms_core.server.codec.avro import AvroCodec
 from tms_core.server.managing import TransactionMetrics
 from tms_core.server.metrics import LeadershipMetrics
-from tms_core.server.openapi import openapi
+from tms_core.server.rest.app import routes
+from tms_core.server.rest.openapi import openapi
 from tms_core.tables.side import MemorySide
 from tms_core.topic import INT_MAX
 

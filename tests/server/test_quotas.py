@@ -14,7 +14,7 @@ from tests.builders import NOW_MS
 from tests.server.client import JSON, Answer, Client
 from tests.server.conftest import serving
 from tests.server.identities import gate_of
-from tms_core.client import calls
+from tms_core.client.protocol import calls
 from tms_core.clock import ManualClock
 from tms_core.errors import QuotaExceeded
 from tms_core.server.auth.gate import Gate

@@ -8,7 +8,7 @@ import pytest
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tms_core.server.app import routed
+from tms_core.server.rest.app import routed
 
 
 class Noting:

@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from tms_core.messaging.service import MessagingService
 from tms_core.server.metrics import ServerMetrics
-from tms_core.server.site import Site
+from tms_core.server.rest.site import Site
 
 ZIPPED = {b"content-encoding": b"gzip"}
 

@@ -15,18 +15,18 @@ from tests.server.test_fenced import Watched
 from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest, ProducerFenced, StoreError, StoreUnavailable, Unavailable
-from tms_core.messaging.groups import Given, GroupPoll
-from tms_core.messaging.last_request import LastRequest
+from tms_core.messaging.groups.claims import Given, GroupPoll
 from tms_core.messaging.model import FetchRequest
-from tms_core.messaging.producer_rows import ProducerName
-from tms_core.messaging.requests import Sent
+from tms_core.messaging.producers.last_request import LastRequest
+from tms_core.messaging.producers.requests import Sent
+from tms_core.messaging.producers.rows import ProducerName
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId, generation_prefix
-from tms_core.server.forward import _topic
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.leadership import REACH_MS
 from tms_core.server.ha.rota import Rota, slot_of
 from tms_core.server.ha.sealed_ids import Seals
+from tms_core.server.rest.forward import _topic
 from tms_core.settings.models import LeaderSettings
 from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.memory import MemoryStore

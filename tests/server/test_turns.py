@@ -15,10 +15,10 @@ from tests.server.client import AVRO, PATIENCE_SECONDS, Client, TopicClient
 from tests.server.conftest import serving
 from tests.server.test_messages import EVERYTHING, avro
 from tms_core.clock import SystemClock
-from tms_core.messaging import work
+from tms_core.messaging.publish import work
+from tms_core.messaging.publish.work import SMALL_BYTES, Turns
 from tms_core.messaging.service import MessagingService
-from tms_core.messaging.work import SMALL_BYTES, Turns
-from tms_core.server.site import outcome
+from tms_core.server.rest.site import outcome
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId

@@ -28,7 +28,7 @@ from tests.builders import DAY, HOUR, NOW_MS, SECOND, janitor
 from tms_core.clock import ManualClock
 from tms_core.consumers.claim_rows import all_claims, free_void
 from tms_core.errors import StoreError, TmsError
-from tms_core.messaging.groups import GroupPoll, Order
+from tms_core.messaging.groups.claims import GroupPoll, Order
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId, generation_prefix

@@ -23,12 +23,12 @@ from tests.simulation.faulty_writes import Died, FaultyWrites
 from tests.simulation.group_site import FaultySide, Violation
 from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest, MessagingError, ProducerFenced, StoreError, TmsError
-from tms_core.messaging.last_request import SEATED_ROWS, LastRequest
 from tms_core.messaging.model import RollbackRange
-from tms_core.messaging.producer_rows import TransactionOutcome, tidy
-from tms_core.messaging.requests import Sent
+from tms_core.messaging.producers.last_request import SEATED_ROWS, LastRequest
+from tms_core.messaging.producers.requests import Sent
+from tms_core.messaging.producers.rows import TransactionOutcome, tidy
+from tms_core.messaging.publish.work import Answer, Batch
 from tms_core.messaging.service import MessagingService, ServiceOptions
-from tms_core.messaging.work import Answer, Batch
 from tms_core.rowkey import generation_prefix, pointer_prefix, stop_key
 from tms_core.server.ha.sealed_ids import Gaps
 from tms_core.tables.memory import MemoryStore

@@ -16,8 +16,9 @@ from tests.support import seeds
 from tms_core.consumers import claims, retention
 from tms_core.consumers.claims import Truth
 from tms_core.consumers.positions import Positions
-from tms_core.messaging import groups, lines
-from tms_core.messaging.groups import Groups
+from tms_core.messaging.groups import claims as groups
+from tms_core.messaging.groups.claims import Groups
+from tms_core.messaging.publish import lines
 from tms_core.messaging.service import MessagingService
 from tms_core.server import managing
 from tms_core.tables.side import MemorySide, SideChange

@@ -16,9 +16,9 @@ from janitor.archive.conflicts import Conflicts
 from janitor.archive.writer import CommitState, commit_state
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage
-from janitor.law import frontier
-from janitor.law.frontier import elapsed_ms
-from janitor.law.policy import Rule
+from janitor.rules import frontier
+from janitor.rules.frontier import elapsed_ms
+from janitor.rules.policy import Rule
 from janitor.run import conclude, engine, feedback, guards, passes, prepare
 from janitor.run.prepare import run_context
 from janitor.state.base import Evidence

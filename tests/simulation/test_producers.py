@@ -13,15 +13,15 @@ from tests.simulation import lead_site, producer_site
 from tests.simulation.producer_site import play
 from tests.simulation.test_groups import ENOUGH, SEEDS, Plant, assert_found, side_not_fenced
 from tms_core.errors import StoreError
-from tms_core.messaging import lines, writer
-from tms_core.messaging.last_request import AnnouncedAhead, LastRequest
-from tms_core.messaging.lines import Lines
-from tms_core.messaging.producer_rows import Begun, Registration
-from tms_core.messaging.producers import Producers, Registered
-from tms_core.messaging.queue import Queue
-from tms_core.messaging.requests import Admitted, Requests
+from tms_core.messaging.producers.last_request import AnnouncedAhead, LastRequest
+from tms_core.messaging.producers.registrations import Producers, Registered
+from tms_core.messaging.producers.requests import Admitted, Requests
+from tms_core.messaging.producers.rows import Begun, Registration
+from tms_core.messaging.publish import lines, writer
+from tms_core.messaging.publish.lines import Lines
+from tms_core.messaging.publish.queue import Queue
+from tms_core.messaging.publish.writer import MessageWriter
 from tms_core.messaging.service import MessagingService
-from tms_core.messaging.writer import MessageWriter
 from tms_core.server.ha.fenced_store import FencedMessageTable
 from tms_core.server.ha.sealed_ids import Gaps, Seals
 from tms_core.tables.base import Page
@@ -35,7 +35,7 @@ LEADS = SENT | {"died", "answer lost", "fenced", "deposed", "handed over", "rows
 
 @pytest.fixture(autouse=True)
 def announced_ahead_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tms_core.messaging.last_request._ALONE", 0)
+    monkeypatch.setattr("tms_core.messaging.producers.last_request._ALONE", 0)
 
 
 @pytest.mark.seeded

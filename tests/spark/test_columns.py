@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from janitor.law.policy import Delete, Frontier, Hold, Invert, Keep, Row, Rule, decide
+from janitor.rules.policy import Delete, Frontier, Hold, Invert, Keep, Row, Rule, decide
 from janitor.spark.columns import ACTIONS, RULES, DataTable, Decisions, Pointers, Policy, split
 from janitor.sweep.transactions import TransactionView
 from tests.builders import visibility
-from tests.janitor.law.test_differential import LIFETIME, LONG_MAX, Scene, scenes
+from tests.janitor.rules.test_differential import LIFETIME, LONG_MAX, Scene, scenes
 from tms_core.rowkey import Cutoff, MessageKey, PayloadKey
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import VisibilityState

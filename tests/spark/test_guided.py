@@ -25,7 +25,7 @@ from janitor.state.base import State, StoreRecord
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.context import Terms
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Desk, Snapshots, pointer, topic, watch
-from tests.janitor.law.test_differential import TERMS, FixedSource, Scene, scenes
+from tests.janitor.rules.test_differential import TERMS, FixedSource, Scene, scenes
 from tests.spark.local import LocalSender, PiecesGround, on_spark
 from tests.spark.test_sweep import rows_of, told, without_bytes
 from tms_core.clock import ManualClock

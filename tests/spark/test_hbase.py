@@ -15,7 +15,7 @@ import happybase
 import pytest
 
 from janitor.archive.parquet import summarise
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from janitor.settings import Settings, load
 from janitor.spark import stats
 from janitor.spark.access import Access

@@ -23,7 +23,7 @@ from tests.builders import NOW_MS
 from tests.client.faults import SOON, Faults, FaultyTransport, faulty_service, no_pause
 from tests.spark.streams import Scene, scene, texts
 from tms_core.client import Client, Limits, TransactionClient
-from tms_core.client.wire import run
+from tms_core.client.protocol.wire import run
 from tms_core.errors import (
     ConfigurationError,
     NotInProgress,

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual, Not
 
-from janitor.law.policy import Row
+from janitor.rules.policy import Row
 from janitor.spark.columns import DataTable
 from janitor.spark.session import translated
 from janitor.spark.source import pages
@@ -28,7 +28,7 @@ from janitor.spark.source.source import FilteringReader, FilteringSource, RowRea
 from janitor.spark.source.wanted import Wanted
 from janitor.spark.sweep.ranged import RangedStore
 from tests.builders import DAY, HOUR, NOW_MS, pointer, topic, unknown_topic, visibility
-from tests.janitor.law.test_differential import LONG_MAX, Scene, leveldb_store, scenes
+from tests.janitor.rules.test_differential import LONG_MAX, Scene, leveldb_store, scenes
 from tests.spark.test_columns import said
 from tms_core.clock import SystemClock
 from tms_core.consumers.claim_rows import pack

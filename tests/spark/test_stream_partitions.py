@@ -13,7 +13,7 @@ from tests.builders import NOW_MS
 from tests.spark.streams import ORDERS, TTL_SECONDS, Query, Scene, scene, texts
 from tms_core.client import Transaction
 from tms_core.errors import Refused
-from tms_core.messaging.partitions import layout_of, number_of
+from tms_core.messaging.topics.partitions import layout_of, number_of
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue
 from tms_core.topic import TopicId

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from janitor.archive.parquet import read, summarise
 from janitor.archive.writer import ParquetArchive
-from janitor.law.policy import Rule
-from janitor.law.ranges import topic_stop
 from janitor.report import Report
+from janitor.rules.policy import Rule
+from janitor.rules.ranges import topic_stop
 from janitor.run.prepare import prepare, run_context
 from janitor.spark.source.options import SourceOptions
 from janitor.spark.sweep.engine import SparkSender, cutter
@@ -26,7 +26,7 @@ from janitor.state.base import RunRecord, StoreRecord
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.context import Terms
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Desk, Snapshots, every, pointer, topic, watch
-from tests.janitor.law.test_differential import TERMS, FixedSource, Scene, scenes
+from tests.janitor.rules.test_differential import TERMS, FixedSource, Scene, scenes
 from tests.salted import SaltedStore
 from tests.spark.local import ALL, EndlessGround, LocalRig, PiecesGround, local_rig, salted
 from tms_core.clock import ManualClock

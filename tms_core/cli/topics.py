@@ -15,7 +15,7 @@ from tms_core.cli.typed import TtlType
 from tms_core.clock import SystemClock
 from tms_core.errors import Forbidden
 from tms_core.logs.printable import columns, complete, duration, moment
-from tms_core.messaging.partitions import PARTITIONS
+from tms_core.messaging.topics.partitions import PARTITIONS
 from tms_core.topic import BY_TTL, CONSUMED, RETENTION, TopicId, parse_java_int
 
 if TYPE_CHECKING:

@@ -13,18 +13,18 @@
 from __future__ import annotations
 
 from tms_core.client.asynchronous import AsyncClient
-from tms_core.client.consumer_calls import ConsumerPosition, FailedMessages, OpenClaim
+from tms_core.client.consume.iterators import AsyncConsumption, AsyncMessages, Consumption, Messages
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
-from tms_core.client.iterators import AsyncConsumption, AsyncMessages, Consumption, Messages
 from tms_core.client.local import LocalClient, open  # noqa: A004 it is called as tms_core.client.open
-from tms_core.client.messages import Message
-from tms_core.client.participant import Participant
 from tms_core.client.producer import AsyncProducer, Producer
-from tms_core.client.producer_calls import FormerTransaction, ProducerState
-from tms_core.client.site import Attempt, Options
+from tms_core.client.protocol.consumer_calls import ConsumerPosition, FailedMessages, OpenClaim
+from tms_core.client.protocol.endpoint import Attempt, Options
+from tms_core.client.protocol.messages import Message
+from tms_core.client.protocol.producer_calls import FormerTransaction, ProducerState
+from tms_core.client.protocol.values import Buffer, Limits, Measured, Retry, Timeouts, WhenFull
+from tms_core.client.publish.buffer import PublishFigures
 from tms_core.client.sync import Client
-from tms_core.client.values import Buffer, Limits, Measured, Retry, Timeouts, WhenFull
-from tms_core.client.waiting import PublishFigures
+from tms_core.client.transactions.participant import Participant
 from tms_core.client.work import AsyncGroupWork, GroupWork
 from tms_core.errors import (
     BadArgument,

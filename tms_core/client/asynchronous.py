@@ -11,23 +11,23 @@ from typing import Self, overload
 
 import httpx2
 
-from tms_core.client import calls
-from tms_core.client.background import BackgroundTask
-from tms_core.client.calls import Topic, topic_id
-from tms_core.client.consuming import FAILED, IDLE, ReadPlan
+from tms_core.client.consume.consuming import FAILED, IDLE, ReadPlan
+from tms_core.client.consume.iterators import AsyncConsumption, AsyncMessages
 from tms_core.client.contexts import AsyncTransactionContext, standing_for
-from tms_core.client.core import Core
-from tms_core.client.http import AsyncPause, LoopWire, pause_in_loop
-from tms_core.client.iterators import AsyncConsumption, AsyncMessages
-from tms_core.client.messages import Start
-from tms_core.client.partitions import Key, Rotations, without_key
 from tms_core.client.producer import AsyncProducer, Instance
-from tms_core.client.site import Endpoint, Options, Token, Transactions, service_at
+from tms_core.client.protocol import calls
+from tms_core.client.protocol.calls import Topic, topic_id
+from tms_core.client.protocol.core import Core
+from tms_core.client.protocol.endpoint import Endpoint, Options, Token, Transactions, service_at
+from tms_core.client.protocol.http import AsyncPause, LoopWire, pause_in_loop
+from tms_core.client.protocol.messages import Start
+from tms_core.client.protocol.values import Retry
+from tms_core.client.publish.background import BackgroundTask
+from tms_core.client.publish.buffer import PublishFigures, Told
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.client.topics import AsyncTopics
-from tms_core.client.transaction import ClientTransaction, publish, publish_in, store_in
-from tms_core.client.values import Retry
-from tms_core.client.waiting import PublishFigures, Told
+from tms_core.client.transactions.partitions import Key, Rotations, without_key
+from tms_core.client.transactions.transaction import ClientTransaction, publish, publish_in, store_in
 from tms_core.client.work import AsyncGroupWork, Worker, WorkOptions, beginning, reading
 from tms_core.messaging.model import RollbackRange
 from tms_core.transaction.model import Transaction

@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import timedelta
 from typing import Self, TypeVar
 
-from tms_core.client import calls
-from tms_core.client.calls import Topic
-from tms_core.client.core import Core
-from tms_core.client.iterators import AsyncMessages, Messages
-from tms_core.client.messages import Message, Start
-from tms_core.client.participant import Participant
-from tms_core.client.partitions import Key, Rotation, Rotations
-from tms_core.client.transaction import ClientTransaction
-from tms_core.client.values import Limits
-from tms_core.client.wire import run, waits
+from tms_core.client.consume.iterators import AsyncMessages, Messages
+from tms_core.client.protocol import calls
+from tms_core.client.protocol.calls import Topic
+from tms_core.client.protocol.core import Core
+from tms_core.client.protocol.messages import Message, Start
+from tms_core.client.protocol.values import Limits
+from tms_core.client.protocol.wire import run, waits
+from tms_core.client.transactions.participant import Participant
+from tms_core.client.transactions.partitions import Key, Rotation, Rotations
+from tms_core.client.transactions.transaction import ClientTransaction
 from tms_core.errors import NotInProgress, TransactionError
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient

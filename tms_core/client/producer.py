@@ -13,16 +13,16 @@ from datetime import timedelta
 from typing import Self, TypeVar
 from uuid import uuid4
 
-from tms_core.client import calls, producer_calls
-from tms_core.client.calls import Call, Topic, topic_id
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
-from tms_core.client.core import Core
-from tms_core.client.participant import Participant
-from tms_core.client.partitions import Key, Rotations
-from tms_core.client.producer_calls import FormerTransaction, RegisteredInstance, Signature
-from tms_core.client.transaction import ClientTransaction, publish, visible_now
-from tms_core.client.values import Limits
-from tms_core.client.wire import run, waits
+from tms_core.client.protocol import calls, producer_calls
+from tms_core.client.protocol.calls import Call, Topic, topic_id
+from tms_core.client.protocol.core import Core
+from tms_core.client.protocol.producer_calls import FormerTransaction, RegisteredInstance, Signature
+from tms_core.client.protocol.values import Limits
+from tms_core.client.protocol.wire import run, waits
+from tms_core.client.transactions.participant import Participant
+from tms_core.client.transactions.partitions import Key, Rotations
+from tms_core.client.transactions.transaction import ClientTransaction, publish, visible_now
 from tms_core.errors import NotInProgress, ProducerFenced
 from tms_core.transaction.model import Transaction
 from tms_core.transaction.rpc.client import TransactionClient

@@ -12,23 +12,23 @@ from typing import Self, overload
 
 import httpx2
 
-from tms_core.client import calls
-from tms_core.client.background import BackgroundThread
-from tms_core.client.calls import Topic, topic_id
-from tms_core.client.consuming import FAILED, IDLE, ReadPlan
+from tms_core.client.consume.consuming import FAILED, IDLE, ReadPlan
+from tms_core.client.consume.iterators import Consumption, Messages
 from tms_core.client.contexts import TransactionContext, standing_for
-from tms_core.client.core import Core
-from tms_core.client.http import BlockingWire, Pause
-from tms_core.client.iterators import Consumption, Messages
-from tms_core.client.messages import Start
-from tms_core.client.partitions import Key, Rotations, without_key
 from tms_core.client.producer import Producer
-from tms_core.client.site import Endpoint, Options, Token, Transactions, service_at
+from tms_core.client.protocol import calls
+from tms_core.client.protocol.calls import Topic, topic_id
+from tms_core.client.protocol.core import Core
+from tms_core.client.protocol.endpoint import Endpoint, Options, Token, Transactions, service_at
+from tms_core.client.protocol.http import BlockingWire, Pause
+from tms_core.client.protocol.messages import Start
+from tms_core.client.protocol.values import Retry
+from tms_core.client.protocol.wire import run
+from tms_core.client.publish.background import BackgroundThread
+from tms_core.client.publish.buffer import PublishFigures, Told
 from tms_core.client.topics import Topics
-from tms_core.client.transaction import ClientTransaction, publish, publish_in, store_in
-from tms_core.client.values import Retry
-from tms_core.client.waiting import PublishFigures, Told
-from tms_core.client.wire import run
+from tms_core.client.transactions.partitions import Key, Rotations, without_key
+from tms_core.client.transactions.transaction import ClientTransaction, publish, publish_in, store_in
 from tms_core.client.work import GroupWork, Worker, WorkOptions, beginning, reading
 from tms_core.messaging.model import RollbackRange
 from tms_core.transaction.model import Transaction
@@ -317,7 +317,8 @@ class Client(Topics):
 
         What is published in it becomes visible when the block ends, together with what its participants wrote, or not
         at all; it begins when the block does. Readers that are in transactions of their own see nothing of it before.
-        When an answer is missing the transaction is invalidated, never aborted; see :mod:`tms_core.client.transaction`.
+        When an answer is missing the transaction is invalidated, never aborted; see
+        :mod:`tms_core.client.transactions.transaction`.
 
         Args:
             timeout_seconds: after how long it is given up; None: as the service says (30).

@@ -20,13 +20,13 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from tms_core.client.asynchronous import AsyncClient
-from tms_core.client.site import Options
+from tms_core.client.protocol.endpoint import Options
 from tms_core.client.sync import Client
 from tms_core.clock import Clock, ManualClock, SystemClock
 from tms_core.messaging.service import MessagingService
-from tms_core.server.app import make_app
 from tms_core.server.metrics import ServerMetrics
-from tms_core.server.site import Site
+from tms_core.server.rest.app import make_app
+from tms_core.server.rest.site import Site
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 
-from tms_core.client import calls, consumer_calls, producer_calls
-from tms_core.client.calls import Topic
-from tms_core.client.consumer_calls import ConsumerPosition, FailedMessages, OpenClaim
-from tms_core.client.core import Core
-from tms_core.client.producer_calls import ProducerState
-from tms_core.client.wire import waits
+from tms_core.client.protocol import calls, consumer_calls, producer_calls
+from tms_core.client.protocol.calls import Topic
+from tms_core.client.protocol.consumer_calls import ConsumerPosition, FailedMessages, OpenClaim
+from tms_core.client.protocol.core import Core
+from tms_core.client.protocol.producer_calls import ProducerState
+from tms_core.client.protocol.wire import waits
 from tms_core.messaging.model import Ages
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId, TopicMetadata

@@ -13,17 +13,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle
 
-from tms_core.client import calls, consumer_calls
-from tms_core.client.calls import Topic, topic_id
-from tms_core.client.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS, Consuming, MessageBatches, ReadPlan
+from tms_core.client.consume.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS, Consuming, MessageBatches, ReadPlan
 from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
-from tms_core.client.core import INTERRUPTED, Core
-from tms_core.client.messages import Message
-from tms_core.client.participant import GroupClaims
-from tms_core.client.partitions import Rotation, pattern_of
-from tms_core.client.transaction import ClientTransaction
-from tms_core.client.values import Limits, Retry
-from tms_core.client.wire import run
+from tms_core.client.protocol import calls, consumer_calls
+from tms_core.client.protocol.calls import Topic, topic_id
+from tms_core.client.protocol.core import INTERRUPTED, Core
+from tms_core.client.protocol.messages import Message
+from tms_core.client.protocol.values import Limits, Retry
+from tms_core.client.protocol.wire import run
+from tms_core.client.transactions.participant import GroupClaims
+from tms_core.client.transactions.partitions import Rotation, pattern_of
+from tms_core.client.transactions.transaction import ClientTransaction
 from tms_core.errors import (
     BadRequest,
     ClientClosed,

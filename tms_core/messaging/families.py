@@ -22,8 +22,9 @@ from tms_core.consumers.claim_rows import NOT_DRAINED, drained_in
 from tms_core.consumers.claims import ConsumerGroup
 from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import BadRequest, TopicExists, TopicNotFound, Unavailable
-from tms_core.messaging.lines import Lines
-from tms_core.messaging.partitions import (
+from tms_core.messaging.publish.lines import Lines
+from tms_core.messaging.topics.catalog import TopicRegistry, check_length
+from tms_core.messaging.topics.partitions import (
     DRAINED,
     FAMILIES,
     MOST_FAMILIES,
@@ -40,7 +41,6 @@ from tms_core.messaging.partitions import (
     routes_of,
     wanted,
 )
-from tms_core.messaging.topics import TopicRegistry, check_length
 from tms_core.rowkey import MessageId, stop_key
 from tms_core.tables.base import Store
 from tms_core.tables.side import SideTable

@@ -23,9 +23,9 @@ from tms_core.consumers.positions import Floor, cutoff_at
 from tms_core.logs.loggers import harmless
 from tms_core.messaging.cache import INLINE, CachedRun, MessageCache
 from tms_core.messaging.ids import POSITIONS, SEQUENCE_BITS, expires_ms, position, tail
-from tms_core.messaging.lines import FirstReads, Lines
 from tms_core.messaging.model import MESSAGE_BYTES, FetchRequest, MessageList, SharedList
-from tms_core.messaging.partitions import FAMILIES, SEALED
+from tms_core.messaging.publish.lines import FirstReads, Lines
+from tms_core.messaging.topics.partitions import FAMILIES, SEALED
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, Cutoff, MessageId, java_abs, pointer_prefix, stop_key
 from tms_core.tables.base import MessageColumns, Store
 from tms_core.tables.side import Expiries

@@ -16,20 +16,20 @@ from tms_core.consumers.claims import Backoff
 from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import BadRequest, ClockJumped, MetadataError, TopicNotFound, TransactionEnded
 from tms_core.messaging.cache import MessageCache
-from tms_core.messaging.consumers import ConsumerRegistry
 from tms_core.messaging.families import Families, Permit, permit_all
 from tms_core.messaging.fetcher import Fetch, Shelf
-from tms_core.messaging.groups import Groups
+from tms_core.messaging.groups.claims import Groups
+from tms_core.messaging.groups.positions import ConsumerRegistry
 from tms_core.messaging.ids import position
-from tms_core.messaging.lines import FirstReads, Lines
 from tms_core.messaging.model import Ages, FetchRequest, MessageList, RollbackRange
-from tms_core.messaging.producers import Producers
-from tms_core.messaging.queue import WriterContext, WriteRequest
-from tms_core.messaging.requests import Requests, Sent
-from tms_core.messaging.topics import TopicRegistry, count_ages
-from tms_core.messaging.work import Answer, Work
-from tms_core.messaging.writer import earlier_generations, roll_back
-from tms_core.messaging.writers import Writers
+from tms_core.messaging.producers.registrations import Producers
+from tms_core.messaging.producers.requests import Requests, Sent
+from tms_core.messaging.publish.lines import FirstReads, Lines
+from tms_core.messaging.publish.queue import WriterContext, WriteRequest
+from tms_core.messaging.publish.work import Answer, Work
+from tms_core.messaging.publish.writer import earlier_generations, roll_back
+from tms_core.messaging.publish.writers import Writers
+from tms_core.messaging.topics.catalog import TopicRegistry, count_ages
 from tms_core.rowkey import LONG_MAX, generation_prefix
 from tms_core.tables.base import Store
 from tms_core.tables.side import Expiries, SideTable

@@ -25,7 +25,7 @@ from tms_core.consumers.claim_rows import all_claims, free_void
 from tms_core.errors import ConfigurationError, StoreError, TmsError, TransactionError
 from tms_core.logs.loggers import get_logger
 from tms_core.messaging.ids import id_parts, position, tail
-from tms_core.messaging.producer_rows import all_begun, mark_void
+from tms_core.messaging.producers.rows import all_begun, mark_void
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, NEGATIVE, generation_prefix
 from tms_core.server.ha.manager_log import root_of
 from tms_core.server.ha.shared_manager import SharedManager

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from tms_core.messaging.lines import BOUNDS_MS
+from tms_core.messaging.publish.lines import BOUNDS_MS
 from tms_core.messaging.service import MessagingService
 from tms_core.server.ha.rota import Slots
 from tms_core.topic import TopicId

@@ -21,17 +21,17 @@ from prometheus_client import CollectorRegistry
 
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError, StoreError, TopicExists
+from tms_core.messaging.publish.work import Turns
 from tms_core.messaging.service import MessagingService, ServiceOptions
-from tms_core.messaging.work import Turns
 from tms_core.server import companions
-from tms_core.server.app import make_app
 from tms_core.server.auth.gate import Authenticator, Gate, Rules
 from tms_core.server.auth.tokens import Tokens
 from tms_core.server.managing import Managed, check_alone, managed, show
 from tms_core.server.memory import LentMemory, Memory
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.recording import lost_side
-from tms_core.server.site import PollLimit, Site, Waiting
+from tms_core.server.rest.app import make_app
+from tms_core.server.rest.site import PollLimit, Site, Waiting
 from tms_core.settings.models import (
     ASSUMED_LIFETIME_SECONDS,
     AuthSettings,
@@ -54,7 +54,7 @@ from tms_core.web.listener import Listener, ListenerOptions
 from tms_core.web.protocol import places
 
 if TYPE_CHECKING:
-    from tms_core.server.forward import Forwarder
+    from tms_core.server.rest.forward import Forwarder
 
 #: How many polls read the store at once. Those of a store on this machine use its processor, and each of them has the
 #: event loop wait for its turn; those of HBase mostly wait for an answer.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 
-from janitor.law.ranges import topic_stop
+from janitor.rules.ranges import topic_stop
 from janitor.spark.columns import Columns, DataTable, Flags
 from tms_core.rowkey import LONG_MAX, NEGATIVE, MessageKey, generation_prefix, stop_key, time_prefix, topic_prefix
 from tms_core.tables.base import ALL_KEYS, KeyRange, KeyReads

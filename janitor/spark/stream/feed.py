@@ -13,7 +13,7 @@ from datetime import datetime
 from janitor.spark.stream import OPTIONS
 from janitor.spark.stream.offsets import EARLIEST, StreamPosition
 from tms_core.client import Client, ConfigurationError, Options, Retry, TopicId, TransactionClient
-from tms_core.client.messages import milliseconds, time_at
+from tms_core.client.protocol.messages import milliseconds, time_at
 from tms_core.client.sync import DEFAULT_TRANSACTIONS
 from tms_core.errors import TmsError
 from tms_core.rowkey import MessageId

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from janitor.spark.stream.offsets import StreamPosition
 from tms_core.client import Client, Message, MessageId, TopicId, Transaction, Unanswered, Unavailable
-from tms_core.client.messages import time_at
+from tms_core.client.protocol.messages import time_at
 
 #: How far back the last message is first looked for, in milliseconds, and how much farther each time.
 _FIRST_STEP_MS, _STEP_FACTOR = 1_000, 32

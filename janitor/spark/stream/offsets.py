@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from tms_core.client.messages import time_at
+from tms_core.client.protocol.messages import time_at
 from tms_core.errors import FormatError, KeyFormatError, Refused, quoted
 from tms_core.rowkey import LONG_MAX, MessageId
 

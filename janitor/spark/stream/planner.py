@@ -22,10 +22,10 @@ from janitor.spark.stream.feed import Feed
 from janitor.spark.stream.messages import messages, newest
 from janitor.spark.stream.offsets import EARLIEST, Offset, StreamOffset, StreamPosition, Stretch
 from tms_core.client import Client, MessageId, TopicId, Transaction
-from tms_core.client.messages import time_at
+from tms_core.client.protocol.messages import time_at
 from tms_core.clock import Clock
 from tms_core.errors import Refused
-from tms_core.messaging.partitions import Family, Layout, layout_of
+from tms_core.messaging.topics.partitions import Family, Layout, layout_of
 from tms_core.rowkey import Cutoff
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import NO_TX_IN_PROGRESS, TX_PER_MS

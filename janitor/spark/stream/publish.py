@@ -29,12 +29,12 @@ from pyspark.sql.types import BinaryType, StringType
 
 from janitor.spark.stream.feed import connect, named
 from tms_core.client import Client, NotInProgress, Timeouts, TopicId, Transaction, TransactionClient
-from tms_core.client.messages import time_at
-from tms_core.client.producer_calls import FormerTransaction
-from tms_core.client.site import service_at
+from tms_core.client.protocol.endpoint import service_at
+from tms_core.client.protocol.messages import time_at
+from tms_core.client.protocol.producer_calls import FormerTransaction
 from tms_core.client.sync import DEFAULT_TRANSACTIONS
 from tms_core.errors import ConfigurationError, MessagingError, Refused
-from tms_core.messaging.partitions import layout_of
+from tms_core.messaging.topics.partitions import layout_of
 from tms_core.transaction.model import transaction_ms
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from janitor.spark.stream.messages import messages
 from janitor.spark.stream.offsets import NOT_BEGUN, StreamOffset, Stretch
 from janitor.spark.stream.planner import Planner, lost
 from tms_core.client import Message, TopicId, Transaction
-from tms_core.client.consuming import IDLE
+from tms_core.client.consume.consuming import IDLE
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Refused, TopicNotFound
 

@@ -19,8 +19,8 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
-from janitor.law.policy import Reason, Rule
 from janitor.report import DataTable, Mode
+from janitor.rules.policy import Reason, Rule
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.spark.access import Access

@@ -17,15 +17,15 @@ from janitor.archive import index as archived
 from janitor.archive import parquet
 from janitor.archive.index import Selection
 from janitor.archive.restore import Request, Restored, restore
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from janitor.sweep.transactions import TransactionView
 from tests.archives import Undo, keys_of
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, pointer, topic, visibility, watch
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, Refused, StoreError, TmsError
 from tms_core.messaging.ids import position
-from tms_core.messaging.last_request import LastRequest
-from tms_core.messaging.producer_rows import ProducerName
+from tms_core.messaging.producers.last_request import LastRequest
+from tms_core.messaging.producers.rows import ProducerName
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.memory import MemoryStore

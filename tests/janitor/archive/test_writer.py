@@ -28,7 +28,7 @@ from janitor.archive import parquet
 from janitor.archive import writer as archive
 from janitor.archive.folder import NO_VALUE
 from janitor.archive.writer import PAGE_ROWS, CommitState, ParquetArchive, commit_state, pick
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from tests.archives import Undo, keys_of
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Topic, pointer, topic, visibility
 from tests.support import raising

@@ -17,7 +17,7 @@ from janitor.cli.state import place_of
 from janitor.cli.why import lines
 from janitor.inspect.answer import Found, LedgerReach, Missing, Trace, Why
 from janitor.inspect.fate import Fate
-from janitor.law.policy import Hold, Reason, Rule
+from janitor.rules.policy import Hold, Reason, Rule
 from janitor.state.records import RunRecord
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer

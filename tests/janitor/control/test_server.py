@@ -21,8 +21,8 @@ from starlette.types import Receive, Scope, Send
 from janitor.control import api, values
 from janitor.control import server as server_module
 from janitor.inspect.rows import Audit
-from janitor.law.policy import Rule
 from janitor.report import Observer
+from janitor.rules.policy import Rule
 from janitor.run import plan_file as plan
 from janitor.state.base import EVERYTHING
 from tests.builders import Call, watch

@@ -13,8 +13,8 @@ from janitor.boundary.claim import Boundary, Limit
 from janitor.control import values
 from janitor.control.api import Asks, Decides, methods
 from janitor.inspect.answer import Why
-from janitor.law.policy import Rule
 from janitor.report import Report
+from janitor.rules.policy import Rule
 from janitor.run import plan_file as plan
 from janitor.run.plan_file import PlanFile
 from janitor.run.questions import Planned

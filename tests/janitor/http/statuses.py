@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
-from janitor.law.policy import Rule
 from janitor.report import GuardNote
+from janitor.rules.policy import Rule
 from janitor.state.base import CounterKey, RunRecord, State
 from janitor.state.sqlite.state import SqliteState
 from janitor.status.status import (

@@ -19,11 +19,11 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from janitor.law.policy import Hold
 from janitor.metrics import Metrics
 from janitor.metrics.catalogue import CALLS, CATALOGUE, CLOCKS, DUE, FAILURES, GUARDS, PHASES, RESULTS
 from janitor.metrics.series import PerTopic, TopicName, largest
 from janitor.report import COUNTED_REASONS
+from janitor.rules.policy import Hold
 from janitor.state.base import CounterKey
 from janitor.status.status import (
     BoundaryFigures,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from janitor.law.policy import Hold, Reason, Rule
 from janitor.report import HISTORY_ENTRIES
+from janitor.rules.policy import Hold, Reason, Rule
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore

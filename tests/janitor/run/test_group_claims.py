@@ -16,9 +16,9 @@ from tests.support import raising
 from tms_core.consumers.claim_rows import claims_of
 from tms_core.consumers.claims import ConsumerGroup
 from tms_core.errors import StoreError
-from tms_core.messaging.groups import GroupPoll
-from tms_core.messaging.producer_rows import Former, TransactionOutcome
-from tms_core.messaging.requests import Sent
+from tms_core.messaging.groups.claims import GroupPoll
+from tms_core.messaging.producers.requests import Sent
+from tms_core.messaging.producers.rows import Former, TransactionOutcome
 from tms_core.transaction.model import TX_PER_MS
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from janitor.law.policy import Frontier, Hold
+from janitor.rules.policy import Frontier, Hold
 from janitor.sweep.transactions import SEEN_MS, Decided, decided, until_decided
 from tests.builders import HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, pointer, visibility
 from tests.janitor.run.house import ServedStore

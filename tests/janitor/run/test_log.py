@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from janitor.law.policy import Hold, Rule
 from janitor.report import NAMED_KEYS, Entry, EntryKey, GuardNote, Report
+from janitor.rules.policy import Hold, Rule
 from janitor.run.log import RunLog
 from janitor.run.passes import NOT_ADOPTED
 from tests.builders import HOUR, NOW_MS, Call, Rig, janitor, topic, unknown_topic, watch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from janitor.law.policy import Reason
 from janitor.report import NOT_COUNTED, MessagesLeft
+from janitor.rules.policy import Reason
 from janitor.run.passes import LEDGER_ENTRIES, MESSAGES_MS
 from janitor.stats.topic_sizes import Census
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, topic, unknown_topic, watch

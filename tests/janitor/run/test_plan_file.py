@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from janitor.law.policy import Frontier, Hold, Rule
 from janitor.report import DataTable, Entry, EntryKey, Report
+from janitor.rules.policy import Frontier, Hold, Rule
 from janitor.run import plan_file as plan
 from janitor.run.plan_file import PlanFile, checksum, describe_terms
 from janitor.state.base import ClockAnchor, FrontierRecord

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from janitor.cli.why import lines
-from janitor.law.policy import Hold, Rule
 from janitor.report import Report
+from janitor.rules.policy import Hold, Rule
 from tests.builders import DAY, HOUR, watch
 from tests.janitor.run.house import ServedStore
 from tests.messaging.group_desk import GROUP, ORDERS, READ_NONE
 from tests.support import raising
 from tms_core.consumers.retention import announce, announced
 from tms_core.errors import StoreError
-from tms_core.messaging.groups import GroupPoll, Order
+from tms_core.messaging.groups.claims import GroupPoll, Order
 from tms_core.messaging.model import FetchRequest
 from tms_core.rowkey import MessageId, MessageKey
 from tms_core.tables.side import MemorySide, SideChange, SideTable

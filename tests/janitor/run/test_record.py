@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.law.policy import Rule
 from janitor.report import Report
+from janitor.rules.policy import Rule
 from janitor.state.base import EVERYTHING, CounterKey
 from janitor.status.collect import summary
 from tests.builders import (

@@ -10,7 +10,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from janitor.archive.writer import ParquetArchive
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, janitor, pointer, topic, watch
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from janitor.law.policy import Frontier, Hold, Reason, Rule
 from janitor.report import Report
+from janitor.rules.policy import Frontier, Hold, Reason, Rule
 from janitor.state.base import EVERYTHING
 from janitor.sweep.consumers import ConsumerHolds
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, pointer, topic, watch

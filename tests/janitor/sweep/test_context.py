@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from janitor.law.frontier import admit, stand_still
-from janitor.law.policy import Frontier, Hold
+from janitor.rules.frontier import admit, stand_still
+from janitor.rules.policy import Frontier, Hold
 from janitor.state.base import ClockAnchor, FrontierRecord
 from janitor.sweep.context import Limits, RunContext, Terms, matches
 from janitor.sweep.transactions import TransactionView

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from janitor.law.policy import Rule
 from janitor.report import EntryKey, Report
+from janitor.rules.policy import Rule
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic, unknown_topic, watch
 from tests.salted import SaltedStore
 from tms_core.clock import ManualClock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from janitor.state.records import OpenIdRecord
 from janitor.sweep.inversions import PAGES_TOGETHER
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from janitor.law.frontier import admit
-from janitor.law.policy import Frontier, Rule
+from janitor.rules.frontier import admit
+from janitor.rules.policy import Frontier, Rule
 from janitor.state.base import ClockAnchor, LedgerEntry
 from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import Batch, Done, Due

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from janitor.control import values
-from janitor.law.frontier import admit
-from janitor.law.policy import Frontier, Hold, Reason, Rule
 from janitor.report import NAMED_KEYS, EntryKey, ForeignKey
+from janitor.rules.frontier import admit
+from janitor.rules.policy import Frontier, Hold, Reason, Rule
 from janitor.state.base import ClockAnchor
 from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import Batch, Done, Due, Failed, Kept, Untouchable, foreign

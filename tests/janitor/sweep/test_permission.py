@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.law.policy import Rule
+from janitor.rules.policy import Rule
 from janitor.state.base import EVERYTHING, RunRecord
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.permission import HEARTBEAT_MS, LONGEST_SLEEP_SECONDS, Pacer, Permission, Withheld

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.law.policy import Rule
 from janitor.report import Report
+from janitor.rules.policy import Rule
 from janitor.sweep.read_ahead import CellsAhead
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic
 from tms_core.errors import StoreError, StoreUnavailable

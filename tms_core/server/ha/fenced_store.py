@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Generic, TypeVar
 
 from tms_core.errors import StoreError, TooLarge, Unavailable
-from tms_core.messaging.producer_rows import is_of_producer
+from tms_core.messaging.producers.rows import is_of_producer
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, topic_prefix
 from tms_core.server.ha.leadership import Leadership, Term, not_leading, undecided
 from tms_core.server.ha.rota import Slots
@@ -279,7 +279,7 @@ class FencedPayloadTable(_Fenced[PayloadTable], PayloadTable):
     """The payload table, as a leader sees it.
 
     A late payload needs no gap. Its transaction cannot be committed, or its producer has stored it once more; and that
-    is in the same place (:class:`~tms_core.messaging.writer.PayloadWriter`).
+    is in the same place (:class:`~tms_core.messaging.publish.writer.PayloadWriter`).
     """
 
     name: TableName = "payload"

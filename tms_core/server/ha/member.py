@@ -17,14 +17,14 @@ from urllib.parse import urlsplit
 
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError
+from tms_core.messaging.publish.work import THREADS
 from tms_core.messaging.service import MessagingService
-from tms_core.messaging.work import THREADS
-from tms_core.server.forward import Forwarder
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.leadership import Watch
 from tms_core.server.ha.rota import Rota
 from tms_core.server.ha.sealed_ids import Seals
 from tms_core.server.ha.shared_manager import SharedManager
+from tms_core.server.rest.forward import Forwarder
 from tms_core.settings.models import HBaseSettings, LeaderSettings
 from tms_core.tables.base import Store
 from tms_core.tables.hbase.pool import HBasePool

@@ -1,0 +1,161 @@
+"""The law as key ranges: what of one topic is to be deleted, held or looked at row by row.
+
+Message rows sort by topic, generation and publish time, so what L2 and L3 take of a topic is one contiguous range. A
+held frontier (S8) cuts it into pieces that go and pieces that wait. Payload rows sort by transaction before time, so
+in a generation that only time makes old each row must be looked at. The ranges speak of keys of ours; a foreign key
+may lie anywhere inside them and is sorted out when the keys are read (L0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from janitor.rules.policy import Frontier, Rule
+from tms_core.rowkey import (
+    NEGATIVE,
+    generation_prefix,
+    pointer_prefix,
+    position_prefix,
+    stop_key,
+    time_prefix,
+)
+from tms_core.tables.base import KeyRange
+from tms_core.topic import TopicMetadata
+from tms_core.transaction.model import TX_PER_MS
+
+
+class Span(NamedTuple):
+    """A range of one topic and what the law says of its rows.
+
+    Attributes:
+        rule: the rule that takes them.
+        held: they are due, but this run's frontier holds them.
+        by_row: the rows are in no order of time; each is judged by itself.
+    """
+
+    start: bytes
+    stop: bytes
+    rule: Rule
+    held: bool = False
+    by_row: bool = False
+
+
+def message_spans(topic: TopicMetadata, frontier: Frontier) -> list[Span]:
+    """What the law takes of a topic's message rows, in key order; contiguous where nothing is held."""
+    prefix = topic.topic.prefix
+    spans = _old_generations(topic, frontier)
+    held_generation = _held_generation(topic, frontier)
+    if held_generation is not None:
+        middle = time_prefix(prefix, held_generation, frontier.cutoff.ms)
+        start, stop = _generation(prefix, held_generation)
+        spans.append(Span(start, middle, Rule.OLD_GENERATION))
+        spans.append(Span(middle, stop, Rule.OLD_GENERATION, held=True))
+    spans += _held_generations(topic, frontier)
+    if not topic.deleted:
+        start = generation_prefix(prefix, topic.generation)
+        cutoff = time_prefix(prefix, topic.generation, frontier.cutoff.ms)
+        due = time_prefix(prefix, topic.generation, frontier.due.ms)
+        spans.append(Span(start, cutoff, Rule.EXPIRED))
+        spans.append(Span(cutoff, due, Rule.EXPIRED, held=True))
+        processed = position_prefix(prefix, topic.generation, frontier.processed)
+        spans.append(Span(due, processed, Rule.PROCESSED, held=frontier.hold is not None))
+    return [span for span in spans if span.start < span.stop]
+
+
+def payload_spans(topic: TopicMetadata, frontier: Frontier, newest_pointer: int | None) -> list[Span]:
+    """What the law may take of a topic's payload rows, in key order, without empty spans.
+
+    Args:
+        newest_pointer: look at no transaction above this one in the current generation, None to look at all. See
+            :func:`newest_expired_pointer`.
+    """
+    prefix = topic.topic.prefix
+    spans = _old_generations(topic, frontier)
+    held_generation = _held_generation(topic, frontier)
+    if held_generation is not None:
+        spans.append(Span(*_generation(prefix, held_generation), Rule.OLD_GENERATION, by_row=True))
+    spans += _held_generations(topic, frontier)
+    if not topic.deleted and (frontier.due.ms > 0 or frontier.processed):
+        start, stop = _generation(prefix, topic.generation)
+        if newest_pointer is not None:
+            stop = pointer_prefix(prefix, topic.generation, newest_pointer)
+        spans.append(Span(start, stop, Rule.EXPIRED, by_row=True))
+    return [span for span in spans if span.start < span.stop]
+
+
+def newest_expired_pointer(frontier: Frontier, allowance_ms: int) -> int | None:
+    """A payload whose transaction began after this pointer is younger than the cut-off, clocks agreeing.
+
+    None when the number would not fit a pointer, so that there is no such bound.
+    """
+    pointer = (max(frontier.due.ms, frontier.processed >> 16) + allowance_ms) * TX_PER_MS
+    return pointer if pointer < 2**63 else None
+
+
+def beyond(topic: TopicMetadata) -> bytes:
+    """Where the message rows start that no span and no live row reaches: negative times and newer generations."""
+    prefix = topic.topic.prefix
+    if topic.deleted:
+        return generation_prefix(prefix, topic.old_below)
+    return generation_prefix(prefix, topic.generation) + NEGATIVE
+
+
+def topic_stop(prefix: bytes) -> bytes:
+    """The first key after all rows of a topic; never unbounded, since the prefix ends in a colon."""
+    stop = stop_key(prefix)
+    if stop is None:
+        raise ValueError(f"{prefix!r} is not a topic's prefix")
+    return stop
+
+
+def intersect(spans: Iterable[Span], allowed: Sequence[KeyRange]) -> list[Span]:
+    """The parts of ``spans`` that lie inside ``allowed``; both are in key order."""
+    pieces = []
+    for span in spans:
+        for piece in allowed:
+            start = max(span.start, piece.start)
+            stop = span.stop if piece.stop is None else min(span.stop, piece.stop)
+            if start < stop:
+                pieces.append(span._replace(start=start, stop=stop))
+    return pieces
+
+
+def remainder(whole: KeyRange, taken: Iterable[KeyRange]) -> list[KeyRange]:
+    """What is left of a range without others, in key order."""
+    left = []
+    position: bytes | None = whole.start
+    for start, stop in sorted(taken, key=lambda one: one.start):
+        if position is None or (whole.stop is not None and start >= whole.stop):
+            break
+        if stop is not None and stop <= max(start, position):
+            continue
+        if start > position:
+            left.append(KeyRange(position, start))
+        position = stop
+    if position is not None and (whole.stop is None or position < whole.stop):
+        left.append(KeyRange(position, whole.stop))
+    return left
+
+
+def _old_generations(topic: TopicMetadata, frontier: Frontier) -> list[Span]:
+    prefix = topic.topic.prefix
+    stop = min(frontier.old_below, topic.old_below)
+    return [Span(generation_prefix(prefix, 1), generation_prefix(prefix, stop), Rule.OLD_GENERATION)]
+
+
+def _held_generation(topic: TopicMetadata, frontier: Frontier) -> int | None:
+    """The generation that was current when the frontier last moved and has become old since."""
+    return frontier.generation if 0 < frontier.generation < topic.old_below else None
+
+
+def _held_generations(topic: TopicMetadata, frontier: Frontier) -> list[Span]:
+    """Generations that became old since the frontier last moved, without the one that was current then."""
+    first = frontier.old_below + (1 if _held_generation(topic, frontier) is not None else 0)
+    prefix = topic.topic.prefix
+    start, stop = generation_prefix(prefix, first), generation_prefix(prefix, topic.old_below)
+    return [Span(start, stop, Rule.OLD_GENERATION, held=True)]
+
+
+def _generation(prefix: bytes, generation: int) -> tuple[bytes, bytes]:
+    return generation_prefix(prefix, generation), generation_prefix(prefix, generation + 1)

@@ -1,0 +1,370 @@
+"""A frontier advances as fast as time: what is let go at once, what is held, for how long, and what ends a hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.rules.frontier import admit, advance, approve, elapsed_ms, stand_still
+from janitor.rules.policy import Frontier, Hold
+from janitor.state.base import ClockAnchor, FrontierRecord, PendingJump
+from tms_core.rowkey import Cutoff
+from tms_core.topic import TopicId, TopicMetadata
+
+START_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+ALLOWANCE_MS = 300_000
+HOLD_SECONDS = 3600
+#: The ttl that topics start with: a week.
+TTL_SECONDS = 604_800
+
+START = ClockAnchor(START_MS, 50_000, "boot")
+
+
+def topic(generation: int = 1, ttl_seconds: int = TTL_SECONDS) -> TopicMetadata:
+    return TopicMetadata(TopicId("default", "t1"), generation, ttl_seconds)
+
+
+def due(now: ClockAnchor, ttl_seconds: int = TTL_SECONDS) -> int:
+    return now.wall_ms - ttl_seconds * 1000
+
+
+def later(now: ClockAnchor, milliseconds: int) -> ClockAnchor:
+    """Honest time passed."""
+    return ClockAnchor(now.wall_ms + milliseconds, now.running_ms + milliseconds, now.boot_id)
+
+
+def stepped(now: ClockAnchor, milliseconds: int) -> ClockAnchor:
+    """The wall clock was set."""
+    return replace(now, wall_ms=now.wall_ms + milliseconds)
+
+
+def rebooted(now: ClockAnchor, off_ms: int) -> ClockAnchor:
+    """The machine was off for a while."""
+    return ClockAnchor(now.wall_ms + off_ms, 10, "another boot")
+
+
+def step(
+    record: FrontierRecord | None, metadata: TopicMetadata, now: ClockAnchor, hold_seconds: int = HOLD_SECONDS
+) -> tuple[Frontier, FrontierRecord]:
+    return advance(record, metadata, now, hold_seconds=hold_seconds, allowance_ms=ALLOWANCE_MS)
+
+
+def settled(generation: int = 1) -> FrontierRecord:
+    """A topic of which all that was due at START is gone."""
+    return admit(topic(generation), START)
+
+
+# --- time that passed ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wall_ms", "running_ms", "boot_id", "elapsed"),
+    [
+        (100, 100, "boot", 100),
+        (100, 30, "boot", 30),
+        (30, 100, "boot", 30),
+        (-50, 100, "boot", 0),
+        (100, -50, "boot", 0),
+        (100, 30, "other", 100),
+        (-50, 30, "other", 0),
+        (100, 30, "", 100),
+    ],
+)
+def test_given_two_readings_when_they_differ_then_the_smaller_counts_within_a_boot_and_wall_time_across(
+    wall_ms: int, running_ms: int, boot_id: str, elapsed: int
+) -> None:
+    now = ClockAnchor(START_MS + wall_ms, START.running_ms + running_ms, boot_id)
+    assert elapsed_ms(START, now) == elapsed
+
+
+def test_given_a_system_that_does_not_name_its_boots_when_asked_then_wall_time_counts() -> None:
+    nameless = replace(START, boot_id="")
+    assert elapsed_ms(nameless, stepped(nameless, 100)) == 100
+
+
+# --- time alone ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("passed_ms", [0, 1, 60_000, 30 * DAY_MS])
+def test_given_a_settled_topic_when_honest_time_passes_then_the_cutoff_follows_the_law(passed_ms: int) -> None:
+    now = later(START, passed_ms)
+    frontier, record = step(settled(), topic(), now)
+    assert frontier == Frontier.open(now.wall_ms, topic())
+    assert record == FrontierRecord(1, due(now), now, START_MS)
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "hold"), [(ALLOWANCE_MS - 1, None), (ALLOWANCE_MS, None), (ALLOWANCE_MS + 1, Hold.FRONTIER)]
+)
+def test_given_a_cutoff_ahead_of_time_when_it_is_by_more_than_the_allowance_then_it_is_held(
+    ahead_ms: int, hold: Hold | None
+) -> None:
+    now = stepped(later(START, 60_000), ahead_ms)
+    frontier, record = step(settled(), topic(), now)
+    assert frontier.hold is hold
+    reached = due(START) + 60_000 if hold else due(now)
+    assert (frontier.cutoff.ms, frontier.due.ms) == (record.cutoff_ms, due(now)) == (reached, due(now))
+
+
+def test_given_small_steps_ahead_when_each_is_within_the_allowance_then_none_is_held() -> None:
+    record, now = settled(), START
+    for _ in range(5):
+        now = stepped(now, ALLOWANCE_MS)
+        frontier, record = step(record, topic(), now)
+        assert frontier.hold is None
+
+
+@given(st.lists(st.integers(0, 2 * DAY_MS), max_size=8), st.sampled_from([1, 2, -2]), st.integers(1, 10**6))
+def test_given_any_run_of_a_held_topic_when_time_passes_then_the_frontier_moves_by_it_and_never_past_the_law(
+    steps: list[int], generation: int, ttl_seconds: int
+) -> None:
+    metadata = topic(generation, ttl_seconds)
+    record, now = settled(), START
+    for passed_ms in steps:
+        now = later(now, passed_ms)
+        frontier, after = step(record, metadata, now, hold_seconds=10**9)
+        assert frontier.cutoff <= frontier.due == Cutoff.at(now.wall_ms, ttl_seconds)
+        if frontier.hold is not None:
+            assert frontier.cutoff.ms <= record.cutoff_ms + passed_ms
+            assert (frontier.generation, after.generation) == (record.generation, record.generation)
+        record = after
+
+
+# --- a jump ----------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_ttl_that_was_shortened_when_met_then_the_jump_is_held_and_time_alone_goes_on() -> None:
+    shorter = topic(ttl_seconds=3600)
+    now = later(START, 60_000)
+    frontier, record = step(settled(), shorter, now)
+    assert frontier == Frontier(now.wall_ms, Cutoff(due(now, 3600)), Cutoff(due(START) + 60_000), 1, Hold.FRONTIER)
+    assert record == FrontierRecord(1, due(START) + 60_000, now, START_MS, PendingJump(1, 3600, now))
+
+    now = later(now, 60_000)
+    frontier, record = step(record, shorter, now)
+    assert frontier.cutoff.ms == record.cutoff_ms == due(START) + 120_000
+    assert record.pending == PendingJump(1, 3600, later(START, 60_000))
+
+
+def test_given_a_ttl_that_was_lengthened_when_met_then_the_cutoff_goes_back_at_once() -> None:
+    longer = topic(ttl_seconds=2 * TTL_SECONDS)
+    frontier, record = step(settled(), longer, START)
+    assert frontier == Frontier.open(START_MS, longer)
+    assert record.cutoff_ms == due(START, 2 * TTL_SECONDS)
+
+
+def test_given_a_ttl_that_was_lengthened_and_shortened_again_when_met_then_that_is_a_jump() -> None:
+    _, record = step(settled(), topic(ttl_seconds=2 * TTL_SECONDS), START)
+    frontier, _ = step(record, topic(), START)
+    assert frontier.hold is Hold.FRONTIER
+    assert frontier.cutoff.ms == due(START, 2 * TTL_SECONDS)
+
+
+def test_given_a_held_ttl_when_it_is_undone_then_nothing_waits_any_more() -> None:
+    _, record = step(settled(), topic(ttl_seconds=3600), START)
+    now = later(START, 60_000)
+    frontier, record = step(record, topic(), now)
+    assert frontier == Frontier.open(now.wall_ms, topic())
+    assert record.pending is None
+
+
+@pytest.mark.parametrize(
+    ("reached", "generation", "hold"),
+    [
+        (1, 1, None),
+        (1, -1, Hold.FRONTIER),
+        (1, 2, Hold.FRONTIER),
+        (2, -2, Hold.FRONTIER),
+        (2, -1, None),
+        (-1, 2, None),
+        (-1, -1, None),
+        (-1, -2, Hold.FRONTIER),
+        (-1, 3, Hold.FRONTIER),
+        (3, 1, None),
+    ],
+)
+def test_given_a_generation_when_the_change_makes_one_old_then_it_is_held(
+    reached: int, generation: int, hold: Hold | None
+) -> None:
+    frontier, record = step(settled(reached), topic(generation), START)
+    assert frontier.hold is hold
+    assert frontier.generation == record.generation == (reached if hold else generation)
+
+
+def test_given_a_deleted_topic_when_its_ttl_was_shortened_too_then_only_the_generation_counts() -> None:
+    frontier, record = step(settled(-1), topic(-1, 1), START)
+    assert frontier.hold is None
+    assert record.cutoff_ms == due(START, 1)
+
+
+def test_given_no_time_to_hold_when_a_jump_is_met_then_it_is_let_go() -> None:
+    shorter = topic(2, 60)
+    for record in (settled(), None):
+        frontier, after = step(record, shorter, START, hold_seconds=0)
+        assert frontier == Frontier.open(START_MS, shorter)
+        assert after == FrontierRecord(2, due(START, 60), START, START_MS)
+
+
+# --- the end of a hold -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("held_ms", "hold"), [(HOUR_MS - 1, Hold.FRONTIER), (HOUR_MS, None), (HOUR_MS + 1, None)])
+def test_given_a_held_jump_when_its_time_has_passed_then_it_is_let_go(held_ms: int, hold: Hold | None) -> None:
+    shorter = topic(2, 3600)
+    _, record = step(settled(), shorter, START)
+    now = later(START, held_ms)
+    frontier, record = step(record, shorter, now)
+    assert frontier.hold is hold
+    if hold is None:
+        assert frontier == Frontier.open(now.wall_ms, shorter)
+        assert record == FrontierRecord(2, due(now, 3600), now, START_MS)
+
+
+def test_given_a_held_jump_when_only_the_wall_clock_moved_then_it_is_still_held() -> None:
+    shorter = topic(ttl_seconds=3600)
+    _, record = step(settled(), shorter, START)
+    frontier, _ = step(record, shorter, stepped(later(START, 1000), 30 * DAY_MS))
+    assert frontier.hold is Hold.FRONTIER
+    assert frontier.cutoff.ms == due(START) + 1000
+
+
+def test_given_a_held_jump_when_the_machine_was_off_meanwhile_then_that_time_counts() -> None:
+    shorter = topic(ttl_seconds=3600)
+    _, record = step(settled(), shorter, START)
+    assert step(record, shorter, rebooted(START, HOUR_MS - 1))[0].hold is Hold.FRONTIER
+    assert step(record, shorter, rebooted(START, HOUR_MS))[0].hold is None
+
+
+@pytest.mark.parametrize("changed", [topic(1, 1800), topic(2, 3600)])
+def test_given_a_held_jump_when_it_becomes_another_then_its_time_starts_anew(changed: TopicMetadata) -> None:
+    _, record = step(settled(), topic(1, 3600), START)
+    now = later(START, HOUR_MS)
+    frontier, record = step(record, changed, now)
+    assert frontier.hold is Hold.FRONTIER
+    assert record.pending == PendingJump(changed.generation, changed.ttl_seconds, now)
+
+
+def test_given_an_approval_when_the_jump_is_the_one_approved_then_it_is_let_go_once() -> None:
+    shorter = topic(ttl_seconds=3600)
+    _, record = step(settled(), shorter, START)
+    now = later(START, 1000)
+    frontier, record = step(approve(record, shorter), shorter, now)
+    assert frontier == Frontier.open(now.wall_ms, shorter)
+    assert (record.approved, record.pending) == (None, None)
+
+    assert step(record, topic(ttl_seconds=60), now)[0].hold is Hold.FRONTIER
+    assert step(record, shorter, stepped(now, DAY_MS))[0].hold is Hold.FRONTIER
+
+
+@pytest.mark.parametrize("other", [topic(1, 1800), topic(2, 3600), topic(-1, 3600)])
+def test_given_an_approval_when_the_jump_is_another_then_it_is_held_and_the_approval_is_gone(
+    other: TopicMetadata,
+) -> None:
+    shorter = topic(1, 3600)
+    _, record = step(settled(), shorter, START)
+    frontier, record = step(approve(record, shorter), other, START)
+    assert frontier.hold is Hold.FRONTIER
+    assert record.approved is None
+    assert step(record, shorter, START)[0].hold is Hold.FRONTIER
+
+
+def test_given_an_approval_when_the_jump_was_undone_first_then_the_approval_is_gone() -> None:
+    shorter = topic(1, 3600)
+    _, record = step(settled(), shorter, START)
+    _, record = step(approve(record, shorter), topic(), START)
+    assert step(record, shorter, START)[0].hold is Hold.FRONTIER
+
+
+# --- other clocks ----------------------------------------------------------------------------------------------------
+
+
+def test_given_a_reboot_when_the_clock_is_right_then_the_cutoff_follows_the_law() -> None:
+    now = rebooted(START, 2 * DAY_MS)
+    frontier, record = step(settled(), topic(), now)
+    assert frontier == Frontier.open(now.wall_ms, topic())
+    assert record.at == now
+
+
+def test_given_a_clock_that_went_back_when_it_comes_forward_again_then_that_is_a_jump() -> None:
+    back = stepped(START, -DAY_MS)
+    frontier, record = step(settled(), topic(), back)
+    assert frontier == Frontier.open(back.wall_ms, topic())
+    frontier, _ = step(record, topic(), later(START, 1000))
+    assert frontier.hold is Hold.FRONTIER
+    assert frontier.cutoff.ms == due(back) + 1000
+
+
+def test_given_a_clock_that_went_back_when_a_jump_is_held_then_the_cutoff_goes_back_with_the_law() -> None:
+    frontier, record = step(settled(), topic(2), stepped(START, -DAY_MS))
+    assert frontier.hold is Hold.FRONTIER
+    assert frontier.cutoff.ms == record.cutoff_ms == due(START) - DAY_MS
+
+
+# --- new topics, topics passed by ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("generation", [1, 3, -3])
+def test_given_a_topic_never_seen_when_met_then_nothing_of_it_goes_until_its_time_has_passed(generation: int) -> None:
+    new = topic(generation)
+    frontier, record = step(None, new, START)
+    assert frontier == Frontier(START_MS, Cutoff(due(START)), Cutoff(0), 0, Hold.FRONTIER)
+    assert record == FrontierRecord(0, 0, START, START_MS, PendingJump(generation, TTL_SECONDS, START))
+
+    frontier, record = step(record, new, later(START, HOUR_MS - 1))
+    assert (frontier.hold, frontier.generation) == (Hold.FRONTIER, 0)
+    frontier, record = step(record, new, later(START, HOUR_MS))
+    assert frontier == Frontier.open(START_MS + HOUR_MS, new)
+    assert record.first_seen_ms == START_MS
+
+
+def test_given_a_topic_never_seen_when_admitted_then_all_that_is_due_goes_and_no_more() -> None:
+    record = admit(topic(3), START)
+    assert record == FrontierRecord(3, due(START), START, START_MS)
+    assert step(record, topic(3), START)[0] == Frontier.open(START_MS, topic(3))
+    assert step(record, topic(4), START)[0].hold is Hold.FRONTIER
+
+
+def test_given_a_ttl_longer_than_time_itself_when_admitted_then_the_cutoff_is_zero() -> None:
+    assert admit(topic(), ClockAnchor(0, 0, "boot")).cutoff_ms == 0
+
+
+def test_given_a_topic_that_was_passed_by_when_it_is_no_longer_then_what_gathered_is_a_jump() -> None:
+    now = later(START, DAY_MS)
+    record = stand_still(settled(), now)
+    assert record == replace(settled(), at=now)
+    frontier, _ = step(record, topic(), later(now, 60_000))
+    assert frontier.hold is Hold.FRONTIER
+    assert frontier.cutoff.ms == due(START) + 60_000
+
+
+def test_given_a_held_jump_when_the_topic_is_passed_by_for_days_then_the_hold_begins_anew() -> None:
+    _, record = step(settled(), topic(2), START)
+    record = approve(record, topic(2))
+    assert (record.pending, record.approved) != (None, None)
+    away = later(START, 2 * DAY_MS)
+    record = stand_still(record, away)
+    assert (record.pending, record.approved) == (None, None)
+    frontier, record = step(record, topic(2), later(away, 1000))
+    assert frontier.hold is Hold.FRONTIER
+    assert record.pending == PendingJump(2, TTL_SECONDS, later(away, 1000))
+
+
+def test_given_a_wall_clock_that_is_behind_when_advanced_then_rows_are_judged_by_it_and_time_that_passed_is_not() -> (
+    None
+):
+    now = later(START, HOUR_MS)
+    _, held = step(settled(), topic(2), START)
+    terms = {"hold_seconds": HOLD_SECONDS, "allowance_ms": ALLOWANCE_MS}
+    frontier, _ = advance(held, topic(2), now, now_ms=START_MS - DAY_MS, **terms)
+    assert frontier == Frontier.open(START_MS - DAY_MS, topic(2))
+
+
+def test_given_a_topic_never_seen_when_passed_by_then_it_is_held_once_it_is_no_longer() -> None:
+    record = stand_still(None, START)
+    assert record == FrontierRecord(0, 0, START, START_MS)
+    assert step(record, topic(3), later(START, 1000))[0].hold is Hold.FRONTIER

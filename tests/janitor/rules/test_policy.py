@@ -1,0 +1,498 @@
+"""The law, rule by rule: at the boundary, one below and one above, and where two rules meet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.rules.policy import Delete, Frontier, Hold, Invert, Keep, Reason, Row, Rule, Verdict, decide
+from tms_core.rowkey import LONG_MAX, Cutoff, MessageKey, PayloadKey
+from tms_core.topic import INT_MAX, INT_MIN, TopicId, TopicMetadata
+
+TOPIC = TopicId("default", "events")
+NOW_MS = 1_700_000_000_000
+TTL_SECONDS = 3600
+#: The law's cut-off at NOW_MS.
+DUE_MS = NOW_MS - TTL_SECONDS * 1000
+POINTER = NOW_MS * 1_000_000
+
+EXPIRED, OLD = Delete(Rule.EXPIRED), Delete(Rule.OLD_GENERATION)
+LIVE, HELD, FOREIGN = Keep(Reason.LIVE), Keep(Reason.HELD), Keep(Reason.FOREIGN)
+UNKNOWN, NEWER = Keep(Reason.UNKNOWN_TOPIC), Keep(Reason.NEWER_GENERATION)
+UNDECIDED, REFERENCED = Keep(Reason.UNDECIDED), Keep(Reason.REFERENCED)
+
+
+@dataclass(frozen=True)
+class Known:
+    """Transactions of which two sets are known."""
+
+    invalid: frozenset[int] = frozenset()
+    undecided: frozenset[int] = frozenset()
+
+    def is_invalid(self, pointer: int) -> bool:
+        return pointer in self.invalid
+
+    def is_undecided(self, pointer: int) -> bool:
+        return pointer in self.undecided
+
+
+INVALID = Known(invalid=frozenset({POINTER}))
+OPEN = Known(undecided=frozenset({POINTER}))
+
+
+def metadata(generation: int = 1) -> TopicMetadata:
+    return TopicMetadata(TOPIC, generation, TTL_SECONDS)
+
+
+def message(publish_ms: int = NOW_MS, generation: int = 1, pointer: int | None = None) -> Row:
+    return Row("message", MessageKey(TOPIC, generation, publish_ms, 0), pointer)
+
+
+def payload(write_ms: int = NOW_MS, generation: int = 1) -> Row:
+    return Row("payload", PayloadKey(TOPIC, generation, POINTER, write_ms, 0))
+
+
+def held(topic: TopicMetadata, *, cutoff_ms: int = 0, generation: int = 0, hold: Hold = Hold.FRONTIER) -> Frontier:
+    """A frontier that stops at a cut-off and a generation of its own."""
+    return replace(Frontier.open(NOW_MS, topic), cutoff=Cutoff(cutoff_ms), generation=generation, hold=hold)
+
+
+def judge(
+    row: Row,
+    generation: int = 1,
+    frontier: Frontier | None = None,
+    transactions: Known | None = None,
+    *,
+    referenced: bool = False,
+    expires_ms: int | None = None,
+) -> Verdict:
+    """The verdict for a topic at ``generation``, with nothing held unless a frontier is given."""
+    topic = metadata(generation)
+    frontier = frontier or Frontier.open(NOW_MS, topic)
+    return decide(row, topic, frontier, transactions or Known(), referenced, expires_ms)
+
+
+def judge_unknown(row: Row, transactions: Known | None = None) -> Verdict:
+    """The verdict when the topic has no readable metadata."""
+    return decide(row, None, None, transactions or Known(), False, None)
+
+
+# --- L0: foreign first -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", ["message", "payload"])
+def test_l0_given_bytes_that_are_no_key_when_judged_then_they_are_foreign_whatever_else_is_known(table: str) -> None:
+    row = Row("message" if table == "message" else "payload", None)
+    assert judge(row) == judge(row, -5, expires_ms=0) == judge_unknown(row) == FOREIGN
+
+
+def test_l0_given_bytes_that_are_no_key_when_their_pointer_is_invalid_then_they_stay_as_they_are() -> None:
+    assert judge(Row("message", None, POINTER), transactions=INVALID) == FOREIGN
+
+
+@pytest.mark.parametrize("generation", [0, -1, INT_MIN])
+def test_l0_given_no_positive_generation_when_judged_then_the_row_is_foreign(generation: int) -> None:
+    for row in (message(0, generation), payload(0, generation)):
+        assert judge(row) == judge(row, 5) == judge(row, -5) == judge_unknown(row) == FOREIGN
+
+
+@pytest.mark.parametrize(("time_ms", "verdict"), [(-(2**63), FOREIGN), (-1, FOREIGN), (0, EXPIRED), (1, EXPIRED)])
+def test_l0_given_a_time_when_it_is_negative_then_the_row_is_foreign(time_ms: int, verdict: Verdict) -> None:
+    assert judge(message(time_ms)) == judge(payload(time_ms)) == verdict
+
+
+def test_l0_given_a_negative_time_when_the_generation_is_old_then_the_row_is_still_foreign() -> None:
+    assert judge(message(-1, 1), 3) == judge(message(-1, 1), -1) == judge(payload(-1, 1), 3) == FOREIGN
+
+
+@pytest.mark.parametrize("row", [message(NOW_MS, 0, POINTER), message(-1, 1, POINTER)])
+def test_l0_given_foreign_values_when_the_pointer_is_invalid_then_it_is_inverted(row: Row) -> None:
+    inverted = Invert(Reason.FOREIGN)
+    assert judge(row, transactions=INVALID) == judge_unknown(row, INVALID) == inverted
+
+
+# --- L1: unknown topics ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", [message(0), message(0, INT_MAX), payload(0), payload(0, INT_MAX)])
+def test_l1_given_no_metadata_when_a_row_is_ever_so_old_then_it_stays(row: Row) -> None:
+    assert judge_unknown(row) == UNKNOWN
+
+
+def test_l1_given_no_metadata_when_the_pointer_is_invalid_then_it_is_inverted() -> None:
+    assert judge_unknown(message(0, 1, POINTER), INVALID) == Invert(Reason.UNKNOWN_TOPIC)
+
+
+def test_l1_given_a_deleted_topic_when_judged_then_it_is_known() -> None:
+    assert judge(message(NOW_MS, 1), -1) == OLD
+
+
+# --- L2: old generations ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "generation", "verdict"),
+    [
+        (4, 5, OLD),
+        (5, 5, LIVE),
+        (6, 5, NEWER),
+        (4, -5, OLD),
+        (5, -5, OLD),
+        (6, -5, NEWER),
+        (1, 1, LIVE),
+        (1, -1, OLD),
+        (2, -1, NEWER),
+        (INT_MAX - 1, INT_MAX, OLD),
+        (INT_MAX, INT_MAX, LIVE),
+        (INT_MAX, -INT_MAX, OLD),
+    ],
+)
+def test_l2_given_a_data_generation_when_the_topic_is_at_another_then_only_earlier_lives_go(
+    data: int, generation: int, verdict: Verdict
+) -> None:
+    assert judge(message(NOW_MS, data), generation) == judge(payload(NOW_MS, data), generation) == verdict
+
+
+@pytest.mark.parametrize("generation", [5, -5])
+def test_l2_given_a_newer_generation_when_it_is_ever_so_old_in_time_then_it_stays(generation: int) -> None:
+    assert judge(message(0, 6), generation) == judge(payload(0, 6), generation) == NEWER
+
+
+# --- L3: time to live ------------------------------------------------------------------------------------------------
+
+AROUND_DUE = [(DUE_MS - 1, EXPIRED), (DUE_MS, LIVE), (DUE_MS + 1, LIVE)]
+
+
+@pytest.mark.parametrize(("time_ms", "verdict"), AROUND_DUE)
+def test_l3_given_a_row_when_it_is_older_than_the_ttl_strictly_then_it_goes(time_ms: int, verdict: Verdict) -> None:
+    assert judge(message(time_ms)) == judge(payload(time_ms)) == verdict
+
+
+def test_l3_given_a_payload_when_judged_then_its_own_time_counts_and_not_its_transactions() -> None:
+    begun_long_ago = Row("payload", PayloadKey(TOPIC, 1, 1, DUE_MS, 0))
+    begun_later = Row("payload", PayloadKey(TOPIC, 1, LONG_MAX, DUE_MS - 1, 0))
+    assert (judge(begun_long_ago), judge(begun_later)) == (LIVE, EXPIRED)
+
+
+def test_l3_given_a_clock_in_1970_when_nothing_can_be_that_old_then_all_lives() -> None:
+    topic = metadata()
+    frontier = Frontier.open(TTL_SECONDS * 1000 - 1, topic)
+    assert decide(message(0), topic, frontier, Known(), False, None) == LIVE
+
+
+# --- L4: invalid transactions ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pointer", "verdict"), [(-POINTER, LIVE), (-1, LIVE), (0, LIVE), (1, Invert(Reason.LIVE)), (None, LIVE)]
+)
+def test_l4_given_a_pointer_in_the_invalid_list_when_it_is_positive_then_it_is_inverted(
+    pointer: int | None, verdict: Verdict
+) -> None:
+    listed = Known(invalid=frozenset({-POINTER, POINTER, -1, 0, 1}))
+    assert judge(message(pointer=pointer), transactions=listed) == verdict
+
+
+@pytest.mark.parametrize("pointer", [POINTER - 1, POINTER + 1])
+def test_l4_given_a_pointer_beside_an_invalid_one_when_judged_then_it_stays(pointer: int) -> None:
+    assert judge(message(pointer=pointer), transactions=INVALID) == LIVE
+
+
+def test_l4_given_an_invalid_pointer_when_the_row_goes_then_it_is_not_inverted_first() -> None:
+    assert judge(message(DUE_MS - 1, 1, POINTER), transactions=INVALID) == EXPIRED
+    assert judge(message(NOW_MS, 1, POINTER), 2, transactions=INVALID) == OLD
+
+
+def test_l4_given_an_invalid_pointer_when_the_row_stays_for_another_reason_then_it_is_inverted() -> None:
+    topic = metadata(2)
+    protected = Frontier.closed(NOW_MS, topic, Hold.PROTECTED)
+    waiting = held(topic, cutoff_ms=DUE_MS - 10, generation=1)
+    newer, old = message(NOW_MS, 3, POINTER), message(DUE_MS, 1, POINTER)
+    assert judge(newer, 2, transactions=INVALID) == Invert(Reason.NEWER_GENERATION)
+    assert judge(old, 2, waiting, INVALID) == judge(old, 2, protected, INVALID) == Invert(Reason.HELD)
+
+
+def test_l4_given_an_invalid_transaction_when_a_payload_row_is_judged_then_it_is_not_inverted() -> None:
+    assert judge(payload(), transactions=INVALID) == LIVE
+
+
+# --- L5: payloads that are still needed ------------------------------------------------------------------------------
+
+
+def test_l5_given_an_expired_payload_when_its_transaction_may_still_commit_then_it_stays() -> None:
+    assert judge(payload(DUE_MS - 1), transactions=OPEN) == UNDECIDED
+    assert judge(payload(DUE_MS - 1), transactions=Known(undecided=frozenset({POINTER + 1}))) == EXPIRED
+
+
+def test_l5_given_an_expired_payload_when_a_message_that_stays_refers_to_it_then_it_stays() -> None:
+    assert judge(payload(DUE_MS - 1), referenced=True) == REFERENCED
+
+
+def test_l5_given_an_expired_payload_when_it_is_undecided_and_referenced_then_it_counts_as_undecided() -> None:
+    assert judge(payload(DUE_MS - 1), transactions=OPEN, referenced=True) == UNDECIDED
+
+
+def test_l5_given_a_payload_that_lives_when_it_is_needed_then_it_just_lives() -> None:
+    assert judge(payload(DUE_MS), transactions=OPEN, referenced=True) == LIVE
+
+
+@pytest.mark.parametrize("generation", [2, -1])
+def test_l5_given_a_payload_of_an_old_generation_when_it_is_needed_then_it_goes(generation: int) -> None:
+    assert judge(payload(DUE_MS - 1), generation, transactions=OPEN, referenced=True) == OLD
+    assert judge(payload(NOW_MS), generation, transactions=OPEN, referenced=True) == OLD
+
+
+def test_l5_given_an_expired_message_when_its_transaction_may_still_commit_then_it_goes() -> None:
+    assert judge(message(DUE_MS - 1, 1, POINTER), transactions=OPEN, referenced=True) == EXPIRED
+
+
+def test_l5_given_a_payload_that_is_held_when_it_is_needed_too_then_it_counts_as_held() -> None:
+    frontier = held(metadata(), cutoff_ms=DUE_MS - 10, generation=1)
+    assert judge(payload(DUE_MS - 10), 1, frontier, OPEN, referenced=True) == HELD
+
+
+@pytest.mark.parametrize(
+    ("transactions", "referenced", "verdict"), [(OPEN, False, UNDECIDED), (None, True, REFERENCED), (None, False, OLD)]
+)
+def test_l5_given_a_generation_whose_end_is_held_when_a_payload_goes_by_time_then_it_must_not_be_needed(
+    transactions: Known | None, referenced: bool, verdict: Verdict
+) -> None:
+    frontier = held(metadata(2), cutoff_ms=DUE_MS, generation=1)
+    assert judge(payload(DUE_MS - 1), 2, frontier, transactions, referenced=referenced) == verdict
+
+
+# --- L6: a ttl of the message's own ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("expires_ms", "verdict"), [(NOW_MS - 1, EXPIRED), (NOW_MS, EXPIRED), (NOW_MS + 1, LIVE)])
+def test_l6_given_a_ttl_of_its_own_when_its_moment_has_come_then_the_row_goes(
+    expires_ms: int, verdict: Verdict
+) -> None:
+    assert judge(message(NOW_MS - 1), expires_ms=expires_ms) == verdict
+    assert judge(payload(NOW_MS - 1), expires_ms=expires_ms) == verdict
+
+
+def test_l6_given_a_longer_ttl_of_its_own_when_the_topics_takes_the_row_then_it_goes() -> None:
+    assert judge(message(DUE_MS - 1), expires_ms=LONG_MAX) == EXPIRED
+
+
+def test_l6_given_a_ttl_of_its_own_when_the_topic_is_held_then_the_row_is_held() -> None:
+    topic = metadata()
+    within = held(topic, cutoff_ms=DUE_MS - 10, generation=1)
+    assert judge(message(NOW_MS), 1, within, expires_ms=NOW_MS) == HELD
+    assert judge(message(NOW_MS), 1, Frontier.closed(NOW_MS, topic, Hold.PAUSED), expires_ms=NOW_MS) == HELD
+    assert judge(message(DUE_MS - 11), 1, within, expires_ms=NOW_MS) == EXPIRED
+
+
+def test_l6_given_a_topic_that_waits_for_transactions_then_only_what_was_decided_goes() -> None:
+    within = replace(Frontier.open(NOW_MS, metadata()), decided_ms=NOW_MS - 10)
+    assert judge(message(NOW_MS - 10), 1, within, expires_ms=NOW_MS) == HELD
+    assert judge(message(NOW_MS - 11), 1, within, expires_ms=NOW_MS) == EXPIRED
+
+
+def test_l6_given_a_ttl_of_its_own_when_nothing_else_may_take_the_row_then_it_stays() -> None:
+    assert judge(message(NOW_MS, 2), 1, expires_ms=0) == NEWER
+    assert judge(message(-1), expires_ms=0) == FOREIGN
+    assert decide(message(), None, None, Known(), False, 0) == UNKNOWN
+
+
+def test_l6_given_a_payload_with_a_ttl_of_its_own_when_it_is_needed_then_it_stays() -> None:
+    assert judge(payload(), transactions=OPEN, expires_ms=NOW_MS) == UNDECIDED
+    assert judge(payload(), referenced=True, expires_ms=NOW_MS) == REFERENCED
+
+
+# --- L7: processed by all consumers ----------------------------------------------------------------------------------
+
+
+PROCESSED = Delete(Rule.PROCESSED)
+#: All before the third row of this millisecond is processed.
+BEHIND_MS = DUE_MS + 10
+
+
+def done(topic: TopicMetadata, hold: Hold | None = None) -> Frontier:
+    return replace(Frontier.open(NOW_MS, topic), processed=BEHIND_MS << 16 | 2, hold=hold)
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "sequence", "verdict"),
+    [
+        (BEHIND_MS, 1, PROCESSED),
+        (BEHIND_MS, 2, LIVE),
+        (BEHIND_MS - 1, 65535, PROCESSED),
+        (BEHIND_MS + 1, 0, LIVE),
+        (DUE_MS, 0, PROCESSED),
+        (DUE_MS - 1, 0, EXPIRED),
+    ],
+)
+def test_l7_given_a_message_when_all_consumers_have_processed_it_then_it_goes(
+    time_ms: int, sequence: int, verdict: Verdict
+) -> None:
+    row = Row("message", MessageKey(TOPIC, 1, time_ms, sequence))
+    assert judge(row, 1, done(metadata())) == verdict
+
+
+def test_l7_given_a_payload_then_it_goes_before_the_last_millisecond_if_nothing_needs_it() -> None:
+    assert judge(payload(BEHIND_MS - 1), 1, done(metadata())) == PROCESSED
+    assert judge(payload(BEHIND_MS), 1, done(metadata())) == LIVE
+    assert judge(payload(BEHIND_MS - 1), 1, done(metadata()), referenced=True) == REFERENCED
+    assert judge(payload(BEHIND_MS - 1), 1, done(metadata()), transactions=OPEN) == UNDECIDED
+
+
+@pytest.mark.parametrize("hold", list(Hold))
+def test_l7_given_any_hold_then_what_is_processed_is_held(hold: Hold) -> None:
+    assert judge(message(BEHIND_MS - 1), 1, done(metadata(), hold)) == HELD
+    assert judge(payload(BEHIND_MS - 1), 1, done(metadata(), hold)) == HELD
+    assert (done(metadata(), hold).processed_now, done(metadata()).processed_now) == (0, BEHIND_MS << 16 | 2)
+
+
+def test_l7_given_another_generation_then_it_says_nothing() -> None:
+    assert judge(message(BEHIND_MS - 1, 3), 2, done(metadata(2))) == NEWER
+    assert judge(message(BEHIND_MS - 1, 1), 2, done(metadata(2))) == OLD
+
+
+# --- S8: how far a run may go ----------------------------------------------------------------------------------------
+
+
+def test_given_an_open_frontier_when_made_then_it_goes_as_far_as_the_law() -> None:
+    frontier = Frontier.open(NOW_MS, metadata(-3))
+    assert frontier == Frontier(NOW_MS, Cutoff(DUE_MS), Cutoff(DUE_MS), -3, None)
+    assert frontier.old_below == 4
+
+
+def test_given_a_closed_frontier_when_made_then_it_lets_nothing_go_and_knows_what_is_due() -> None:
+    frontier = Frontier.closed(NOW_MS, metadata(3), Hold.PAUSED)
+    assert frontier == Frontier(NOW_MS, Cutoff(DUE_MS), Cutoff(0), 0, Hold.PAUSED)
+    assert frontier.old_below == 1
+
+
+@pytest.mark.parametrize("hold", [Hold.PAUSED, Hold.PROTECTED, Hold.QUARANTINED])
+def test_s8_given_a_closed_frontier_when_rows_are_due_then_they_are_held_and_the_others_live(hold: Hold) -> None:
+    frontier = Frontier.closed(NOW_MS, metadata(2), hold)
+    rows = [message(0, 1), message(0, 2), message(DUE_MS - 1, 2), message(DUE_MS, 2), message(0, 3)]
+    assert [judge(row, 2, frontier) for row in rows] == [HELD, HELD, HELD, LIVE, NEWER]
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "verdict"),
+    [
+        (DUE_MS - 101, EXPIRED),
+        (DUE_MS - 100, HELD),
+        (DUE_MS - 99, HELD),
+        (DUE_MS - 1, HELD),
+        (DUE_MS, LIVE),
+        (DUE_MS + 1, LIVE),
+    ],
+)
+def test_s8_given_a_cutoff_behind_the_law_when_rows_lie_between_then_they_are_held(
+    time_ms: int, verdict: Verdict
+) -> None:
+    frontier = held(metadata(), cutoff_ms=DUE_MS - 100, generation=1)
+    assert judge(message(time_ms), 1, frontier) == judge(payload(time_ms), 1, frontier) == verdict
+
+
+def test_s8_given_a_cutoff_behind_the_law_when_no_hold_is_named_then_rows_between_are_held_all_the_same() -> None:
+    frontier = replace(held(metadata(), cutoff_ms=DUE_MS - 100, generation=1), hold=None)
+    rows = [message(DUE_MS - 101), message(DUE_MS - 100), message(DUE_MS)]
+    assert [judge(row, 1, frontier) for row in rows] == [EXPIRED, HELD, LIVE]
+
+
+@pytest.mark.parametrize("generation", [4, -3])
+def test_s8_given_a_generation_that_became_old_when_held_then_only_what_time_alone_takes_of_it_goes(
+    generation: int,
+) -> None:
+    frontier = held(metadata(generation), cutoff_ms=DUE_MS, generation=2)
+    expected = {
+        (1, 0): OLD,
+        (1, NOW_MS): OLD,
+        (2, DUE_MS - 1): OLD,
+        (2, DUE_MS): HELD,
+        (2, DUE_MS + 1): HELD,
+        (3, 0): HELD,
+        (3, NOW_MS): HELD,
+    }
+    for (data, time_ms), verdict in expected.items():
+        assert judge(message(time_ms, data), generation, frontier) == verdict
+        assert judge(payload(time_ms, data), generation, frontier) == verdict
+
+
+def test_s8_given_a_new_life_of_a_topic_when_the_old_one_is_held_then_its_own_rows_expire_by_time() -> None:
+    frontier = held(metadata(3), cutoff_ms=DUE_MS - 100, generation=1)
+    rows = [message(DUE_MS - 101, 3), message(DUE_MS - 100, 3), message(DUE_MS, 3)]
+    assert [judge(row, 3, frontier) for row in rows] == [EXPIRED, HELD, LIVE]
+
+
+def test_s8_given_a_deletion_that_was_applied_when_the_topic_is_created_again_then_only_its_end_is_new() -> None:
+    frontier = held(metadata(3), cutoff_ms=0, generation=-1)
+    assert [judge(message(NOW_MS, data), 3, frontier) for data in (1, 2, 3)] == [OLD, HELD, LIVE]
+
+
+def test_s8_given_a_frontier_beyond_the_topic_when_it_was_restored_to_an_earlier_life_then_that_life_stays() -> None:
+    frontier = held(metadata(2), cutoff_ms=DUE_MS, generation=5)
+    assert [judge(message(NOW_MS, data), 2, frontier) for data in (1, 2, 3, 5)] == [OLD, LIVE, NEWER, NEWER]
+
+
+TIMES = st.sampled_from([-1, 0, DUE_MS - 101, DUE_MS - 100, DUE_MS - 1, DUE_MS, NOW_MS])
+GENERATIONS = st.sampled_from([1, 2, 3, 4, INT_MAX]) | st.sampled_from([-1, -2, -3, -INT_MAX])
+
+
+@given(
+    st.builds(message, TIMES, st.integers(0, 5), st.sampled_from([None, POINTER, -POINTER]))
+    | st.builds(payload, TIMES, st.integers(0, 5)),
+    GENERATIONS,
+    st.sampled_from([0, DUE_MS - 100, DUE_MS]),
+    GENERATIONS | st.just(0),
+    st.sampled_from([None, *Hold]),
+    st.sampled_from([Known(), OPEN, INVALID]),
+    st.booleans(),
+    st.sampled_from([None, NOW_MS, NOW_MS + 1]),
+)
+def test_s8_given_any_frontier_when_a_row_goes_then_the_law_takes_it_and_else_it_says_what_it_waits_for(
+    row: Row,
+    generation: int,
+    cutoff_ms: int,
+    reached: int,
+    hold: Hold | None,
+    transactions: Known,
+    referenced: bool,
+    expires_ms: int | None,
+) -> None:
+    topic = metadata(generation)
+    frontier = replace(held(topic, cutoff_ms=cutoff_ms, generation=reached), hold=hold)
+    law = judge(row, generation, None, transactions, referenced=referenced, expires_ms=expires_ms)
+    verdict = judge(row, generation, frontier, transactions, referenced=referenced, expires_ms=expires_ms)
+    if isinstance(law, Delete):
+        waits = {Reason.HELD, Reason.UNDECIDED, Reason.REFERENCED}
+        assert verdict == law or (not isinstance(verdict, Delete) and verdict.reason in waits)
+    elif law in (UNDECIDED, REFERENCED):
+        assert verdict in (law, HELD)
+    else:
+        assert verdict == law
+
+
+@pytest.mark.parametrize("generation", [2, -2])
+def test_given_two_frontiers_when_one_keeps_within_the_other_then_just_those_rows_go_that_both_let_go(
+    generation: int,
+) -> None:
+    topic = metadata(generation)
+    opened = Frontier.open(NOW_MS, topic)
+    frontiers = [
+        opened,
+        replace(opened, processed=NOW_MS << 16),
+        replace(opened, processed=NOW_MS - 5 << 16, decided_ms=NOW_MS - 5),
+        held(topic, cutoff_ms=DUE_MS - 5, generation=2),
+        held(topic, cutoff_ms=DUE_MS - 10, generation=1, hold=Hold.CONSUMER),
+        Frontier.closed(NOW_MS, topic, Hold.PAUSED),
+    ]
+    times = [DUE_MS - 11, DUE_MS - 6, DUE_MS - 1, DUE_MS, NOW_MS - 6, NOW_MS - 1, NOW_MS]
+    rows = [kind(time_ms, life) for kind in (message, payload) for time_ms in times for life in (1, 2, 3)]
+    for one, other in product(frontiers, repeat=2):
+        for row, expires_ms in product(rows, (None, NOW_MS)):
+            alone, beside, within = (
+                isinstance(judge(row, generation, frontier, expires_ms=expires_ms), Delete)
+                for frontier in (one, other, one.within(other))
+            )
+            assert within is (alone and beside)

@@ -1,0 +1,328 @@
+"""The law as ranges: where each span begins and ends, and that a span and the law never differ about a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from janitor.rules.policy import Delete, Frontier, Hold, Keep, Reason, Row, Rule, Verdict, decide
+from janitor.rules.ranges import (
+    Span,
+    beyond,
+    intersect,
+    message_spans,
+    newest_expired_pointer,
+    payload_spans,
+    topic_stop,
+)
+from tms_core.rowkey import LONG_MAX, Cutoff, MessageKey, PayloadKey, generation_prefix, pointer_prefix, time_prefix
+from tms_core.tables.base import KeyRange
+from tms_core.topic import INT_MAX, TopicId, TopicMetadata
+
+TOPIC = TopicId("default", "t1")
+PREFIX = TOPIC.prefix
+NOW_MS = 1_700_000_000_000
+DUE_MS = NOW_MS - 60_000
+LONGS = st.integers(-(2**63), LONG_MAX)
+
+
+def metadata(generation: int) -> TopicMetadata:
+    return TopicMetadata(TOPIC, generation, 60)
+
+
+def frontier(cutoff_ms: int, generation: int, *, due_ms: int = DUE_MS, hold: Hold | None = Hold.FRONTIER) -> Frontier:
+    return Frontier(NOW_MS, Cutoff(due_ms), Cutoff(cutoff_ms), generation, hold)
+
+
+def gen(generation: int) -> bytes:
+    return generation_prefix(PREFIX, generation)
+
+
+def at(generation: int, time_ms: int) -> bytes:
+    return time_prefix(PREFIX, generation, time_ms)
+
+
+OLD, EXPIRED = Rule.OLD_GENERATION, Rule.EXPIRED
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_topic_in_its_first_life_when_nothing_is_held_then_one_span_ends_at_the_cutoff() -> None:
+    topic = metadata(1)
+    assert message_spans(topic, Frontier.open(NOW_MS, topic)) == [Span(gen(1), at(1, DUE_MS), EXPIRED)]
+
+
+def test_given_a_topic_in_a_later_life_when_nothing_is_held_then_old_and_expired_rows_are_one_stretch() -> None:
+    topic = metadata(3)
+    spans = message_spans(topic, Frontier.open(NOW_MS, topic))
+    assert spans == [Span(gen(1), gen(3), OLD), Span(gen(3), at(3, DUE_MS), EXPIRED)]
+
+
+@pytest.mark.parametrize(("generation", "stop"), [(-1, gen(2)), (-3, gen(4)), (-INT_MAX, PREFIX + b"\x80\0\0\0")])
+def test_given_a_deleted_topic_when_nothing_is_held_then_all_its_lives_go(generation: int, stop: bytes) -> None:
+    topic = metadata(generation)
+    assert message_spans(topic, Frontier.open(NOW_MS, topic)) == [Span(gen(1), stop, OLD)]
+
+
+def test_given_a_cutoff_of_zero_when_nothing_is_old_then_no_span_holds_a_row() -> None:
+    topic = metadata(1)
+    oldest = MessageKey(TOPIC, 1, 0, 0).pack()
+    assert all(span.stop <= oldest for span in message_spans(topic, Frontier.open(60_000, topic)))
+    assert payload_spans(topic, Frontier.open(60_000, topic), None) == []
+
+
+def test_given_a_cutoff_behind_the_law_when_split_then_the_rest_is_held() -> None:
+    assert message_spans(metadata(1), frontier(DUE_MS - 9, 1)) == [
+        Span(gen(1), at(1, DUE_MS - 9), EXPIRED),
+        Span(at(1, DUE_MS - 9), at(1, DUE_MS), EXPIRED, held=True),
+    ]
+
+
+def test_given_generations_that_became_old_when_held_then_time_alone_goes_on_in_the_one_that_was_current() -> None:
+    assert message_spans(metadata(5), frontier(DUE_MS - 9, 2)) == [
+        Span(gen(1), gen(2), OLD),
+        Span(gen(2), at(2, DUE_MS - 9), OLD),
+        Span(at(2, DUE_MS - 9), gen(3), OLD, held=True),
+        Span(gen(3), gen(5), OLD, held=True),
+        Span(gen(5), at(5, DUE_MS - 9), EXPIRED),
+        Span(at(5, DUE_MS - 9), at(5, DUE_MS), EXPIRED, held=True),
+    ]
+
+
+def test_given_a_deletion_that_was_applied_when_the_next_life_is_deleted_too_then_that_one_is_held() -> None:
+    assert message_spans(metadata(-2), frontier(DUE_MS, -1)) == [
+        Span(gen(1), gen(2), OLD),
+        Span(gen(2), gen(3), OLD, held=True),
+    ]
+
+
+def test_given_a_closed_frontier_when_split_then_all_that_is_due_is_held() -> None:
+    topic = metadata(2)
+    assert message_spans(topic, Frontier.closed(NOW_MS, topic, Hold.PROTECTED)) == [
+        Span(gen(1), gen(2), OLD, held=True),
+        Span(gen(2), at(2, 0), EXPIRED),
+        Span(at(2, 0), at(2, DUE_MS), EXPIRED, held=True),
+    ]
+
+
+# --- payloads --------------------------------------------------------------------------------------------------------
+
+
+def test_given_payloads_when_nothing_is_held_then_old_ones_go_whole_and_current_ones_row_by_row() -> None:
+    topic = metadata(3)
+    assert payload_spans(topic, Frontier.open(NOW_MS, topic), None) == [
+        Span(gen(1), gen(3), OLD),
+        Span(gen(3), gen(4), EXPIRED, by_row=True),
+    ]
+
+
+def test_given_a_newest_pointer_when_asked_then_only_the_current_generation_ends_there() -> None:
+    pointer = DUE_MS * 1_000_000
+    assert payload_spans(metadata(3), frontier(DUE_MS, 1), pointer) == [
+        Span(gen(1), gen(2), OLD, by_row=True),
+        Span(gen(2), gen(3), OLD, held=True),
+        Span(gen(3), pointer_prefix(PREFIX, 3, pointer), EXPIRED, by_row=True),
+    ]
+
+
+def test_given_a_deleted_topic_when_asked_for_payloads_then_nothing_is_looked_at_by_row() -> None:
+    topic = metadata(-2)
+    assert payload_spans(topic, Frontier.open(NOW_MS, topic), None) == [Span(gen(1), gen(3), OLD)]
+
+
+@pytest.mark.parametrize(
+    ("due_ms", "allowance_ms", "pointer"),
+    [
+        (0, 0, 0),
+        (DUE_MS, 300_000, (DUE_MS + 300_000) * 1_000_000),
+        (9_223_372_036_854, 0, 9_223_372_036_854_000_000),
+        (9_223_372_036_854, 1, None),
+        (LONG_MAX, 0, None),
+    ],
+)
+def test_given_a_cutoff_when_asked_for_the_newest_pointer_then_it_fits_or_there_is_none(
+    due_ms: int, allowance_ms: int, pointer: int | None
+) -> None:
+    assert newest_expired_pointer(frontier(0, 1, due_ms=due_ms), allowance_ms) == pointer
+
+
+# --- spans and the law -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A topic, how far a run may go in it, and a key's generation and time near everything that matters."""
+
+    topic: TopicMetadata
+    frontier: Frontier
+    generation: int
+    time_ms: int
+
+
+@st.composite
+def scenes(draw: st.DrawFn) -> Scene:
+    generations = st.sampled_from([1, 2, 3, 4, INT_MAX - 1, INT_MAX])
+    signs = st.sampled_from([1, -1])
+    due_ms = draw(st.sampled_from([0, 1, 100, DUE_MS, LONG_MAX]))
+    cutoff_ms = draw(st.sampled_from([0, max(0, due_ms - 1), due_ms // 2, due_ms]))
+    reached = draw(generations | st.just(0)) * draw(signs)
+    edges = [edge + step for edge in (cutoff_ms, due_ms, 0, LONG_MAX) for step in (-1, 0, 1)]
+    return Scene(
+        metadata(draw(generations) * draw(signs)),
+        frontier(cutoff_ms, reached, due_ms=due_ms, hold=draw(st.sampled_from([None, Hold.FRONTIER]))),
+        draw(generations | st.just(5)),
+        draw(st.sampled_from([edge for edge in edges if 0 <= edge <= LONG_MAX])),
+    )
+
+
+class NothingKnown:
+    """No transaction is invalid and all are finished."""
+
+    def is_invalid(self, pointer: int) -> bool:
+        return False
+
+    def is_undecided(self, pointer: int) -> bool:
+        return False
+
+
+def law(row: Row, scene: Scene) -> Verdict:
+    return decide(row, scene.topic, scene.frontier, NothingKnown(), False, None)
+
+
+def find(spans: list[Span], key: bytes) -> Span | None:
+    """The span a key lies in; spans are in order, none is empty and none overlaps another."""
+    ends = [end for span in spans for end in span[:2]]
+    assert ends == sorted(ends)
+    assert all(span.start < span.stop for span in spans)
+    return next((span for span in spans if span.start <= key < span.stop), None)
+
+
+def promise(span: Span | None, time_ms: int, frontier: Frontier) -> Verdict | None:
+    """What a span says of a row of ours; None when it stays for a reason that no span speaks of."""
+    if span is None:
+        return None
+    if not span.by_row:
+        return Keep(Reason.HELD) if span.held else Delete(span.rule)
+    if frontier.cutoff.expires(time_ms):
+        return Delete(span.rule)
+    waits = span.rule is OLD or frontier.due.expires(time_ms)
+    return Keep(Reason.HELD) if waits else None
+
+
+#: Why a row stays that no span speaks of.
+STAYS = (Keep(Reason.LIVE), Keep(Reason.NEWER_GENERATION))
+
+
+@given(scenes(), st.sampled_from([0, 1, 65535]))
+def test_given_any_message_key_when_the_law_speaks_then_its_span_says_the_same(scene: Scene, sequence: int) -> None:
+    key = MessageKey(TOPIC, scene.generation, scene.time_ms, sequence)
+    span = find(message_spans(scene.topic, scene.frontier), key.pack())
+    verdict = law(Row("message", key), scene)
+    expected = promise(span, scene.time_ms, scene.frontier)
+    assert verdict == expected or (expected is None and verdict in STAYS)
+
+
+@given(scenes(), LONGS)
+def test_given_any_payload_key_when_the_law_speaks_then_its_span_says_the_same(scene: Scene, pointer: int) -> None:
+    key = PayloadKey(TOPIC, scene.generation, pointer, scene.time_ms, 0)
+    span = find(payload_spans(scene.topic, scene.frontier, None), key.pack())
+    verdict = law(Row("payload", key), scene)
+    expected = promise(span, scene.time_ms, scene.frontier)
+    assert verdict == expected or (expected is None and verdict in STAYS)
+
+
+@given(scenes(), st.sampled_from([0, 1, 300_000]), st.integers(-1, 1), st.sampled_from([0, 1, 999_999]))
+def test_given_clocks_that_agree_when_a_payload_is_above_the_newest_pointer_then_the_law_does_not_take_it(
+    scene: Scene, allowance_ms: int, step_ms: int, rest: int
+) -> None:
+    pointer = (scene.time_ms + allowance_ms + step_ms) * 1_000_000 + rest
+    if not 0 <= pointer <= LONG_MAX or pointer // 1_000_000 - allowance_ms > scene.time_ms:
+        return
+    key = PayloadKey(TOPIC, scene.generation, pointer, scene.time_ms, 0)
+    newest = newest_expired_pointer(scene.frontier, allowance_ms)
+    span = find(payload_spans(scene.topic, scene.frontier, newest), key.pack())
+    verdict = law(Row("payload", key), scene)
+    assert (promise(span, scene.time_ms, scene.frontier) or verdict) == verdict
+    assert span is not None or verdict in STAYS
+
+
+# --- beyond ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("generation", "key"),
+    [(3, gen(3) + b"\x80"), (-3, gen(4)), (INT_MAX, gen(INT_MAX) + b"\x80"), (-INT_MAX, PREFIX + b"\x80\x00\x00\x00")],
+)
+def test_given_a_topic_when_asked_what_lies_beyond_then_it_is_negative_times_and_newer_generations(
+    generation: int, key: bytes
+) -> None:
+    assert beyond(metadata(generation)) == key
+
+
+@given(scenes(), st.booleans())
+def test_given_any_message_key_when_no_span_and_no_live_row_reaches_it_then_it_lies_beyond(
+    scene: Scene, negative: bool
+) -> None:
+    time_ms = scene.time_ms - LONG_MAX - 1 if negative else scene.time_ms
+    key = MessageKey(TOPIC, scene.generation, time_ms, 0)
+    edge = beyond(scene.topic)
+    assert all(span.stop <= edge for span in message_spans(scene.topic, scene.frontier))
+    if scene.generation >= scene.topic.old_below:
+        stays = law(Row("message", key), scene) in (Keep(Reason.NEWER_GENERATION), Keep(Reason.FOREIGN))
+        assert (key.pack() >= edge) == stays
+
+
+def test_given_a_topic_when_asked_where_its_rows_stop_then_it_is_before_the_next_name() -> None:
+    assert topic_stop(b"default:t1:") == b"default:t1;"
+    assert gen(-1) + b"\xff" * 30 < topic_stop(PREFIX)
+
+
+def test_given_something_without_an_end_when_asked_where_its_rows_stop_then_it_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not a topic's prefix"):
+        topic_stop(b"\xff")
+
+
+# --- intersect -------------------------------------------------------------------------------------------------------
+
+
+def test_given_a_span_when_only_parts_are_allowed_then_the_parts_keep_what_it_says() -> None:
+    span = Span(b"b", b"h", OLD, held=True, by_row=True)
+    allowed = [KeyRange(b"a", b"c"), KeyRange(b"d", b"e"), KeyRange(b"g", b"z")]
+    assert intersect([span], allowed) == [
+        span._replace(stop=b"c"),
+        span._replace(start=b"d", stop=b"e"),
+        span._replace(start=b"g"),
+    ]
+
+
+@pytest.mark.parametrize("allowed", [[], [KeyRange(b"a", b"b")], [KeyRange(b"h", b"z")], [KeyRange(b"c", b"c")]])
+def test_given_a_span_when_nothing_of_it_is_allowed_then_nothing_is_left(allowed: list[KeyRange]) -> None:
+    assert intersect([Span(b"b", b"h", OLD)], allowed) == []
+
+
+def test_given_a_range_without_an_end_when_intersected_then_the_span_ends_where_it_did() -> None:
+    span = Span(b"b", b"h", OLD)
+    assert intersect([span], [KeyRange(b"c", None)]) == [span._replace(start=b"c")]
+
+
+def ranges(size: int) -> st.SearchStrategy[list[KeyRange]]:
+    """Up to ``size`` ranges of one-byte keys, in order and apart."""
+    ends = st.lists(st.integers(0, 20), unique=True, max_size=2 * size).map(sorted)
+    pairs = ends.map(lambda found: zip(found[::2], found[1::2], strict=False))
+    return pairs.map(lambda found: [KeyRange(bytes([start]), bytes([stop])) for start, stop in found])
+
+
+@given(ranges(3), ranges(3))
+def test_given_any_ranges_when_intersected_then_exactly_the_common_keys_are_left(
+    wanted: list[KeyRange], allowed: list[KeyRange]
+) -> None:
+    def covered(found: list[KeyRange] | list[Span]) -> set[int]:
+        return {key for piece in found for key in range(piece.start[0], (piece.stop or b"\xff")[0])}
+
+    pieces = intersect([Span(piece.start, piece.stop or b"", OLD) for piece in wanted], allowed)
+    assert covered(pieces) == covered(wanted) & covered(allowed)
+    assert pieces == sorted(pieces)

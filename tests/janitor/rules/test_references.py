@@ -1,0 +1,185 @@
+"""Which payloads are still referred to: where messages can lie, and what counts as referring."""
+
+from __future__ import annotations
+
+import pytest
+
+from janitor.rules.references import Lifetime, find_referenced, search_range, timeless_range
+from tms_core.rowkey import LONG_MAX, MessageKey, PayloadKey, generation_prefix, time_prefix
+from tms_core.tables.base import KeyRange, MessageValue
+from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
+
+TOPIC = TopicId("default", "t1")
+LIFETIME = Lifetime(max_ms=90_000, grace_ms=10_000, allowance_ms=300)
+BEGUN_MS = 1_000_000
+POINTER = BEGUN_MS * 1_000_000 + 7
+SINCE_MS = 1_020_000
+#: The first moment at which the transaction can publish no more.
+END_MS = BEGUN_MS + 100_000
+
+WHOLE = KeyRange(time_prefix(TOPIC.prefix, 2, SINCE_MS), generation_prefix(TOPIC.prefix, 3))
+
+
+def stored(write_ms: int, pointer: int = POINTER) -> PayloadKey:
+    return PayloadKey(TOPIC, 2, pointer, write_ms, 0)
+
+
+def window(*payloads: PayloadKey, since_ms: int = SINCE_MS) -> KeyRange:
+    return search_range(TOPIC, 2, since_ms, payloads, LIFETIME)
+
+
+# --- where to look ---------------------------------------------------------------------------------------------------
+
+
+def test_given_a_transaction_when_asked_for_its_window_then_it_may_be_early_by_a_clock_and_late_by_the_grace() -> None:
+    assert LIFETIME.window_start_ms(POINTER) == BEGUN_MS - 300
+    assert LIFETIME.window_end_ms(POINTER) == END_MS
+
+
+@pytest.mark.parametrize("write_ms", [BEGUN_MS - 300, BEGUN_MS, END_MS - 1])
+def test_given_a_payload_written_in_its_transactions_time_when_asked_then_messages_lie_before_its_end(
+    write_ms: int,
+) -> None:
+    assert window(stored(write_ms)) == KeyRange(WHOLE.start, time_prefix(TOPIC.prefix, 2, END_MS))
+
+
+@pytest.mark.parametrize("write_ms", [0, BEGUN_MS - 301, END_MS, LONG_MAX])
+def test_given_a_payload_written_at_another_time_when_asked_then_its_pointer_tells_nothing(write_ms: int) -> None:
+    assert window(stored(write_ms)) == WHOLE
+
+
+@pytest.mark.parametrize("pointer", [-(2**63), -1, 1, LONG_MAX])
+def test_given_a_pointer_a_client_chose_when_asked_then_messages_may_lie_anywhere(pointer: int) -> None:
+    assert window(stored(BEGUN_MS, pointer)) == WHOLE
+
+
+def test_given_several_payloads_when_asked_then_the_latest_end_counts() -> None:
+    later = stored(BEGUN_MS + 5, POINTER + 5_000_000)
+    assert window(stored(BEGUN_MS), later, stored(BEGUN_MS)).stop == time_prefix(TOPIC.prefix, 2, END_MS + 5)
+    assert window(stored(BEGUN_MS), stored(0), stored(BEGUN_MS)) == WHOLE
+
+
+@pytest.mark.parametrize("since_ms", [END_MS, END_MS + 1])
+def test_given_a_cutoff_after_the_end_when_asked_then_there_is_nowhere_to_look(since_ms: int) -> None:
+    found = window(stored(BEGUN_MS), since_ms=since_ms)
+    assert found.start == found.stop == time_prefix(TOPIC.prefix, 2, since_ms)
+
+
+@pytest.mark.parametrize(("grace_ms", "allowance_ms", "late_ms"), [(10_000, 9_999, 10_000), (300, 10_000, 10_000)])
+def test_given_a_lifetime_when_asked_then_the_greater_of_grace_and_allowance_ends_the_window(
+    grace_ms: int, allowance_ms: int, late_ms: int
+) -> None:
+    assert Lifetime(90_000, grace_ms, allowance_ms).window_end_ms(POINTER) == BEGUN_MS + 90_000 + late_ms
+
+
+def test_given_no_payloads_when_asked_then_there_is_nowhere_to_look() -> None:
+    found = window(since_ms=0)
+    assert found.start == found.stop
+
+
+# --- what refers -----------------------------------------------------------------------------------------------------
+
+
+def search(
+    rows: dict[tuple[int, int, int], MessageValue], wanted: set[int], *windows: KeyRange, page_rows: int = 100
+) -> tuple[set[int], int, int]:
+    """What is found, in how many reads, and how often progress was told.
+
+    Args:
+        rows: by generation, publish time and sequence.
+        windows: where to look; WHOLE without any.
+    """
+    store = MemoryStore()
+    store.message.put([(MessageKey(TOPIC, *parts).pack(), value) for parts, value in rows.items()])
+    told: list[None] = []
+    found = find_referenced(store.message, windows or (WHOLE,), wanted, page_rows, lambda: told.append(None))
+    return found, store.calls["cells"], len(told)
+
+
+def reference(pointer: int) -> MessageValue:
+    return MessageValue(pointer, None)
+
+
+def test_given_references_when_looked_for_then_those_asked_for_are_found() -> None:
+    rows = {(2, SINCE_MS, 0): reference(5), (2, SINCE_MS, 1): reference(6), (2, SINCE_MS, 2): reference(7)}
+    assert search(rows, {5, 7, 8})[0] == {5, 7}
+
+
+def test_given_a_reference_that_goes_by_a_plan_when_looked_for_then_it_does_not_count() -> None:
+    store = MemoryStore()
+    going, staying = (MessageKey(TOPIC, 2, SINCE_MS, sequence).pack() for sequence in (0, 1))
+    store.message.put([(going, reference(5)), (staying, reference(6))])
+    assert find_referenced(store.message, (WHOLE,), {5, 6}, 10, lambda: None, lambda key: key == going) == {6}
+
+
+def test_given_a_reference_that_was_rolled_back_when_looked_for_then_plain_readers_still_need_it() -> None:
+    assert search({(2, SINCE_MS, 0): reference(-5)}, {5})[0] == {5}
+
+
+def test_given_the_pointer_without_a_positive_when_looked_for_then_it_is_found_as_it_is() -> None:
+    lowest = -(2**63)
+    assert search({(2, SINCE_MS, 0): reference(lowest)}, {lowest})[0] == {lowest}
+
+
+@pytest.mark.parametrize("value", [MessageValue(5, b"x"), MessageValue(5, b""), MessageValue(None, b"x")])
+def test_given_a_message_with_its_own_payload_when_looked_for_then_it_refers_to_none(value: MessageValue) -> None:
+    assert search({(2, SINCE_MS, 0): value}, {5})[0] == set()
+
+
+@pytest.mark.parametrize(
+    ("generation", "publish_ms", "found"),
+    [
+        (2, SINCE_MS - 1, set()),
+        (2, SINCE_MS, {5}),
+        (2, SINCE_MS + 1, {5}),
+        (2, LONG_MAX, {5}),
+        (1, SINCE_MS, set()),
+        (3, SINCE_MS, set()),
+    ],
+)
+def test_given_a_window_when_looked_through_then_references_outside_do_not_count(
+    generation: int, publish_ms: int, found: set[int]
+) -> None:
+    assert search({(generation, publish_ms, 0): reference(5)}, {5})[0] == found
+
+
+@pytest.mark.parametrize(("publish_ms", "found"), [(END_MS - 1, {POINTER}), (END_MS, set())])
+def test_given_a_window_with_an_end_when_looked_through_then_it_is_not_part_of_it(
+    publish_ms: int, found: set[int]
+) -> None:
+    rows = {(2, publish_ms, 65535): reference(POINTER)}
+    assert search(rows, {POINTER}, window(stored(BEGUN_MS)))[0] == found
+
+
+@pytest.mark.parametrize(
+    ("generation", "publish_ms", "found"),
+    [(2, -1, {5}), (2, -(2**63), {5}), (2, 0, set()), (2, LONG_MAX, set()), (1, -1, set()), (3, -1, set())],
+)
+def test_given_messages_of_a_negative_time_when_looked_for_then_they_are_in_a_window_of_their_own(
+    generation: int, publish_ms: int, found: set[int]
+) -> None:
+    rows = {(generation, publish_ms, 0): reference(5)}
+    assert search(rows, {5}, timeless_range(TOPIC, 2))[0] == found
+
+
+def test_given_several_windows_when_looked_through_then_all_are_until_everything_is_found() -> None:
+    rows = {(2, SINCE_MS, 0): reference(5), (2, -1, 0): reference(6), (2, 0, 0): reference(7)}
+    windows = (window(stored(BEGUN_MS)), timeless_range(TOPIC, 2))
+    assert search(rows, {5, 6, 7}, *windows) == ({5, 6}, 2, 2)
+    assert search(rows, {5}, *windows) == ({5}, 1, 1)
+
+
+def test_given_many_messages_when_looked_through_then_it_goes_page_by_page_and_says_so() -> None:
+    rows = {(2, SINCE_MS, sequence): MessageValue(None, b"x") for sequence in range(5)}
+    assert search(rows, {5}, page_rows=2) == (set(), 3, 3)
+
+
+def test_given_all_are_found_when_more_messages_follow_then_they_are_not_read() -> None:
+    rows = {(2, SINCE_MS, sequence): reference(5) for sequence in range(5)}
+    assert search(rows, {5}, page_rows=2) == ({5}, 1, 1)
+
+
+def test_given_nothing_to_look_for_when_asked_then_nothing_is_read() -> None:
+    assert search({(2, SINCE_MS, 0): reference(5)}, set()) == (set(), 0, 0)
+    assert search({(2, SINCE_MS, 0): reference(5)}, {5}, KeyRange(WHOLE.start, WHOLE.start)) == (set(), 0, 0)

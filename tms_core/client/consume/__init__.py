@@ -1,0 +1,3 @@
+"""Reading a topic continuously."""
+
+from __future__ import annotations

@@ -1,0 +1,204 @@
+"""Reading a topic for ever: what comes next, when to wait, and where to go on after an error.
+
+A poll ends with what was there when it began; then the next one begins behind the last message that came, or where the
+answer says that all before was read. Where there is nothing the server waits for a message. While there is only
+what is not decided yet, and while the server does not answer, pauses grow. A position is stored once the program has
+asked for more, and so is done with what it was given: a program that ends in between is given some of it again, never
+too little.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+from tms_core.client.protocol import calls, consumer_calls
+from tms_core.client.protocol.core import NOT_DONE, UNKNOWN, Core, Reading
+from tms_core.client.protocol.messages import Message, Start
+from tms_core.client.protocol.values import Retry
+from tms_core.client.protocol.wire import Stop
+from tms_core.client.transactions.transaction import view_of
+from tms_core.errors import ClientClosed, ConsumerNotFound, TmsError
+from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId
+from tms_core.transaction.rpc.client import TransactionClient
+
+logger = logging.getLogger(__name__)
+
+#: For how long the server waits for a message before it answers that there is none: as long as a consumer may take to
+#: notice that it was stopped.
+WAIT_SECONDS = 5
+#: Pauses while there is nothing that could be read yet, or a server that does not wait has nothing.
+IDLE = Retry(first_seconds=0.02, factor=1.5, longest_seconds=1)
+#: Pauses while the server does not answer.
+FAILED = Retry(first_seconds=0.1, longest_seconds=10)
+#: Errors that pass.
+PASSING = (*NOT_DONE, *UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """What a consumer reads, and how.
+
+    Attributes:
+        topic: what it reads.
+        start, inclusive: where it begins, as of a poll.
+        consumer: under which name its position is stored; None: it is not. A stored one goes before ``start``.
+        idle, failed: the pauses.
+        wait_seconds: how long the server waits for a message; None: :data:`WAIT_SECONDS`.
+    """
+
+    topic: TopicId
+    start: Start
+    inclusive: bool
+    consumer: str | None
+    idle: Retry
+    failed: Retry
+    wait_seconds: int | None = None
+
+
+class MessageBatches(Protocol):
+    """What gives a program the messages of a topic for ever, some at a time."""
+
+    stop: Stop
+
+    async def more(self, done: MessageId | None) -> list[Message]:
+        """The next messages; waits until there are some. None at all once it was stopped."""
+        ...
+
+    async def store(self, done: MessageId | None) -> None:
+        """Note up to which message the program is done."""
+        ...
+
+    async def close(self, done: MessageId | None) -> None:
+        """End it, and note that; closing twice is no error."""
+        ...
+
+
+class Consuming:
+    """One consumer of one topic.
+
+    Args:
+        service: who says what is committed; None: everything is read, also what was rolled back or may still be.
+
+    Raises:
+        ClientClosed: the client is closed already.
+    """
+
+    def __init__(self, core: Core, plan: ReadPlan, service: TransactionClient | None) -> None:
+        self._core = core
+        self._topic = plan.topic
+        self._start = plan.start
+        self._inclusive = plan.inclusive
+        self._consumer = plan.consumer
+        self._service = service
+        self._idle = plan.idle
+        self._failed = plan.failed
+        self._wait_seconds = WAIT_SECONDS if plan.wait_seconds is None else plan.wait_seconds
+        self._waited = False
+        self._reading: Reading | None = None
+        self._began = False
+        self._pauses = 0
+        self._paused: Retry | None = None
+        self._stored: MessageId | None = None
+        self.stop = core.wire.stop()
+        if self.stop.is_set():
+            raise ClientClosed("The client is closed.", "Make another one.")
+
+    async def more(self, done: MessageId | None) -> list[Message]:
+        """The next messages; waits until there are some.
+
+        Returns:
+            None at all once it was stopped, or its client closed.
+
+        Raises:
+            MessagingError: what does not pass by waiting: no such topic, no right to it.
+        """
+        await self.store(done)
+        while not self.stop.is_set():
+            try:
+                found = await self._next()
+            except PASSING as error:
+                await self._drop()
+                await self._wait(self._failed, error)
+                continue
+            except ClientClosed:
+                break
+            if found:
+                self._paused = None
+                self._start, self._inclusive = found[-1].id, False
+                return found
+            if self._waited:
+                self._paused = None
+            else:
+                await self._wait(self._idle, None)
+        await self._drop()
+        return []
+
+    async def store(self, done: MessageId | None) -> None:
+        """Store up to where it has read. Where no server answers, a later call does it; a closed client does not."""
+        if self._consumer is None or done is None or done == self._stored:
+            return
+        try:
+            await self._core.ask(consumer_calls.set_position(self._topic, self._consumer, done))
+        except ClientClosed:
+            logger.warning(
+                "the position of consumer %s in %s is not stored: the client is closed", self._consumer, self._topic
+            )
+        except PASSING as error:
+            logger.warning(
+                "the position of consumer %s in %s is not stored yet: %s", self._consumer, self._topic, error
+            )
+        else:
+            self._stored = done
+
+    async def close(self, done: MessageId | None) -> None:
+        """End it; closing twice is no error."""
+        self.stop.set()
+        await self._drop()
+        await self.store(done)
+
+    async def _next(self) -> list[Message]:
+        """The next messages; an empty list where there are none now."""
+        if not self._began and self._consumer is not None:
+            await self._load(self._consumer)
+        self._began = True
+        polled = self._reading is None
+        if self._reading is None:
+            self._reading = await self._core.open_once(await self._poll())
+        found = await self._reading.more()
+        if found:
+            return found
+        ended, self._reading = self._reading, None
+        self._waited = ended.waited
+        if ended.position is not None:
+            self._start, self._inclusive = ended.position, True
+        # What has come since an answer with messages began is asked for at once.
+        return [] if polled else await self._next()
+
+    async def _load(self, consumer: str) -> None:
+        try:
+            self._stored = await self._core.wire.ask(consumer_calls.position(self._topic, consumer))
+        except ConsumerNotFound:
+            return
+        self._start, self._inclusive = self._stored, False
+
+    async def _poll(self) -> calls.Call[None]:
+        view = None if self._service is None else await self._core.wire.blocking(view_of, self._service)
+        return calls.poll(
+            self._topic, self._start, None, view, inclusive=self._inclusive, wait_seconds=self._wait_seconds
+        )
+
+    async def _wait(self, pauses: Retry, error: TmsError | None) -> None:
+        self._pauses = self._pauses + 1 if pauses is self._paused else 1
+        self._paused = pauses
+        seconds = pauses.pause_seconds(self._pauses, self._core.random)
+        if error is not None:
+            logger.warning("%s is read again in %.1f s: %s", self._topic, seconds, error)
+        await self.stop.wait(seconds)
+
+    async def _drop(self) -> None:
+        if self._reading is not None:
+            reading, self._reading = self._reading, None
+            await reading.close()

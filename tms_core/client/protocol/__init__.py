@@ -1,0 +1,3 @@
+"""Requests to a server and their responses, without and with I/O."""
+
+from __future__ import annotations

@@ -1,0 +1,334 @@
+"""The requests to a server: each as a value, with how its answer is read. Nothing here waits or sends.
+
+Both clients send these, so a route, a code or a body is written down once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any, Generic, TypeVar
+
+from tms_core.client.protocol.messages import (
+    AVRO,
+    JSON,
+    Start,
+    decode_published,
+    decode_published_json,
+    encode_poll,
+    encode_publish,
+    encode_publish_json,
+    encode_rollback,
+    payloads_of,
+    seconds,
+)
+from tms_core.errors import (
+    BadRequest,
+    Forbidden,
+    FormatError,
+    MessagingError,
+    PartitionsChanged,
+    ProducerFenced,
+    QuotaExceeded,
+    ServerFailed,
+    TopicExists,
+    TopicNotFound,
+    TransactionEnded,
+    Unanswered,
+    Unauthorized,
+    Unavailable,
+)
+from tms_core.messaging.model import Ages, RollbackRange
+from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.model import Transaction
+
+T_co = TypeVar("T_co", covariant=True)
+
+#: A topic, or its name: ``namespace:topic``.
+Topic = TopicId | str
+
+#: How long a poll may wait at the server for a message; what its answer says of how far it has read, of whether it
+#: has waited in vain, and of whether the server has cut it short (docs/rest.md, "Polling on").
+WAIT, POSITION, WAITED, LIMITED = "x-tms-wait-seconds", "x-tms-position", "x-tms-waited", "x-tms-limited"
+#: What an answer says of a topic that takes no more messages; of the partition that comes first; and, with 409, that
+#: messages go to other partitions now.
+SEALED, BEHIND, PARTITIONS = "x-tms-sealed", "x-tms-behind", "x-tms-partitions"
+#: Goes with 409: a newer instance of the producer counts (docs/rest.md, "Producers").
+FENCED = "x-tms-fenced"
+
+_OK = 200
+_MISSING = 404
+_CONFLICT = 409
+#: How much of an answer that is no sentence of ours is shown.
+_SHOWN_CHARS = 300
+#: Longer numbers of seconds are none.
+_MOST_DIGITS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T_co]):
+    """A request.
+
+    Attributes:
+        method, path: where to; the path stands behind the server's URL.
+        read: what its answer's body means.
+        body, content_type: what is sent.
+        again: whether it may be done twice, so that it is sent again when it is not known whether it was done.
+        missing: what 404 means.
+        conflict: what 409 means.
+        headers: what is said beside the body.
+        writes: whether it writes messages, so that a producer numbers it.
+        messages, payload_bytes: how many it sends, and their size.
+    """
+
+    method: str
+    path: str
+    read: Callable[[bytes], T_co]
+    body: bytes = b""
+    content_type: str = JSON
+    again: bool = False
+    missing: type[MessagingError] = TopicNotFound
+    conflict: type[MessagingError] = TopicExists
+    headers: Mapping[str, str] = field(default_factory=dict)
+    writes: bool = False
+    messages: int = 0
+    payload_bytes: int = 0
+
+    @property
+    def topic(self) -> TopicId:
+        """The topic that the path names."""
+        _, _, _, namespace, _, topic, *_ = self.path.split("/")
+        return TopicId(namespace, topic)
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+    def result(self, body: bytes) -> T_co:
+        """The value that the answer stands for.
+
+        Raises:
+            Unanswered: nothing that can be read.
+        """
+        try:
+            return self.read(body)
+        except (FormatError, ValueError, KeyError, TypeError) as error:
+            raise Unanswered(f"The answer to {self} cannot be read: {error}.", _WRONG_SERVER) from error
+
+
+_WRONG_SERVER = "See that the URL is that of tms serve."
+
+
+def topic_id(topic: Topic) -> TopicId:
+    """A topic by its name.
+
+    Raises:
+        BadRequest: it is none.
+    """
+    if isinstance(topic, TopicId):
+        return topic
+    if not isinstance(topic, str):
+        raise BadRequest(f"{topic!r} is no topic.", "Write it as namespace:topic.")
+    try:
+        return TopicId.parse(topic)
+    except ValueError as error:
+        raise BadRequest(f"{error}.") from error
+
+
+# --- topics ----------------------------------------------------------------------------------------------------------
+
+
+def ping() -> Call[None]:
+    return Call("GET", "/ping", nothing, again=True)
+
+
+def create_topic(topic: Topic, ttl: timedelta | int | str | None, properties: Mapping[str, str] | None) -> Call[None]:
+    return Call("PUT", path_of(topic), nothing, _properties(ttl, properties))
+
+
+def update_topic(topic: Topic, ttl: timedelta | int | str | None, properties: Mapping[str, str] | None) -> Call[None]:
+    return Call("PUT", path_of(topic, "properties"), nothing, _properties(ttl, properties), again=True)
+
+
+def show_topic(topic: Topic) -> Call[TopicMetadata]:
+    found = topic_id(topic)
+    return Call("GET", path_of(topic), lambda body: TopicMetadata.parse(found.prefix, body), again=True)
+
+
+def ages(topic: Topic, older_than: timedelta | int | str) -> Call[Ages]:
+    def read(body: bytes) -> Ages:
+        found = json.loads(body)
+        return Ages(found["messages"], found["older"], found["atLeast"], found.get("holdSeconds"))
+
+    return Call("GET", f"{path_of(topic, 'ages')}?olderThanSeconds={seconds(older_than)}", read, again=True)
+
+
+def list_topics(namespace: str | None) -> Call[list[TopicId]]:
+    if namespace is None:
+        return Call("GET", "/v1/topics", lambda body: [TopicId.parse(name) for name in array(body)], again=True)
+    found = topic_id(f"{namespace}:topics").namespace
+
+    def read(body: bytes) -> list[TopicId]:
+        return [TopicId.parse(f"{found}:{name}") for name in array(body)]
+
+    return Call("GET", f"/v1/namespaces/{found}/topics", read, again=True)
+
+
+def delete_topic(topic: Topic) -> Call[None]:
+    return Call("DELETE", path_of(topic), nothing)
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def publish(topic: Topic, payloads: Sequence[bytes], ttl: timedelta | int | str | None) -> Call[None]:
+    path, given = path_of(topic, "publish"), payloads_of(payloads)
+    if ttl is None:
+        return _writing(path, given, nothing, encode_publish(None, given), AVRO)
+    return _writing(path, given, nothing, encode_publish_json(None, given, seconds(ttl)))
+
+
+def publish_in(
+    topic: Topic, payloads: Sequence[bytes], pointer: int, ttl: timedelta | int | str | None
+) -> Call[RollbackRange]:
+    path, given = path_of(topic, "publish"), payloads_of(payloads)
+    if ttl is None:
+        return _writing(path, given, decode_published, encode_publish(pointer, given), AVRO)
+    return _writing(path, given, decode_published_json, encode_publish_json(pointer, given, seconds(ttl)))
+
+
+def store(topic: Topic, payloads: Sequence[bytes], pointer: int) -> Call[None]:
+    given = payloads_of(payloads)
+    return _writing(path_of(topic, "store"), given, nothing, encode_publish(pointer, given), AVRO)
+
+
+def rollback(topic: Topic, published: RollbackRange | int) -> Call[None]:
+    if isinstance(published, int):
+        body = json.dumps({"transactionWritePointer": str(published)}).encode()
+        return Call("POST", path_of(topic, "rollback"), nothing, body, again=True, conflict=TransactionEnded)
+    body = encode_rollback(published)
+    return Call("POST", path_of(topic, "rollback"), nothing, body, AVRO, again=True, conflict=TransactionEnded)
+
+
+def poll(
+    topic: Topic,
+    start: Start,
+    limit: int | None,
+    transaction: Transaction | None,
+    *,
+    inclusive: bool,
+    wait_seconds: int = 0,
+) -> Call[None]:
+    body = encode_poll(start, limit, transaction, inclusive=inclusive)
+    headers = {WAIT: str(wait_seconds)} if wait_seconds else {}
+    return Call("POST", path_of(topic, "poll"), nothing, body, AVRO, again=True, headers=headers)
+
+
+#: Makes a request of a poll: behind which message, None for where it begins, and for how many.
+Ask = Callable[[MessageId | None, int | None], Call[None]]
+
+
+def poll_on(topic: Topic, start: Start, limit: int | None, transaction: Transaction | None, *, inclusive: bool) -> Ask:
+    """Makes a poll's requests: the first, and those that go on behind a message where the server has cut it short."""
+    # What is wrong with it is said now.
+    poll(topic, start, limit, transaction, inclusive=inclusive)
+
+    def ask(behind: MessageId | None, limit: int | None) -> Call[None]:
+        if behind is None:
+            return poll(topic, start, limit, transaction, inclusive=inclusive)
+        return poll(topic, behind, limit, transaction, inclusive=False)
+
+    return ask
+
+
+# --- what went wrong -------------------------------------------------------------------------------------------------
+
+_REFUSED: Mapping[int, type[MessagingError]] = {
+    401: Unauthorized,
+    403: Forbidden,
+    429: QuotaExceeded,
+    503: Unavailable,
+}
+
+
+def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
+    """How long an answer asks to be left alone (RFC 9110, 10.2.3), at least 0; None: it does not say.
+
+    A moment is compared with the server's own clock (``Date``); without one it says nothing.
+    """
+    given = headers.get("retry-after", "").strip()
+    if given.isdecimal() and len(given) <= _MOST_DIGITS:
+        return float(given)
+    try:
+        moments = (parsedate_to_datetime(given), parsedate_to_datetime(headers.get("date", "")))
+        return max(0.0, (moments[0] - moments[1]).total_seconds())
+    except (ValueError, TypeError):
+        return None
+
+
+def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    """See that an answer says that it was done.
+
+    Raises:
+        MessagingError: it was not (docs/rest.md, "Routes"), with the server's own sentence.
+    """
+    if status == _OK:
+        return
+    if status == _CONFLICT and FENCED in headers:
+        kind: type[MessagingError] | None = ProducerFenced
+    else:
+        kind = {_MISSING: call.missing, _CONFLICT: call.conflict}.get(status) or _REFUSED.get(status)
+    text = body[: 4 * _SHOWN_CHARS].decode(errors="replace").strip()[:_SHOWN_CHARS] or "it gave no reason."
+    if status == _CONFLICT and PARTITIONS in headers:
+        raise PartitionsChanged(text)
+    if kind is not None and issubclass(kind, Unavailable):
+        raise kind(text, retry_after_seconds=retry_after_seconds(headers))
+    if kind is not None:
+        raise kind(text)
+    if 300 <= status < 500:
+        raise BadRequest(f"{call} was refused with {status}: {text}")
+    raise ServerFailed(f"{call} failed with {status}: {text}", "It is not known whether the server did it.")
+
+
+def _writing(
+    path: str, payloads: Sequence[bytes], read: Callable[[bytes], T_co], body: bytes, content_type: str = JSON
+) -> Call[T_co]:
+    return Call(
+        "POST",
+        path,
+        read,
+        body,
+        content_type,
+        conflict=TransactionEnded,
+        writes=True,
+        messages=len(payloads),
+        payload_bytes=sum(map(len, payloads)),
+    )
+
+
+def path_of(topic: Topic, verb: str = "") -> str:
+    """The path of a topic, or of something of it."""
+    found = topic_id(topic)
+    path = f"/v1/namespaces/{found.namespace}/topics/{found.topic}"
+    return f"{path}/{verb}" if verb else path
+
+
+def _properties(ttl: timedelta | int | str | None, properties: Mapping[str, str] | None) -> bytes:
+    given = dict(properties or {})
+    if ttl is not None:
+        given["ttl"] = str(seconds(ttl))
+    return json.dumps(given).encode()
+
+
+def array(body: bytes) -> list[Any]:
+    found = json.loads(body)
+    if not isinstance(found, list):
+        raise FormatError("it is no array")
+    return found
+
+
+def nothing(_: bytes) -> None:
+    """The answer is empty."""

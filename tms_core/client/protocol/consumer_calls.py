@@ -1,0 +1,206 @@
+"""The requests that are about consumers and groups: positions, claims, and polls that claim."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tms_core.client.protocol.calls import Call, Topic, array, nothing, path_of
+from tms_core.client.protocol.messages import AVRO, encode_poll, time_at
+from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound
+from tms_core.rowkey import MessageId
+from tms_core.topic import CONSUMER_NAME
+from tms_core.transaction.model import Transaction
+
+#: What a poll as a group says of its order and of how often messages are given out at most, and what its answer says of
+#: how often they were and of the transaction that must be decided first (docs/rest.md, "Claims").
+ORDER, MAX_DELIVERIES, DELIVERIES, HELD = "x-tms-order", "x-tms-max-deliveries", "x-tms-deliveries", "x-tms-held"
+#: What an empty answer says of when messages that have failed come again.
+RETRY = "x-tms-retry-ms"
+#: What a group may keep to.
+ORDERS = ("partition", "none")
+#: Has a consumer changed although claims are open.
+FORCE = "x-tms-force"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerPosition:
+    """A consumer, and how far it is behind.
+
+    Attributes:
+        name: the consumer's.
+        position: the last message it has read.
+        lag_messages: how many it has not read.
+        lag_is_at_least: whether there may be any number more than that, because no more were counted.
+        lag_seconds: the age of the oldest of them; 0 when it has read all.
+        updated: when the position was stored.
+        expired: whether messages may have expired before it read them.
+    """
+
+    name: str
+    position: MessageId
+    lag_messages: int
+    lag_is_at_least: bool
+    lag_seconds: float
+    updated: datetime
+    expired: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenClaim:
+    """Messages that a transaction has claimed as one of a consumer group, and that is not decided yet.
+
+    Attributes:
+        transaction: its id.
+        after: the id before the first message.
+        last: the id of the last message.
+        deliveries: how often they were given out, this time included.
+    """
+
+    transaction: int
+    after: MessageId
+    last: MessageId
+    deliveries: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailedMessages:
+    """Messages that were given to a consumer group, and that it has not processed.
+
+    Attributes:
+        message: the id of the one that failed alone; None: they failed together.
+        after, last: in which range it is: the id before the first message, and that of the last.
+        deliveries: how often they were given out.
+        again: when they are given out again; None: with the next poll.
+    """
+
+    message: MessageId | None
+    after: MessageId
+    last: MessageId
+    deliveries: int
+    again: datetime | None
+
+
+def position(topic: Topic, consumer: str) -> Call[MessageId]:
+    path = _consumer(topic, consumer)
+    return Call("GET", path, lambda body: _position(json.loads(body)), again=True, missing=ConsumerNotFound)
+
+
+def claims(topic: Topic, consumer: str) -> Call[list[OpenClaim]]:
+    def read(body: bytes) -> list[OpenClaim]:
+        return [_claim(given) for given in json.loads(body).get("claims", ())]
+
+    return Call("GET", _consumer(topic, consumer), read, again=True, missing=ConsumerNotFound)
+
+
+def failed(topic: Topic, consumer: str) -> Call[list[FailedMessages]]:
+    def read(body: bytes) -> list[FailedMessages]:
+        return [_failed(given) for given in json.loads(body).get("failed", ())]
+
+    return Call("GET", _consumer(topic, consumer), read, again=True, missing=ConsumerNotFound)
+
+
+def set_position(topic: Topic, consumer: str, at: MessageId, *, force: bool = False) -> Call[None]:
+    body = json.dumps({"position": str(at)}).encode()
+    return Call(
+        "PUT",
+        _consumer(topic, consumer),
+        nothing,
+        body,
+        again=True,
+        conflict=ConsumerConflict,
+        headers={FORCE: "true"} if force else {},
+    )
+
+
+def register(topic: Topic, consumer: str) -> Call[None]:
+    """Registers a consumer that has read nothing yet; ``ConsumerConflict`` where it is there already."""
+    body = json.dumps({"position": str(MessageId(0, 0))}).encode()
+    path, headers = _consumer(topic, consumer), {"if-none-match": "*"}
+    return Call("PUT", path, nothing, body, again=True, conflict=ConsumerConflict, headers=headers)
+
+
+def delete_position(topic: Topic, consumer: str, *, force: bool = False) -> Call[None]:
+    return Call(
+        "DELETE",
+        _consumer(topic, consumer),
+        nothing,
+        missing=ConsumerNotFound,
+        conflict=ConsumerConflict,
+        headers={FORCE: "true"} if force else {},
+    )
+
+
+def check_order(order: str) -> None:
+    """Check that a group can keep to an order.
+
+    Raises:
+        BadRequest: it cannot.
+    """
+    if order not in ORDERS:
+        raise BadRequest(f"{order!r} is no order of a group.", f"Give {' or '.join(ORDERS)}.")
+
+
+def group_poll(
+    topic: Topic, group: str, limit: int | None, transaction: Transaction, order: str, max_deliveries: int | None
+) -> Call[None]:
+    """Claims messages. It is not sent twice: what was claimed without an answer would never be processed."""
+    check_order(order)
+    headers = {ORDER: order} | ({} if max_deliveries is None else {MAX_DELIVERIES: str(max_deliveries)})
+    body = encode_poll(None, limit, transaction, inclusive=True)
+    path = f"{_consumer(topic, group)}/poll"
+    return Call("POST", path, nothing, body, AVRO, missing=ConsumerNotFound, conflict=ConsumerConflict, headers=headers)
+
+
+def group_rollback(topic: Topic, group: str, pointer: int, after: MessageId | None = None) -> Call[None]:
+    given = {"transactionWritePointer": str(pointer)} | ({} if after is None else {"after": str(after)})
+    path, body = f"{_consumer(topic, group)}/rollback", json.dumps(given).encode()
+    return Call("POST", path, nothing, body, again=True, missing=ConsumerNotFound, conflict=ConsumerConflict)
+
+
+def positions(topic: Topic) -> Call[list[ConsumerPosition]]:
+    def read(body: bytes) -> list[ConsumerPosition]:
+        return [_described(given) for given in array(body)]
+
+    return Call("GET", path_of(topic, "consumers"), read, again=True)
+
+
+def _consumer(topic: Topic, name: object) -> str:
+    if not isinstance(name, str) or not CONSUMER_NAME.fullmatch(name):
+        raise BadRequest(f"{name!r} cannot be a consumer.", "Use at most 255 letters, digits, '_' and '-'.")
+    return path_of(topic, f"consumers/{name}")
+
+
+def _position(given: Mapping[str, str]) -> MessageId:
+    return MessageId.from_hex(given["position"])
+
+
+def _described(given: Mapping[str, Any]) -> ConsumerPosition:
+    return ConsumerPosition(
+        given["name"],
+        _position(given),
+        int(given["lagMessages"]),
+        bool(given["lagIsAtLeast"]),
+        float(given["lagSeconds"]),
+        time_at(int(given["updatedMs"])),
+        bool(given["expired"]),
+    )
+
+
+def _claim(given: Mapping[str, Any]) -> OpenClaim:
+    first, last = MessageId.from_hex(given["after"]), MessageId.from_hex(given["last"])
+    return OpenClaim(int(given["transaction"]), first, last, int(given["deliveries"]))
+
+
+def _failed(given: Mapping[str, Any]) -> FailedMessages:
+    message, retry_ms = given["message"], given["retryMs"]
+    return FailedMessages(
+        None if message is None else MessageId.from_hex(message),
+        MessageId.from_hex(given["after"]),
+        MessageId.from_hex(given["last"]),
+        int(given["deliveries"]),
+        None if retry_ms is None else time_at(int(retry_ms)),
+    )

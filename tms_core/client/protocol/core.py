@@ -1,0 +1,282 @@
+"""The core that both clients share: requests, repetition, and reading answers.
+
+Everything is a coroutine over a ``Wire`` (:mod:`tms_core.client.protocol.wire`). A request is sent again when the
+server says that nothing was done, or was not reached; and, if it may be done twice, also when that is not known. So
+nothing is published twice by a client that was not told to.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from copy import copy
+from itertools import count
+from random import Random
+from typing import Any, Literal, Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+from tms_core.client.protocol.calls import LIMITED, POSITION, WAITED, Call
+from tms_core.client.protocol.messages import Message, MessageDecoder
+from tms_core.client.protocol.values import Measure, Measured, Retry
+from tms_core.client.protocol.wire import Pieces, Wire
+from tms_core.errors import (
+    ConfigurationError,
+    FormatError,
+    PartitionsChanged,
+    TmsError,
+    Unanswered,
+    Unavailable,
+)
+from tms_core.messaging.model import RollbackRange
+from tms_core.messaging.topics.partitions import Layout
+from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId
+from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+#: What is left for an attempt at least, in seconds: no time at all is none.
+_SHORTEST_SECONDS = 0.001
+#: Nothing was done, so that doing it again does no harm.
+NOT_DONE = (Unavailable, ServiceUnavailable)
+#: It is not known whether it was done.
+UNKNOWN = (Unanswered, OutcomeUnknown)
+#: It failed, and that was not the program's doing: a server or a connection was not there, or a topic was changed.
+INTERRUPTED = (*NOT_DONE, *UNKNOWN, PartitionsChanged)
+
+
+class Write(Protocol):
+    """Sends requests that write messages."""
+
+    async def __call__(self, call: Call[T]) -> T: ...
+
+
+class WritingTransaction(Protocol):
+    """A transaction of this client, which takes part in what is written with its pointer."""
+
+    async def publish_now(self, core: Core, topic: TopicId, call: Call[RollbackRange]) -> RollbackRange:
+        """Send a publish, and take back what it wrote when the transaction is rolled back."""
+        ...
+
+    async def store_now(self, core: Core, call: Call[None]) -> None:
+        """Send a store."""
+        ...
+
+
+class Core:
+    """The client.
+
+    Args:
+        running: the running time in seconds.
+        measure: told of publishes and polls; None: nobody is.
+    """
+
+    def __init__(
+        self,
+        wire: Wire,
+        retry: Retry,
+        random: Random,
+        running: Callable[[], float] = time.monotonic,
+        measure: Measure | None = None,
+    ) -> None:
+        self.wire = wire
+        self._measure = measure
+        self.random = random
+        self.running = running
+        self._retry = retry
+        self._stop = wire.stop()
+        self._limit_seconds: float | None = None
+        self._write: Write | None = None
+        #: The producer's topic, where what is written is a producer's.
+        self.home: TopicId | None = None
+        #: Where topics with partitions have their messages, as far as it was asked; whose turn it is without a key.
+        self.layouts: dict[TopicId, Layout | None] = {}
+        self.turns = count()
+        #: The transactions that this client has begun, by process and id.
+        self.transactions: WeakValueDictionary[tuple[int, int], WritingTransaction] = WeakValueDictionary()
+
+    def within(self, seconds: float) -> Core:
+        """The same, but no call takes longer than so many seconds, all its attempts and pauses together.
+
+        Raises:
+            ConfigurationError: the time is none.
+        """
+        if not seconds > 0:
+            raise ConfigurationError(f"A limit of {seconds} s is not possible.", "Give a number above 0.")
+        found = copy(self)
+        found._limit_seconds = seconds
+        return found
+
+    def writing(self, write: Write, home: TopicId) -> Core:
+        """The same, but requests that write messages are sent as a producer's, whose home that is."""
+        found = copy(self)
+        found._write, found.home = write, home
+        return found
+
+    async def ask(self, call: Call[T]) -> T:
+        """Send a request, and again where that does no harm.
+
+        Raises:
+            MessagingError: what the last attempt came to.
+        """
+        if call.writes and self._write is not None:
+            return await self._write(call)
+        return await self.repeat(lambda left: self.send(call, left), again=call.again)
+
+    async def send(self, call: Call[T], seconds: float | None = None) -> T:
+        """Send a request once.
+
+        Args:
+            seconds: how long it may take; None: as long as the timeouts say.
+
+        Raises:
+            MessagingError: what it came to.
+        """
+        if self._measure is None or not call.messages:
+            return await self.wire.ask(call, seconds)
+        with self._measuring("publish", call) as measured:
+            found = await self.wire.ask(call, seconds)
+            measured(call.messages, call.payload_bytes)
+        return found
+
+    async def open(self, call: Call[Any]) -> Reading:
+        """Send a poll, and again where that does no harm."""
+        return await self.repeat(lambda left: self.open_once(call, left), again=call.again)
+
+    async def open_once(self, call: Call[Any], seconds: float | None = None) -> Reading:
+        """Send a poll once; arguments and errors are those of :meth:`send`."""
+        if self._measure is None:
+            return Reading(await self.wire.open(call, seconds))
+        with self._measuring("poll", call) as measured:
+            return Reading(await self.wire.open(call, seconds), measured)
+
+    @contextmanager
+    def _measuring(
+        self, operation: Literal["publish", "poll"], call: Call[Any]
+    ) -> Iterator[Callable[[int, int], None]]:
+        """Tell the hook of a request that fails in the block; what is yielded tells it of one that worked."""
+        began = self.running()
+        done: list[float] = []
+
+        def tell(messages: int, size: int, error: str = "") -> None:
+            seconds = (done[0] if done else self.running()) - began
+            measure = self._measure
+            if measure is not None:
+                try:
+                    measure(Measured(operation, call.topic, messages, size, seconds, error))
+                except Exception:  # a program's metrics must not fail what they count
+                    logger.exception("the hook measure failed")
+
+        try:
+            yield tell
+        except TmsError as error:
+            tell(0, 0, type(error).__name__)
+            raise
+        finally:
+            done.append(self.running())
+
+    async def repeat(self, attempt: Callable[[float | None], Coroutine[Any, Any, T]], *, again: bool) -> T:
+        """Try something as often as :class:`Retry` says, within the time there is.
+
+        Args:
+            attempt: what is tried; gets how many seconds it may take, or None.
+            again: whether it is tried again also when it is not known whether it was done.
+        """
+        known = (*NOT_DONE, *UNKNOWN) if again else NOT_DONE
+        ends = None if self._limit_seconds is None else self.running() + self._limit_seconds
+        unknown: TmsError | None = None
+        for failures in count(1):
+            try:
+                return await attempt(None if ends is None else max(_SHORTEST_SECONDS, ends - self.running()))
+            except known as error:
+                seconds = self._retry.pause_seconds(failures, self.random, asked_seconds(error))
+                unknown = error if isinstance(error, UNKNOWN) else unknown
+                if not self._retry.again(failures) or (ends is not None and self.running() + seconds >= ends):
+                    if unknown is not None and unknown is not error:
+                        # This attempt did nothing, but one before may have.
+                        raise unknown from error
+                    raise
+                logger.info("trying again in %.1f s: %s", seconds, error)
+                await self._stop.wait(seconds)
+        raise AssertionError("it was tried again without end")
+
+
+def asked_seconds(error: TmsError) -> float | None:
+    """How long a server asked to be left alone when it refused."""
+    return error.retry_after_seconds if isinstance(error, Unavailable) else None
+
+
+class Reading:
+    """An answer to a poll while it comes.
+
+    Attributes:
+        waited: whether it is empty although the server has waited for as long as it was asked to.
+        limited: whether the server may have given less than it was asked for.
+    """
+
+    def __init__(self, pieces: Pieces, measured: Callable[[int, int], None] | None = None) -> None:
+        self._measured = measured
+        self._messages = self._size = 0
+        self.waited = WAITED in pieces.headers
+        self.limited = LIMITED in pieces.headers
+        self._pieces = pieces
+        self._decoder = MessageDecoder()
+
+    @property
+    def position(self) -> MessageId | None:
+        """From where to read on, that message included; None: behind the last message that came.
+
+        Raises:
+            Unanswered: it makes no sense.
+        """
+        said = self._pieces.headers.get(POSITION)
+        try:
+            return None if said is None else MessageId.from_hex(said)
+        except FormatError as error:
+            raise Unanswered(f"The answer has a position that cannot be read: {error}.") from error
+
+    def text(self, name: str) -> str | None:
+        """What stands in a header; None: it is not there."""
+        return self._pieces.headers.get(name)
+
+    def number(self, name: str) -> int | None:
+        """A number that stands in a header; None: it does not.
+
+        Raises:
+            Unanswered: it makes no sense.
+        """
+        said = self._pieces.headers.get(name)
+        if said is not None and not said.isdecimal():
+            raise Unanswered(f"The answer says {name}: {said}, which is no number.")
+        return None if said is None else int(said)
+
+    async def more(self) -> list[Message]:
+        """The next messages; none at the end.
+
+        Raises:
+            Unanswered: the answer was cut short, or makes no sense.
+        """
+        while piece := await self._pieces.more():
+            if found := self._decoder.feed(piece):
+                if self._measured is not None:
+                    self._messages += len(found)
+                    self._size += sum(len(message.payload) for message in found)
+                return found
+        self._decoder.end()
+        self._tell()
+        return []
+
+    async def close(self) -> None:
+        """No more messages are wanted; closing twice is no error."""
+        self._tell()
+        await self._pieces.close()
+
+    def _tell(self) -> None:
+        """Tell, once, what was received."""
+        measured, self._measured = self._measured, None
+        if measured is not None:
+            measured(self._messages, self._size)

@@ -1,0 +1,298 @@
+"""The two ways to a server over HTTP: one that waits in the caller's thread, and one that waits in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet
+
+import httpx2
+
+from tms_core.client.protocol.calls import Call, check
+from tms_core.client.protocol.endpoint import Endpoint
+from tms_core.client.protocol.values import Limits
+from tms_core.client.protocol.wire import Pieces, Stop
+from tms_core.errors import BadRequest, ClientClosed
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Waits until the event is set, so many seconds at most.
+Pause = Callable[[threading.Event, float], object]
+AsyncPause = Callable[[asyncio.Event, float], Awaitable[object]]
+
+_OK = 200
+
+
+def library_limits(limits: Limits) -> httpx2.Limits:
+    """The pool's limits in the library's words."""
+    return httpx2.Limits(
+        max_connections=limits.connections,
+        max_keepalive_connections=limits.idle_connections,
+        keepalive_expiry=limits.idle_seconds,
+    )
+
+
+def _in_time(pieces: Iterator[bytes], ends: float | None) -> bytes:
+    """A whole body, whose pieces each come in time.
+
+    Raises:
+        TimeoutError: together they do not.
+    """
+    found = []
+    for piece in pieces:
+        if ends is not None and time.monotonic() > ends:
+            raise TimeoutError
+        found.append(piece)
+    return b"".join(found)
+
+
+# --- waiting in the thread -------------------------------------------------------------------------------------------
+
+
+class BlockingWire:
+    """In the caller's thread (:class:`tms_core.client.protocol.wire.Wire`); threads may share it.
+
+    Args:
+        transport: how requests get there; None: over the network.
+    """
+
+    def __init__(self, endpoint: Endpoint, transport: httpx2.BaseTransport | None, pause: Pause) -> None:
+        self.endpoint = endpoint
+        self._transport = transport
+        self._http = self._pool()
+        self._process = os.getpid()
+        self._pause = pause
+        self._closed = _BlockingStop(pause)
+        self._stops: WeakSet[_BlockingStop] = WeakSet()
+
+    async def ask(self, call: Call[T], seconds: float | None = None) -> T:
+        ends = None if seconds is None else time.monotonic() + seconds
+        with self.endpoint.attempt(call, self._closed) as attempt:
+            answer = self._here().send(self.endpoint.request(call, attempt, seconds), stream=True)
+            try:
+                attempt.status = answer.status_code
+                content = _in_time(answer.iter_bytes(), ends)
+            finally:
+                answer.close()
+            check(call, answer.status_code, content, answer.headers)
+            return call.result(content)
+
+    async def open(self, call: Call[Any], seconds: float | None = None) -> Pieces:
+        with self.endpoint.attempt(call, self._closed) as attempt:
+            answer = self._here().send(self.endpoint.request(call, attempt, seconds), stream=True)
+            attempt.status = answer.status_code
+            if answer.status_code != _OK:
+                check(call, answer.status_code, answer.read(), answer.headers)
+        return _BlockingPieces(answer, partial(self.endpoint.border, call, self._closed, attempt.url))
+
+    def stop(self) -> Stop:
+        found = _BlockingStop(self._pause)
+        self._stops.add(found)
+        if self._closed.is_set():
+            found.set()
+        return found
+
+    async def blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return function(*args, **kwargs)
+
+    async def begin(self, begins: Callable[[], T], ends: Callable[[T], object]) -> T:
+        return begins()
+
+    async def close(self) -> None:
+        """End pauses and close connections; closing twice is no error."""
+        self._closed.set()
+        for stop in list(self._stops):
+            stop.set()
+        self._here().close()
+
+    def _pool(self) -> httpx2.Client:
+        limits = library_limits(self.endpoint.options.limits)
+        return httpx2.Client(transport=self._transport, limits=limits, verify=self.endpoint.verify, trust_env=False)
+
+    def _here(self) -> httpx2.Client:
+        """The connections of this process: those that it had when it was forked are the parent's."""
+        if self._process != os.getpid():
+            self._http = self._pool()
+            self._process = os.getpid()
+        return self._http
+
+
+class _BlockingStop:
+    """An event that is waited for in the thread."""
+
+    def __init__(self, pause: Pause) -> None:
+        self._event = threading.Event()
+        self._pause = pause
+        self.set = self._event.set
+        self.is_set = self._event.is_set
+
+    async def wait(self, seconds: float) -> None:
+        self._pause(self._event, seconds)
+
+
+class _BlockingPieces:
+    """A body that is read in the thread."""
+
+    def __init__(self, answer: httpx2.Response, border: Callable[[], AbstractContextManager[None]]) -> None:
+        self.headers: Mapping[str, str] = answer.headers
+        self._answer = answer
+        self._pieces = answer.iter_bytes()
+        self._border = border
+
+    async def more(self) -> bytes:
+        with self._border():
+            return next(self._pieces, b"")
+
+    async def close(self) -> None:
+        self._answer.close()
+
+
+# --- waiting in an event loop ----------------------------------------------------------------------------------------
+
+
+class LoopWire:
+    """In an event loop (:class:`tms_core.client.protocol.wire.Wire`).
+
+    Args:
+        transport: how requests get there; None: over the network.
+    """
+
+    def __init__(self, endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | None, pause: AsyncPause) -> None:
+        self.endpoint = endpoint
+        limits = library_limits(endpoint.options.limits)
+        self._http = httpx2.AsyncClient(transport=transport, limits=limits, verify=endpoint.verify, trust_env=False)
+        self._pause = pause
+        self._closed = _LoopStop(pause)
+        self._stops: WeakSet[_LoopStop] = WeakSet()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # Its threads begin when they are needed.
+        self._threads = ThreadPoolExecutor(endpoint.options.limits.connections, thread_name_prefix="tms-client")
+
+    def settle(self) -> None:
+        """Belong to the running loop: connections and conditions cannot be waited for in another one.
+
+        Raises:
+            BadRequest: it belongs to another one.
+        """
+        running = asyncio.get_running_loop()
+        self._loop = self._loop or running
+        if self._loop is not running:
+            raise BadRequest("The AsyncClient was used in another event loop.", "Make one in each loop, and close it.")
+
+    async def ask(self, call: Call[T], seconds: float | None = None) -> T:
+        self.settle()
+        with self.endpoint.attempt(call, self._closed) as attempt:
+            async with asyncio.timeout(seconds):
+                answer = await self._http.send(self.endpoint.request(call, attempt, seconds))
+            attempt.status = answer.status_code
+            check(call, answer.status_code, answer.content, answer.headers)
+            return call.result(answer.content)
+
+    async def open(self, call: Call[Any], seconds: float | None = None) -> Pieces:
+        self.settle()
+        with self.endpoint.attempt(call, self._closed) as attempt:
+            async with asyncio.timeout(seconds):
+                answer = await self._http.send(self.endpoint.request(call, attempt, seconds), stream=True)
+                attempt.status = answer.status_code
+                if answer.status_code != _OK:
+                    check(call, answer.status_code, await answer.aread(), answer.headers)
+        return _LoopPieces(answer, partial(self.endpoint.border, call, self._closed, attempt.url))
+
+    def stop(self) -> Stop:
+        found = _LoopStop(self._pause)
+        self._stops.add(found)
+        if self._closed.is_set():
+            found.set()
+        return found
+
+    async def blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        self.settle()
+        return await asyncio.wrap_future(self._submitted(partial(function, *args, **kwargs)))
+
+    async def begin(self, begins: Callable[[], T], ends: Callable[[T], object]) -> T:
+        self.settle()
+
+        def begun() -> tuple[T, bool]:
+            found, is_over = begins(), self._closed.is_set()
+            if is_over:
+                # Later there is no thread that could end it.
+                ends(found)
+            return found, is_over
+
+        def given_up() -> None:
+            # What never began needs no end.
+            with suppress(Exception):
+                found, is_over = call.result()
+                if not is_over:
+                    ends(found)
+
+        call = self._submitted(begun)
+        try:
+            found, _ = await asyncio.wrap_future(call)
+        except asyncio.CancelledError:
+            # By a thread, so that no task is left behind; closing waits for it, as for all calls, unless it was first.
+            try:
+                self._threads.submit(given_up)
+            except RuntimeError:
+                threading.Thread(target=given_up).start()
+            raise
+        return found
+
+    def _submitted(self, function: Callable[[], T]) -> Future[T]:
+        try:
+            return self._threads.submit(function)
+        except RuntimeError as error:
+            raise ClientClosed("The client is closed.", "Make another one.") from error
+
+    async def close(self) -> None:
+        """End pauses, close connections, and wait for calls of the transaction service; closing twice is no error."""
+        self._closed.set()
+        for stop in list(self._stops):
+            stop.set()
+        await self._http.aclose()
+        await asyncio.to_thread(self._threads.shutdown)
+
+
+class _LoopStop:
+    """An event that is waited for in the loop."""
+
+    def __init__(self, pause: AsyncPause) -> None:
+        self._event = asyncio.Event()
+        self._pause = pause
+        self.set = self._event.set
+        self.is_set = self._event.is_set
+
+    async def wait(self, seconds: float) -> None:
+        await self._pause(self._event, seconds)
+
+
+async def pause_in_loop(event: asyncio.Event, seconds: float) -> None:
+    """Wait in the running loop."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+
+
+class _LoopPieces:
+    """A body that is read in the loop."""
+
+    def __init__(self, answer: httpx2.Response, border: Callable[[], AbstractContextManager[None]]) -> None:
+        self.headers: Mapping[str, str] = answer.headers
+        self._answer = answer
+        self._pieces = answer.aiter_bytes()
+        self._border = border
+
+    async def more(self) -> bytes:
+        with self._border():
+            return await anext(self._pieces, b"")
+
+    async def close(self) -> None:
+        await self._answer.aclose()

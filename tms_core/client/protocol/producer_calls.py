@@ -1,0 +1,158 @@
+"""The requests that are about producers, and what makes another request that of a producer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
+from uuid import UUID
+
+from tms_core.client.protocol.calls import Call, Topic, nothing, path_of, topic_id
+from tms_core.client.protocol.messages import time_at
+from tms_core.errors import BadRequest, ProducerNotFound
+from tms_core.messaging.model import LABEL_BYTES
+from tms_core.topic import CONSUMER_NAME
+
+T = TypeVar("T")
+
+#: Half a surrogate pair, which no UTF-8 has.
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class FormerTransaction:
+    """The last transaction of the instances of a producer before that was not aborted; where all were, the last one.
+
+    Attributes:
+        transaction: its id.
+        label: what it was called.
+        outcome: ``committed`` or ``aborted``; ``pending`` while it is not decided.
+    """
+
+    transaction: int
+    label: str
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """A producer as the server knows it.
+
+    Attributes:
+        name: its name.
+        generation: of the instance that counts.
+        updated: when that was registered.
+        former: what became of the last transaction before it; None: there was none.
+        open: the transactions it has in progress, each with its label.
+    """
+
+    name: str
+    generation: int
+    updated: datetime
+    former: FormerTransaction | None
+    open: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a request says of its producer.
+
+    Attributes:
+        home, name: which producer.
+        generation: as it was registered.
+        sequence: the number of the request; None: it has none.
+        label: what it calls its transaction.
+        oldest_open: the first of its instance's transactions of which it is not certain that it has ended; None: there
+            is none.
+    """
+
+    home: str
+    name: str
+    generation: int
+    sequence: int | None
+    label: str = ""
+    oldest_open: int | None = None
+
+    def on(self, call: Call[T]) -> Call[T]:
+        """A request that says this; it may be repeated."""
+        said = {"x-tms-producer": f"{self.home}/{self.name}", "x-tms-generation": str(self.generation)}
+        if self.sequence is not None:
+            said["x-tms-sequence"] = str(self.sequence)
+        if self.label:
+            said["x-tms-label"] = quote(self.label)
+        if self.oldest_open is not None:
+            said["x-tms-oldest-open"] = str(self.oldest_open)
+        return replace(call, headers={**call.headers, **said}, again=True)
+
+
+def check_label(label: object) -> None:
+    """Check that a transaction can be called that.
+
+    Raises:
+        BadRequest: it cannot.
+    """
+    if not isinstance(label, str) or _HALF_PAIR.search(label):
+        raise BadRequest(f"{label!r} cannot be a label.", "Give text that can be written as UTF-8.")
+    if (size := len(label.encode())) > LABEL_BYTES:
+        raise BadRequest(f"A label of {size} bytes is too long.", f"Give one of {LABEL_BYTES} bytes at most.")
+
+
+class RegisteredInstance(NamedTuple):
+    """What an instance is told when it is registered.
+
+    Attributes:
+        generation: its number.
+        former: what became of the last transaction before it; None: there was none.
+        undecided: transactions of older instances that it has to end, and to tell how they have ended.
+    """
+
+    generation: int
+    former: FormerTransaction | None
+    undecided: list[int]
+
+
+def register(home: Topic, name: str, instance: UUID, ended: Mapping[int, str]) -> Call[RegisteredInstance]:
+    def read(body: bytes) -> RegisteredInstance:
+        given = json.loads(body)
+        return RegisteredInstance(int(given["generation"]), _former(given["former"]), [*map(int, given["undecided"])])
+
+    told = {"ended": {str(pointer): outcome for pointer, outcome in ended.items()}} if ended else {}
+    body = json.dumps({"instance": str(instance), **told}).encode()
+    return Call("POST", _path(home, name), read, body, again=True)
+
+
+def list_producers(home: Topic) -> Call[list[ProducerState]]:
+    def read(body: bytes) -> list[ProducerState]:
+        return [_state(given["name"], given) for given in json.loads(body)]
+
+    return Call("GET", path_of(home, "producers"), read, again=True)
+
+
+def show(home: Topic, name: str) -> Call[ProducerState]:
+    return Call(
+        "GET", _path(home, name), lambda body: _state(name, json.loads(body)), again=True, missing=ProducerNotFound
+    )
+
+
+def delete(home: Topic, name: str) -> Call[None]:
+    return Call("DELETE", _path(home, name), nothing, missing=ProducerNotFound)
+
+
+def _path(home: Topic, name: object) -> str:
+    if not isinstance(name, str) or not CONSUMER_NAME.fullmatch(name):
+        raise BadRequest(f"{name!r} cannot be a producer.", "Use at most 255 letters, digits, '_' and '-'.")
+    return path_of(topic_id(home), f"producers/{name}")
+
+
+def _former(given: Mapping[str, str] | None) -> FormerTransaction | None:
+    return None if given is None else FormerTransaction(int(given["transaction"]), given["label"], given["outcome"])
+
+
+def _state(name: str, given: Mapping[str, Any]) -> ProducerState:
+    open_ = {int(one["transaction"]): one["label"] for one in given["open"]}
+    updated = time_at(int(given["updatedMs"]))
+    return ProducerState(name, int(given["generation"]), updated, _former(given["former"]), open_)

@@ -1,0 +1,3 @@
+"""Publishing in the background from a bounded buffer."""
+
+from __future__ import annotations

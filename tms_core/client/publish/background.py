@@ -1,0 +1,335 @@
+"""Publishing in the background: a bounded buffer of messages, and the thread or task that sends them.
+
+A program that must not wait for the disk of another machine hands its messages over and goes on. What is bounded is
+how many wait; what happens to the next one then is the program's choice, and whatever is not published is counted, and
+told by ``flush`` and ``close``. A batch that was not answered is sent again, so a message may be there twice.
+
+The thread (or task) that publishes lives as long as there is something to publish, so an idle client has none. A
+program that ends without closing its client ends when all of it is published, or ``close_seconds`` later: the thread is
+a daemon, since one that waits for a server that hangs would keep the program for as long as that does.
+
+A process that was forked has the parent's memory, but not its threads: there the buffer is empty, since what waits is
+published by the parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import count
+
+from tms_core.client.protocol import calls
+from tms_core.client.protocol.calls import Topic, topic_id
+from tms_core.client.protocol.core import NOT_DONE, UNKNOWN, Core, asked_seconds
+from tms_core.client.protocol.messages import payloads_of, seconds
+from tms_core.client.protocol.values import Buffer, Limits
+from tms_core.client.protocol.wire import run
+from tms_core.client.publish.buffer import Fate, MessageBatch, MessageBuffer, PublishFigures, Told
+from tms_core.client.transactions.partitions import to_partition
+from tms_core.errors import BufferFull, NotPublished, TmsError
+from tms_core.topic import TopicId
+
+logger = logging.getLogger(__name__)
+
+
+class _Background:
+    """The part that both publishers share: it sends one batch after the other."""
+
+    def __init__(self, core: Core, buffer: Buffer, limits: Limits, close_seconds: float) -> None:
+        self._core = core
+        self._buffer = buffer
+        self._request_bytes = limits.request_bytes
+        self._close_seconds = close_seconds
+        self._begin()
+
+    def _begin(self) -> None:
+        self._waiting = MessageBuffer(self._buffer, self._request_bytes)
+        self._stop = self._core.wire.stop()
+        # When it is set, a batch is sent without waiting for more messages.
+        self._hurry = self._core.wire.stop()
+
+    async def _send(self, batch: MessageBatch) -> TmsError | None:
+        """Publish a batch; what it failed of, whatever that is, since other batches have nothing to do with it."""
+        try:
+            await self._repeat(batch)
+        except TmsError as error:
+            return error
+        except Exception as error:
+            logger.exception("publishing failed")
+            return NotPublished(f"{type(error).__name__}: {error}")
+        return None
+
+    async def _repeat(self, batch: MessageBatch) -> None:
+        """Publish it, again and again as long as there is time; the last attempt is made when that is over."""
+        retry, core = self._buffer.retry, self._core
+        ends, number = core.running() + self._buffer.delivery_seconds, next(core.turns)
+
+        async def send(topic: TopicId) -> None:
+            await core.send(calls.publish(topic, batch.payloads, batch.ttl_seconds))
+
+        for failures in count(1):
+            last = core.running() >= ends
+            try:
+                await to_partition(core, batch.topic, number, send)
+                break
+            except (*NOT_DONE, *UNKNOWN) as error:
+                if last or not retry.again(failures):
+                    raise
+                self._waiting.retries += 1
+                pause = retry.pause_seconds(failures, core.random, asked_seconds(error))
+                await self._stop.wait(min(pause, max(0.0, ends - core.running())))
+
+    def _tell(self, fates: Sequence[Fate]) -> None:
+        """Tell programs what became of their messages; whatever that raises has nothing to do with other messages."""
+        for told, payload, error in fates:
+            try:
+                told(payload, error)
+            except Exception:
+                logger.exception("what is told of messages has failed")
+
+    def _give_up(self) -> None:
+        """The time to close is over."""
+        reason = f"there was no answer within {self._close_seconds:g} s of closing (Timeouts.close_seconds)."
+        self._waiting.abandon(NotPublished(reason))
+
+
+class BackgroundThread(_Background):
+    """Publishes from a thread; any number of threads may hand over.
+
+    Args:
+        close_seconds: how long closing waits for what is not published yet.
+    """
+
+    def __init__(self, core: Core, buffer: Buffer, limits: Limits, close_seconds: float) -> None:
+        super().__init__(core, buffer, limits, close_seconds)
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+        self._forked = threading.Lock()
+        self._at_exit = weakref.finalize(self, _flush_at_exit, weakref.ref(self))
+
+    @property
+    def figures(self) -> PublishFigures:
+        """Counts of the messages it was given: sent, failed, dropped."""
+        with self._here():
+            return self._waiting.figures
+
+    def publish(
+        self,
+        topic: Topic,
+        messages: Sequence[bytes],
+        ttl: timedelta | int | str | None = None,
+        told: Told | None = None,
+    ) -> None:
+        """Hand messages over."""
+        name, payloads = topic_id(topic), payloads_of(messages)
+        ttl_seconds = None if ttl is None else seconds(ttl)
+        try:
+            with self._here():
+                for payload in payloads:
+                    while not self._waiting.offer(name, payload, ttl_seconds, told):
+                        self._wait_for_room()
+                    if self._thread is None:
+                        thread = threading.Thread(target=self._work, name="tms-publish", daemon=True)
+                        thread.start()
+                        self._thread = thread
+        finally:
+            self._tell_all()
+
+    def flush(self, timeout_seconds: float | None) -> None:
+        """Return when all that was handed over until now is published."""
+        with self._here():
+            mark = self._waiting.mark()
+            if not self._changed.wait_for(lambda: self._waiting.settled(mark), timeout_seconds):
+                raise _still(self._waiting.figures)
+            self._waiting.tell()
+
+    def close(self) -> None:
+        """Take no more, and return when all is published, or the time to close is over."""
+        self._at_exit.detach()
+        with self._here():
+            self._waiting.closed = True
+            self._hurry.set()
+            self._changed.notify_all()
+            mark = self._waiting.mark()
+            late = not self._changed.wait_for(lambda: self._waiting.settled(mark), self._close_seconds)
+            if late:
+                self._give_up()
+                self._changed.notify_all()
+        if late:
+            self._tell_all()
+        with self._here():
+            self._waiting.tell()
+
+    def flush_at_exit(self) -> None:
+        """The program ends without having closed its client."""
+        with self._here():
+            self._hurry.set()
+        try:
+            self.flush(self._close_seconds)
+        except NotPublished as error:
+            logger.error("the program ends before all is published: %s", error)
+
+    def _wait_for_room(self) -> None:
+        if threading.current_thread() is self._thread:
+            # It is the one that makes room.
+            raise BufferFull("There is no room, and who is told of messages cannot wait.", "Hand it over elsewhere.")
+        self._changed.wait()
+
+    def _tell_all(self) -> None:
+        """Call the callbacks that are due, without the lock, so that publishing goes on meanwhile."""
+        with self._here():
+            fates = self._waiting.fates()
+        self._tell(fates)
+        if fates:
+            with self._here():
+                self._waiting.were_told()
+                self._changed.notify_all()
+
+    def _here(self) -> threading.Condition:
+        """The lock of the buffer. A thread may have held the parent's when this process was forked from it."""
+        if self._process != os.getpid():
+            with self._forked:
+                if self._process != os.getpid():
+                    closed = self._waiting.closed
+                    self._begin()
+                    self._waiting.closed = closed
+                    self._thread = None
+                    self._changed = threading.Condition()
+                    self._process = os.getpid()
+        return self._changed
+
+    def _work(self) -> None:
+        try:
+            while (batch := self._next()) is not None:
+                error = run(self._send(batch))
+                with self._changed:
+                    self._waiting.settle(error)
+                self._tell_all()
+                with self._changed:
+                    self._changed.notify_all()
+        except BaseException:
+            with self._changed:
+                self._thread = None
+                self._waiting.abandon(NotPublished("The thread that publishes has failed."))
+                self._changed.notify_all()
+            self._tell_all()
+            raise
+
+    def _next(self) -> MessageBatch | None:
+        if not self._waiting.full_batch:
+            run(self._hurry.wait(self._buffer.linger_seconds))
+        with self._changed:
+            batch = self._waiting.take()
+            if batch is None:
+                self._thread = None
+            self._changed.notify_all()
+            return batch
+
+
+class BackgroundTask(_Background):
+    """Publishes from a task of the loop; takes what :class:`BackgroundThread` takes."""
+
+    def __init__(self, core: Core, buffer: Buffer, limits: Limits, close_seconds: float) -> None:
+        super().__init__(core, buffer, limits, close_seconds)
+        self._changed = asyncio.Condition()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def figures(self) -> PublishFigures:
+        """Counts of the messages it was given: sent, failed, dropped."""
+        return self._waiting.figures
+
+    async def publish(
+        self,
+        topic: Topic,
+        messages: Sequence[bytes],
+        ttl: timedelta | int | str | None = None,
+        told: Told | None = None,
+    ) -> None:
+        """Hand messages over."""
+        name, payloads = topic_id(topic), payloads_of(messages)
+        ttl_seconds = None if ttl is None else seconds(ttl)
+        try:
+            async with self._changed:
+                for payload in payloads:
+                    while not self._waiting.offer(name, payload, ttl_seconds, told):
+                        await self._changed.wait()
+                    if self._task is None:
+                        self._task = asyncio.create_task(self._work(), name="tms-publish")
+        finally:
+            self._tell_all()
+
+    async def flush(self, timeout_seconds: float | None) -> None:
+        """Return when all that was handed over until now is published."""
+        async with self._changed:
+            mark = self._waiting.mark()
+            try:
+                async with asyncio.timeout(timeout_seconds):
+                    await self._changed.wait_for(lambda: self._waiting.settled(mark))
+            except TimeoutError as error:
+                raise _still(self._waiting.figures) from error
+            self._waiting.tell()
+
+    async def close(self) -> None:
+        """Take no more, and return when all is published, or the time to close is over."""
+        async with self._changed:
+            self._waiting.closed = True
+            self._hurry.set()
+            self._changed.notify_all()
+        if self._task is not None:
+            _, late = await asyncio.wait([self._task], timeout=self._close_seconds)
+            if late:
+                self._give_up()
+                self._tell_all()
+            for task in late:
+                task.cancel()
+                await asyncio.wait(late)
+        self._waiting.tell()
+
+    def _tell_all(self) -> None:
+        """Tell what is due."""
+        if fates := self._waiting.fates():
+            self._tell(fates)
+            self._waiting.were_told()
+
+    async def _work(self) -> None:
+        try:
+            while (batch := await self._next()) is not None:
+                error = await self._send(batch)
+                async with self._changed:
+                    self._waiting.settle(error)
+                    self._tell_all()
+                    self._changed.notify_all()
+        except BaseException:
+            self._task = None
+            self._waiting.abandon(NotPublished("The task that publishes was cancelled, or has failed."))
+            self._tell_all()
+            async with self._changed:
+                self._changed.notify_all()
+            raise
+
+    async def _next(self) -> MessageBatch | None:
+        if not self._waiting.full_batch:
+            await self._hurry.wait(self._buffer.linger_seconds)
+        async with self._changed:
+            batch = self._waiting.take()
+            if batch is None:
+                self._task = None
+            self._changed.notify_all()
+            return batch
+
+
+def _flush_at_exit(found: weakref.ref[BackgroundThread]) -> None:
+    """A client that is not there any more has no thread, and so nothing waits."""
+    if (background := found()) is not None:
+        background.flush_at_exit()
+
+
+def _still(figures: PublishFigures) -> NotPublished:
+    return NotPublished(f"{figures.waiting} messages still wait.", "Flush again.", figures.waiting)

@@ -1,0 +1,241 @@
+"""The buffer of messages that wait to be published; it takes no lock and sends nothing itself.
+
+Messages are numbered in the order in which they came. Each batch is of one topic, the one whose message waits longest,
+so that each topic keeps its order and none waits for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tms_core.client.protocol.values import Buffer, WhenFull
+from tms_core.errors import BufferFull, ClientClosed, NotPublished, TmsError
+from tms_core.topic import TopicId
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFigures:
+    """Counts of the messages that ``publish_async`` was given.
+
+    Attributes:
+        waiting: how many are to be published, those just being sent included.
+        published: how many were.
+        dropped: how many were not taken, or were let go to make room.
+        failed: how many the server did not take, after all attempts.
+        retries: how often a batch was sent again.
+    """
+
+    waiting: int = 0
+    published: int = 0
+    dropped: int = 0
+    failed: int = 0
+    retries: int = 0
+
+
+#: Is told of a message what became of it: its payload, and None once it is on the server's disk, or why it is not.
+Told = Callable[[bytes, TmsError | None], object]
+#: A call of one of these that is due.
+Fate = tuple[Told, bytes, TmsError | None]
+
+
+class MessageBatch(NamedTuple):
+    """Messages of one topic with one ttl, and the number of the first."""
+
+    topic: TopicId
+    first: int
+    payloads: list[bytes]
+    ttl_seconds: int | None = None
+    #: The callback to call for each message; empty where there is none.
+    told: tuple[Told | None, ...] = ()
+
+    def fates(self, error: TmsError | None) -> list[Fate]:
+        """The callbacks with their results, in the order of the messages."""
+        return [
+            (told, payload, error) for told, payload in zip(self.told, self.payloads, strict=False) if told is not None
+        ]
+
+
+class _Message(NamedTuple):
+    number: int
+    payload: bytes
+    ttl_seconds: int | None
+    told: Told | None
+
+
+class MessageBuffer:
+    """The buffer, without a lock; numbers messages in the order in which they came."""
+
+    def __init__(self, buffer: Buffer, request_bytes: int) -> None:
+        self.closed = False
+        self.retries = 0
+        self._buffer = buffer
+        self._request_bytes = request_bytes
+        self._topics: dict[TopicId, deque[_Message]] = {}
+        self._messages = 0
+        self._size_bytes = 0
+        self._next = 0
+        self._sent: MessageBatch | None = None
+        #: Of what became something that was not told yet, and the number of its first message.
+        self._fates: list[Fate] = []
+        self._telling: int | None = None
+        self._tellers = 0
+        self._published = self._dropped = self._failed = 0
+        self._told = 0
+        self._reason: TmsError | None = None
+
+    @property
+    def figures(self) -> PublishFigures:
+        sent = len(self._sent.payloads) if self._sent else 0
+        return PublishFigures(self._messages + sent, self._published, self._dropped, self._failed, self.retries)
+
+    @property
+    def full_batch(self) -> bool:
+        """Whether the batch is full, so that there is no reason to wait for more."""
+        return self._messages >= self._buffer.batch_messages or self._size_bytes >= self._request_bytes
+
+    def offer(self, topic: TopicId, payload: bytes, ttl_seconds: int | None = None, told: Told | None = None) -> bool:
+        """Take a message, or do with it what is done when there is no room.
+
+        Args:
+            ttl_seconds: how long it lives; None: as long as the topic's do.
+
+        Returns:
+            False where it has to wait for room.
+
+        Raises:
+            ClientClosed, BufferFull: it is not taken.
+        """
+        if self.closed:
+            raise ClientClosed("The client is closed.", "Make another one.")
+        when_full = self._buffer.when_full
+        if not self._fits(payload):
+            if when_full is WhenFull.BLOCK:
+                return False
+            if when_full is WhenFull.RAISE:
+                raise BufferFull(f"{self._messages} messages wait to be published.", "Try again later, or drop it.")
+            if not self._dropped:
+                logger.warning(
+                    "there is no room for more messages that wait to be published: the %s are dropped",
+                    "oldest" if when_full is WhenFull.DROP_OLDEST else "newest",
+                )
+            if when_full is WhenFull.DROP_NEWEST:
+                self._drop([_Message(self._next, payload, ttl_seconds, told)])
+                return True
+            while not self._fits(payload):
+                self._drop(self._take_from(self._oldest(), 1))
+        self._topics.setdefault(topic, deque()).append(_Message(self._next, payload, ttl_seconds, told))
+        self._next += 1
+        self._messages += 1
+        self._size_bytes += len(payload)
+        return True
+
+    def take(self) -> MessageBatch | None:
+        """Take the next batch: of the topic whose message waits longest."""
+        if not self._messages:
+            return None
+        topic = self._oldest()
+        found = self._take_from(topic, self._buffer.batch_messages)
+        told = tuple(message.told for message in found)
+        self._sent = MessageBatch(
+            topic,
+            found[0].number,
+            [message.payload for message in found],
+            found[0].ttl_seconds,
+            told if any(told) else (),
+        )
+        return self._sent
+
+    def settle(self, error: TmsError | None) -> None:
+        """Note that the batch that was sent is published, or, with an error, never will be."""
+        if self._sent is None:
+            return
+        batch, self._sent = self._sent, None
+        if batch.told:
+            self._fates += batch.fates(error)
+            self._telling = batch.first if self._telling is None else self._telling
+        if error is None:
+            self._published += len(batch.payloads)
+        else:
+            self._failed += len(batch.payloads)
+            self._reason = error
+            logger.error("%d messages for %s are not published: %s", len(batch.payloads), batch.topic, error)
+
+    def abandon(self, error: TmsError) -> None:
+        """End publishing: what waits is never sent, and the outcome of what was just sent is unknown."""
+        self.settle(error)
+        while self.take() is not None:
+            self.settle(error)
+
+    def fates(self) -> list[Fate]:
+        """The callbacks that are due now, with their results; :meth:`were_told` follows."""
+        found, self._fates = self._fates, []
+        self._tellers += bool(found)
+        return found
+
+    def were_told(self) -> None:
+        """Note that the callbacks of :meth:`fates` were called, if there were any."""
+        self._tellers -= 1
+        if not self._tellers and not self._fates:
+            self._telling = None
+
+    def mark(self) -> int:
+        """Stands for all messages taken until now."""
+        return self._next
+
+    def settled(self, mark: int) -> bool:
+        """Whether nothing waits of what was taken before a mark, and who is to be told of it was."""
+        firsts = [waiting[0].number for waiting in self._topics.values()]
+        if self._telling is not None:
+            firsts.append(self._telling)
+        if self._sent is not None:
+            firsts.append(self._sent.first)
+        return all(first >= mark for first in firsts)
+
+    def tell(self) -> None:
+        """Say what has failed since this was last asked.
+
+        Raises:
+            NotPublished: something has.
+        """
+        failed, self._told = self._failed - self._told, self._failed
+        if failed and self._reason is not None:
+            raise NotPublished(
+                f"{failed} messages are not published: {self._reason.message}", "Publish them again.", failed
+            ) from self._reason
+
+    def _fits(self, payload: bytes) -> bool:
+        if not self._messages:
+            return True
+        room = self._size_bytes + len(payload) <= self._buffer.size_bytes
+        return room and self._messages < self._buffer.messages
+
+    def _oldest(self) -> TopicId:
+        return min(self._topics, key=lambda topic: self._topics[topic][0])
+
+    def _drop(self, messages: list[_Message]) -> None:
+        self._dropped += len(messages)
+        for _, payload, _, told in messages:
+            if told is not None:
+                self._fates.append((told, payload, BufferFull("There was no room for it.", "Try again later.")))
+
+    def _take_from(self, topic: TopicId, most: int) -> list[_Message]:
+        """The messages of a topic that have waited longest, with one ttl."""
+        waiting = self._topics[topic]
+        found: list[_Message] = []
+        size, ttl_seconds = 0, waiting[0].ttl_seconds
+        while waiting and len(found) < most and waiting[0].ttl_seconds == ttl_seconds:
+            if found and size + len(waiting[0].payload) > self._request_bytes:
+                break
+            found.append(waiting.popleft())
+            size += len(found[-1].payload)
+        if not waiting:
+            del self._topics[topic]
+        self._messages -= len(found)
+        self._size_bytes -= size
+        return found

@@ -1,0 +1,294 @@
+"""Topics with partitions: where a message goes, and which of them a consumer of a group asks in turn.
+
+What is known of a topic is kept in the core of the client, for all that publish and consume with it. It is read when
+the server says that messages go elsewhere, so a topic without partitions costs no request, and a change of their number
+is noticed with the first message that the old ones refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from itertools import count
+from typing import NamedTuple, TypeVar
+
+from tms_core.client.protocol import calls
+from tms_core.client.protocol.calls import Topic, topic_id
+from tms_core.client.protocol.core import Core
+from tms_core.client.protocol.values import Retry
+from tms_core.client.transactions.participant import ClaimedBatch
+from tms_core.errors import BadRequest, PartitionsChanged, TopicNotFound
+from tms_core.messaging.topics.partitions import Layout, layout_of, number_of
+from tms_core.rowkey import MessageId
+from tms_core.topic import TopicId, no_topic
+
+T = TypeVar("T")
+
+#: What messages of a kind have in common: one key, or one for each route of the topic.
+Key = bytes | str | Mapping[str, bytes | str]
+#: What a partition is found by: one number, or one for each route.
+Number = int | Mapping[str, int]
+
+#: Pauses while a change of partitions is under way.
+_CHANGING = Retry(first_seconds=0.02, longest_seconds=1, attempts=20)
+#: After how long without a message the topics of a pattern are listed again, in seconds.
+_LISTED_SECONDS = 5.0
+
+
+class Destination(NamedTuple):
+    """Where a message goes.
+
+    Attributes:
+        topic: the topic that has partitions, or an ordinary one.
+        number: what its partition is found by.
+        partition: the topic that the message is published to.
+    """
+
+    topic: TopicId
+    number: int
+    partition: TopicId
+
+
+def number_for(core: Core, key: Key | None) -> Number:
+    """What the partition of some messages is found by; without a key partitions have their turn."""
+    if key is None:
+        return next(core.turns)
+    if isinstance(key, Mapping):
+        return {route: number_of(one) for route, one in key.items()}
+    if not isinstance(key, bytes | str):
+        raise BadRequest(f"A key is bytes or text, not {type(key).__name__}.", "Encode it: str(key).encode().")
+    return number_of(key)
+
+
+def places(core: Core, topic: TopicId, number: Number) -> list[Destination]:
+    """Where a message goes, as far as is known: a place, or one for each route.
+
+    Raises:
+        BadRequest: there is a key for each route, and the topic has others.
+    """
+    layout = core.layouts.get(topic)
+    if layout is not None and layout.routes:
+        if isinstance(number, Mapping) and set(number) != set(layout.routes):
+            names = ", ".join(layout.routes)
+            raise BadRequest(f"Topic {topic} has other routes than keys were given.", f"Give one for each: {names}.")
+        by_route = {name: number[name] if isinstance(number, Mapping) else number for name in layout.routes}
+        return [place for name in layout.routes for place in places(core, layout.route(name), by_route[name])]
+    if isinstance(number, Mapping):
+        raise BadRequest(f"Topic {topic} has no routes.", "Give one key.")
+    return [Destination(topic, number, topic if layout is None else layout.place(number))]
+
+
+async def read_layout(core: Core, topic: TopicId) -> Layout | None:
+    """Read where a topic's messages are."""
+    metadata = await core.ask(calls.show_topic(topic))
+    core.layouts[topic] = layout = layout_of(topic, metadata.properties)
+    for route in [] if layout is None else map(layout.route, layout.routes):
+        await read_layout(core, route)
+    return layout
+
+
+async def read_again(core: Core, topic: TopicId, attempts: int, error: PartitionsChanged) -> None:
+    """Read where messages go now, after a pause from the second time on.
+
+    Raises:
+        PartitionsChanged: it was tried often enough.
+    """
+    if not _CHANGING.again(attempts):
+        raise error
+    if attempts > 1:
+        await core.wire.stop().wait(_CHANGING.pause_seconds(attempts, core.random))
+    await read_layout(core, topic)
+
+
+@contextmanager
+def changing(topic: TopicId, partition: TopicId) -> Iterator[None]:
+    """Take a partition that is not there for one that is there no longer: its topic has others by now.
+
+    Raises:
+        PartitionsChanged: it is not there.
+    """
+    try:
+        yield
+    except TopicNotFound as error:
+        if partition == topic:
+            raise
+        raise PartitionsChanged(error.message, error.hint) from error
+
+
+async def to_partition(core: Core, topic: TopicId, number: int, send: Callable[[TopicId], Awaitable[T]]) -> T:
+    """Publish to the partition that takes messages now.
+
+    Raises:
+        MessagingError: what publishing raises.
+    """
+    for attempts in count(1):
+        [place] = places(core, topic, number)
+        try:
+            with changing(topic, place.partition):
+                return await send(place.partition)
+        except PartitionsChanged as error:
+            await read_again(core, topic, attempts, error)
+            if len(places(core, topic, number)) > 1:
+                raise
+    raise AssertionError("it was tried again without end")
+
+
+def without_key(key: Key | None) -> None:
+    """See that no key is given where the program says itself what it writes to which topic.
+
+    Raises:
+        BadRequest: there is one.
+    """
+    if key is not None:
+        raise BadRequest("With transaction= a key has no effect.", "Use client.transaction(), or name the partition.")
+
+
+class Rotation:
+    """The topics that a consumer of a group asks in turn, beginning with the one it had messages of last.
+
+    Args:
+        topic: one topic, with or without partitions; or a pattern of several: ``default:orders-*``.
+
+    Attributes:
+        positions: of the topics that were asked since the last messages, where the next one may come from; None: that
+            is not known.
+        is_complete: whether that are all of them.
+        retry_seconds: after how long messages of one of them come again that have failed; None: none wait.
+    """
+
+    def __init__(self, core: Core, topic: Topic) -> None:
+        self._core = core
+        self._pattern = pattern_of(topic)
+        self._tops = [] if self._pattern is not None else [topic_id(topic)]
+        self._listed: float | None = None
+        self._layouts: dict[TopicId, Layout | None] = {}
+        self._wholes: dict[TopicId, TopicId] = {}
+        #: Sealed topics that the group has read to their ends, in the order in which they said so.
+        self._drained: dict[TopicId, None] = {}
+        self._stale: set[TopicId] = set()
+        self._last: TopicId | None = None
+        # Consumers that begin together begin at different partitions.
+        self._start = core.random.random()
+        self._blocked: set[TopicId] = set()
+        self.positions: dict[TopicId, MessageId | None] = {}
+        self.is_complete = True
+        self.retry_seconds: float | None = None
+
+    async def round(self, most: int | None = None) -> AsyncIterator[TopicId]:
+        """The topics to ask, each once; what came of one is told to :meth:`learn` before the next.
+
+        Args:
+            most: how many; the next round goes on behind them. None: all.
+        """
+        if self.is_complete or most is None:
+            self.positions, self.retry_seconds = {}, None
+            self._blocked.clear()
+        self.is_complete = False
+        await self._list()
+        for _ in count() if most is None else range(most):
+            topic = await self._next()
+            if topic is None:
+                break
+            self.positions[topic] = None
+            yield topic
+        self.is_complete = most is None or await self._next() is None
+        if self.is_complete and self._drained:
+            # There was nothing anywhere. A sealed topic that was set back has messages again: one is asked anew.
+            del self._drained[next(iter(self._drained))]
+
+    def learn(self, topic: TopicId, batch: ClaimedBatch) -> None:
+        """Take in what a topic has answered."""
+        whole = self.whole(topic)
+        self.positions[topic] = batch.position
+        if batch.retry_seconds is not None:
+            self.retry_seconds = min(batch.retry_seconds, self.retry_seconds or batch.retry_seconds)
+        if batch.messages:
+            self._last, self.is_complete = topic, True
+        if batch.drained:
+            self._drained[topic] = None
+            self.positions.pop(topic)
+        if batch.behind is not None:
+            self._blocked.add(whole)
+            self._drained.pop(batch.behind, None)
+        is_news = batch.sealed and not self._is_sealed(topic)
+        if is_news or (batch.behind is not None and batch.behind not in self._wholes):
+            self._stale.add(whole)
+
+    def whole(self, topic: TopicId) -> TopicId:
+        """The topic that a partition belongs to; itself, where it is none of those that are known."""
+        return self._wholes.get(topic, topic)
+
+    def beside(self, topic: TopicId) -> list[TopicId]:
+        """The other partitions of the same topic, in which a group is registered with it."""
+        return [one for one, whole in self._wholes.items() if whole == self.whole(topic) and one != topic]
+
+    def lose(self, topic: TopicId) -> None:
+        """A topic is gone: what was read of the topics is read again.
+
+        Raises:
+            TopicNotFound: there was no other.
+        """
+        if self._pattern is None and not self._wholes:
+            raise no_topic(topic)
+        self._drained.clear()
+        self._listed = None
+        self._stale |= {top for top, layout in self._layouts.items() if layout is not None}
+
+    async def _list(self) -> None:
+        now = self._core.running()
+        if self._pattern is not None and (self._listed is None or now - self._listed >= _LISTED_SECONDS):
+            self._listed = now
+            namespace = self._pattern.partition(":")[0]
+            found = await self._core.ask(calls.list_topics(namespace))
+            self._tops = [one for one in found if fnmatchcase(str(one), self._pattern)]
+
+    async def _next(self) -> TopicId | None:
+        for top in sorted(self._stale):
+            try:
+                layout = self._layouts[top] = await read_layout(self._core, top)
+            except TopicNotFound:
+                if self._pattern is None:
+                    raise
+                self._tops, layout = [one for one in self._tops if one != top], None
+            self._wholes |= {} if layout is None else dict.fromkeys([*layout.parts, top], top)
+        self._stale.clear()
+        order = [one for top in self._tops for one in self._order(top)]
+        if len(order) > 1:
+            # Those before it come at the end; a partition that others wait for is before them all.
+            at = order.index(self._last) if self._last in order else int(self._start * len(order))
+            order = [one for one in order[:at] if self._is_sealed(one)] + order[at:] + order[:at]
+        free = (one for one in order if self.whole(one) not in self._blocked or self._is_sealed(one))
+        return next((one for one in free if one not in self.positions and one not in self._drained), None)
+
+    def _order(self, top: TopicId) -> list[TopicId]:
+        layout = self._layouts.get(top)
+        if layout is None:
+            return [top]
+        return [member for family in layout.families for member in layout.members(family)]
+
+    def _is_sealed(self, topic: TopicId) -> bool:
+        """Whether it is known that it takes no more messages."""
+        whole = self.whole(topic)
+        layout = self._layouts.get(whole)
+        if layout is None:
+            return whole in self._layouts
+        sealed = (layout.members(family) for family in layout.families if family.sealed_ms is not None)
+        return topic == whole or any(topic in members for members in sealed)
+
+
+def pattern_of(topic: Topic) -> str | None:
+    """The pattern that stands for several topics; None: it is the name of one.
+
+    Raises:
+        BadRequest: it names no namespace, or more than one.
+    """
+    if not isinstance(topic, str) or not any(char in topic for char in "*?["):
+        return None
+    namespace, colon, _ = topic.partition(":")
+    topic_id(f"{namespace}{colon}topics")
+    return topic
+
+
+#: What a client remembers of the topics that consumers of groups ask in turn, by topic and group.
+Rotations = dict[tuple[str, str], Rotation]

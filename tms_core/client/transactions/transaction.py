@@ -1,0 +1,534 @@
+"""A transaction from its begin to its end, in the manner of Tephra's ``TransactionContext``.
+
+The order at commit: ask whether another transaction has changed the same, have all participants write, publish the
+messages, commit, tell the participants. What fails before the commit is taken back, and the transaction aborted. But a
+request that was not answered may still be done later, when the transaction has been aborted and its writes count as
+committed; so then it is invalidated instead, which hides what it wrote whenever it was written. And after a commit that
+was not answered nothing is taken back before it is known not to be committed: the transaction is invalidated, which
+does nothing to one that is, and what a new transaction sees tells which of the two it was.
+
+Tephra's client repeats the commit, is told "not in progress", and takes back what was committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from tms_core.client.protocol import calls
+from tms_core.client.protocol.calls import Call, Topic, topic_id
+from tms_core.client.protocol.core import INTERRUPTED, UNKNOWN, Core
+from tms_core.client.protocol.values import Limits
+from tms_core.client.transactions.outbox import Outbox
+from tms_core.client.transactions.participant import ClaimedBatch, Failures, GroupClaims, Participant, done
+from tms_core.client.transactions.partitions import Key, Rotation, number_for, places, read_layout, to_partition
+from tms_core.errors import (
+    ClientClosed,
+    Conflict,
+    Invalidated,
+    NotInProgress,
+    PartitionsChanged,
+    PostCommitFailed,
+    TmsError,
+    TopicNotFound,
+    TransactionError,
+)
+from tms_core.messaging.model import RollbackRange
+from tms_core.topic import TopicId
+from tms_core.transaction.model import Transaction
+from tms_core.transaction.rpc.client import TransactionClient
+from tms_core.transaction.rpc.line import OutcomeUnknown
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class ClientTransaction:
+    """One transaction of a client."""
+
+    def __init__(
+        self,
+        core: Core,
+        service: TransactionClient,
+        limits: Limits,
+        transaction: Transaction,
+        timeout_seconds: int | None = None,
+    ) -> None:
+        self.transaction = transaction
+        self.cancelled = False
+        self._core = core
+        self._service = service
+        self._limits = limits
+        self._timeout_seconds = timeout_seconds
+        self._outbox = Outbox(core, transaction.transaction_id, limits)
+        self._participants: list[Participant] = []
+        self._undone = 0
+        self._ended = False
+        self._doubtful = False
+        self._incomplete = False
+        self._claims: dict[tuple[TopicId, str], GroupClaims] = {}
+        self._process = os.getpid()
+        core.transactions[self._process, transaction.transaction_id] = self
+
+    @classmethod
+    async def begin(
+        cls, core: Core, service: TransactionClient, limits: Limits, timeout_seconds: int | None, *, long: bool
+    ) -> ClientTransaction:
+        """Begin a transaction. One whose begin was not answered has written nothing, and times out; one that a task
+        began which was cancelled meanwhile is aborted.
+
+        Raises:
+            TransactionError: the service does not answer, or refuses.
+        """
+
+        def start() -> Transaction:
+            return service.start_long(_holder()) if long else service.start_short(timeout_seconds, _holder())
+
+        transaction = await core.repeat(lambda _: core.wire.begin(start, partial(_give_up, service)), again=True)
+        return cls(core, service, limits, transaction, timeout_seconds)
+
+    # --- while it is open --------------------------------------------------------------------------------------------
+
+    async def register(self, participant: Participant) -> None:
+        """Have something take part."""
+        with self._step():
+            self._participants.append(participant)
+            await done(participant.start_tx(self.transaction))
+
+    async def publish(
+        self, topic: Topic, messages: Sequence[bytes], ttl: timedelta | int | str | None = None, key: Key | None = None
+    ) -> None:
+        """Have messages published when it commits."""
+        with self._step():
+            await self._outbox.add(topic, messages, ttl, key)
+
+    def publish_stored(self, topic: Topic, pointers: Sequence[int], ttl: timedelta | int | str | None = None) -> None:
+        """Have published, when it commits, what was stored with pointers of checkpoints."""
+        with self._step():
+            self._outbox.refer(topic, pointers, ttl)
+
+    async def publish_now(self, core: Core, topic: TopicId, call: Call[RollbackRange]) -> RollbackRange:
+        """Send a publish with one of its pointers, and take back what it wrote when it is rolled back."""
+        with self._asking():
+            published = await core.ask(call)
+            self._outbox.note(topic, published)
+            return published
+
+    async def store_now(self, core: Core, call: Call[None]) -> None:
+        """Send a store with one of its pointers."""
+        with self._asking():
+            await core.ask(call)
+
+    async def checkpoint(self) -> None:
+        """Give it another write pointer, once all have written what they have."""
+        with self._step():
+            for participant in self._participants:
+                await done(participant.commit_tx())
+            self.transaction = await self._call(self._service.checkpoint, self.transaction)
+            for participant in self._participants:
+                await done(participant.update_tx(self.transaction))
+
+    async def next_batch(
+        self,
+        rotation: Rotation,
+        group: str,
+        limit: int | None,
+        order: str,
+        max_deliveries: int | None = None,
+        most: int | None = None,
+    ) -> tuple[TopicId, GroupClaims, ClaimedBatch] | None:
+        """Claim the next messages of the first of some topics that has any; ``most`` of them are asked."""
+        async for topic in rotation.round(most):
+            claims = await self.claims(topic, group, rotation.beside(topic))
+            with self._step():
+                try:
+                    batch = await claims.claim(limit, order, max_deliveries)
+                except TopicNotFound:
+                    # Nothing was done, and others may be there in its place.
+                    rotation.lose(topic)
+                    continue
+            rotation.learn(topic, batch)
+            if batch.messages:
+                return topic, claims, batch
+        return None
+
+    async def claims(self, topic: Topic, name: str, beside: Sequence[TopicId] = ()) -> GroupClaims:
+        """What it claims as one of a consumer group."""
+        key = (topic_id(topic), name)
+        found = self._claims.get(key)
+        if found is None:
+            found = self._claims[key] = GroupClaims(self._core, topic, name, beside)
+            await self.register(found)
+        return found
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a child of the one that began it, which alone ends it."""
+        return os.getpid() != self._process
+
+    def cancel(self) -> None:
+        """Have it rolled back when its block ends.
+
+        Raises:
+            NotInProgress: it has ended, or belongs to another process.
+        """
+        self._require_own()
+        self.cancelled = True
+
+    def require_open(self) -> None:
+        """See that something may still be done in it.
+
+        Raises:
+            NotInProgress: it has ended, is to be rolled back, or belongs to another process.
+        """
+        self._require_own()
+        if self.cancelled:
+            raise NotInProgress(
+                f"Transaction {self.transaction.transaction_id} is to be rolled back.", "Begin another one."
+            )
+
+    def _require_own(self) -> None:
+        pointer = self.transaction.transaction_id
+        if self.is_forked:
+            raise NotInProgress(
+                f"Transaction {pointer} was begun by the process that this one was forked from.",
+                "Begin one here, or work in it before the fork.",
+            )
+        if self._ended:
+            raise NotInProgress(f"Transaction {pointer} has ended.", "Begin another one.")
+
+    # --- its end -----------------------------------------------------------------------------------------------------
+
+    async def commit(self) -> None:
+        """Make all of it visible, or nothing.
+
+        Raises:
+            TransactionError, MessagingError: nothing of it is visible, now or later, except:
+            OutcomeUnknown: it is not known; it is all visible, or never will be.
+            PostCommitFailed: all of it is.
+        """
+        await self._write_all()
+        pointers = (self.transaction.transaction_id, self.transaction.write_pointer)
+        await self._commit(lambda: self._core.wire.blocking(self._service.commit, *pointers))
+        await self._follow()
+
+    async def commit_and_begin(self) -> ClientTransaction | None:
+        """Commit it, and begin a short one with the same call, so that both wait for the disk together.
+
+        The time of the next one runs already while participants are told of the commit.
+
+        Returns:
+            The one that has begun; None: it is committed, and the next one is still to be begun.
+
+        Raises:
+            TransactionError, MessagingError, OutcomeUnknown, PostCommitFailed: as :meth:`commit`; one that was
+                begun is given up, or times out.
+        """
+        core, service, timeout_seconds = self._core, self._service, self._timeout_seconds
+        await self._write_all()
+        pointers = (self.transaction.transaction_id, self.transaction.write_pointer)
+        begun = await self._commit(
+            lambda: core.wire.begin(
+                lambda: service.commit_and_start(*pointers, timeout_seconds, _holder()),
+                lambda begun: None if begun is None else _give_up(service, begun),
+            )
+        )
+        try:
+            await self._follow()
+        except BaseException:
+            if begun is not None:
+                # Of a client that was closed meanwhile it has been given up, or times out.
+                with suppress(ClientClosed):
+                    await core.wire.blocking(_give_up, service, begun)
+            raise
+        return None if begun is None else ClientTransaction(core, service, self._limits, begun, timeout_seconds)
+
+    async def roll_back(self) -> None:
+        """Take back what was written, and end it; it is invalidated where not all of that is certain.
+
+        Raises:
+            Exception: what a participant raised, the first of them.
+            NotInProgress: it belongs to another process; nothing was done.
+        """
+        if self.is_forked:
+            self._require_own()
+        self._ended = True
+        failures = Failures()
+        try:
+            for participant in self._participants:
+                with failures:
+                    await done(participant.rollback_tx())
+                    self._undone += 1
+            with failures:
+                await self._take_back_messages()
+        finally:
+            await self._end()
+        failures.tell()
+
+    async def disclaim(self) -> None:
+        """Give back what it has claimed as never delivered, where a server or a connection has failed it.
+
+        For one that has ended while no server answered. Its commit may still be on its way, so it is invalidated first;
+        one that is committed keeps what it has claimed.
+
+        Raises:
+            TransactionError, MessagingError: no server answers.
+        """
+        excused = [claims for claims in self._claims.values() if not claims.counts]
+        if excused and not await self._is_visible():
+            for claims in excused:
+                await claims.rollback_tx()
+
+    def _excuse(self, error: BaseException) -> None:
+        """Have its claims count as no delivery, if it was not the program that failed."""
+        if isinstance(error, INTERRUPTED):
+            for claims in self._claims.values():
+                claims.counts = False
+
+    async def _write_all(self) -> None:
+        """Write everything that comes before the commit; rolls it back where that fails."""
+        self.require_open()
+        try:
+            await self._prepare()
+        except BaseException as error:
+            self._excuse(error)
+            await self.roll_back()
+            raise
+
+    async def _prepare(self) -> None:
+        if self._incomplete or self._doubtful:
+            raise Invalidated("Something failed in the transaction that belongs to it.", "Do it again from its begin.")
+        if self._changes():
+            await self._ask()
+        for participant in self._participants:
+            await done(participant.commit_tx())
+        with self._doubting():
+            await self._outbox.publish()
+
+    def _changes(self) -> list[bytes]:
+        return [key for participant in self._participants for key in participant.tx_changes()]
+
+    async def _ask(self) -> None:
+        """Ask whether another transaction has changed the same."""
+        with self._doubting():
+            await self._call(self._service.can_commit, self.transaction.transaction_id, self._changes())
+
+    async def _commit(self, commit: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
+        """Commit it with a call; returns what that returns, or None where it was not answered, but done."""
+        found = None
+        try:
+            try:
+                found = await self._core.repeat(lambda _: commit(), again=False)
+            except Conflict:
+                # A service that was restarted may have forgotten what was changed; else this conflicts again.
+                await self._ask()
+                found = await self._core.repeat(lambda _: commit(), again=False)
+        except UNKNOWN as error:
+            await self._find_out(error)
+        except TmsError as error:
+            self._excuse(error)
+            await self.roll_back()
+            raise
+        except BaseException:
+            # Interrupted while it waited. Invalidating does nothing to what is committed.
+            self._ended = self._doubtful = True
+            await self._end()
+            raise
+        self._ended = True
+        return found
+
+    async def _follow(self) -> None:
+        """Tell participants that it is committed, all of them, whatever one raises."""
+        failures = Failures()
+        for participant in self._participants:
+            with failures:
+                await done(participant.post_tx_commit())
+        try:
+            failures.tell()
+        except Exception as error:
+            pointer = self.transaction.transaction_id
+            raise PostCommitFailed(
+                f"Transaction {pointer} is committed, but what was to follow failed: {error}", "Do not do it again."
+            ) from error
+
+    async def _find_out(self, unanswered: TmsError) -> None:
+        """Return when it is committed after all.
+
+        Raises:
+            Invalidated: it is not, and never will be.
+            OutcomeUnknown: no server answers.
+        """
+        self._ended = self._doubtful = True
+        self._excuse(unanswered)
+        pointer = self.transaction.transaction_id
+        try:
+            committed = await self._is_visible()
+        except TransactionError as error:
+            raise OutcomeUnknown(
+                f"It is not known whether transaction {pointer} is committed: {error.message}",
+                "It is visible as a whole, or times out and never is; read what it published to see.",
+            ) from error
+        except BaseException:
+            await self._end()
+            raise
+        if committed:
+            logger.info("transaction %d is committed, though its commit was not answered", pointer)
+            return
+        failures = Failures()
+        for participant in self._participants:
+            with failures:
+                await done(participant.rollback_tx())
+        failures.tell()
+        raise Invalidated(
+            f"The commit of transaction {pointer} was not answered, and not done.", "Do it again from its begin."
+        ) from unanswered
+
+    async def _is_visible(self) -> bool:
+        """Whether what it wrote is visible; it is invalidated if it is still in progress, and never will be then."""
+        pointer = self.transaction.transaction_id
+        return not await self._invalidate() and pointer in await visible_now(self._core, self._service, [pointer])
+
+    async def _end(self) -> None:
+        """Abort if all was taken back for certain, else invalidate."""
+        certain = not self._doubtful and self._undone == len(self._participants) + 1
+        pointer = self.transaction.transaction_id
+        with _left_to_time_out(pointer):
+            try:
+                if certain:
+                    await self._call(self._service.abort, self.transaction)
+                else:
+                    await self._invalidate()
+            except TransactionError:
+                raise
+            except BaseException:
+                # Interrupted while it waited. Invalidating does nothing to what has ended.
+                with _left_to_time_out(pointer):
+                    await self._invalidate()
+                raise
+
+    async def _take_back_messages(self) -> None:
+        try:
+            await self._outbox.roll_back()
+        except TmsError as error:
+            logger.warning("transaction %d is invalidated: %s", self.transaction.transaction_id, error)
+        else:
+            self._undone += 1
+
+    async def _invalidate(self) -> bool:
+        return await self._call(self._service.invalidate, self.transaction.transaction_id, again=True)
+
+    async def _call(self, function: Callable[..., T], *args: object, again: bool = False) -> T:
+        return await self._core.repeat(lambda _: self._core.wire.blocking(function, *args), again=again)
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        """A step that the transaction needs: when it fails, there is no commit, even if the program goes on."""
+        self.require_open()
+        try:
+            with self._doubting():
+                yield
+        except BaseException:
+            self._incomplete = True
+            raise
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """A request of the program's own: one that was refused is for the program to judge, since nothing was done."""
+        self.require_open()
+        with self._doubting():
+            yield
+
+    @contextmanager
+    def _doubting(self) -> Iterator[None]:
+        """Note when it is not known whether something was done: not answered, or interrupted while waiting for it."""
+        try:
+            yield
+        except BaseException as error:
+            self._doubtful |= isinstance(error, UNKNOWN) or not isinstance(error, TmsError)
+            self._excuse(error)
+            raise
+
+
+async def publish(
+    core: Core,
+    begin: Callable[[], Awaitable[ClientTransaction]],
+    topic: Topic,
+    messages: Sequence[bytes],
+    ttl: timedelta | int | str | None,
+    key: Key | None,
+) -> None:
+    """Publish outside a transaction; a topic with routes gets its copies in one."""
+    name, number = topic_id(topic), number_for(core, key)
+    if isinstance(number, Mapping) and name not in core.layouts:
+        await read_layout(core, name)
+    try:
+        if len(places(core, name, number)) == 1 and not isinstance(number, Mapping):
+            await to_partition(core, name, number, lambda place: core.ask(calls.publish(place, messages, ttl)))
+            return
+    except PartitionsChanged:
+        if len(places(core, name, number)) == 1:
+            raise
+    transaction = await begin()
+    try:
+        await transaction.publish(name, messages, ttl, key)
+    except BaseException:
+        await transaction.roll_back()
+        raise
+    await transaction.commit()
+
+
+async def publish_in(
+    core: Core, topic: Topic, messages: Sequence[bytes], transaction: Transaction, ttl: timedelta | int | str | None
+) -> RollbackRange:
+    """Publish in a transaction, which may be one of this client."""
+    call = calls.publish_in(topic, messages, transaction.write_pointer, ttl)
+    known = core.transactions.get((os.getpid(), transaction.transaction_id))
+    return await (core.ask(call) if known is None else known.publish_now(core, topic_id(topic), call))
+
+
+async def store_in(core: Core, topic: Topic, messages: Sequence[bytes], transaction: Transaction) -> None:
+    """Store in a transaction, which may be one of this client."""
+    call = calls.store(topic, messages, transaction.write_pointer)
+    known = core.transactions.get((os.getpid(), transaction.transaction_id))
+    await (core.ask(call) if known is None else known.store_now(core, call))
+
+
+async def visible_now(core: Core, service: TransactionClient, pointers: Sequence[int]) -> set[int]:
+    """Those pointers of which a transaction that begins now sees what was written with them."""
+    later = await core.repeat(lambda _: core.wire.blocking(view_of, service), again=True)
+    return {pointer for pointer in pointers if later.is_visible(pointer)}
+
+
+def view_of(service: TransactionClient) -> Transaction:
+    """What a transaction sees that begins now. One that only reads need not stay open while its messages are read."""
+    view = service.start_short()
+    service.abort(view)
+    return view
+
+
+def _holder() -> str:
+    """What this process calls itself, for people."""
+    return f"{os.getpid()}@{socket.gethostname()}"
+
+
+def _give_up(service: TransactionClient, begun: Transaction) -> None:
+    """Abort a transaction in which nothing was done."""
+    with _left_to_time_out(begun.transaction_id):
+        service.abort(begun)
+
+
+@contextmanager
+def _left_to_time_out(pointer: int) -> Iterator[None]:
+    """Ignore that the service does not answer, where the transaction may be left to time out."""
+    try:
+        yield
+    except TransactionError as error:
+        logger.warning("transaction %d will time out: %s", pointer, error)

@@ -1,0 +1,3 @@
+"""Consumers and consumer groups: positions, claims and lag."""
+
+from __future__ import annotations

@@ -1,0 +1,85 @@
+"""The past of a consumer group: what it has read to its end before the partitions that it reads in order now.
+
+It is read from the side table once and remembered, since a family may come behind a thousand partitions. What is
+remembered holds until a position is set back or a consumer deleted, and where another server may do that, for some
+seconds.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tms_core.clock import HonestClock
+from tms_core.consumers.claims import ConsumerGroup, Truth, truth
+from tms_core.messaging.families import Families
+from tms_core.messaging.groups.positions import ConsumerRegistry
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.model import Transaction
+
+#: How many groups are remembered.
+KNOWN_GROUPS = 10_000
+#: For how long, where another server may set a group back.
+_KNOWN_MS = 5000
+
+
+class _Known(NamedTuple):
+    """That a group has read all before the partitions of a family.
+
+    Attributes:
+        pointer, topic: the last transaction that it did it in, and where.
+        taken_back: what :attr:`ConsumerRegistry.taken_back` was before that was read.
+        read_ms: when it was read.
+    """
+
+    pointer: int
+    topic: TopicId
+    taken_back: int
+    read_ms: int
+
+
+class Past:
+    """What groups have read to its end; threads may share it.
+
+    Args:
+        alone: whether no other server sets positions.
+    """
+
+    def __init__(self, families: Families, consumers: ConsumerRegistry, clock: HonestClock, *, alone: bool) -> None:
+        self._families = families
+        self._consumers = consumers
+        self._clock = clock
+        self._alone = alone
+        #: By the last partition before those of the family.
+        self._known: dict[ConsumerGroup, _Known] = {}
+
+    def unread(self, part: TopicMetadata, name: str, reader: Transaction) -> TopicId | None:
+        """The partition of an earlier family that a group has not read to its end, as the reader sees it.
+
+        Raises:
+            FormatError, MetadataError, StoreError: as :meth:`Families.drained`.
+        """
+        before = self._families.before(part)
+        if not before:
+            return None
+        now_ms, taken_back = self._clock.now_ms(), self._consumers.taken_back
+        group = ConsumerGroup(before[-1], part.generation, name)
+        known = self._known.get(group)
+        if known is None or known.taken_back != taken_back or self._is_old(known, now_ms):
+            found = []
+            for topic in before:
+                pointer = self._families.drained(topic, name)
+                if pointer is None:
+                    return topic
+                found.append((pointer, topic))
+            if len(self._known) >= KNOWN_GROUPS:
+                self._known.clear()
+            known = self._known[group] = _Known(*max(found), taken_back, now_ms)
+        # What was done by a transaction that this one does not see must not be built upon in it.
+        return known.topic if truth(known.pointer, reader) is Truth.OPEN else None
+
+    def forget(self) -> None:
+        """Forget what was read, because another process may have written."""
+        self._known.clear()
+
+    def _is_old(self, known: _Known, now_ms: int) -> bool:
+        return not self._alone and not 0 <= now_ms - known.read_ms < _KNOWN_MS

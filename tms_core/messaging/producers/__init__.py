@@ -1,0 +1,3 @@
+"""Producers: instances, their requests, and the rows that record both."""
+
+from __future__ import annotations

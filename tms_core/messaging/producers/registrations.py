@@ -1,0 +1,311 @@
+"""Producers: of two instances of one the newer counts.
+
+Registering an instance writes a higher generation down, waits for what older ones have under way, and gives up the
+transactions that they have left open. So once it is answered, nothing of an older generation becomes visible any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+from uuid import UUID
+
+from tms_core.clock import HonestClock
+from tms_core.errors import BadRequest, ProducerNotFound, TransactionEnded, Unavailable
+from tms_core.messaging.producers.requests import Requests, Sent, check
+from tms_core.messaging.producers.rows import (
+    NO_INSTANCE,
+    Begun,
+    Former,
+    ProducerName,
+    Registration,
+    TransactionOutcome,
+    begun_by,
+    earlier_homes,
+    last_of,
+    next_generation,
+    producers_of,
+    registration,
+    requests_by,
+)
+from tms_core.messaging.remembered import CountedNames
+from tms_core.messaging.topics.catalog import TopicRegistry
+from tms_core.tables.side import SideChange, SideTable
+from tms_core.topic import TopicId
+from tms_core.transaction.manager.manager import TransactionManager
+
+#: What to do where a topic has too many producers.
+_USE_AGAIN = "Use a name again, as each start of one program does; names that were idle for a week are forgotten."
+#: Nothing is said of transactions that have ended.
+_NOTHING: Mapping[int, TransactionOutcome] = MappingProxyType({})
+
+
+class Registered(NamedTuple):
+    """What an instance is told when it is registered.
+
+    Attributes:
+        former: what became of the last transaction before it; None: there was none.
+        undecided: the transactions of older instances of which it is for the client to end them and to tell how they
+            have ended; until then they may become visible. There are none where the manager is in this process.
+    """
+
+    generation: int
+    former: Former | None
+    undecided: Sequence[int]
+
+
+class Producers:
+    """The producers of one store's topics; threads may share it.
+
+    Args:
+        transactions: the manager in this process; None: transactions are managed elsewhere, and what became of one is
+            for the client to find out.
+        hide_late: sees that no reader is shown what may still come of a producer's requests.
+    """
+
+    def __init__(
+        self,
+        topics: TopicRegistry,
+        side: SideTable,
+        clock: HonestClock,
+        transactions: TransactionManager | None,
+        requests: Requests,
+        hide_late: Callable[[ProducerName], None],
+    ) -> None:
+        self._topics = topics
+        self._side = side
+        self._clock = clock
+        self._transactions = transactions
+        self._requests = requests
+        self._hide_late = hide_late
+        self._names = CountedNames(side)
+
+    def register(
+        self,
+        home: TopicId,
+        name: str,
+        instance: UUID,
+        ended: Mapping[int, TransactionOutcome] = _NOTHING,
+        principal: str | None = None,
+    ) -> Registered:
+        """Have an instance count from now on, and no older one. Durable on return; the same instance may ask again.
+
+        Args:
+            instance: a number of its own, drawn at random.
+            ended: how the transactions have ended that were undecided when it asked before.
+            principal: who asks; what belongs to another one is not ended. None: everybody is the same.
+
+        Raises:
+            BadRequest: that is no name, or no number of an instance; or the topic has too many producers.
+            Unavailable: another one is being registered, an older one's requests take too long, or a transaction of
+                another principal is open; try again.
+            TopicNotFound, MetadataError, StoreError: there is no such topic, or its row is damaged; the store failed.
+        """
+        if instance == NO_INSTANCE:
+            raise BadRequest("An instance has a number other than 0.", "Draw one at random.")
+        producer = self._requests.named(home, name)
+        with self._requests.in_flight.only(producer.key):
+            raw = self._side.get(producer.key)
+            known = None if raw is None else registration(raw)
+            if known is None:
+                self._names.make_room(producer._replace(name="").key, home, "producers", _USE_AGAIN)
+                for earlier in earlier_homes(self._side, producer):
+                    with self._requests.in_flight.only(earlier.key):
+                        self._fence(earlier)
+            if known is None or known.instance != instance:
+                now_ms = self._clock.now_ms()
+                former = None if known is None else known.former
+                made = Registration(next_generation(known, now_ms), instance, now_ms, former, settled=False)
+                self._change(producer.key, raw, made)
+                known = made
+            self._requests.in_flight.wait_for_older(producer.key, name, known.generation)
+            self._hide_late(producer)
+            return self._settle(producer, known, ended, principal)
+
+    def of(self, home: TopicId) -> list[tuple[str, Registration, list[Begun]]]:
+        """A topic's producers by their names, each with the transactions it has open; raises as :meth:`register`."""
+        metadata = self._topics.get(home)
+        return [(one.name, known, self._open(one)) for one, known in producers_of(self._side, metadata)]
+
+    def get(self, home: TopicId, name: str) -> tuple[Registration, list[Begun]]:
+        """A producer, and the transactions it has open.
+
+        Raises:
+            ProducerNotFound: there is none of that name.
+            BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`register`.
+        """
+        producer = self._requests.named(home, name)
+        return self._known(producer), self._open(producer)
+
+    def delete(self, home: TopicId, name: str, principal: str | None = None) -> None:
+        """Forget a producer; what it has open is invalidated first, and its instance is refused from now on.
+
+        A deletion that was cut off is finished by the next one.
+
+        Raises:
+            ProducerNotFound, BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`get`.
+        """
+        producer = self._requests.named(home, name)
+        with self._requests.in_flight.only(producer.key):
+            self._known(producer, deleting=True)
+            gone = self._fence(producer)
+            older = self._older(producer, gone, _NOTHING, principal)
+            # What cannot be ended here stays written down, so that a later instance of the name ends it.
+            decided = [key for key, _, outcome in older if outcome is not TransactionOutcome.PENDING]
+            # The row stays until the janitor comes, so that no generation is given twice.
+            forgotten = gone._replace(former=None, settled=True)
+            self._change(producer.key, gone.pack(), forgotten, [*decided, *requests_by(self._side, producer)])
+
+    def note_begun(self, sent: Sent, pointer: int, principal: str | None = None) -> None:
+        """Write down a transaction in which an instance sends nothing, so that a newer one ends it. Durable on return.
+
+        It comes before the commit: what was read in it, or is kept elsewhere, would count although the newer one does.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`register`.
+            ProducerFenced: a newer instance counts.
+            TransactionEnded: it is not in progress, or was rolled back.
+        """
+        check(sent)
+        producer = self._requests.named(sent.home, sent.name)
+        manager = self._transactions
+        # Aborted from here on it becomes invalid: written down, an aborted one would be taken for committed.
+        is_open = manager is None or manager.begin_write(pointer, principal)
+        try:
+            self._requests.require_newest(sent)
+            value = self._side.get(key := producer.begun_key(pointer))
+            if not is_open or (value is not None and Begun.parse(key, value).void):
+                raise TransactionEnded(f"Transaction {pointer} has ended.", "Begin another one.")
+            if value is None:
+                made = Begun(pointer, sent.generation, void=False, label=sent.label).pack()
+                deletes = self._requests.not_needed(producer, pointer, sent)
+                if manager is not None:
+                    manager.note_written(pointer, producer.label)
+                self._requests.change([SideChange(key, None, made, deletes=deletes)], [sent.name])
+            # One that was registered meanwhile has not found it.
+            self._requests.require_newest(sent, again=True)
+        finally:
+            if manager is not None and is_open:
+                manager.end_write(pointer)
+
+    def require_newest(self, sent: Sent) -> None:
+        """See that the instance counts that sends a request; raises as :meth:`roll_back` does."""
+        self._requests.require_newest(sent)
+
+    def roll_back(self, sent: Sent, pointer: int) -> None:
+        """Mark a transaction as rolled back, before what it has published is taken back. Durable on return.
+
+        It comes before the abort: an aborted transaction's pointer looks committed to readers.
+
+        Raises:
+            BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`register`; after the last one
+                the transaction must be invalidated.
+            ProducerFenced: a newer instance counts.
+        """
+        self._requests.require_newest(sent)
+        producer = self._requests.named(sent.home, sent.name)
+        key = producer.begun_key(pointer)
+        value = self._side.get(key)
+        if value is None:
+            return
+        begun = Begun.parse(key, value)
+        if not begun.void:
+            self._requests.change([SideChange(key, value, begun._replace(void=True).pack())], [sent.name])
+        if self._transactions is not None:
+            self._transactions.note_taken_back(pointer, producer.label)
+
+    def forget(self) -> None:
+        """Forget what was read, because another process may have written."""
+        self._names.forget()
+        self._requests.forget()
+
+    # -- how ----------------------------------------------------------------------------------------------------------
+
+    def _known(self, producer: ProducerName, *, deleting: bool = False) -> Registration:
+        """A producer; also one whose deletion was cut off, where that is wanted."""
+        raw = self._side.get(producer.key)
+        known = None if raw is None else registration(raw)
+        if known is None or (known.instance == NO_INSTANCE and not (deleting and not known.settled)):
+            raise ProducerNotFound(
+                f"Topic {producer.home} has no producer {producer.name}.",
+                f"See those there are: tms producer list {producer.home}",
+            )
+        return known
+
+    def _open(self, producer: ProducerName) -> list[Begun]:
+        return [begun for _, begun in begun_by(self._side, producer) if not self._requests.is_decided(begun)]
+
+    def _change(self, key: bytes, raw: bytes | None, known: Registration, deletes: Sequence[bytes] = ()) -> None:
+        self._requests.change([SideChange(key, raw, known.pack(), deletes=deletes)], ["of this name"])
+
+    def _fence(self, producer: ProducerName) -> Registration:
+        """Have no instance of a producer count; returns when nothing of them is under way, and none comes late."""
+        raw = self._side.get(producer.key)
+        known = Registration(0, NO_INSTANCE, 0, None, settled=True) if raw is None else registration(raw)
+        if known.instance != NO_INSTANCE:
+            known = known._replace(generation=known.generation + 1, instance=NO_INSTANCE, settled=False)
+            self._change(producer.key, raw, known)
+        self._requests.in_flight.wait_for_older(producer.key, producer.name, known.generation)
+        self._hide_late(producer)
+        return known
+
+    def _settle(
+        self,
+        producer: ProducerName,
+        known: Registration,
+        ended: Mapping[int, TransactionOutcome],
+        principal: str | None,
+    ) -> Registered:
+        """End what older generations have open, and write down what became of the last of it.
+
+        While something is undecided all stays as it is: an instance that comes meanwhile has to find it, too.
+        """
+        if known.settled:
+            return Registered(known.generation, known.former, [])
+        older, inherited = self._older(producer, known, ended, principal), known.former
+        outcomes = [(begun, outcome) for _, begun, outcome in older]
+        if inherited is not None and inherited.outcome is TransactionOutcome.PENDING:
+            left = Begun(inherited.transaction, 0, void=False, label=inherited.label)
+            outcomes, inherited = [(left, self._outcome(left, ended, principal)), *outcomes], None
+        former = last_of(outcomes, inherited)
+        # A home that was made again begins anew: what was begun in it before is ended, and not told.
+        for earlier in earlier_homes(self._side, producer):
+            rows = begun_by(self._side, earlier)
+            left_there = [(key, begun, self._outcome(begun, ended, principal)) for key, begun in rows]
+            older += left_there
+            outcomes += [(begun, outcome) for _, begun, outcome in left_there]
+        undecided = [begun.pointer for begun, outcome in outcomes if outcome is TransactionOutcome.PENDING]
+        if not undecided:
+            settled = known._replace(former=former, settled=True)
+            self._change(producer.key, known.pack(), settled, [key for key, *_ in older])
+        return Registered(known.generation, former, undecided)
+
+    def _older(
+        self,
+        producer: ProducerName,
+        known: Registration,
+        ended: Mapping[int, TransactionOutcome],
+        principal: str | None,
+    ) -> list[tuple[bytes, Begun, TransactionOutcome]]:
+        """What older generations have begun, ended where that can be done here."""
+        rows = [(key, begun) for key, begun in begun_by(self._side, producer) if begun.generation < known.generation]
+        return [(key, begun, self._outcome(begun, ended, principal)) for key, begun in rows]
+
+    def _outcome(
+        self, begun: Begun, ended: Mapping[int, TransactionOutcome], principal: str | None
+    ) -> TransactionOutcome:
+        """What has become of a transaction, which is ended if it is open and belongs to a principal."""
+        manager = self._transactions
+        if begun.void:
+            return TransactionOutcome.ABORTED
+        if manager is None:
+            return ended.get(begun.pointer, TransactionOutcome.PENDING)
+        if not manager.belongs_to(begun.pointer, principal):
+            raise Unavailable(
+                f"An older instance has transaction {begun.pointer} open, which belongs to another principal.",
+                f"Try again when it has ended, or end it: tms tx invalidate {begun.pointer}",
+            )
+        if manager.invalidate(manager.transaction_of(begun.pointer)) or self._requests.is_given_up(begun):
+            return TransactionOutcome.ABORTED
+        return TransactionOutcome.COMMITTED

@@ -1,0 +1,76 @@
+"""The writers of all topics, one for messages and one for payloads of each that something is written to."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+from weakref import WeakValueDictionary
+
+from tms_core.messaging.cache import MessageCache
+from tms_core.messaging.publish.queue import Queue, WriterContext
+from tms_core.messaging.publish.writer import MessageWriter, PayloadWriter
+from tms_core.tables.base import Store
+from tms_core.tables.side import Expiries
+from tms_core.topic import TopicId
+
+#: Writers that are kept though they have nothing to write.
+_RECENT_WRITERS = 64
+
+
+class Writers:
+    """Makes a topic's writers when they are asked for.
+
+    A writer lives as long as it has something to write, or is one of the last few that were made, so that names that
+    are no longer used cost nothing.
+    """
+
+    def __init__(self, context: WriterContext, store: Store, cache: MessageCache, expiries: Expiries) -> None:
+        self._context = context
+        self._store = store
+        self._cache = cache
+        self._expiries = expiries
+        self._recent: deque[MessageWriter] = deque(maxlen=_RECENT_WRITERS)
+        self._latest: MessageWriter | None = None
+        self._messages: WeakValueDictionary[TopicId, MessageWriter] = WeakValueDictionary()
+        self._payloads: WeakValueDictionary[TopicId, PayloadWriter] = WeakValueDictionary()
+        self._lock = Lock()
+
+    def message(self, topic: TopicId) -> MessageWriter:
+        """What writes a topic's messages."""
+        latest = self._latest
+        if latest is not None and latest.topic is topic:
+            return latest
+        with self._lock:
+            writer = self._messages.get(topic)
+            if writer is None:
+                writer = MessageWriter(topic, self._context, self._store.message, self._cache, self._expiries)
+                self._messages[topic] = writer
+                self._recent.append(writer)
+            self._latest = writer
+            return writer
+
+    def payload(self, topic: TopicId) -> PayloadWriter:
+        """What writes the payloads that are stored for a topic."""
+        with self._lock:
+            writer = self._payloads.get(topic)
+            if writer is None:
+                writer = self._payloads[topic] = PayloadWriter(topic, self._context, self._store.payload)
+            return writer
+
+    def settle(self, topic: TopicId) -> None:
+        """Return when what was accepted for a topic before is written, or will not be."""
+        self.message(topic).settle()
+        self.payload(topic).settle()
+
+    def are_busy(self, concerns: Callable[[bytes], bool]) -> bool:
+        """Whether something is still to be written to topics of which it is told that they are meant, by their keys."""
+        with self._lock:
+            writers: list[Queue[Any]] = [*self._messages.values(), *self._payloads.values()]
+        return any(writer.is_busy and concerns(writer.topic.prefix) for writer in writers)
+
+    def close(self) -> None:
+        """Let go of those that have nothing to write."""
+        self._recent.clear()
+        self._latest = None

@@ -1,0 +1,3 @@
+"""Request and response bodies in both content types, Avro and JSON."""
+
+from __future__ import annotations

@@ -1,0 +1,256 @@
+"""CDAP's Avro (schemas V1), written out by hand: it is on the path of every message.
+
+A general Avro library reads a schema for each value; here the few records are known, so a message costs one slice.
+Nothing is allocated for what a body only claims to hold: each item takes at least a byte of it. On the way in an array
+may come in many blocks, also in those that say how many bytes they have (a negative count); trailing bytes, lengths
+and union branches that are not there are refused. ``docs/rest.md`` has the encoding with worked examples.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate, repeat
+from operator import add
+
+from tms_core.errors import BadRequest
+from tms_core.messaging.model import FetchRequest, Message, MessageList, RollbackRange, SharedList
+from tms_core.rowkey import MessageId
+from tms_core.server.codec.bodies import CHUNK_BYTES, PublishRequest, message_id, too_many, transaction
+from tms_core.topic import INT_MAX, INT_MIN
+from tms_core.transaction.codec.varint import MORE, read_varint, varint, zigzag
+
+_END = b"\0"
+#: How CDAP counts a message towards a chunk: its id, its payload, and 8.
+_MESSAGE_BYTES = 20 + 8
+#: What a message's object takes beside its bytes, and its place in a list.
+_OBJECT_BYTES = 48
+#: A message's id is always 20 bytes long.
+_ID_LENGTH = b"\x28"
+
+
+class AvroCodec:
+    """CDAP's own language (:class:`tms_core.server.codec.bodies.Codec`).
+
+    Args:
+        most_messages: how many messages may be published with one request.
+    """
+
+    content_type = b"avro/binary"
+
+    def __init__(self, most_messages: int = sys.maxsize) -> None:
+        self._most_messages = most_messages
+
+    def read_publish(self, body: bytes) -> PublishRequest:
+        reader = _Reader(body, "PublishRequest")
+        try:
+            pointer = None if reader.take_branch(2) else reader.take_long()
+            messages = reader.take_array(self._most_messages)
+        except IndexError as error:
+            raise reader.cut_short() from error
+        reader.end()
+        return PublishRequest(pointer, messages)
+
+    def publish_cost(self, body: bytes) -> int:
+        """The messages, and what their objects take; an empty message takes none of its own."""
+        return len(body) + _OBJECT_BYTES * min(len(body) // 2, self._most_messages)
+
+    def read_rollback(self, body: bytes) -> RollbackRange:
+        reader = _Reader(body, "PublishResponse")
+        try:
+            if reader.take_branch(2):
+                raise reader.wrong("transactionWritePointer is null, so there is nothing to roll back")
+            found = RollbackRange(
+                reader.take_long(), reader.take_long(), reader.take_int(), reader.take_long(), reader.take_int()
+            )
+        except IndexError as error:
+            raise reader.cut_short() from error
+        reader.end()
+        return found
+
+    def read_group_rollback(self, body: bytes) -> tuple[int, MessageId | None]:
+        return self.read_rollback(body).pointer, None
+
+    def read_poll(self, body: bytes) -> FetchRequest:
+        reader = _Reader(body, "ConsumeRequest")
+        try:
+            start = reader.take_start()
+            inclusive = reader.take_boolean()
+            limit = INT_MAX if reader.take_branch(2) else reader.take_int()
+            reads_in = None if reader.take_branch(2) else transaction(reader.take_bytes())
+        except IndexError as error:
+            raise reader.cut_short() from error
+        reader.end()
+        return FetchRequest(start, inclusive, limit, reads_in)
+
+    def write_published(self, written: RollbackRange) -> bytes:
+        return _END + b"".join(map(_number, written))
+
+    def write_messages(self, pages: Iterable[Sequence[Message]]) -> Iterator[bytes]:
+        """One array, a block for each piece; the last one carries the array's end.
+
+        No step here is taken message by message in Python, since this is most of what a poll costs.
+        """
+        block: list[bytes] = []
+        count = size = 0
+        for page in pages:
+            if not page:
+                yield b""
+                continue
+            if isinstance(page, SharedList):
+                encoded = _encoded(page)
+                if count and size + len(encoded) > CHUNK_BYTES:
+                    yield b"".join([varint(count), *block])
+                    block.clear()
+                    count = size = 0
+                block.append(encoded)
+                count += len(page)
+                size += len(encoded)
+                continue
+            messages = MessageList.of(page)
+            ids, payloads = messages.ids, messages.payloads
+            lengths = list(map(len, payloads))
+            weights = _weights(lengths, size)
+            first = 0
+            # A block that carries ``size`` from the page before ends behind the first message that fills it.
+            while (stop := bisect_left(weights, weights[first] - size + CHUNK_BYTES, first + 1)) <= len(page):
+                block += _items(ids[first:stop], lengths[first:stop], payloads[first:stop])
+                yield b"".join([varint(count + stop - first), *block])
+                block.clear()
+                count = size = 0
+                first = stop
+            block += _items(ids[first:], lengths[first:], payloads[first:])
+            count += len(page) - first
+            size += weights[-1] - weights[first]
+        yield b"".join([varint(count), *block, _END]) if count else _END
+
+
+def _weights(lengths: list[int], size: int) -> Sequence[int]:
+    """What a piece that has a size weighs before each of some messages, and behind the last."""
+    if lengths.count(lengths[0]) == len(lengths):
+        weight = lengths[0] + _MESSAGE_BYTES
+        return range(size, size + weight * len(lengths) + 1, weight)
+    return list(accumulate(map(add, lengths, repeat(_MESSAGE_BYTES)), initial=size))
+
+
+def _encoded(messages: SharedList) -> bytes:
+    """The items of messages that readers share, made for the first of them."""
+    if messages.encoded is None:
+        lengths = list(map(len, messages.payloads))
+        messages.encoded = b"".join(_items(messages.ids, lengths, messages.payloads))
+    return messages.encoded
+
+
+def _items(ids: Sequence[bytes], lengths: Sequence[int], payloads: Sequence[bytes]) -> list[bytes]:
+    """The parts of some messages; a list that is filled by columns costs half of one that is by rows."""
+    items = [_ID_LENGTH] * (4 * len(ids))
+    items[1::4] = ids
+    items[2::4] = map(_LENGTHS.__getitem__, lengths)
+    items[3::4] = payloads
+    return items
+
+
+class _Reader:
+    """A position in a body. A body that ends too early shows as an IndexError."""
+
+    def __init__(self, data: bytes, record: str) -> None:
+        self._data = data
+        self._at = 0
+        self._record = record
+
+    def take_long(self) -> int:
+        try:
+            value, self._at = read_varint(self._data, self._at)
+        except ValueError as error:
+            raise self.wrong(f"{error}") from error
+        return value
+
+    def take_int(self) -> int:
+        value = self.take_long()
+        if not INT_MIN <= value <= INT_MAX:
+            raise self.wrong(f"{value} has more than 32 bits")
+        return value
+
+    def take_branch(self, branches: int) -> int:
+        branch = self.take_long()
+        if not 0 <= branch < branches:
+            raise self.wrong(f"a union has {branches} branches, and none of number {branch}")
+        return branch
+
+    def take_boolean(self) -> bool:
+        byte = self._data[self._at]
+        if byte > 1:
+            raise self.wrong(f"a boolean is 0 or 1, not {byte}")
+        self._at += 1
+        return byte == 1
+
+    def take_bytes(self) -> bytes:
+        length = self.take_long()
+        if length < 0:
+            raise self.wrong(f"there are no {length} bytes")
+        start, self._at = self._at, self._at + length
+        if self._at > len(self._data):
+            raise IndexError
+        return self._data[start : self._at]
+
+    def take_start(self) -> MessageId | int | None:
+        branch = self.take_branch(3)
+        if branch == 0:
+            return message_id(self.take_bytes())
+        return self.take_long() if branch == 1 else None
+
+    def take_array(self, most: int) -> list[bytes]:
+        """An array of byte strings; lengths of one or two bytes are read in place, since nearly all are."""
+        found: list[bytes] = []
+        add, data, total = found.append, self._data, len(self._data)
+        while count := self.take_long():
+            if count < 0:
+                self.take_long()
+                count = -count
+            if len(found) + count > most:
+                raise too_many(most)
+            at = self._at
+            for _ in range(count):
+                length = data[at]
+                if length < MORE:
+                    at += 1
+                elif data[at + 1] < MORE:
+                    length = length & 0x7F | data[at + 1] << 7
+                    at += 2
+                else:
+                    self._at = at
+                    length = zigzag(self.take_long())
+                    at = self._at
+                if length & 1:
+                    raise self.wrong("a length is negative")
+                end = at + (length >> 1)
+                if end > total:
+                    raise IndexError
+                add(data[at:end])
+                at = end
+            self._at = at
+        return found
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise self.wrong(f"{len(self._data) - self._at} bytes follow it")
+
+    def cut_short(self) -> BadRequest:
+        return self.wrong("it is cut short")
+
+    def wrong(self, reason: str) -> BadRequest:
+        return BadRequest(f"The body is no Avro {self._record}: {reason}.")
+
+
+class _Lengths(dict[int, bytes]):
+    """The lengths of nearly all payloads, encoded; any other is encoded when it is asked for."""
+
+    def __missing__(self, length: int) -> bytes:
+        return varint(length)
+
+
+#: The numbers of what was published: a transaction publishes again and again, and most requests begin and end alike.
+_number = lru_cache(maxsize=1024)(varint)
+_LENGTHS = _Lengths((length, varint(length)) for length in range(4096))

@@ -1,0 +1,105 @@
+"""The two languages of request and answer bodies, and what both say.
+
+A :class:`Codec` turns a body into values and back. The content type of the request selects CDAP's own Avro
+(:mod:`.avro`) or JSON (:mod:`.json_text`); the response has the same type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from starlette.exceptions import HTTPException
+
+from tms_core.errors import BadRequest, FormatError
+from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.rowkey import MessageId
+from tms_core.transaction.codec.thrift import decode_transaction
+from tms_core.transaction.model import Transaction
+
+#: About how many bytes of messages make one piece of an answer (CDAP's messaging.http.server.consume.chunk.size).
+CHUNK_BYTES = 60_000
+#: What a message counts towards the limit of a request at least, in bytes: an empty one takes memory, too, several
+#: times as much as this while it is being written.
+MESSAGE_BYTES = 64
+#: A message id.
+_ID_BYTES = 20
+
+
+class PublishRequest(NamedTuple):
+    """What is to be published or stored.
+
+    Attributes:
+        pointer: the transaction's write pointer; None outside transactions.
+        messages: the payloads, in order.
+        ttl_seconds: how long these messages live; None: as long as the topic's do.
+    """
+
+    pointer: int | None
+    messages: list[bytes]
+    ttl_seconds: int | None = None
+
+
+class Codec(Protocol):
+    """One language. What it cannot read is a :class:`~tms_core.errors.BadRequest`, wherever the bytes end or lie.
+
+    Attributes:
+        content_type: what requests in this language carry, and answers too.
+    """
+
+    content_type: bytes
+
+    def read_publish(self, body: bytes) -> PublishRequest:
+        """The body of ``publish`` and ``store``.
+
+        Raises:
+            HTTPException: it has more messages than a request may have.
+        """
+        ...
+
+    def publish_cost(self, body: bytes) -> int:
+        """How much memory :meth:`read_publish` takes at most, in bytes, the messages included."""
+        ...
+
+    def read_rollback(self, body: bytes) -> RollbackRange | int:
+        """The body of ``rollback``, which is the answer of ``publish``; or a write pointer, in JSON."""
+        ...
+
+    def read_group_rollback(self, body: bytes) -> tuple[int, MessageId | None]:
+        """The body of a group's ``rollback``: whose claims are taken back, and behind which id; None: all of them."""
+        ...
+
+    def read_poll(self, body: bytes) -> FetchRequest:
+        """The body of ``poll``."""
+        ...
+
+    def write_published(self, written: RollbackRange) -> bytes:
+        """The answer of a transactional ``publish``."""
+        ...
+
+    def write_messages(self, pages: Iterable[Sequence[Message]]) -> Iterator[bytes]:
+        """The answer of ``poll``, in pieces of about :data:`CHUNK_BYTES`, at least one; empty for an empty page."""
+        ...
+
+
+def too_many(most_messages: int) -> HTTPException:
+    """What a request is answered that has more messages than that."""
+    return HTTPException(
+        413, f"A request may have {most_messages} messages at most (server.max_request_mb, {MESSAGE_BYTES} bytes each)."
+    )
+
+
+def message_id(data: bytes) -> MessageId:
+    """The id a fetch begins at; of more than 20 bytes the first count, as in CDAP."""
+    try:
+        return MessageId.parse(data[:_ID_BYTES])
+    except FormatError as error:
+        raise BadRequest(f"startFrom: {error}.") from error
+
+
+def transaction(data: bytes) -> Transaction:
+    """A transaction from the bytes that CDAP's clients send: a Thrift struct (Tephra's ``TransactionCodec``)."""
+    try:
+        return decode_transaction(data)
+    except FormatError as error:
+        raise BadRequest(f"transaction: {error}.") from error

@@ -1,0 +1,248 @@
+"""JSON for everybody who has no Avro: Avro's field names, and values that JavaScript does not spoil.
+
+Payloads are text, or ``{"base64": …}`` where they are no UTF-8; ids are 40 hex digits; 64-bit numbers are sent as
+strings and taken as either. A field that is not known is refused, because a misspelt ``ttlSeconds`` would otherwise
+keep a message for a week. ``docs/rest.md`` has examples.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from tms_core.errors import BadRequest, FormatError
+from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.messaging.producers.rows import TransactionOutcome
+from tms_core.rowkey import MessageId
+from tms_core.server.codec.bodies import CHUNK_BYTES, PublishRequest, too_many, transaction
+from tms_core.topic import INT_MAX, INT_MIN
+
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
+_LONG = range(-(2**63), 2**63)
+_INT = range(INT_MIN, INT_MAX + 1)
+#: Messages in the answer to a poll without a limit: clients hold a JSON answer whole.
+POLL_MESSAGES = 1000
+#: How often a text is in memory while it is taken apart: decoded, cut up and encoded again; a character that is not
+#: ASCII makes each of a text four bytes wide.
+_COPIES, _WIDE_COPIES = 3, 9
+#: What the value behind each of these takes in memory at most, in bytes.
+_OBJECT_BYTES = {b"{": 300, b"[": 100, b",": 60}
+_RANGE = ("startTimestamp", "startSequenceId", "endTimestamp", "endSequenceId")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCodec:
+    """JSON (:class:`tms_core.server.codec.bodies.Codec`).
+
+    Attributes:
+        most_messages: how many messages may be published with one request.
+    """
+
+    most_messages: int = sys.maxsize
+    content_type = b"application/json"
+
+    def read_publish(self, body: bytes) -> PublishRequest:
+        given = _object(body, {"transactionWritePointer", "messages", "ttlSeconds"})
+        messages = given.get("messages")
+        if messages is None:
+            messages = []
+        if not isinstance(messages, list):
+            raise BadRequest("messages: this is no array.")
+        if len(messages) > self.most_messages:
+            raise too_many(self.most_messages)
+        pointer, ttl_seconds = given.get("transactionWritePointer"), given.get("ttlSeconds")
+        return PublishRequest(
+            None if pointer is None else _number("transactionWritePointer", pointer),
+            [_payload(message) for message in messages],
+            None if ttl_seconds is None else _number("ttlSeconds", ttl_seconds, _INT),
+        )
+
+    def publish_cost(self, body: bytes) -> int:
+        """Three copies of the text, and as many objects as it can have at most: many small ones take most."""
+        objects = sum(size * body.count(mark) for mark, size in _OBJECT_BYTES.items())
+        return (_COPIES if body.isascii() else _WIDE_COPIES) * len(body) + objects
+
+    def read_rollback(self, body: bytes) -> RollbackRange | int:
+        given = _object(body, {"transactionWritePointer", "rollbackRange"})
+        if "rollbackRange" not in given:
+            return _number("transactionWritePointer", given.get("transactionWritePointer"))
+        rows = given["rollbackRange"]
+        if not isinstance(rows, dict):
+            raise BadRequest("rollbackRange: this is no object. Send the answer of publish as it is.")
+        _known(rows, set(_RANGE), "rollbackRange.")
+        start_ms, start_sequence, end_ms, end_sequence = (
+            _number(f"rollbackRange.{name}", rows.get(name), _INT if name.endswith("Id") else _LONG) for name in _RANGE
+        )
+        pointer = _number("transactionWritePointer", given.get("transactionWritePointer"))
+        return RollbackRange(pointer, start_ms, start_sequence, end_ms, end_sequence)
+
+    def read_group_rollback(self, body: bytes) -> tuple[int, MessageId | None]:
+        given = _object(body, {"transactionWritePointer", "after"})
+        after = given.get("after")
+        pointer = _number("transactionWritePointer", given.get("transactionWritePointer"))
+        return pointer, None if after is None else _id("after", after)
+
+    def read_poll(self, body: bytes) -> FetchRequest:
+        given = _object(body, {"startFrom", "inclusive", "limit", "transaction", "waitSeconds"})
+        inclusive, limit, reads_in = given.get("inclusive", True), given.get("limit"), given.get("transaction")
+        if not isinstance(inclusive, bool):
+            raise BadRequest("inclusive: this is neither true nor false.")
+        start = _start(given.get("startFrom"))
+        if isinstance(start, int) and not inclusive:
+            # CDAP does not look at it where a time is given, and so neither does Avro.
+            start += 1
+        return FetchRequest(
+            start,
+            inclusive,
+            POLL_MESSAGES if limit is None else _number("limit", limit, _INT),
+            None if reads_in is None else transaction(_base64("transaction", reads_in)),
+            wait_seconds=_number("waitSeconds", given.get("waitSeconds", 0), _INT),
+        )
+
+    def write_published(self, written: RollbackRange) -> bytes:
+        pointer, start_ms, start_sequence, end_ms, end_sequence = written
+        values = (str(start_ms), start_sequence, str(end_ms), end_sequence)
+        rows = dict(zip(_RANGE, values, strict=True))
+        return json.dumps({"transactionWritePointer": str(pointer), "rollbackRange": rows}).encode()
+
+    def write_messages(self, pages: Iterable[Sequence[Message]]) -> Iterator[bytes]:
+        """One array."""
+        parts, size, mark = ["["], 1, ""
+        for page in pages:
+            if not page:
+                yield b""
+            for id_, payload in page:
+                part = f'{mark}{{"id":"{id_.hex()}","payload":{_written(payload)}}}'
+                parts.append(part)
+                size += len(part)
+                mark = ",\n"
+                if size >= CHUNK_BYTES:
+                    yield "".join(parts).encode()
+                    parts, size = [], 0
+        parts.append("]\n")
+        yield "".join(parts).encode()
+
+
+def read_properties(body: bytes) -> dict[str, str]:
+    """A topic's properties; numbers and truth values count as the text they were written in, as CDAP's Gson has it."""
+    if not body.strip():
+        return {}
+    given = _parse(body, parse_int=str, parse_float=str)
+    for name, value in given.items():
+        if isinstance(value, bool):
+            given[name] = str(value).lower()
+        elif not isinstance(value, str):
+            raise BadRequest(f"{name}: a property is text.")
+    return given
+
+
+def read_position(body: bytes) -> MessageId:
+    """How far a consumer has read: ``{"position": "40 hex digits"}``."""
+    given = _object(body, {"position"})
+    return _id("position", given.get("position"))
+
+
+def read_registration(body: bytes) -> tuple[UUID, dict[int, TransactionOutcome]]:
+    """Which instance of a producer is registered, and how transactions have ended.
+
+    ``{"instance": "a UUID", "ended": {"170…": "committed", "171…": "aborted"}}``
+    """
+    given = _object(body, {"instance", "ended"})
+    instance, ended = given.get("instance"), given.get("ended", {})
+    try:
+        found = UUID(instance if isinstance(instance, str) else "")
+    except ValueError as error:
+        raise BadRequest("instance: this is no UUID.", "Draw one at random, and keep it for this instance.") from error
+    if not isinstance(ended, dict) or not all(outcome in ("committed", "aborted") for outcome in ended.values()):
+        raise BadRequest('ended: this does not say of transactions that they are "committed" or "aborted".')
+    return found, {_number("ended", name): TransactionOutcome(outcome) for name, outcome in ended.items()}
+
+
+def _object(body: bytes, fields: set[str]) -> dict[str, Any]:
+    given = _parse(body)
+    _known(given, fields)
+    return given
+
+
+def _parse(body: bytes, **options: Any) -> dict[str, Any]:
+    try:
+        given = json.loads(body.decode("utf-8"), object_pairs_hook=_once_each, parse_constant=_no_number, **options)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"The body is no JSON: {error}.") from error
+    if not isinstance(given, dict):
+        raise BadRequest("The body is no JSON object.")
+    return given
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a field is there twice")
+    return found
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number")
+
+
+def _known(given: Mapping[str, Any], fields: set[str], prefix: str = "") -> None:
+    if unknown := sorted(given.keys() - fields):
+        raise BadRequest(f"{prefix}{unknown[0]}: there is no such field. Write one of {', '.join(sorted(fields))}.")
+
+
+def _number(name: str, value: Any, within: range = _LONG) -> int:
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool) or value not in within:
+        raise BadRequest(f"{name}: this is no {'64' if within is _LONG else '32'}-bit number.")
+    return value
+
+
+def _base64(name: str, value: Any) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (TypeError, ValueError) as error:
+        raise BadRequest(f"{name}: this is no base64 text.") from error
+
+
+def _payload(value: Any) -> bytes:
+    if isinstance(value, str):
+        try:
+            return value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise BadRequest("messages: half a surrogate pair is no text.") from error
+    if isinstance(value, dict) and value.keys() == {"base64"}:
+        return _base64("messages", value["base64"])
+    raise BadRequest('messages: a payload is text or {"base64": "…"}.')
+
+
+def _written(payload: bytes) -> str:
+    try:
+        return json.dumps(payload.decode("utf-8"))
+    except UnicodeDecodeError:
+        return f'{{"base64":"{base64.b64encode(payload).decode("ascii")}"}}'
+
+
+def _id(name: str, value: Any) -> MessageId:
+    if not isinstance(value, str):
+        raise BadRequest(f"{name}: this is no text of 40 hex digits.")
+    try:
+        return MessageId.from_hex(value)
+    except FormatError as error:
+        raise BadRequest(f"{name}: {error}.") from error
+
+
+def _start(value: Any) -> MessageId | int | None:
+    if value is None:
+        return None
+    if isinstance(value, dict) and value.keys() == {"timeMs"}:
+        return _number("startFrom.timeMs", value["timeMs"])
+    if isinstance(value, dict) and value.keys() == {"id"}:
+        return _id("startFrom.id", value["id"])
+    raise BadRequest('startFrom: write {"id": "40 hex digits"}, {"timeMs": "1700000000000"} or null.')

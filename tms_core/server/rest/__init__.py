@@ -1,0 +1,3 @@
+"""The REST routes: topics, publishing, polling, producers and groups."""
+
+from __future__ import annotations

@@ -1,0 +1,410 @@
+"""The application: its routes, and the door before them.
+
+The routes are in the order of how often they are called, each made with what its methods need, so that a new one cannot
+be open by mistake; the gate of the site, where there is one, refuses a request without it. The door does for each
+request what all of them need: it refuses a foreign host name, turns our errors into status codes with a plain sentence,
+counts, and writes the access log, which holds no headers and no query, where secrets may be. Errors that no code here
+raises on purpose go on to uvicorn, which answers 500 and logs them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tms_core.clock import Clock, SystemClock
+from tms_core.errors import (
+    BadRequest,
+    ConsumerConflict,
+    ConsumerNotFound,
+    Forbidden,
+    PartitionsChanged,
+    ProducerFenced,
+    ProducerNotFound,
+    QuotaExceeded,
+    StoreFull,
+    TmsError,
+    TooLarge,
+    TopicExists,
+    TopicNotFound,
+    TransactionEnded,
+    TransactionExpired,
+    Unauthorized,
+    Unavailable,
+)
+from tms_core.logs.audit import BoundedAudit, Event, record
+from tms_core.logs.loggers import SeldomLogger, get_logger, harmless
+from tms_core.server.auth.gate import Gate, Need
+from tms_core.server.auth.quotas import Quotas
+from tms_core.server.metrics import ServerMetrics
+from tms_core.server.rest.body import Disconnected
+from tms_core.server.rest.groups import PollGroup, RollBackGroup
+from tms_core.server.rest.openapi import openapi
+from tms_core.server.rest.poll import Poll
+from tms_core.server.rest.producers import FENCED, ProducerRoutes
+from tms_core.server.rest.publish import Publish, Rollback, StorePayloads
+from tms_core.server.rest.site import Site, answer, topic_of
+from tms_core.server.rest.topics import FORCE, Consumers, TopicRoutes
+from tms_core.web.listener import is_of_foreign_page, names_loopback, names_two_hosts
+
+if TYPE_CHECKING:
+    from tms_core.server.rest.forward import Forwarder
+
+logger = get_logger(__name__)
+access = get_logger("tms_core.access")
+
+#: What errors of the service are in HTTP (CDAP's HttpExceptionHandler); any other is 500, and goes to the log.
+_STATUS: dict[type[TmsError], int] = {
+    # Before BadRequest, of which it is one.
+    TooLarge: 413,
+    BadRequest: 400,
+    Unauthorized: 401,
+    Forbidden: 403,
+    TopicNotFound: 404,
+    ConsumerNotFound: 404,
+    ProducerNotFound: 404,
+    ConsumerConflict: 409,
+    PartitionsChanged: 409,
+    ProducerFenced: 409,
+    TransactionEnded: 409,
+    TopicExists: 409,
+    TransactionExpired: 409,
+    StoreFull: 503,
+    QuotaExceeded: 429,
+    Unavailable: 503,
+}
+#: A client that went away before it was answered; never sent.
+_CLIENT_GONE = 499
+#: What of the refusals is in the audit log, and which requests are there in any case, by route and method.
+_REFUSALS = {401: Event.UNAUTHORIZED, 403: Event.FORBIDDEN, 429: Event.LIMITED}
+_AUDITED = {
+    ("topic", "PUT"): Event.TOPIC_CREATE,
+    ("topic", "DELETE"): Event.TOPIC_DELETE,
+    ("properties", "PUT"): Event.TOPIC_UPDATE,
+    ("producer", "DELETE"): Event.PRODUCER_DELETE,
+    ("consumer", "PUT"): Event.CONSUMER_FORCE,
+    ("consumer", "DELETE"): Event.CONSUMER_FORCE,
+    ("rollback", "POST"): Event.ROLLBACK,
+    ("group_rollback", "POST"): Event.GROUP_ROLLBACK,
+}
+_TEXT = b"text/plain; charset=utf-8"
+#: Goes with 401: how one proves who one is (RFC 6750).
+_CHALLENGE = (b"www-authenticate", b'Bearer realm="tms"')
+#: Goes with 503: when to try again, in seconds.
+_RETRY = (b"retry-after", b"1")
+#: Goes with 409 where messages go to other partitions now.
+_PARTITIONS = (b"x-tms-partitions", b"changed")
+
+_TOPICS = "/v1/namespaces/{namespace}/topics"
+_TOPIC = _TOPICS + "/{topic}"
+
+
+def make_app(
+    site: Site, *, loopback: bool = True, access_log: bool = False, forwarder: Forwarder | None = None
+) -> ASGIApp:
+    """The application.
+
+    Args:
+        loopback: whether it listens on a loopback address, where requests under another name are refused.
+        access_log: whether each request is logged.
+        forwarder: passes on what another server has to answer; None: there is no other.
+    """
+    gates = [route.behind(site.gate) for route in routes(site)]
+    paths = routed(gates, known_only(_nothing_here, site.gate))
+    if forwarder is None:
+        return Door(paths, site.metrics, loopback=loopback, access_log=access_log)
+    # Behind the door, or a foreign host name would get in by way of a server that does not lead.
+    return forwarder.living(Door(forwarder.around(paths), site.metrics, loopback=loopback, access_log=access_log))
+
+
+def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
+    """The routes as one application; as in CDAP, one slash at the end of a path does not count.
+
+    Args:
+        routes: the first that fits has a request; one that fits but for its method answers 405.
+    """
+    router = Router(routes, redirect_slashes=False, default=default)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        if path.endswith("/") and not path.endswith("//"):
+            scope["path"] = path[:-1]
+        await router(scope, receive, send)
+
+    return app
+
+
+def routes(site: Site) -> list[GuardedRoute]:
+    """All there is to ask for, and what that needs."""
+    topics, consumers, producers, about = TopicRoutes(site), Consumers(site), ProducerRoutes(site), _About(site)
+    return [
+        GuardedRoute(f"{_TOPIC}/publish", Publish(site), "publish", {"POST": Need.PUBLISH}),
+        GuardedRoute(f"{_TOPIC}/poll", Poll(site), "poll", {"POST": Need.CONSUME}),
+        GuardedRoute(f"{_TOPIC}/store", StorePayloads(site), "store", {"POST": Need.PUBLISH}),
+        GuardedRoute(f"{_TOPIC}/rollback", Rollback(site), "rollback", {"POST": Need.PUBLISH}),
+        GuardedRoute(_TOPIC, topics.topic, "topic", {"PUT": Need.ADMIN, "GET": Need.ANY, "DELETE": Need.ADMIN}),
+        # Of the topics, those are listed that the principal may see.
+        GuardedRoute(_TOPICS, topics.topics, "topics", {"GET": Need.KNOWN}),
+        GuardedRoute("/v1/topics", topics.all_topics, "all_topics", {"GET": Need.KNOWN}),
+        GuardedRoute(
+            f"{_TOPIC}/consumers/{{name}}",
+            consumers.consumer,
+            "consumer",
+            {"PUT": Need.CONSUME, "GET": Need.CONSUME, "DELETE": Need.CONSUME},
+        ),
+        GuardedRoute(f"{_TOPIC}/consumers/{{name}}/poll", PollGroup(site), "group_poll", {"POST": Need.CONSUME}),
+        GuardedRoute(
+            f"{_TOPIC}/consumers/{{name}}/rollback", RollBackGroup(site), "group_rollback", {"POST": Need.CONSUME}
+        ),
+        GuardedRoute(f"{_TOPIC}/consumers", consumers.consumers, "consumers", {"GET": Need.CONSUME}),
+        GuardedRoute(
+            f"{_TOPIC}/producers/{{name}}",
+            producers.producer,
+            "producer",
+            {"POST": Need.PUBLISH, "GET": Need.PUBLISH, "DELETE": Need.PUBLISH},
+        ),
+        GuardedRoute(f"{_TOPIC}/producers", producers.producers, "producers", {"GET": Need.PUBLISH}),
+        GuardedRoute(f"{_TOPIC}/properties", topics.properties, "properties", {"PUT": Need.ADMIN}),
+        GuardedRoute(f"{_TOPIC}/ages", topics.ages, "ages", {"GET": Need.ANY}),
+        GuardedRoute("/ping", about.ping, "ping", {"GET": Need.NOTHING}),
+        GuardedRoute("/metrics", about.metrics, "metrics", {"GET": Need.OBSERVE}),
+        GuardedRoute("/openapi.json", about.openapi, "openapi", {"GET": Need.KNOWN}),
+    ]
+
+
+@dataclass(frozen=True)
+class GuardedRoute:
+    """A route before it has its gate.
+
+    Attributes:
+        path: with ``{namespace}`` and ``{topic}``, if something on a topic is needed.
+        endpoint: a Starlette endpoint, or a plain ASGI callable.
+    """
+
+    path: str
+    endpoint: Callable[..., Any]
+    name: str
+    needs: Mapping[str, Need]
+
+    def behind(self, gate: Gate | None) -> Route:
+        """The route itself; without a gate everybody may do everything."""
+        return _Route(self) if gate is None else _GuardedRoute(self, gate)
+
+
+class _Route(Route):
+    def __init__(self, guarded: GuardedRoute) -> None:
+        super().__init__(guarded.path, guarded.endpoint, methods=list(guarded.needs), name=guarded.name)
+        # Where GET is, Starlette serves HEAD too; CDAP does not.
+        self.methods = set(guarded.needs)
+
+
+class _GuardedRoute(_Route):
+    def __init__(self, guarded: GuardedRoute, gate: Gate) -> None:
+        super().__init__(guarded)
+        self._gate = gate
+        self._needs = guarded.needs
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # What is not served needs a known principal to be told so.
+        need = self._needs.get(scope["method"], Need.KNOWN)
+        if need is Need.NOTHING:
+            await super().handle(scope, receive, send)
+            return
+        gate = self._gate
+        scope["principal"] = principal = await identified(gate, scope)
+        if need is Need.OBSERVE:
+            gate.require_observer(principal)
+        elif need is not Need.KNOWN:
+            gate.require(principal, topic_of(scope), need, scope["path_params"].get("name", ""))
+        if gate.quotas.of(principal) is None:
+            await super().handle(scope, receive, send)
+            return
+        with gate.quotas.request(principal):
+            await super().handle(scope, *_counted(gate.quotas, principal, receive, send))
+
+
+def _counted(quotas: Quotas, principal: str, receive: Receive, send: Send) -> tuple[Receive, Send]:
+    """What a request receives and sends, counted for its principal."""
+
+    async def received() -> Message:
+        message = await receive()
+        quotas.spend(principal, len(message.get("body", b"")))
+        return message
+
+    async def sent(message: Message) -> None:
+        quotas.spend(principal, len(message.get("body", b"")))
+        await send(message)
+
+    return received, sent
+
+
+async def identified(gate: Gate, scope: Scope) -> str:
+    """Who sent a request; one whose token is not good learns that later the more such there were from its address.
+
+    Raises:
+        Unauthorized: that is not proven.
+    """
+    try:
+        return gate.principal(scope["headers"])
+    except Unauthorized:
+        if seconds := gate.failed.note(address_of(scope)):
+            await gate.failed.wait(seconds)
+        raise
+
+
+def known_only(app: ASGIApp, gate: Gate | None) -> ASGIApp:
+    """An application that answers only those who prove who they are."""
+    if gate is None:
+        return app
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["principal"] = await identified(gate, scope)
+        await app(scope, receive, send)
+
+    return guarded
+
+
+class Door:
+    """What every request passes."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: ServerMetrics,
+        *,
+        loopback: bool,
+        access_log: bool,
+        clock: Clock | None = None,
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._loopback = loopback
+        self._access_log = access_log
+        self._seldom = SeldomLogger(logger)
+        self._bounded = BoundedAudit((clock or SystemClock()).running_ms)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = time.perf_counter()
+        status = _CLIENT_GONE
+
+        async def sent(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            self._check(scope)
+            await self._app(scope, receive, sent)
+        except Disconnected:
+            pass
+        except (TmsError, HTTPException) as error:
+            if status != _CLIENT_GONE:
+                # The answer has begun; all that is left is to cut it short.
+                raise
+            if isinstance(error, StoreFull):
+                # Every request that writes meets a full disk, and the log may lie on it.
+                self._seldom.log(logging.ERROR, "requests that write are refused (503): %s", error)
+            await _refuse(sent, error)
+        finally:
+            seconds = time.perf_counter() - started
+            route = scope.get("route")
+            harmless(self._metrics.request, route.name if route else "none", status, seconds)
+            self._audit(scope, status)
+            if self._access_log:
+                # Encoded, or a path with a line end in it would make up lines of its own.
+                path, who = quote(scope["path"]), f" {scope['principal']}" if "principal" in scope else ""
+                line = "%s %s %s %d %.1f ms%s"
+                access.info(line, address_of(scope), scope["method"], path, status, seconds * 1000, who)
+
+    def _audit(self, scope: Scope, status: int) -> None:
+        """Write down what was refused, and what administers, forces or takes back."""
+        who, address, method = scope.get("principal"), address_of(scope), scope["method"]
+        if (refused := _REFUSALS.get(status)) is not None:
+            path = quote(scope["path"])
+            self._bounded.record(refused, principal=who, address=address, verb=method, object_=path)
+            return
+        route = scope.get("route")
+        event = None if route is None else _AUDITED.get((route.name, method))
+        if event is None or (event is Event.CONSUMER_FORCE and not _is_forced(scope)):
+            return
+        names = scope["path_params"]
+        on = f"{names['namespace']}:{names['topic']}" + (f"/{names['name']}" if "name" in names else "")
+        result = "done" if status < 400 else "refused" if status < 500 and status != _CLIENT_GONE else "failed"
+        record(event, principal=who, address=address, verb=method, object_=on, result=result)
+
+    def _check(self, scope: Scope) -> None:
+        if names_two_hosts(scope):
+            raise HTTPException(400, "A request has one Host header.")
+        if self._loopback and not names_loopback(scope):
+            raise HTTPException(400, "This address answers to localhost only. Ask for http://localhost.")
+        if self._loopback and is_of_foreign_page(scope):
+            raise HTTPException(403, "Requests from pages of other web sites are refused.")
+
+
+def address_of(scope: Scope) -> str:
+    """Where a request's connection comes from; of one that another server passed on, that server's."""
+    client = scope.get("client")
+    return "" if client is None else str(client[0])
+
+
+def _is_forced(scope: Scope) -> bool:
+    return any(name == FORCE.encode() and value.lower() == b"true" for name, value in scope["headers"])
+
+
+async def _refuse(send: Send, error: TmsError | HTTPException) -> None:
+    if isinstance(error, HTTPException):
+        await answer(send, error.status_code, error.detail.encode(), _TEXT)
+        return
+    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), None)
+    if status is None:
+        status = 500
+        logger.error("a request failed: %s", error, exc_info=error)
+    more = [_CHALLENGE] if isinstance(error, Unauthorized) else []
+    if isinstance(error, PartitionsChanged):
+        more.append(_PARTITIONS)
+    if isinstance(error, QuotaExceeded) and error.retry_after_seconds is not None:
+        more.append((b"retry-after", b"%d" % math.ceil(error.retry_after_seconds)))
+    elif isinstance(error, (Unavailable, StoreFull)):
+        more.append(_RETRY)
+    if isinstance(error, ProducerFenced):
+        more.append((FENCED, b"true"))
+    await answer(send, status, str(error).encode("utf-8", "replace"), _TEXT, *more)
+
+
+async def _nothing_here(_: Scope, __: Receive, send: Send) -> None:
+    await answer(send, 404, b"There is nothing here. /openapi.json lists what there is.", _TEXT)
+
+
+class _About:
+    """The routes that are not about topics."""
+
+    def __init__(self, site: Site) -> None:
+        self._metrics = site.metrics
+        self._threads = site.threads
+        self._openapi = openapi(secured=site.gate is not None)
+
+    async def ping(self, request: Request) -> Response:
+        return PlainTextResponse("OK.")
+
+    def metrics(self, request: Request) -> Response:
+        # The answer does not wait for it: metrics are needed most while a store hangs.
+        with suppress(RuntimeError):  # the server is closing
+            self._threads.submit(harmless, self._metrics.forget_deleted)
+        body, content_type = self._metrics.text(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(self._openapi)

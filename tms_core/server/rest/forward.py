@@ -1,0 +1,245 @@
+"""What reaches a server that does not lead goes on to the one that does, and the answer comes back, as they are.
+
+Bodies pass in pieces, each way, and the next piece is taken when the one before is gone: so a request of any size takes
+little memory, and a slow client holds back only himself. Tokens pass untouched; who may do what, the leader says.
+
+What the client learns when the leader does not answer depends on whether it may have done something: **503** when
+nothing was sent, with ``Retry-After``; **502** when it may have been done. A request that waits for a leader that was
+deposed meanwhile is given up, too; else a client would wait for a stopped process for as long as that sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tms_core.errors import Unanswered
+from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
+from tms_core.server.ha.rota import Slots
+from tms_core.server.rest.body import Disconnected
+from tms_core.server.rest.site import answer
+from tms_core.transaction.rpc.line import read_authorities
+
+#: Marks a request that was passed on: it is never passed on again.
+FORWARDED = b"x-tms-forwarded"
+#: What is about one connection and not about what passes over it (RFC 9110, 7.6.1); and what each side says itself.
+_ONE_HOP = frozenset(
+    {
+        b"connection",
+        b"date",
+        b"expect",
+        b"host",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+#: What is asked of the leader; all else each server answers for itself.
+_PATHS = "/v1/"
+#: How long the leader may take to accept a connection, and to send the next piece, in seconds; a batch that HBase takes
+#: long for is repeated within that.
+_CONNECT_SECONDS, _READ_SECONDS = 5.0, 120.0
+#: How many connections to the leader are kept, and for how many seconds: shorter than it keeps idle ones itself.
+_KEPT, _IDLE_SECONDS = 100, 30.0
+_RETRY = (b"retry-after", b"1")
+_TEXT = b"text/plain; charset=utf-8"
+_TIMEOUT = httpx2.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS).as_dict()
+#: Nothing was sent when one of these comes.
+_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+
+Headers = list[tuple[bytes, bytes]]
+
+
+async def _never(scope: Scope, receive: Receive, send: Send) -> None:
+    """Stands for what other servers do."""
+
+
+#: What requests that were passed on are counted as.
+_ROUTE = Route("/{path:path}", _never, name="forwarded")
+
+
+class Forwarder:
+    """Passes requests on whose topic this server does not lead."""
+
+    def __init__(self, slots: Slots, ca_file: Path | None = None, certificate_name: str = "") -> None:
+        self._slots = slots
+        self._extensions = {"timeout": _TIMEOUT} | ({"sni_hostname": certificate_name} if certificate_name else {})
+        # Now, since in the event loop a file that is none would only be logged.
+        self._trusted = read_authorities("server.leader.ca_file", ca_file)
+        self._transport: httpx2.AsyncHTTPTransport | None = None
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """An application that answers by itself what this server leads."""
+
+        async def forwarding(scope: Scope, receive: Receive, send: Send) -> None:
+            leadership = self._slots.of(_topic(scope["path"]))
+            if leadership.leads or not scope["path"].startswith(_PATHS):
+                await app(scope, receive, send)
+            else:
+                scope["route"] = _ROUTE
+                await self._forward(leadership, scope, receive, send)
+
+        return forwarding
+
+    def living(self, app: ASGIApp) -> ASGIApp:
+        """An application whose connections to the leader live as long as its event loop (ASGI's lifespan)."""
+
+        async def alive(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "lifespan":
+                await app(scope, receive, send)
+                return
+            await receive()
+            limits = httpx2.Limits(
+                max_connections=None, max_keepalive_connections=_KEPT, keepalive_expiry=_IDLE_SECONDS
+            )
+            transport = httpx2.AsyncHTTPTransport(verify=self._trusted, trust_env=False, limits=limits)
+            async with transport as self._transport:
+                await send({"type": "lifespan.startup.complete"})
+                await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+
+        return alive
+
+    async def _forward(self, leadership: Leadership, scope: Scope, receive: Receive, send: Send) -> None:
+        leader = _address(leadership)
+        if not leader or self._transport is None or any(name == FORWARDED for name, _ in scope["headers"]):
+            await _unavailable(send, "No server leads just now.")
+            return
+        passage = _Passage(scope, receive, send, self._extensions)
+        passing = asyncio.ensure_future(passage.run(self._transport, leader))
+        gone, deposed = asyncio.ensure_future(passage.gone()), asyncio.ensure_future(_deposed(leadership, leader))
+        try:
+            await asyncio.wait({passing, gone, deposed}, return_when=asyncio.FIRST_COMPLETED)
+            if passing.done():
+                passing.result()
+            elif gone.done():
+                raise Disconnected
+            else:
+                await _end(passing)
+                await passage.give_up("The server that led does not lead any more.")
+        finally:
+            await _end(passing, gone, deposed)
+
+
+def _topic(path: str) -> bytes:
+    """The start of the keys of the topic that a path names; nothing where it names none."""
+    # /v1/namespaces/{namespace}/topics/{topic}…
+    parts = path.split("/", 6)
+    return f"{parts[3]}:{parts[5]}:".encode("utf-8", "replace") if len(parts) > 5 else b""
+
+
+def _address(leadership: Leadership) -> str:
+    leader = leadership.leader
+    return leader.address if leader is not None else ""
+
+
+async def _deposed(leadership: Leadership, leader: str) -> None:
+    """Return when another server leads."""
+    while _address(leadership) == leader:
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+class _Passage:
+    """One request on its way to the leader and its answer on the way back."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, extensions: dict[str, Any]) -> None:
+        self._scope = scope
+        self._extensions = extensions
+        self._receive = receive
+        self._send = send
+        self._said = asyncio.Event()
+        self._answering = False
+
+    async def run(self, transport: httpx2.AsyncHTTPTransport, leader: str) -> None:
+        """Ask the leader and pass on what it answers.
+
+        Raises:
+            Disconnected: the client has left before it had said everything.
+            Unanswered: the answer has begun and was cut short.
+        """
+        try:
+            response = await transport.handle_async_request(self._request(leader))
+            try:
+                await self._pass_on(response)
+            finally:
+                await response.aclose()
+        except _NOT_SENT:
+            await _unavailable(self._send, "The server that leads cannot be reached.")
+        except httpx2.TransportError as error:
+            await self.give_up(f"The server that leads did not answer: {error!r}.")
+
+    async def gone(self) -> None:
+        """Return when the client has left, after it had said everything."""
+        await self._said.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def give_up(self, reason: str) -> None:
+        """Answer that there is no answer."""
+        if self._answering:
+            raise Unanswered(reason)
+        text = f"{reason} It is not known whether that server has done what was asked."
+        await answer(self._send, 502, text.encode(), _TEXT)
+
+    def _request(self, leader: str) -> httpx2.Request:
+        scope = self._scope
+        names = {name for name, _ in scope["headers"]}
+        has_body = not names.isdisjoint({b"content-length", b"transfer-encoding"})
+        if not has_body:
+            self._said.set()
+        target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+        host = (b"host", httpx2.URL(leader).netloc)
+        return httpx2.Request(
+            scope["method"],
+            leader,
+            headers=[host, *_lasting(scope["headers"]), (FORWARDED, b"1")],
+            content=self._body() if has_body else None,
+            extensions={"target": target, **self._extensions},
+        )
+
+    async def _body(self) -> AsyncIterator[bytes]:
+        more = True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            more = message["more_body"]
+            yield message["body"]
+        self._said.set()
+
+    async def _pass_on(self, response: httpx2.Response) -> None:
+        headers = _lasting(response.headers.raw)
+        self._answering = True
+        await self._send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+        async for piece in response.aiter_raw():
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b""})
+
+
+def _lasting(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Headers without those about the connection they came over."""
+    found = [(name.lower(), value) for name, value in headers]
+    named = {part.strip().lower() for name, value in found if name == b"connection" for part in value.split(b",")}
+    return [(name, value) for name, value in found if name not in _ONE_HOP and name not in named]
+
+
+async def _unavailable(send: Send, reason: str) -> None:
+    await answer(send, 503, f"{reason} Try again in some seconds.".encode(), _TEXT, _RETRY)
+
+
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    """Cancel what still runs, and return when it has ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

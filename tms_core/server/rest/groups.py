@@ -1,0 +1,130 @@
+"""Polling as a consumer group, and taking back what a transaction has claimed.
+
+Unlike a plain poll, the whole batch is read before the answer begins, because it is claimed first. So its size is
+limited here, whatever it asks for.
+"""
+
+from __future__ import annotations
+
+from starlette.types import Receive, Scope, Send
+
+from tms_core.errors import BadRequest
+from tms_core.logs.loggers import harmless
+from tms_core.messaging.groups.claims import Given, GroupPoll, Order
+from tms_core.messaging.model import FetchRequest
+from tms_core.server.rest.body import BodyLimit, Headers
+from tms_core.server.rest.poll import POSITION, SEALED
+from tms_core.server.rest.site import SiteRoute, answer, headers_of, topic_of
+from tms_core.topic import INT_MAX
+from tms_core.web.protocol import abort_of
+
+#: The header that says what the group keeps to: ``partition`` or ``none``.
+ORDER = b"x-tms-order"
+#: The header that says how often a message is given out at most; before that it comes alone.
+MAX_DELIVERIES = b"x-tms-max-deliveries"
+#: The header of an answer that says how often its messages were given out, this time included.
+DELIVERIES = b"x-tms-deliveries"
+#: The header of an empty answer that names the transaction that must be decided first.
+HELD = b"x-tms-held"
+#: The header of an empty answer that names the partition that the group must read to its end first.
+BEHIND = b"x-tms-behind"
+
+#: The header of an empty answer that says in how many milliseconds messages come again that have failed.
+RETRY = b"x-tms-retry-ms"
+
+#: After how many bytes of messages a batch takes no further one: what a transaction can well hold.
+_BATCH_BYTES = 4_000_000
+#: How much memory is taken for each byte of a batch: the messages, the encoded answer, and what is being sent.
+_COPIES = 3
+_ROLLBACK = BodyLimit(16 << 10, "a roll back is one number")
+_DIGITS = 10
+
+
+class PollGroup(SiteRoute):
+    """``POST …/topics/{topic}/consumers/{name}/poll``."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        site, headers, name = self._site, headers_of(scope), scope["path_params"]["name"]
+        topic, codec = topic_of(scope), site.codec(headers)
+        with site.memory.share(abort_of(scope)) as share:
+            asked = await site.read(headers, receive, codec.read_poll, share, limit=site.poll_body)
+            request = self._request(headers, asked, scope.get("principal"))
+            known = site.sizes.of(topic)
+            largest = site.max_request_bytes if known is None else known
+            await share.take(_COPIES * (request.limit_bytes + largest))
+            given = await site.in_poll_thread(site.service.groups.poll, topic, name, request)
+            body = b"".join(codec.write_messages([given.messages] if given.messages else []))
+            harmless(site.metrics.fetched, topic, len(given.messages))
+            if given.deliveries > 1:
+                harmless(site.metrics.redelivered.inc, len(given.messages))
+            if given.deliveries > (request.max_deliveries or INT_MAX):
+                harmless(site.metrics.dead_letters.inc, len(given.messages))
+            await answer(send, 200, body, codec.content_type, *_described(given))
+
+    def _request(self, headers: Headers, asked: FetchRequest, principal: str | None) -> GroupPoll:
+        """What a poll asks for, within the server's own limits.
+
+        Raises:
+            BadRequest: it has no transaction, or what only a poll without a group has; a header is wrong.
+        """
+        if asked.transaction is None:
+            raise BadRequest("A group claims what it reads in a transaction.", "Send the transaction.")
+        if asked.start is not None:
+            raise BadRequest("A group goes on where it is.", "Leave startFrom out, or set the group's position first.")
+        if asked.wait_seconds:
+            raise BadRequest("A poll as a group does not wait.", "Wait with a poll without a group, then begin.")
+        most = self._site.poll_limit
+        return GroupPoll(
+            asked.transaction,
+            min(asked.limit, most.messages or INT_MAX),
+            min(_BATCH_BYTES, most.bytes or _BATCH_BYTES),
+            _order(headers),
+            _number(headers, MAX_DELIVERIES),
+            principal,
+        )
+
+
+class RollBackGroup(SiteRoute):
+    """``POST …/topics/{topic}/consumers/{name}/rollback``: of a transaction, all or what lies behind an id."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        site, headers, name = self._site, headers_of(scope), scope["path_params"]["name"]
+        topic, codec = topic_of(scope), site.codec(headers)
+        with site.memory.share(abort_of(scope)) as share:
+            pointer, after = await site.read(headers, receive, codec.read_group_rollback, share, limit=_ROLLBACK)
+        await site.in_thread(site.service.groups.roll_back, topic, name, pointer, after, scope.get("principal"))
+        await answer(send, 200)
+
+
+def _described(given: Given) -> list[tuple[bytes, bytes]]:
+    """What the answer's head says."""
+    headers: list[tuple[bytes, bytes]] = []
+    if given.messages:
+        headers.append((DELIVERIES, b"%d" % given.deliveries))
+    if given.held is not None:
+        headers.append((HELD, b"%d" % given.held))
+    if given.position is not None:
+        headers.append((POSITION, str(given.position).encode()))
+    if given.sealed:
+        headers.append((SEALED, b"drained" if given.drained else b"draining"))
+    if given.behind is not None:
+        headers.append((BEHIND, str(given.behind).encode()))
+    if given.wait_ms is not None:
+        headers.append((RETRY, b"%d" % given.wait_ms))
+    return headers
+
+
+def _order(headers: Headers) -> Order:
+    try:
+        return Order(headers.get(ORDER, b"partition").decode("latin-1"))
+    except ValueError as error:
+        raise BadRequest("X-TMS-Order: this is no order.", "Send partition or none.") from error
+
+
+def _number(headers: Headers, name: bytes) -> int | None:
+    given = headers.get(name)
+    if given is None:
+        return None
+    if not given.isdigit() or len(given) > _DIGITS or not 0 < int(given) <= INT_MAX:
+        raise BadRequest("X-TMS-Max-Deliveries: this is no number of deliveries.", f"Give 1 to {INT_MAX}.")
+    return int(given)

@@ -1,0 +1,293 @@
+"""Polling: what consumers call.
+
+Plain ASGI, because every message leaves this way. Threads of their own read pages of the store and encode them, step by
+step: half a megabyte at a time, or one message that is larger, or what is found within :data:`STEP_SECONDS`. Between
+two steps the connection is looked at, so that nothing more is read for a client that is gone, and the next step is
+made when the event loop has sent this one, but for what the connection buffers. So what an answer takes does not depend
+on its length, and it is taken from the memory of all requests before a step is made (:mod:`tms_core.server.memory`).
+Once "200" is sent, an error can only cut the answer short: chunked encoding shows the client that its end is missing.
+
+A short answer says in a header how far it has looked, so that the next poll need not look there again, and one that
+found nothing may wait for a message before it is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import replace
+
+from starlette.types import Receive, Scope, Send
+
+from tms_core.errors import BadRequest
+from tms_core.logs.loggers import harmless
+from tms_core.messaging.fetcher import Fetch
+from tms_core.messaging.model import FetchRequest, MessageList
+from tms_core.rowkey import LONG_MAX
+from tms_core.server.codec.bodies import Codec
+from tms_core.server.memory import FREE_BYTES, Share
+from tms_core.server.rest.body import GZIP, Disconnected, Headers, accepts_gzip
+from tms_core.server.rest.site import Site, SiteRoute, headers_of, topic_of, waking
+from tms_core.topic import TopicId
+from tms_core.web.protocol import abort_of, probe_of
+
+#: How much a thread makes at a time, so that handing over costs next to nothing beside it.
+_STEP_BYTES = 1 << 19
+#: For how long a thread reads at a time, in seconds: as long as others may wait for it.
+STEP_SECONDS = 0.02
+#: What is sent at once, as the whole answer; less than a piece of an answer that goes on.
+_SMALL_BYTES = 50_000
+#: How much memory is taken for each byte that a step makes: that, the page it is made of, and what is being sent.
+_HELD = 4
+#: How long a poll waits before it looks whether its topic is still there and its client as well, in seconds.
+_LOOK_SECONDS = 5.0
+
+#: The header in which a request says how long it waits for a message, in whole seconds.
+WAIT = b"x-tms-wait-seconds"
+#: The header in which an answer says how far it has looked: the id from which the next poll may begin.
+POSITION = b"x-tms-position"
+#: The header of an answer that is empty although the poll has waited for as long as it was to.
+WAITED = b"x-tms-waited"
+#: The header of an answer of a topic that takes no more messages.
+SEALED = b"x-tms-sealed"
+#: The header of an answer to a poll that asks for more than the server gives at once.
+LIMITED = b"x-tms-limited"
+
+
+class Poll(SiteRoute):
+    """``POST …/poll``."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        site, headers = self._site, headers_of(scope)
+        topic, codec = topic_of(scope), site.codec(headers)
+        with site.memory.share(abort_of(scope)) as share:
+            asked = await site.read(headers, receive, codec.read_poll, share, limit=site.poll_body)
+            share.close()
+            request = self._limited(_waits(headers, asked))
+            answer_headers = [(b"content-type", codec.content_type)]
+            if request is not asked and (request.limit, request.limit_bytes) != (asked.limit, asked.limit_bytes):
+                answer_headers.append((LIMITED, b"true"))
+            zipped = accepts_gzip(headers)
+            if zipped:
+                answer_headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+            with closing(_Polling(site, topic, request, codec, share, zipped=zipped)) as polling:
+                made = await polling.begin(scope, receive)
+                await send({"type": "http.response.start", "status": 200, "headers": answer_headers + polling.headers})
+                if polling.ended:
+                    small = _size(made) < _SMALL_BYTES
+                    await polling.send([b"".join(made)] if small else made, send)
+                else:
+                    await polling.stream(made, receive, send)
+
+    def _limited(self, request: FetchRequest) -> FetchRequest:
+        """A request within the server's own limits (``server.poll_limit``)."""
+        most = self._site.poll_limit
+        messages = min(request.limit, most.messages or request.limit)
+        size = most.bytes or LONG_MAX
+        if messages == request.limit and size == LONG_MAX:
+            return request
+        return replace(request, limit=messages, limit_bytes=size)
+
+
+class _Polling:
+    """One poll under way."""
+
+    def __init__(
+        self, site: Site, topic: TopicId, request: FetchRequest, codec: Codec, share: Share, *, zipped: bool
+    ) -> None:
+        self._site = site
+        self._topic = topic
+        self._request = request
+        self._codec = codec
+        self._share = share
+        self._zipped = zipped
+        self._pieces: Iterator[bytes] = iter(())
+        self._fetch: Fetch | None = None
+        self._found = 0
+        self._goes_on = False
+        self.ended = self.waited = False
+
+    def close(self) -> None:
+        """Let go of what was read: this and the generators that read refer to each other."""
+        self._pieces = iter(())
+        self._fetch = None
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What the answer's head says of it: how far it has looked, if it is whole, and whether it waited in vain."""
+        found = self._fetch.position if self.ended and self._fetch is not None else None
+        headers = [] if found is None else [(POSITION, str(found).encode())]
+        if self._fetch is not None and self._fetch.is_sealed:
+            headers.append((SEALED, b"true"))
+        return [*headers, (WAITED, b"true")] if self.waited else headers
+
+    async def begin(self, scope: Scope, receive: Receive) -> list[bytes]:
+        """The first pieces: all of a short answer, and as soon as there is something to wait for, some of a long one.
+
+        Raises:
+            Disconnected: the client is gone.
+            Unavailable: it is to wait, and too many of its principal's do.
+        """
+        await self._room()
+        made = await self._site.in_poll_thread(self._first)
+        if self.ended and (self._found or not self._request.wait_seconds):
+            return made
+        if not self.ended and _size(made) >= _SMALL_BYTES:
+            return made
+        until = asyncio.get_running_loop().time() + self._request.wait_seconds
+        async with _watching(receive) as gone:
+            while True:
+                while not self.ended and _size(made) < _SMALL_BYTES:
+                    _look(scope, gone)
+                    made += await self._site.in_poll_thread(self._step)
+                left = until - asyncio.get_running_loop().time()
+                if self._found or not self.ended:
+                    return made
+                if left <= 0 or not await self._arrival(left, gone, scope.get("principal")):
+                    self.waited = left <= 0 < self._request.wait_seconds
+                    return made
+                _look(scope, gone)
+                await self._room()
+                made = await self._site.in_poll_thread(self._again)
+
+    async def stream(self, made: list[bytes], receive: Receive, send: Send) -> None:
+        """Send what was made, then make more, until there is no more or the client is gone."""
+        self._goes_on = True
+        async with _watching(receive) as gone:
+            while not (self.ended or gone.done()):
+                await self.send(made, send)
+                if not gone.done():
+                    await self._room()
+                if not gone.done():
+                    made = await self._site.in_poll_thread(self._step)
+            await self.send(made, send)
+
+    async def send(self, made: list[bytes], send: Send) -> None:
+        """Send what was made, and the end behind the last piece there is."""
+        self._share.begin_waiting()
+        made.reverse()
+        more = True
+        while made:
+            # Kept by nothing else, it is gone once it is sent.
+            piece = made.pop()
+            more = not self.ended or bool(made) or len(piece) > FREE_BYTES
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+        if more:
+            # A piece is taken before the one before it is sent; this waits until nearly all is.
+            await send({"type": "http.response.body", "body": b"", "more_body": not self.ended})
+        self._share.end_waiting()
+
+    async def _room(self) -> None:
+        """Take memory for a step: as much as the largest message there may be makes necessary."""
+        known = self._site.sizes.of(self._topic)
+        largest = self._site.max_request_bytes if known is None else known
+        size = _HELD * (_STEP_BYTES + largest) - self._share.size
+        if size > 0:
+            await self._share.take(size, brief=not self._goes_on and (known or 0) <= _STEP_BYTES)
+
+    async def _arrival(self, seconds: float, gone: asyncio.Future[object], principal: str | None) -> bool:
+        """Wait until messages may have come; False: it is not worth while any more.
+
+        Raises:
+            Unavailable: too many polls of the principal wait.
+        """
+        fetch, site = self._fetch, self._site
+        if fetch is None or not fetch.is_at_end or site.waiting.closed:
+            return False
+        self._share.close()
+        came = asyncio.get_running_loop().create_future()
+        wake = waking(came)
+        with fetch.waking(wake), site.waiting.waiting(wake, principal):
+            if not fetch.has_more and not site.waiting.closed:
+                await asyncio.wait(
+                    {came, gone}, timeout=min(seconds, _LOOK_SECONDS), return_when=asyncio.FIRST_COMPLETED
+                )
+        return not site.waiting.closed
+
+    # -- in a thread --------------------------------------------------------------------------------------------------
+
+    def _first(self) -> list[bytes]:
+        """Begin to read, and make the first pieces."""
+        self._fetch = fetch = self._site.service.begin_fetch(self._topic, self._request)
+        pieces = self._codec.write_messages(self._counted(fetch.pages()))
+        self._pieces = _gzip(pieces) if self._zipped else pieces
+        self.ended = False
+        return self._step()
+
+    def _again(self) -> list[bytes]:
+        """Begin once more, behind what has been looked at."""
+        position = self._fetch.position if self._fetch is not None else None
+        if position is not None:
+            self._request = replace(self._request, start=position, inclusive=True)
+        return self._first()
+
+    def _step(self) -> list[bytes]:
+        """The next pieces; there may be none yet."""
+        until = time.monotonic() + STEP_SECONDS
+        made: list[bytes] = []
+        size = 0
+        for piece in self._pieces:
+            if piece:
+                made.append(piece)
+                size += len(piece)
+            if size >= _STEP_BYTES or time.monotonic() >= until:
+                break
+        else:
+            self.ended = True
+        if self._fetch is not None:
+            self._site.sizes.learn(self._topic, self._fetch.largest_bytes)
+        return made
+
+    def _counted(self, pages: Iterable[MessageList]) -> Iterator[MessageList]:
+        for page in pages:
+            if page:
+                self._found += len(page)
+                harmless(self._site.metrics.fetched, self._topic, len(page))
+            yield page
+
+
+@asynccontextmanager
+async def _watching(receive: Receive) -> AsyncIterator[asyncio.Future[object]]:
+    """What is done when the client is gone."""
+    gone: asyncio.Future[object] = asyncio.ensure_future(receive())
+    try:
+        yield gone
+    finally:
+        gone.cancel()
+        with suppress(asyncio.CancelledError):
+            await gone
+
+
+def _look(scope: Scope, gone: asyncio.Future[object]) -> None:
+    """See whether the client is still there."""
+    if gone.done():
+        raise Disconnected
+    probe_of(scope)()
+
+
+def _waits(headers: Headers, request: FetchRequest) -> FetchRequest:
+    """A request with the wait that its header asks for.
+
+    Raises:
+        BadRequest: that is no number of seconds that a poll may wait.
+    """
+    asked = headers.get(WAIT)
+    if asked is None:
+        return request
+    if not asked.isdigit() or len(asked) > len(str(LONG_MAX)):
+        raise BadRequest("X-TMS-Wait-Seconds: this is no whole number of seconds.", "Give 0 to 60.")
+    return replace(request, wait_seconds=int(asked))
+
+
+def _size(made: list[bytes]) -> int:
+    return sum(map(len, made))
+
+
+def _gzip(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Fast rather than small: the fastest level makes messages a fraction of their size already."""
+    member = zlib.compressobj(1, zlib.DEFLATED, GZIP)
+    yield from map(member.compress, pieces)
+    yield member.flush()

@@ -1,0 +1,116 @@
+"""Producers: registered, looked at and forgotten; and what the headers of a request say of its producer."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
+
+from tms_core.errors import BadRequest
+from tms_core.messaging.producers.requests import Sent
+from tms_core.messaging.producers.rows import Begun, Former, Registration
+from tms_core.server.auth.gate import Need
+from tms_core.server.codec.json_text import read_registration
+from tms_core.server.rest.body import BodyLimit, Headers
+from tms_core.server.rest.site import Site, SiteRoute, named_topic, topic_of
+from tms_core.topic import TopicId, remembered
+
+#: The producer of a request, ``namespace:topic/name``; the generation that registering it was answered; the request's
+#: number; what it calls its transaction, percent-encoded; and before which one all of its own have ended.
+PRODUCER, GENERATION = b"x-tms-producer", b"x-tms-generation"
+SEQUENCE, LABEL, OLDEST_OPEN = b"x-tms-sequence", b"x-tms-label", b"x-tms-oldest-open"
+#: The header of a refusal that is final, because a newer instance of the producer counts.
+FENCED = b"x-tms-fenced"
+#: The largest body of a registration: the number of an instance, and how transactions have ended, in 30 bytes each.
+_REGISTRATION = BodyLimit(16 << 20, "an instance is 32 digits, and has few transactions to tell of")
+_DIGITS = 19
+
+
+class ProducerRoutes(SiteRoute):
+    """The routes of producers."""
+
+    async def producers(self, request: Request) -> Response:
+        """``GET …/topics/{topic}/producers``."""
+        site, topic = self._site, topic_of(request.scope)
+        found = await site.in_thread(site.service.producers.of, topic)
+        return JSONResponse([{"name": name, **_described(known, open_)} for name, known, open_ in found])
+
+    async def producer(self, request: Request) -> Response:
+        """``POST``, ``GET`` and ``DELETE …/topics/{topic}/producers/{name}``."""
+        site, topic, name = self._site, topic_of(request.scope), request.path_params["name"]
+        producers, principal = site.service.producers, request.scope.get("principal")
+        if request.method == "POST":
+            instance, ended = await site.body_of(request, read_registration, _REGISTRATION)
+            known = await site.in_thread(producers.register, topic, name, instance, ended, principal)
+            undecided = [str(pointer) for pointer in known.undecided]
+            told = {"generation": str(known.generation), "former": _former(known.former), "undecided": undecided}
+            return JSONResponse(told)
+        if request.method == "DELETE":
+            await site.in_thread(producers.delete, topic, name, principal)
+            return Response()
+        return JSONResponse(_described(*await site.in_thread(producers.get, topic, name)))
+
+
+def sent_by(site: Site, scope: Scope, headers: Headers, *, numbered: bool = True) -> Sent | None:
+    """What a request says of its producer; None: it has none.
+
+    Args:
+        site: whose gate has to let its sender publish in the producer's topic.
+        numbered: whether it has a number, as what is written once has.
+
+    Raises:
+        Forbidden: its sender may not publish there.
+        BadRequest: a header is missing or wrong.
+    """
+    named = headers.get(PRODUCER)
+    if named is None:
+        if any(name in headers for name in (GENERATION, SEQUENCE, LABEL, OLDEST_OPEN)):
+            raise BadRequest("X-TMS-Producer: it is missing beside what else is said of a producer.", "Send it, too.")
+        return None
+    found, name, generation = _instance(named, headers.get(GENERATION, b""))
+    if site.gate is not None:
+        site.gate.require(scope["principal"], found, Need.PUBLISH, name)
+    sequence = _number(headers.get(SEQUENCE, b""), "X-TMS-Sequence") if numbered else 0
+    oldest_open = _number(headers[OLDEST_OPEN], "X-TMS-Oldest-Open") if OLDEST_OPEN in headers else 0
+    return Sent(found, name, generation, sequence, _label(headers) if LABEL in headers else "", oldest_open)
+
+
+@remembered(4096)
+def _instance(producer: bytes, generation: bytes) -> tuple[TopicId, str, int]:
+    """Home and name of a producer, and which of its instances it is."""
+    home, slash, name = producer.decode("latin-1").partition("/")
+    namespace, colon, topic = home.partition(":")
+    if not (slash and colon and topic):
+        raise BadRequest("X-TMS-Producer: this is no producer.", "Send namespace:topic/name.")
+    return named_topic(namespace, topic), name, _number(generation, "X-TMS-Generation")
+
+
+def _number(given: bytes, shown: str) -> int:
+    if not given.isdigit() or len(given) > _DIGITS:
+        raise BadRequest(f"{shown}: this is no number.", "A producer's request has a generation and a number.")
+    return int(given)
+
+
+def _label(headers: Headers) -> str:
+    try:
+        return unquote_to_bytes(headers[LABEL]).decode()
+    except UnicodeDecodeError as error:
+        raise BadRequest("X-TMS-Label: this is no UTF-8.", "Percent-encode the label's UTF-8.") from error
+
+
+def _former(former: Former | None) -> dict[str, str] | None:
+    if former is None:
+        return None
+    return {"transaction": str(former.transaction), "label": former.label, "outcome": former.outcome.value}
+
+
+def _described(known: Registration, open_: list[Begun]) -> dict[str, Any]:
+    return {
+        "generation": str(known.generation),
+        "updatedMs": str(known.updated_ms),
+        "former": _former(known.former),
+        "open": [{"transaction": str(begun.pointer), "label": begun.label} for begun in open_],
+    }

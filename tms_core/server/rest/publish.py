@@ -1,0 +1,125 @@
+"""Publishing, storing payloads ahead of a publish, and rolling back: what producers call.
+
+Plain ASGI, because every message comes this way. The event loop reads and decodes, the service's own thread writes, and
+"200" is sent when it says that the batch is on disk. A request that was handed over is written even if its client goes
+away; the answer is then dropped.
+"""
+
+from __future__ import annotations
+
+import time
+
+from starlette.types import Receive, Scope, Send
+
+from tms_core.errors import BadRequest
+from tms_core.logs.loggers import harmless
+from tms_core.server.codec.avro import AvroCodec
+from tms_core.server.codec.bodies import Codec
+from tms_core.server.codec.json_text import JsonCodec
+from tms_core.server.rest.body import BodyLimit, Headers
+from tms_core.server.rest.producers import sent_by
+from tms_core.server.rest.site import Site, SiteRoute, answer, headers_of, json_name, outcome, topic_of
+from tms_core.web.protocol import abort_of
+
+#: How long these messages live, in seconds, where that is shorter than the topic's ttl.
+TTL = b"x-tms-ttl-seconds"
+_TTL_DIGITS = 10
+#: The largest body of a roll back, whose five numbers take some hundred bytes.
+_ROLLBACK = BodyLimit(16 << 10, "a roll back is five numbers")
+
+
+class Publish(SiteRoute):
+    """``POST …/publish``."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        site, headers = self._site, headers_of(scope)
+        topic, codec = topic_of(scope), site.codec(headers)
+        with site.memory.share(abort_of(scope)) as share:
+            pointer, messages, ttl_seconds = await site.read(
+                headers, receive, codec.read_publish, share, cost=codec.publish_cost
+            )
+            site.sizes.note(topic, messages, share.size)
+            ttl_seconds, sent = _ttl(headers, ttl_seconds), sent_by(site, scope, headers)
+            principal = None if pointer is None else scope.get("principal")
+            began = time.perf_counter()
+            written = await outcome(
+                site.service.submit_publish(
+                    topic, messages, pointer=pointer, ttl_seconds=ttl_seconds, sent=sent, principal=principal
+                )
+            )
+        seconds = time.perf_counter() - began
+        try:
+            if written is None:
+                await answer(send, 200)
+            else:
+                await answer(send, 200, codec.write_published(written), codec.content_type)
+        finally:
+            # Behind the answer, so that the client need not wait for it.
+            harmless(site.metrics.published, topic, len(messages), seconds)
+
+
+class StorePayloads(SiteRoute):
+    """``POST …/store``: payloads that an empty ``publish`` of the same transaction makes visible.
+
+    Without any, to the home of a producer, it notes that producer's transaction.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        site, headers = self._site, headers_of(scope)
+        topic, codec = topic_of(scope), site.codec(headers)
+        with site.memory.share(abort_of(scope)) as share:
+            pointer, messages, ttl_seconds = await site.read(
+                headers, receive, codec.read_publish, share, cost=codec.publish_cost
+            )
+            if pointer is None:
+                raise BadRequest("Payloads are stored in a transaction only.", "Give its transactionWritePointer.")
+            if _ttl(headers, ttl_seconds) is not None:
+                raise BadRequest(
+                    "ttlSeconds: a stored payload lives as long as the message that publishes it.",
+                    "Give the ttl with the publish that makes it visible.",
+                )
+            site.sizes.note(topic, messages, share.size)
+            sent, principal = sent_by(site, scope, headers), scope.get("principal")
+            if not messages and sent is not None and sent.home == topic:
+                await site.in_thread(site.service.note_begun, sent, pointer, principal)
+            else:
+                stored = site.service.submit_store(topic, messages, pointer=pointer, sent=sent, principal=principal)
+                await outcome(stored)
+        harmless(site.metrics.published, topic, len(messages))
+        await answer(send, 200)
+
+
+class Rollback(SiteRoute):
+    """``POST …/rollback``: takes the answer of ``publish``. CDAP asks for no content type here."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self._json: Codec = JsonCodec()
+        self._avro: Codec = AvroCodec()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        site, headers = self._site, headers_of(scope)
+        topic = topic_of(scope)
+        codec = self._json if json_name(headers.get(b"content-type", b"")) else self._avro
+        with site.memory.share(abort_of(scope)) as share:
+            written = await site.read(headers, receive, codec.read_rollback, share, limit=_ROLLBACK)
+        sent = sent_by(site, scope, headers, numbered=False)
+        principal = scope.get("principal")
+        await site.in_thread(site.service.rollback, topic, written, sent=sent, principal=principal)
+        await answer(send, 200)
+
+
+def _ttl(headers: Headers, given: int | None) -> int | None:
+    """The ttl of these messages: the header's, which goes beside CDAP's bytes, or that of the body.
+
+    Raises:
+        BadRequest: both are given, or the header's is no number.
+    """
+    named = headers.get(TTL)
+    if named is None:
+        return given
+    if given is not None:
+        raise BadRequest("The ttl of the messages is given twice.", "Give it in the header or in the body.")
+    if not named.isdigit() or len(named) > _TTL_DIGITS:
+        raise BadRequest("X-TMS-TTL-Seconds: this is no number of seconds.", "Give a whole number.")
+    return int(named)

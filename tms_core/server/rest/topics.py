@@ -1,0 +1,174 @@
+"""Topics made, looked at, changed and deleted, and how far their consumers have read. Few calls, so plain Starlette."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import count
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tms_core.consumers.lag import Lag
+from tms_core.errors import BadRequest
+from tms_core.messaging.families import Permit, permit_all
+from tms_core.server.auth.gate import Need
+from tms_core.server.codec.json_text import read_position, read_properties
+from tms_core.server.rest.body import BodyLimit
+from tms_core.server.rest.site import SiteRoute, named_topic, topic_of
+from tms_core.topic import INT_MAX, TopicId, parse_java_int
+
+#: The largest body of properties: what they may have together, with each character written as six.
+_PROPERTIES = BodyLimit(400 << 10, "the properties of a topic may have 64 KB together")
+#: The header of a change that is to be made although claims are open, whose transactions are invalidated.
+FORCE = "x-tms-force"
+#: The largest body of a position, which is 40 digits.
+_POSITION = BodyLimit(16 << 10, "a position is 40 digits")
+
+
+class TopicRoutes(SiteRoute):
+    """The routes of topics, by name."""
+
+    async def topics(self, request: Request) -> Response:
+        """``GET …/topics``: those that the client may see."""
+        namespace = named_topic(request.path_params["namespace"], "topics").namespace
+        return JSONResponse(await self._site.in_thread(self._listed, namespace, request.scope.get("principal")))
+
+    def _listed(self, namespace: str, principal: str | None) -> list[str]:
+        found = [TopicId(namespace, name) for name in self._site.service.topics(namespace)]
+        return [topic.topic for topic in self._visible(principal, found)]
+
+    async def all_topics(self, request: Request) -> Response:
+        """``GET /v1/topics``: those of all namespaces that the client may see."""
+        return JSONResponse(await self._site.in_thread(self._all_listed, request.scope.get("principal")))
+
+    def _all_listed(self, principal: str | None) -> list[str]:
+        return [str(topic) for topic in self._visible(principal, self._site.service.all_topics())]
+
+    def _visible(self, principal: str | None, topics: list[TopicId]) -> list[TopicId]:
+        gate = self._site.gate
+        return topics if gate is None or principal is None else list(gate.visible(principal, topics))
+
+    async def topic(self, request: Request) -> Response:
+        """``PUT``, ``GET`` and ``DELETE …/topics/{topic}``."""
+        site, topic = self._site, topic_of(request.scope)
+        if request.method == "PUT":
+            wanted = await site.body_of(request, read_properties, _PROPERTIES)
+            await site.in_thread(partial(site.service.create_topic, permit=self._permit(request)), topic, wanted)
+        elif request.method == "DELETE":
+            await site.in_thread(site.service.delete_topic, topic)
+        else:
+            return JSONResponse(await site.in_thread(site.service.topic, topic))
+        return Response()
+
+    async def ages(self, request: Request) -> Response:
+        """``GET …/topics/{topic}/ages?olderThanSeconds=N``: what a shorter ttl would hide."""
+        given = parse_java_int(request.query_params.get("olderThanSeconds", ""))
+        if given is None or given <= 0:
+            raise BadRequest("olderThanSeconds is missing or no ttl.", f"Give whole seconds from 1 to {INT_MAX}.")
+        site = self._site
+        found = await site.in_poll_thread(site.service.count_ages, topic_of(request.scope), given)
+        counts = {"messages": found.messages, "older": found.older, "atLeast": found.at_least}
+        return JSONResponse({**counts, "holdSeconds": site.hold_seconds()})
+
+    async def properties(self, request: Request) -> Response:
+        """``PUT …/topics/{topic}/properties``: replaces them all."""
+        site, topic = self._site, topic_of(request.scope)
+        wanted = await site.body_of(request, read_properties, _PROPERTIES)
+        await site.in_thread(partial(site.service.update_topic, permit=self._permit(request)), topic, wanted)
+        return Response()
+
+    def _permit(self, request: Request) -> Permit:
+        """Return what refuses a topic that the client may not administer, as one of its partitions could be."""
+        gate = self._site.gate
+        if gate is None:
+            return permit_all
+        principal: str = request.scope["principal"]
+        places: Iterator[int] | None = None
+
+        def permit(topic: TopicId) -> None:
+            nonlocal places
+            gate.require(principal, topic, Need.ADMIN)
+            quota = gate.quotas.of(principal)
+            if quota is not None and quota.topics is not None:
+                # One request may make a thousand: those that are there are counted once.
+                places = places or count(gate.administered(principal, self._site.service.all_topics()))
+                gate.quotas.require_topics(principal, next(places))
+
+        return permit
+
+
+class Consumers(SiteRoute):
+    """The routes of consumers."""
+
+    async def consumers(self, request: Request) -> Response:
+        """``GET …/topics/{topic}/consumers``."""
+        site, topic = self._site, topic_of(request.scope)
+        lags, now_ms = await site.in_thread(site.service.consumers.lags, topic)
+        return JSONResponse([_described(lag, now_ms) for lag in lags])
+
+    async def consumer(self, request: Request) -> Response:
+        """``PUT``, ``GET`` and ``DELETE …/topics/{topic}/consumers/{name}``."""
+        site, topic, name = self._site, topic_of(request.scope), request.path_params["name"]
+        principal = request.scope.get("principal")
+        if request.method == "PUT":
+            message = await site.body_of(request, read_position, _POSITION)
+            only_new = request.headers.get("if-none-match", "").strip() == "*"
+            put = partial(site.service.consumers.put, force=_forces(request), only_new=only_new, principal=principal)
+            await site.in_thread(put, topic, name, message)
+        elif request.method == "DELETE":
+            delete = partial(site.service.consumers.delete, force=_forces(request), principal=principal)
+            await site.in_thread(delete, topic, name)
+        else:
+            return JSONResponse(await site.in_thread(self._shown, topic, name))
+        return Response()
+
+    def _shown(self, topic: TopicId, name: str) -> dict[str, Any]:
+        """A consumer's position, the claims it has open, and what it was given and has not processed."""
+        consumers = self._site.service.consumers
+        found, claims = consumers.get(topic, name), consumers.claims(topic, name)
+        shown: dict[str, Any] = {"position": str(found.id)}
+        if claims:
+            shown["claims"] = [
+                {
+                    "transaction": str(claim.pointer),
+                    "after": str(claim.first),
+                    "last": str(claim.last),
+                    "deliveries": claim.tries,
+                }
+                for claim in claims
+            ]
+        if failed := self._site.service.groups.failed(topic, name):
+            shown["failed"] = [
+                {
+                    "message": None if one.message is None else str(one.message),
+                    "after": str(one.mark.first),
+                    "last": str(one.mark.last),
+                    "deliveries": one.mark.tries,
+                    "retryMs": one.mark.retry_ms or None,
+                }
+                for one in failed
+            ]
+        return shown
+
+
+def _forces(request: Request) -> bool:
+    """Whether something is to be done although claims are open."""
+    said = request.headers.get(FORCE, "false").lower()
+    if said not in ("true", "false"):
+        raise BadRequest("X-TMS-Force: this is neither true nor false.", "Send true, or leave it out.")
+    return said == "true"
+
+
+def _described(lag: Lag, now_ms: int) -> dict[str, Any]:
+    position = lag.position
+    return {
+        "name": position.name,
+        "position": str(position.id),
+        "lagMessages": lag.messages,
+        "lagIsAtLeast": lag.at_least,
+        "lagSeconds": lag.seconds(now_ms),
+        "updatedMs": str(position.updated_ms),
+        "expired": lag.expired,
+    }
