@@ -56,7 +56,7 @@ help: ## list the targets
 
 setup: $(STAMP) ## install the locked versions into .venv (every other target does it by itself)
 
-# Python 3.12 and newer are preferred, for their faster LevelDB (docs/dependencies.md); where 3.11 would need a compiler it is passed over.
+# Python 3.12 and newer are preferred, for their faster LevelDB (docs/reference/dependencies.md); where 3.11 would need a compiler it is passed over.
 HAS_WHEELS = import platform, sys; sys.exit(not (3, 11 + (platform.machine() != "x86_64")) <= sys.version_info[:2] <= (3, 14))
 $(RUN_STAMP): requirements-run.lock pyproject.toml
 	@if [ ! -x $(PY) ]; then \
@@ -194,8 +194,8 @@ bench: $(STAMP) ## measure every figure, or those named: make bench BENCH="p1 p8
 	@$(PY) -m benchmarks.run $(BENCH)
 
 generate: $(STAMP) ## write what is made from code: rules, the dashboard, the chart's schema and pages
-	@$(PY) -m docs.configuration
-	@$(PY) -m docs.api
+	@$(PY) -m tools.reference.configuration
+	@$(PY) -m tools.reference.api
 	@$(PY) -m charts.generate
 
 pictures: $(STAMP) ## take the pictures of README and docs anew, from the tour, with chromium and prometheus

@@ -6,7 +6,8 @@ was due to be sent, which is what counts: waiting for a connection is part of th
 
 The topic's ttl is so short that messages come due all the time. A sweep that begins at one moment leaves nothing that
 was due then; so when the next one has ended, the oldest row it found had been overdue since the one before began. A
-patient sweep (``docs/design.md``) leaves rows for up to a ttl, and comes every second: a lag of both together is what
+patient sweep (``docs/explanation/decisions.md``) leaves rows for up to a ttl, and comes every second: a lag of both
+together is what
 is meant, and the figure is the worst one beside it. It must not grow either, which the slope tells. What is left in the
 store at the end is looked at as well, whatever the janitor says of itself.
 """

@@ -7,7 +7,7 @@
   many calls of a transaction (start, canCommit, commit) eight clients get done in the time of a bare synced append to
   a log.
 
-What was measured last is in ``docs/scale.md``, with the bars; put new figures there.
+What was measured last is in ``docs/explanation/scale.md``, with the bars; put new figures there.
 
 Clients are raw sockets, so that what is measured is the server. A disk is not always as fast, and LevelDB merges for
 plain and other requests together, so they take turns of a tenth of a second, in random order, and a figure is the ratio

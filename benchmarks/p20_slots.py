@@ -16,7 +16,7 @@ The model beside it needs two rates, measured without that line:
 
 An event takes a share of two transactions, the one that produces its batch and the one that consumes it. So *n* nodes
 do min(n × node rate, tx/s × batch ÷ 2) events per second. ``python -m benchmarks.p20_slots --page`` writes the figures
-and the arithmetic into ``docs/scale.md``.
+and the arithmetic into ``docs/explanation/scale.md``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ BATCH, BYTES = 500, 1000
 BATCHES = size("TMS_BENCH_SLOT_BATCHES", 60)
 TX_CLIENTS = 32
 NODES = (1, 10, 100)
-PAGE = Path(__file__).parents[1] / "docs/scale.md"
+PAGE = Path(__file__).parents[1] / "docs/explanation/scale.md"
 
 
 class Measured(NamedTuple):

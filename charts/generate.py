@@ -17,7 +17,7 @@ from tools.monitoring.dashboard import dashboard
 from tools.monitoring.rules import ALERTS, THRESHOLDS, rules, thresholds
 
 ROOT = Path(__file__).parents[1]
-GUIDE = ROOT / "docs/alerts.md"
+GUIDE = ROOT / "docs/operate/alerts.md"
 
 _HEAD = "# Made by `python -m charts.generate` from tools/monitoring; change that, not this file.\n"
 
@@ -49,7 +49,7 @@ def _rules(*, open_ended: bool = False) -> str:
 
 
 def _alerts() -> str:
-    """The table of alerts, as ``docs/alerts.md`` has it."""
+    """The table of alerts, as ``docs/operate/alerts.md`` has it."""
     lines = ["| alert | severity | for | expression |", "|---|---|---|---|"]
     by_name = {alert.name: alert for alert in ALERTS}
     for rule in rules()["groups"][0]["rules"]:

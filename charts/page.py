@@ -16,8 +16,9 @@ _HEAD = """\
 Made by `python -m charts.generate`; change `values.yaml`, the settings' models or what is in `charts/`, not this page.
 
 Cleans CDAP's Transactional Messaging System in HBase from outside, or serves and cleans a store of its own in a volume.
-How to install it, look at the plan, switch on, upgrade and roll back: `docs/kubernetes.md`. What to do when an alert
-fires: `docs/alerts.md`.
+How to install it, look at the plan, switch on, upgrade and roll back: `docs/how-to/kubernetes.md`. What to do when an
+alert
+fires: `docs/operate/alerts.md`.
 
     helm install janitor charts/tms-janitor --set 'storage.hbase.thrift={thrift-1:9090,thrift-2:9090}'
 
@@ -41,7 +42,8 @@ _SETTINGS = """
 ## Settings
 
 Under `storage`, `transactions`, `server` and `janitor` stand the settings of the program as they are in its file; the
-defaults are those of the program, or of the table above where there are others. `docs/configuration.md` has the
+defaults are those of the program, or of the table above where there are others. `docs/reference/configuration.md` has
+the
 reasons.
 
 | value | default | meaning |

@@ -143,7 +143,7 @@ NOT_COUNTED = MessagesLeft()
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome of a plan or a run; see ``docs/formats.md``, "Report"."""
+    """The outcome of a plan or a run; see ``docs/reference/formats/reports.md``."""
 
     id: str
     mode: Mode

@@ -1,6 +1,6 @@
 """The janitor's own settings, each with its meaning, unit, default and the reason for it.
 
-``docs/configuration.md`` is made from the models.
+``docs/reference/configuration.md`` is made from the models.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import pytest
 
-from docs import api
+from tools.reference import api
 
 
 def test_page_is_what_the_code_says() -> None:

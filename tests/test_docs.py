@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import fields
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,14 @@ from tms_core.topic import TopicId, TopicMetadata, encode_properties
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-FORMATS = (ROOT / "docs/formats.md").read_text(encoding="utf-8")
+FORMATS = "\n".join(
+    (ROOT / f"docs/reference/formats/{name}.md").read_text(encoding="utf-8")
+    for name in ("rows", "hbase", "reports", "state", "side-and-archive")
+)
 LAW = (ROOT / "docs/law.md").read_text(encoding="utf-8")
-OPERATIONS, ALERTS, MESSAGES = (
-    (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("operations", "alerts", "messages")
+RUNBOOK, ALERTS, MESSAGES = (
+    (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
+    for name in ("operate/runbook", "operate/alerts", "reference/messages")
 )
 
 
@@ -219,7 +224,7 @@ def test_the_table_of_old_generations_is_what_the_code_says() -> None:
 
 
 def names_after(line: str) -> set[str]:
-    """The names in the first column of the table that follows a line of ``docs/formats.md``."""
+    """The names in the first column of the table that follows a line of ``docs/reference/formats/rows.md``."""
     text = FORMATS.partition(f"\n{line}")[2]
     assert text, line
     _, *rows = next(tables(text))
@@ -384,7 +389,7 @@ def test_every_first_line_of_the_status_is_in_the_table_of_first_lines() -> None
     tree = ast.parse((ROOT / "janitor/status/health.py").read_text(encoding="utf-8"))
     docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     texts = {literal(node) for node in ast.walk(tree) if isinstance(node, ast.expr) and node not in docstrings}
-    [rows] = [rows for head, *rows in tables(OPERATIONS) if head[0] == "`janitor status`, or the page"]
+    [rows] = [rows for head, *rows in tables(RUNBOOK) if head[0] == "`janitor status`, or the page"]
     shown = " ".join(line for line, _ in rows)
     sentences = [text for text in texts if re.search(r"\w+ \w+.*[.:]$", text)]
     assert len(sentences) > 8
@@ -392,9 +397,12 @@ def test_every_first_line_of_the_status_is_in_the_table_of_first_lines() -> None
 
 
 def test_every_group_of_metrics_has_its_section_beside_the_alerts() -> None:
-    groups = re.findall(r"^## (.+)$", (ROOT / "docs/metrics.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    metrics = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    groups = re.findall(r"^## (.+)$", metrics, flags=re.MULTILINE)
     by_metric = ALERTS.partition("\n## By metric\n")[2].partition("\n## ")[0]
-    assert [group for group in groups if f"(metrics.md#{group.lower().replace(' ', '-')})" not in by_metric] == []
+    assert [
+        group for group in groups if f"(../reference/metrics.md#{group.lower().replace(' ', '-')})" not in by_metric
+    ] == []
 
 
 # --- commands, wherever they are -------------------------------------------------------------------------------------
@@ -471,17 +479,17 @@ def demonstrate(folder: Path) -> int:
     return demo.main(folder, ManualClock(SHOWN_MS))
 
 
-def test_the_guides_commands_print_what_it_shows(
+def test_the_tutorials_commands_print_what_they_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    guide = ROOT / "docs/guide.md"
+    pages = [ROOT / f"docs/tutorials/{name}.md" for name in ("clean-a-store", "run-the-daemon")]
     unpack("sample", tmp_path)
-    (tmp_path / "janitor.yaml").write_text(settings_of(guide), encoding="utf-8")
+    (tmp_path / "janitor.yaml").write_text(settings_of(pages[-1]), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", COLUMNS)
     codes = []
     with Terminal(StillClock(SHOWN_MS, running_ms=DAY), capsys, monkeypatch) as terminal:
-        for command, shown in consoles(guide):
+        for command, shown in chain.from_iterable(map(consoles, pages)):
             if command == "make demo":
                 code, printed = demonstrate(tmp_path / "data/demo"), capsys.readouterr().out
             else:
@@ -494,16 +502,19 @@ def test_the_guides_commands_print_what_it_shows(
     assert [code for code in codes if code] == [3]
 
 
-def test_the_operations_commands_print_what_they_show(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "page", [path for path in PAGES if path.parent.name == "operate" and any(consoles(path))], ids=page_id
+)
+def test_the_commands_of_operations_print_what_they_show(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "data").mkdir()
     unpack("sample", tmp_path / "data")
-    (tmp_path / "janitor.yaml").write_text(settings_of(ROOT / "docs/commands.md"), encoding="utf-8")
+    (tmp_path / "janitor.yaml").write_text(settings_of(ROOT / "docs/reference/commands.md"), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", COLUMNS)
     with Terminal(StillClock(NOW_MS, running_ms=DAY), capsys, monkeypatch) as terminal:
-        for line, shown in consoles(ROOT / "docs/operations.md"):
+        for line, shown in consoles(page):
             code, printed = terminal.type(line)
             assert code == exit_code(line), line
             assert first_line_not_shown(shown, printed) is None, f"{line}\n{printed}"

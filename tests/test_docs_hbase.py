@@ -1,4 +1,4 @@
-"""``docs/hbase.md`` and what other pages say of HBase: messages, settings and worked examples are those of the code."""
+"""The pages about HBase: their messages, settings and worked examples are those of the code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from tms_core.tables.hbase.cdap import STATE_TABLE
 from tms_core.tables.hbase.described import NEEDED
 from tms_core.tables.hbase.schema import SPLIT_POLICY, janitor_table_spec, table_specs
 
-PAGE = (ROOT / "docs/hbase.md").read_text(encoding="utf-8")
+NAMES = ("how-to/hbase", "how-to/hbase-servers", "how-to/migrate-from-cdap", "operate/hbase-slow")
+PAGE = "\n".join(
+    (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in (*NAMES, "reference/hbase-messages")
+)
 #: What raises something that only HBase's modules raise.
 KINDS = SPEAKING | {"ConnectionLost", "NotServed", "ScannerLost", "ThriftTimeout", "StoreNotFound", "StoreUnavailable"}
 KINDS |= {"StateBusy", "StateError", "StateUnavailable"}

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.p16_producers import CASES, COMMITTED_BAR, IN_A_ROW_BAR, SYNC_BARS
 from benchmarks.p20_slots import BATCH, SET, Measured, model, written
 
-PAGE = Path(__file__).parents[1] / "docs/scale.md"
+PAGE = Path(__file__).parents[1] / "docs/explanation/scale.md"
 
 
 def figures() -> list[str]:

@@ -159,7 +159,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def page_lines() -> list[str]:
     """Return the lines that the guide shows of ``make run``."""
-    guide = (ROOT / "docs/guide.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs/tutorials/clean-a-store.md").read_text(encoding="utf-8")
     [shown] = re.findall(r"```text\n\$ make run\n(.*?)```", guide, flags=re.DOTALL)
     return str(shown).splitlines()
 

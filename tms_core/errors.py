@@ -133,7 +133,7 @@ class KeyFormatError(FormatError):
 
 
 class MetadataError(FormatError):
-    """A topic's stored properties do not parse (``docs/formats.md``, metadata table)."""
+    """A topic's stored properties do not parse (``docs/reference/formats/rows.md``, metadata table)."""
 
 
 class SnapshotError(FormatError):

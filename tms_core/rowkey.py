@@ -2,7 +2,8 @@
 
 A data key is ``namespace:topic:`` + generation (4 bytes) + a tail of fixed length, so it is parsed from its end. All
 numbers are big-endian; generation, times and write pointers are signed, sequence ids are unsigned. Byte order is the
-order rows are stored in, which makes a negative number sort *after* every positive one. ``docs/formats.md``, "Row
+order rows are stored in, which makes a negative number sort *after* every positive one.
+``docs/reference/formats/rows.md``, "Row
 keys", has the layouts with worked examples.
 """
 

@@ -2,7 +2,7 @@
 
 A topic's row in the metadata table is never removed: deleting a topic negates its generation, creating it again goes
 one above. So "no row" and "deleted" look alike to a reader and are opposites to a cleaner, and the types here keep
-them apart. Byte layouts: ``docs/formats.md``, "Metadata table".
+them apart. Byte layouts: ``docs/reference/formats/rows.md``, "Metadata table".
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ def try_out(wheel: Path, scratch: Path) -> str:
     programs = scratch / "venv/bin"
     pip = [sys.executable, "-m", "pip", "--python", str(programs / "python")]
     install = [*pip, "install", "--quiet", "--no-deps"]
-    example = re.search(r"```python\n(.*?)```", (ROOT / "docs/client.md").read_text(encoding="utf-8"), re.DOTALL)
+    page = (ROOT / "docs/how-to/python-client.md").read_text(encoding="utf-8")
+    example = re.search(r"```python\n(.*?)```", page, re.DOTALL)
     assert example is not None  # noqa: S101 the page begins with it
     steps: list[list[str]] = [
         [*install, "--require-hashes", "-r", str(ROOT / "requirements-run.lock")],

@@ -284,7 +284,10 @@ def _tables(current: Session) -> Finding:
         for name, value in table.hindering.items()
     ]
     return _of(
-        "tables", found, ": docs/hbase.md, Cheap sweeps, says what to type", "no setting of theirs hinders a sweep"
+        "tables",
+        found,
+        ": docs/how-to/hbase.md, Cheap sweeps, says what to type",
+        "no setting of theirs hinders a sweep",
     )
 
 
@@ -295,7 +298,7 @@ def _regions(current: Session) -> Finding:
         for table in current.place.table_settings()
         if table.missing_starts
     ]
-    return _of("regions", found, ": docs/hbase.md, Cheap sweeps, says how to split", "each bucket has one")
+    return _of("regions", found, ": docs/how-to/hbase.md, Cheap sweeps, says how to split", "each bucket has one")
 
 
 def _of(check: str, found: list[str], advice: str, fine: str) -> Finding:

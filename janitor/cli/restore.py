@@ -31,7 +31,7 @@ def command(folder: Path) -> None:
     current = session()
     if current.settings.storage.kind != "leveldb":
         raise ConfigurationError(
-            "Tables in HBase are restored in the HBase shell.", "See restore_snapshot in docs/operations.md."
+            "Tables in HBase are restored in the HBase shell.", "See restore_snapshot in docs/operate/backups.md."
         )
     made = restore(folder, folders_of(current.settings))
     if current.as_json:

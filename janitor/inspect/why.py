@@ -1,6 +1,7 @@
 """Find what an answer is made of: the rows in the store, and what the state has of those that are gone.
 
-An id names no generation (``docs/formats.md``, "Message ids"), so every one that has rows is looked at. Of a row that
+An id names no generation (``docs/reference/formats/rows.md``, "Message ids"), so every one that has rows is looked at.
+Of a row that
 is gone only the ledger can tell, and only of ranges. That a run took *this* row is certain of message rows, which go
 without gaps; payload rows lie scattered, and of a run that died nothing is known but what it had set out to do.
 """

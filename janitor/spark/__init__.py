@@ -2,5 +2,5 @@
 
 Everything here goes through DataFrames: no ``SparkContext`` and no RDDs, so that Spark Connect will do. pyspark and
 pyarrow are an optional part of the installation (``tms-janitor[spark]``), so nothing outside this package imports it
-before a command needs it. ``docs/spark.md`` is the guide.
+before a command needs it. ``docs/how-to/spark.md`` is the guide.
 """

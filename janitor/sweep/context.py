@@ -110,7 +110,7 @@ class RunContext:
         limits: ranges a plan file allows; None without one.
         paused: patterns of topics in which nothing is changed.
         quarantined: topics that are passed by, because they failed too often (rule S9).
-        lazy: leave topics alone in which little has come due (``docs/design.md``, "Lazy passes").
+        lazy: leave topics alone in which little has come due (``docs/explanation/decisions.md``, "Incremental passes").
         consumers: hold what they have not read; None: nothing is held for consumers.
         processed: what all consumers have processed (rule L7); None: that is not known.
         decided_ms: the transactions of all that was published before this moment ended a while ago.

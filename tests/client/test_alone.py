@@ -95,7 +95,7 @@ def test_client_with_httpx2_alone_publishes_reads_and_has_transactions(alone: Pa
 
 
 def test_page_of_the_client_names_the_httpx2_that_the_project_declares() -> None:
-    page = (ROOT / "docs/client.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/how-to/python-client.md").read_text(encoding="utf-8")
     typed = re.findall(r"^pip install (?:--no-deps )?'?([^'\n]+)'?$", page, flags=re.MULTILINE)
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     [declared] = [line for line in dependencies if line.startswith("httpx2")]

@@ -1,4 +1,4 @@
-"""``docs/client.md``: each of its examples runs, against a server over sockets, and so does the guide's."""
+"""The pages about the client: each of their examples runs, against a server over sockets."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ from tms_core.transaction.rpc.service import TransactionService
 #: How long a test waits for what has to happen, in seconds.
 PATIENCE_SECONDS = 120
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "client.md").read_text(encoding="utf-8")
-#: The examples of these pages, each with the topics that its page says to make.
+CLIENT = ("python-client.md", "transactions.md", "client-errors.md")
+PAGE = "\n".join((DOCS / "how-to" / name).read_text(encoding="utf-8") for name in CLIENT)
+#: The topics that a page says to create.
+CREATED = re.compile(r"^tms topic create (\S+)$", re.MULTILINE)
+#: The examples of these pages, each with the topics of its page, or of the page on which a reader starts.
 EXAMPLES = [
-    pytest.param(code, re.findall(r"^tms topic create (\S+)$", page, flags=re.MULTILINE), id=f"{name}-{number}")
-    for name in ("client.md", "guide.md", "groups.md", "exactly-once.md")
-    for page in [(DOCS / name).read_text(encoding="utf-8")]
+    pytest.param(code, CREATED.findall(page) or CREATED.findall(PAGE), id=f"{name}-{number}")
+    for name in (*CLIENT, "consumer-groups.md", "exactly-once.md", "../tutorials/messaging-server.md")
+    for page in [(DOCS / "how-to" / name).read_text(encoding="utf-8")]
     for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL))
 ]
 
@@ -100,7 +103,7 @@ def calls_of_the_client(text: str) -> Iterator[tuple[str, ast.Call]]:
 
 
 def test_every_argument_that_a_page_names_in_a_sentence_is_one() -> None:
-    paths = {*DOCS.parent.glob("*.md"), *DOCS.rglob("*.md")} - {DOCS / "api.md"}  # signatures, and not calls
+    paths = {*DOCS.parent.glob("*.md"), *DOCS.rglob("*.md")} - {DOCS / "reference/api.md"}  # signatures, and not calls
     pages = [path.read_text(encoding="utf-8") for path in sorted(paths)]
     named = [call for page in pages for call in calls_of_the_client(page)]
     assert len(named) > 5

@@ -1,6 +1,7 @@
 """What stands in HBase is what CDAP writes there, byte for byte, as another client sees it.
 
-The rows are the worked examples of ``docs/formats.md``: namespace ``default``, topic ``t1``, generation 1, published at
+The rows are the worked examples of ``docs/reference/formats/rows.md``: namespace ``default``, topic ``t1``, generation
+1, published at
 1500000000000 with write pointer 1500000000000000007, in tables of 16 buckets.
 """
 

@@ -1,6 +1,6 @@
 """S13 on a real HBase: a snapshot put back in a table's place is a first contact; what HBase does by itself is none.
 
-What is asserted of ``hbase:meta`` here is what ``docs/hbase.md`` says a restored table keeps.
+What is asserted of ``hbase:meta`` here is what ``docs/how-to/hbase.md`` says a restored table keeps.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from docs.configuration import PAGE, page
 from janitor.app.options import Common
 from janitor.app.session import Session
 from janitor.settings import Settings, config_digest, load
@@ -18,6 +17,7 @@ from tms_core.settings.fields import extra, fields, kinds
 from tms_core.settings.layers import LoadedSettings
 from tms_core.tables.leveldb.side import beside
 from tms_core.transaction.rpc.client import ServiceSource
+from tools.reference.configuration import PAGE, page
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -70,7 +70,7 @@ def test_given_the_hbase_file_then_this_version_reads_transactions_from_where_it
 
 
 def test_given_the_models_when_the_page_is_made_then_it_is_the_one_that_ships() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: python -m docs.configuration"
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: make generate"
 
 
 @pytest.mark.parametrize(("path", "field"), list(fields(Settings)))

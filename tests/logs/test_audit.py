@@ -158,6 +158,6 @@ def test_refused_request_to_the_status_page_is_audited(lines: Lines, tmp_path: P
 
 
 def test_page_lists_every_event() -> None:
-    page = (Path(__file__).parents[2] / "docs/security.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/reference/access.md").read_text(encoding="utf-8")
     table = page.partition("## The audit log")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `([a-z.]+)` \|", table, re.MULTILINE) == [event.value for event in Event]

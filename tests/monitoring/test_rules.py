@@ -125,7 +125,7 @@ def test_every_metric_and_label_value_in_the_rules_is_one_that_there_is() -> Non
                 assert value in (known[name][label] or ()), rule["alert"]
 
 
-@pytest.mark.parametrize("page", ["operations.md", "alerts.md", "metrics.md"])
+@pytest.mark.parametrize("page", ["operate/sizing.md", "operate/alerts.md", "reference/metrics.md"])
 def test_every_expression_of_a_page_is_one_that_prometheus_reads(page: str, tmp_path: Path) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8").replace("\\|", "|")
     shown = re.findall(r"`([^`]*\btms_(?!namespace)[^`]*)`", text)
@@ -151,7 +151,7 @@ def test_a_scope_is_in_every_selector() -> None:
 
 
 def test_every_alert_leads_to_its_section_of_the_page_of_alerts() -> None:
-    guide = (ROOT / "docs/alerts.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs/operate/alerts.md").read_text(encoding="utf-8")
     headings = set(re.findall(r"^## (\w+)$", guide, flags=re.MULTILINE))
     for rule in of(rules(runbook="https://wiki/alerts.md")):
         page, _, anchor = rule["annotations"]["runbook_url"].partition("#")

@@ -36,7 +36,7 @@ TOPIC = TOPICS + "/{topic}"
 EVERYBODY, KNOWN, ANY = {"nobody", *ROLES}, {*ROLES}, {"admin", "publisher", "consumer", "owner"}
 ADMIN, PUBLISH, CONSUME = {"admin", "owner"}, {"publisher", "owner"}, {"consumer", "owner"}
 
-#: Who is let in where, in the words of ``docs/rest.md``. A route that is not here fails the tests.
+#: Who is let in where, in the words of ``docs/reference/rest-consumers.md``. A route that is not here fails the tests.
 WHO = {
     ("PUT", TOPIC): ADMIN,
     ("GET", TOPIC): ANY,
@@ -155,7 +155,7 @@ def test_every_route_is_in_the_table_and_in_the_description(routes: list[Guarded
 
 
 def test_the_page_says_who_may_ask_for_what() -> None:
-    page = (Path(__file__).parents[2] / "docs/rest.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs/reference/rest-consumers.md").read_text(encoding="utf-8")
     table = page.partition("| needs | routes |")[2].partition("\n\n")[0]
     words = {"nothing": EVERYBODY, "a token": KNOWN, "any of the three": ANY}
     words |= {"`observe`": {"observer"}, "`admin`": ADMIN, "`publish`": PUBLISH, "`consume`": CONSUME}

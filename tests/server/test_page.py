@@ -1,4 +1,4 @@
-"""``docs/rest.md``: its examples are what the code reads and writes, its tables name what there is."""
+"""``docs/reference/rest.md``: its examples are what the code reads and writes, its tables name what there is."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from tms_core.server.rest.openapi import openapi
 from tms_core.tables.side import MemorySide
 from tms_core.topic import INT_MAX
 
-PAGE = (Path(__file__).parents[2] / "docs/rest.md").read_text(encoding="utf-8")
+PAGE = "\n".join(
+    (Path(__file__).parents[2] / "docs/reference" / name).read_text(encoding="utf-8")
+    for name in ("rest.md", "rest-consumers.md")
+)
 T, W = 1_500_000_000_000, 1_500_000_000_000_000_007
 ID = MessageId(T, 0)
 AVRO = AvroCodec()

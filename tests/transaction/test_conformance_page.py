@@ -1,4 +1,4 @@
-"""``docs/conformance/transactions.md``: every method that is served, and what the program says."""
+"""``docs/reference/conformance/transactions.md``: every method that is served, and what the program says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tms_core.transaction.rpc.service import (
 )
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/conformance/transactions.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/reference/conformance/transactions.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from tests.transaction.vectors import TEPHRA, load
 
-PAGE = (Path(__file__).parents[2] / "docs/formats/tephra.md").read_text(encoding="utf-8")
+PAGE = "\n".join(
+    (Path(__file__).parents[2] / f"docs/reference/formats/{name}.md").read_text(encoding="utf-8")
+    for name in ("tephra", "tephra-log")
+)
 
 
 def examples() -> list[bytes]:

@@ -7,7 +7,8 @@
         for message in client.poll("default:orders"):
             print(message.id, message.payload)
 
-``docs/client.md`` has everything with examples; :mod:`tms_core.client.testing` is a whole server inside a test.
+``docs/how-to/python-client.md`` has everything with examples; :mod:`tms_core.client.testing` is a whole server inside
+a test.
 """
 
 from __future__ import annotations

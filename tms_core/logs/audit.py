@@ -2,7 +2,7 @@
 
 It is always on, so an operator need not have foreseen that it is needed. Each line has the same fields, and event names
 are stable: programs search for them. What a client without any permission can cause is bounded, so that it can neither
-fill the disk nor bury other lines. ``docs/security.md``, "The audit log".
+fill the disk nor bury other lines. ``docs/reference/access.md``, "The audit log".
 """
 
 from __future__ import annotations

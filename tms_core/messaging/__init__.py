@@ -1,1 +1,1 @@
-"""Topics and their messages: published, fetched, rolled back (``docs/formats.md``)."""
+"""Topics and their messages: published, fetched, rolled back (``docs/reference/formats/rows.md``)."""

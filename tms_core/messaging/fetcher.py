@@ -4,7 +4,8 @@ A fetch reads page by page, from the cache where that has all rows from here on,
 open in between. It ends where the topic's acknowledged rows ended when it began: so every reader sees the same order,
 and a fetch ends although messages keep coming.
 
-What CDAP does otherwise (``docs/conformance/messages.md``): it loses messages where a limit ends inside a reference to
+What CDAP does otherwise (``docs/reference/conformance/messages.md``): it loses messages where a limit ends inside a
+reference to
 the payload table, and the first payload behind an exclusive start; it applies the payload part of an expired start to
 whatever reference comes first; a reference without payloads uses up its limit.
 """

@@ -1,7 +1,7 @@
 """The settings of store, transactions and server, each with its meaning, unit, default and the reason for it.
 
 The janitor's own section is the janitor's (``janitor.settings``): this package serves messages without it and leaves
-what stands under ``janitor:`` alone. ``docs/configuration.md`` is made from the models.
+what stands under ``janitor:`` alone. ``docs/reference/configuration.md`` is made from the models.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Two views of the same facts live here. A :class:`Transaction` is what one client
 of excluded ids are sorted once, on the way in: Tephra searches them by halving, and releases 0.11 and 0.12 wrote them
 unsorted, so that invalid data was taken for committed. The price is one comparison per id when a snapshot is loaded.
 
-``docs/formats/tephra.md`` has the rules in words.
+``docs/reference/formats/tephra.md`` has the rules in words.
 """
 
 from __future__ import annotations

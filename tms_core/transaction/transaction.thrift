@@ -1,6 +1,6 @@
 /*
  * The interface of Tephra's transaction service, written from its field numbers.
- * Framed transport, binary protocol; ids are pointers as in docs/formats/tephra.md.
+ * Framed transport, binary protocol; ids are pointers as in docs/reference/formats/tephra.md.
  */
 namespace java org.apache.tephra.distributed.thrift
 namespace py tms_transactions

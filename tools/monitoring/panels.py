@@ -231,7 +231,7 @@ WAITING = (
         "Topics that are held",
         "timeseries",
         "short",
-        "By reason; docs/messages.md says for each what to do.",
+        "By reason; docs/reference/messages.md says for each what to do.",
         _of("sum by (reason) (max by (namespace, job, reason) (tms_janitor_held_topics{${scope}}))", "{{reason}}"),
     ),
     Panel(

@@ -1,6 +1,7 @@
 """The alerts: what people are told of, and when.
 
-Each alert is one expression over the metrics of ``docs/metrics.md`` and ``docs/rest.md``, with names in braces for what
+Each alert is one expression over the metrics of ``docs/reference/metrics.md`` and ``docs/reference/rest.md``, with
+names in braces for what
 differs between sites: ``${scope}`` is which janitors it is about, ``${servers}`` which servers, too, the others are the
 thresholds below. A daemon that sweeps every minute has other figures than a CronJob that sweeps every night, and they
 differ in nothing else.
@@ -77,7 +78,7 @@ class Alert:
     """One alert.
 
     Attributes:
-        name: as Prometheus shows it; a section of ``docs/alerts.md`` has the same name.
+        name: as Prometheus shows it; a section of ``docs/operate/alerts.md`` has the same name.
         wait: how long the expression has to hold: a threshold's name, or ``now``.
         summary: one line with Prometheus' own placeholders, for a screen or a telephone.
         meaning: what it says of the store, and why it matters.
@@ -309,7 +310,7 @@ def rules(
         values: what stands for each threshold; the figures of a daemon by default.
         scope: which janitors, as a selector has it.
         servers: which janitors and servers.
-        runbook: where ``docs/alerts.md`` is read, with a section for each alert; empty: alerts have no link.
+        runbook: where ``docs/operate/alerts.md`` is read, with a section for each alert; empty: alerts have no link.
     """
     figures = {**(thresholds() if values is None else values), "scope": scope, "servers": servers}
     return {"groups": [{"name": "tms-janitor", "rules": [_rule(alert, figures, runbook) for alert in ALERTS]}]}

@@ -1,4 +1,4 @@
-"""Pages of rows as Arrow batches, in the columns that ``docs/spark.md`` lists."""
+"""Pages of rows as Arrow batches, in the columns that ``docs/how-to/spark.md`` lists."""
 
 from __future__ import annotations
 

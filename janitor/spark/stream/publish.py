@@ -165,7 +165,8 @@ class BatchPublisher:
             Refused: whether it is published cannot be told, or a later one is published.
             ProducerFenced: another driver of the same query is at work.
             NotInProgress: it took too long, or another driver came; nothing is published.
-            TransactionError, MessagingError: as of a transaction's end (docs/client.md); Spark does the batch again.
+            TransactionError, MessagingError: as of a transaction's end (docs/how-to/transactions.md); Spark does the
+            batch again.
         """
         if self.first_batch is not None and batch_id < self.first_batch:
             return

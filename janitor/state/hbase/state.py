@@ -1,7 +1,7 @@
 """The state in a table of its own beside the store's, for a janitor that has no disk that stays.
 
 How documents are written together there stands in :mod:`janitor.state.hbase.root`, what the table holds in
-``docs/formats.md``, "State in HBase".
+``docs/reference/formats/hbase.md``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``docs/commands.md``: every command line in it is run, in the page's order, and prints what the page shows."""
+"""``docs/reference/commands.md``: every command line in it runs and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.janitor.cli.test_help import ALL, resolve
 from tests.terminal import StillClock, Terminal, exit_code
 from tests.test_docs import consoles, first_line_not_shown, settings_of
 
-PAGE = Path(__file__).parents[3] / "docs" / "commands.md"
+PAGE = Path(__file__).parents[3] / "docs/reference/commands.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
@@ -54,7 +54,7 @@ def test_every_other_command_line_parses() -> None:
         resolve(line)
 
 
-# Those on Spark print what docs/spark.md shows, and are run by the tests of Spark.
+# Those on Spark print what docs/how-to/spark.md shows, and are run by the tests of Spark.
 @pytest.mark.parametrize("verb", [*(verb for verb in ALL if not verb.startswith("spark ")), "tms admin release"])
 def test_every_command_has_a_worked_example(verb: str) -> None:
     typed = verb if verb.startswith("tms") else f"janitor {verb}"

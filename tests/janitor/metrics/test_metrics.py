@@ -43,7 +43,7 @@ from tests.support import require_tool
 from tms_core.tables.memory import MemoryStore
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
 
 OWN = ("tms_janitor_", "tms_topic_", "tms_consumer_")
 

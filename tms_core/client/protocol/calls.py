@@ -52,12 +52,12 @@ T_co = TypeVar("T_co", covariant=True)
 Topic = TopicId | str
 
 #: How long a poll may wait at the server for a message; what its answer says of how far it has read, of whether it
-#: has waited in vain, and of whether the server has cut it short (docs/rest.md, "Polling on").
+#: has waited in vain, and of whether the server has cut it short (docs/reference/rest.md, "Long polling").
 WAIT, POSITION, WAITED, LIMITED = "x-tms-wait-seconds", "x-tms-position", "x-tms-waited", "x-tms-limited"
 #: What an answer says of a topic that takes no more messages; of the partition that comes first; and, with 409, that
 #: messages go to other partitions now.
 SEALED, BEHIND, PARTITIONS = "x-tms-sealed", "x-tms-behind", "x-tms-partitions"
-#: Goes with 409: a newer instance of the producer counts (docs/rest.md, "Producers").
+#: Goes with 409: a newer instance of the producer counts (docs/reference/rest-consumers.md, "Producers").
 FENCED = "x-tms-fenced"
 
 _OK = 200
@@ -273,7 +273,7 @@ def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, st
     """See that an answer says that it was done.
 
     Raises:
-        MessagingError: it was not (docs/rest.md, "Routes"), with the server's own sentence.
+        MessagingError: it was not (docs/reference/rest.md, "Routes"), with the server's own sentence.
     """
     if status == _OK:
         return

@@ -16,7 +16,7 @@ from tms_core.topic import CONSUMER_NAME
 from tms_core.transaction.model import Transaction
 
 #: What a poll as a group says of its order and of how often messages are given out at most, and what its answer says of
-#: how often they were and of the transaction that must be decided first (docs/rest.md, "Claims").
+#: how often they were and of the transaction that must be decided first (docs/reference/rest-consumers.md, "Claims").
 ORDER, MAX_DELIVERIES, DELIVERIES, HELD = "x-tms-order", "x-tms-max-deliveries", "x-tms-deliveries", "x-tms-held"
 #: What an empty answer says of when messages that have failed come again.
 RETRY = "x-tms-retry-ms"

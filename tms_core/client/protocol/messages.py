@@ -1,7 +1,7 @@
 """The bodies of requests and answers, in CDAP's Avro: built and read once, for both clients.
 
 An answer of any length is read piece by piece, so what is held is one piece and the message it ends in.
-``docs/rest.md`` has the encoding. A ttl of single messages is ours, not CDAP's, and so goes in JSON.
+``docs/reference/rest.md`` has the encoding. A ttl of single messages is ours, not CDAP's, and so goes in JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who sent a request, and whether he may: what stands before every route (``docs/rest.md``, "Who may do what").
+"""Authentication and permissions of each request (``docs/reference/rest-consumers.md``, "Permissions of each route").
 
 The token of a request says who sent it; :class:`Authenticator` has two kinds, tokens of a file and JWT. Verifying one
 costs up to a tenth of a millisecond, and producers send the same one with every message, so those that were good are

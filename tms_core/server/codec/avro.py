@@ -3,7 +3,7 @@
 A general Avro library reads a schema for each value; here the few records are known, so a message costs one slice.
 Nothing is allocated for what a body only claims to hold: each item takes at least a byte of it. On the way in an array
 may come in many blocks, also in those that say how many bytes they have (a negative count); trailing bytes, lengths
-and union branches that are not there are refused. ``docs/rest.md`` has the encoding with worked examples.
+and union branches that are not there are refused. ``docs/reference/rest.md`` has the encoding with worked examples.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Payloads are text, or ``{"base64": …}`` where they are no UTF-8; ids are 40 hex digits; 64-bit numbers are sent as
 strings and taken as either. A field that is not known is refused, because a misspelt ``ttlSeconds`` would otherwise
-keep a message for a week. ``docs/rest.md`` has examples.
+keep a message for a week. ``docs/reference/rest.md`` has examples.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The description of the routes for programs: OpenAPI 3.1, of the JSON language.
 
-CDAP's Avro bodies are opaque bytes here; ``docs/rest.md`` has their schemas.
+CDAP's Avro bodies are opaque bytes here; ``docs/reference/rest.md`` has their schemas.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ ours to claim. A sweep does no harm beside either, so it is never refused.
 
 Observers stand in the table's attributes, which only Thrift 2 reads. Whether pruning runs cannot be asked, but whenever
 it does something it leaves rows in its state table: one that was not written for a day is taken for an old one.
-``docs/formats.md``, "Tephra's pruning state".
+``docs/reference/formats/hbase.md``, "Tephra's pruning state".
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """CDAP's cells in HBase: what the three tables of a store read and write, over rows whose salts are hidden.
 
-``docs/formats.md``, "In HBase", has the cells, byte by byte.
+``docs/reference/formats/hbase.md``, has the cells, byte by byte.
 """
 
 from __future__ import annotations

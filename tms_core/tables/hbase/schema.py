@@ -3,7 +3,7 @@
 Thrift 1 can neither make a namespace, split a table beforehand nor set table attributes, and CDAP refuses tables
 without its attributes; so tables are made through Thrift 2, or by a person with the HBase shell and the script printed
 here. The rows themselves need Thrift 1 only, and so does the janitor's own table, a plain one beside them.
-``docs/formats.md``, "In HBase".
+``docs/reference/formats/hbase.md``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ again, and where both names of a live table are there, the MANIFEST tells which 
 The trade: we read and write a file of LevelDB's own. It is written as LevelDB writes it, to a new name, and CURRENT is
 switched to it by a rename, so a crash at any moment leaves either the old MANIFEST or the new one in force. Every
 record that is not wrong is copied byte for byte; whatever cannot be read exactly as LevelDB would read it stops us
-before anything is changed. Layouts with worked examples: ``docs/formats/leveldb.md``.
+before anything is changed. Layouts with worked examples: ``docs/reference/formats/leveldb.md``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ the three folders but LevelDB's own files. One process at a time may hold the st
 
 Traded for speed: deletes are not synced batch by batch, :meth:`~LevelDBTable.sync` makes them durable. Block checksums
 are verified on every read, because rows are deleted by what is read; that costs less than can be measured.
-Value layouts: ``docs/formats/leveldb.md``.
+Value layouts: ``docs/reference/formats/leveldb.md``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 An edit has no length of its own; it is read field by field, so a record that was cut off shows as the end of the
 stream. Four versions of the layout exist, told apart by the first byte, each adding fields at the end.
-``docs/formats/tephra.md``, "Transaction log", has the layout.
+``docs/reference/formats/tephra-log.md``, has the layout.
 """
 
 from __future__ import annotations

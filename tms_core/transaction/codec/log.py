@@ -7,7 +7,7 @@ zeros at the end of a file on one machine, where its length was on the disk befo
 where it is sure that nothing was synced there. Anything else that does not fit is an error, because to skip an edit is
 to lose a commit.
 
-``docs/formats/tephra.md``, "Transaction log", has both layouts.
+``docs/reference/formats/tephra-log.md``, has both layouts.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ A snapshot is read and written as a stream, in pieces, because its list of inval
 rest; in memory the list is an ``array`` of 8 bytes an id.
 
 Cleaning needs only the first five fields, and like Tephra's coprocessors :func:`read_visibility` stops there: damage
-behind them goes unnoticed. There is no checksum in the format. ``docs/formats/tephra.md``, "Snapshots", has the layout.
+behind them goes unnoticed. There is no checksum in the format. ``docs/reference/formats/tephra.md``, "Snapshots", has
+the layout.
 """
 
 from __future__ import annotations

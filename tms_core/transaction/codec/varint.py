@@ -3,7 +3,8 @@
 A number is zig-zag encoded and stored seven bits a byte, lowest first. The real ids of transactions take exactly nine
 bytes each (those of the years 1971 to 2116 do), and a file may hold a million of them, so whole blocks of nine-byte
 numbers are unpacked at once with arithmetic on one large integer: several times faster than going byte by byte, for a
-page of masks. Everything else goes through the plain loop, which is the definition (``docs/rest.md``, "Avro", has
+page of masks. Everything else goes through the plain loop, which is the definition (``docs/reference/rest.md``,
+"Avro", has
 worked examples).
 """
 

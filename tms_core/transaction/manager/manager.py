@@ -2,7 +2,7 @@
 
 Here is what may happen and what is answered; what it changes is in :mod:`~tms_core.transaction.manager.state`, and that
 it is never forgotten is the business of :mod:`~tms_core.transaction.manager.durable`. The rules are those of Tephra's
-``TransactionManager``; ``docs/conformance/transactions.md`` lists them, and what is different on purpose.
+``TransactionManager``; ``docs/reference/conformance/transactions.md`` lists them, and what is different on purpose.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ there. Three things are not in a log: the names of clients and that a timeout le
 when by running time each transaction times out.
 
 No clock, no lock and no file here. The rules are those of Tephra's ``TransactionManager``; where they differ on
-purpose, ``docs/conformance/transactions.md`` says so.
+purpose, ``docs/reference/conformance/transactions.md`` says so.
 """
 
 from __future__ import annotations
