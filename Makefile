@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup tools kubebox engine run demo hbase test test-fast packages fuzz lint audit bench generate image image-spark publisher chart publish release-notes lock system-deps test-cluster clean
+.PHONY: help setup tools kubebox engine run demo hbase test test-fast packages fuzz lint audit bench generate docs docs-serve pictures image image-spark publisher chart publish release-notes lock system-deps test-cluster clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -196,7 +196,24 @@ bench: $(STAMP) ## measure every figure, or those named: make bench BENCH="p1 p8
 generate: $(STAMP) ## write what is made from code: rules, the dashboard, the chart's schema and pages
 	@$(PY) -m tools.reference.configuration
 	@$(PY) -m tools.reference.api
+	@$(PY) -m tools.reference.commands
 	@$(PY) -m charts.generate
+
+#: Renders diagrams of the site. A reader without a network needs it in the site; npm is the only source.
+MERMAID := 12.3.0
+MERMAID_SHA256 := be0684e8d20bfc874df12c0f04927a5c482f57f2200eec54cca52a4583fd4040
+docs/assets/mermaid.min.js:
+	@command -v npm >/dev/null || { echo "npm is missing, so diagrams of the site need a network; install it: apt-get install npm" >&2; exit 0; }; \
+	work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; cd "$$work"; \
+	npm pack mermaid@$(MERMAID) --silent >/dev/null && echo "$(MERMAID_SHA256)  mermaid-$(MERMAID).tgz" | sha256sum --check --quiet && \
+	tar xzf mermaid-$(MERMAID).tgz package/dist/mermaid.min.js && mkdir -p "$(CURDIR)/docs/assets" && \
+	cp package/dist/mermaid.min.js "$(CURDIR)/$@"
+
+docs: $(STAMP) docs/assets/mermaid.min.js ## build the documentation site into build/site; a broken link fails
+	@$(VENV)/bin/zensical build --strict --clean
+
+docs-serve: $(STAMP) docs/assets/mermaid.min.js ## build the documentation site and show it at http://localhost:8000/
+	@$(VENV)/bin/zensical serve
 
 pictures: $(STAMP) ## take the pictures of README and docs anew, from the tour, with chromium and prometheus
 	@$(PY) -m tools.pictures

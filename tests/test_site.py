@@ -1,0 +1,69 @@
+"""The documentation site: links, menu, generated pages and the length of pages."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.reference import commands
+
+ROOT = Path(__file__).parents[1]
+CONFIGURATION = ROOT / "zensical.toml"
+LONGEST_PAGE_LINES = 250
+#: Pages that are generated, or that list every message or command.
+LONG_PAGES = {"api.md", "options-janitor.md", "options-tms.md", "commands.md", "messages.md", "law.md", "alerts.md"}
+
+
+def build(folder: Path, *, addition: str = "") -> subprocess.CompletedProcess[str]:
+    """Build the site of a copy of the pages, with some text added to the first page."""
+    shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("assets"))
+    shutil.copy(CONFIGURATION, folder)
+    with (folder / "docs/README.md").open("a", encoding="utf-8") as page:
+        page.write(addition)
+    program = Path(sys.executable).with_name("zensical")
+    return subprocess.run([program, "build", "--strict"], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_site_without_broken_links_builds(tmp_path: Path) -> None:
+    done = build(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "build/site/law.html").exists()
+
+
+@pytest.mark.parametrize("link", ["no-page.md", "law.md#no-heading"])
+def test_site_with_broken_link_fails(link: str, tmp_path: Path) -> None:
+    assert build(tmp_path, addition=f"\n[broken]({link})\n").returncode != 0
+
+
+def linked(menu: Any) -> Iterator[str]:
+    """Yield the pages of a menu and of all menus in it."""
+    if isinstance(menu, str):
+        yield menu
+    else:
+        for each in menu.values() if isinstance(menu, dict) else menu:
+            yield from linked(each)
+
+
+def test_menu_has_each_page_once() -> None:
+    menu = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]["nav"]
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")]
+    assert sorted(linked(menu)) == sorted(pages)
+
+
+@pytest.mark.parametrize("name", commands.PROGRAMS)
+def test_page_of_options_shows_help_of_today(name: str) -> None:
+    text = (commands.FOLDER / f"options-{name}.md").read_text(encoding="utf-8")
+    assert text == commands.page(name), "run: make generate"
+
+
+def test_page_has_at_most_250_lines() -> None:
+    lengths = {path: path.read_text(encoding="utf-8").count("\n") for path in ROOT.glob("docs/**/*.md")}
+    long = {path.name for path, lines in lengths.items() if lines > LONGEST_PAGE_LINES}
+    assert long - LONG_PAGES == set()
