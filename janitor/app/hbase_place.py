@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 
 from janitor.state.base import State
@@ -72,16 +72,14 @@ class HBasePlace:
     @contextmanager
     def side(self, *, read_only: bool) -> Iterator[SideTable | None]:
         # A server of ours makes the table; without one it is not needed, nor the right to make it.
-        with HBaseSide(self._pool(self._settings.thrift), self._settings.namespace, self._clock, create=False) as side:
+        with HBaseSide(self._pool(), self._settings.namespace, self._clock, create=False) as side:
             yield side
 
     def table_settings(self) -> list[TableSettings]:
         with ExitStack() as stack:
-            pool = stack.enter_context(closing(self._pool(self._settings.thrift)))
-            thrift2 = self._settings.thrift2
-            admin = stack.enter_context(closing(self._pool(thrift2, "HbaseAdmin"))) if thrift2 else None
+            pool = stack.enter_context(closing(self._pool()))
+            admin = stack.enter_context(closing(self._pool("HbaseAdmin"))) if self._settings.thrift2 else None
             return [described(pool, admin, self._settings.namespace, table, self._clock) for table in _SALTED]
 
-    def _pool(self, addresses: Sequence[str], service: Service = "Hbase") -> HBasePool:
-        seconds = self._settings.timeout_seconds
-        return HBasePool(addresses, connections=1, timeout_seconds=seconds, service=service, clock=self._clock)
+    def _pool(self, service: Service = "Hbase") -> HBasePool:
+        return HBasePool.configured(self._settings, connections=1, service=service, clock=self._clock)

@@ -88,6 +88,8 @@ def _configured(current: Session) -> Iterator[Finding]:
         yield _guarded("archive", _archive, current)
     if settings.janitor.boundary.feedback:
         yield _guarded("feedback", _feedback, current)
+    if settings.storage.kind == "hbase" and settings.storage.hbase.tls is not None:
+        yield _guarded("hbase tls", _hbase_tls, current)
     if settings.transactions.token_file is not None:
         yield _guarded("transaction token", _transaction_token, current)
     if settings.server.tls is not None:
@@ -113,6 +115,20 @@ def _archive(current: Session) -> Finding:
 def _feedback(current: Session) -> Finding:
     with current.feedback():
         return Finding("feedback", "ok", "there is a transaction manager to hand proven transactions to")
+
+
+def _hbase_tls(current: Session) -> Finding:
+    """Check the files of ``storage.hbase.tls``; the check of the store tries the servers."""
+    from tms_core.settings.client_tls import ClientTls  # noqa: PLC0415 not for a help text
+
+    wanted = current.settings.storage.hbase.tls
+    if wanted is None:
+        return Finding("hbase tls", "ok", "")
+    ClientTls("storage.hbase.tls", wanted)
+    shown = f", showing {wanted.certificate}" if wanted.certificate else ""
+    return Finding(
+        "hbase tls", "ok", f"servers are checked by {wanted.ca_file or 'the authorities of the system'}{shown}"
+    )
 
 
 def _transaction_token(current: Session) -> Finding:

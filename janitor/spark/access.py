@@ -130,7 +130,7 @@ class Access:
                 from tms_core.tables.hbase.side import HBaseSide  # noqa: PLC0415
 
                 wanted = self.settings.storage.hbase
-                pool = HBasePool(wanted.thrift, connections=1, timeout_seconds=wanted.timeout_seconds)
+                pool = HBasePool.configured(wanted, connections=1)
                 side = stack.enter_context(HBaseSide(pool, wanted.namespace, create=False))
             yield side
 

@@ -29,7 +29,7 @@ from tests.server.client import JSON, PATIENCE_SECONDS, Answer, Client, TopicCli
 from tests.server.process import TMS, Serve
 from tms_core.cli.main import execute
 from tms_core.server.ha.rota import slot_of
-from tms_core.tables.hbase import thrift as hbase_wire
+from tms_core.tables.hbase.wire import socket as hbase_wire
 
 TOPIC = "events"
 #: What is acknowledged before the next blow, by each server's producers.
@@ -324,7 +324,7 @@ def test_given_a_server_that_stands_alone_when_another_is_started_then_that_is_r
 
 def main(arguments: list[str]) -> int:
     """The command, which stops in the middle of sending the fatal message."""
-    write, fatal = vars(hbase_wire._Socket)["write"], [FATAL]
+    write, fatal = vars(hbase_wire.TimedSocket)["write"], [FATAL]
 
     def halfway(connection: Any, data: bytes) -> None:
         if fatal and fatal[0] in data:
@@ -337,7 +337,7 @@ def main(arguments: list[str]) -> int:
             data = data[len(data) // 2 :]
         write(connection, data)
 
-    hbase_wire._Socket.write = halfway  # type: ignore[method-assign, assignment]
+    hbase_wire.TimedSocket.write = halfway  # type: ignore[method-assign, assignment]
     return execute(arguments)
 
 

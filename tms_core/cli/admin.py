@@ -80,7 +80,7 @@ def create_hbase_tables(
             "Tables are made through a Thrift 2 server, and storage.hbase.thrift2 is not set.",
             "Give --thrift2 HOST:PORT, or hand what --script prints to the HBase shell.",
         )
-    admin = HBasePool(hbase.thrift2, connections=1, timeout_seconds=_CREATE_SECONDS, service="HbaseAdmin")
+    admin = HBasePool.configured(hbase, connections=1, timeout_seconds=_CREATE_SECONDS, service="HbaseAdmin")
     try:
         made = create_tables(admin, specs)
     finally:

@@ -251,8 +251,7 @@ def open_side(storage: StorageSettings, clock: Clock) -> SideTable:
     from tms_core.tables.hbase.side import HBaseSide  # noqa: PLC0415 as in _open
 
     wanted = storage.hbase
-    pool = HBasePool(wanted.thrift, connections=wanted.connections, timeout_seconds=wanted.timeout_seconds, clock=clock)
-    return HBaseSide(pool, wanted.namespace, clock=clock)
+    return HBaseSide(HBasePool.configured(wanted, clock=clock), wanted.namespace, clock=clock)
 
 
 def _listen(

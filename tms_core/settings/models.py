@@ -131,6 +131,52 @@ RulePattern = Annotated[str, AfterValidator(_rule_pattern)]
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 
 
+class TlsSettings(Section):
+    certificate: Path = setting(
+        ...,
+        "the certificate chain, a PEM file; read again when it changes",
+        reason="there is no safe default",
+        place=True,
+    )
+    key: Path = setting(
+        ..., "its private key, a PEM file that other users cannot read", reason="there is no safe default", place=True
+    )
+
+
+class ClientTlsSettings(Section):
+    ca_file: Path | None = setting(
+        None,
+        "certificates, in PEM, of the authorities that sign the servers' certificates; read again when it changes; "
+        "null: the system's authorities",
+        reason="servers may have certificates of a public authority",
+        place=True,
+    )
+    server_name: Annotated[str, Field(min_length=1)] | None = setting(
+        None,
+        "the name that the servers' certificates must have; null: the host of each address",
+        reason="certificates name hosts",
+    )
+    certificate: Path | None = setting(
+        None,
+        "the client's certificate chain, a PEM file; read again when it changes; null: the client shows none",
+        reason="few servers ask for one",
+        place=True,
+    )
+    key: Path | None = setting(
+        None,
+        "the private key of certificate, a PEM file that other users cannot read",
+        reason="as for certificate",
+        place=True,
+    )
+
+    @model_validator(mode="after")
+    def _key_of_its_certificate(self) -> Self:
+        if (self.certificate is None) != (self.key is None):
+            missing = "certificate" if self.certificate is None else "key"
+            raise wrong(missing, "certificate and key belong together; set both, or none")
+        return self
+
+
 class LevelDbSettings(Section):
     path: Path = setting(
         Path("data/messaging"),
@@ -155,6 +201,11 @@ class HBaseSettings(Section):
     )
     namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")] = setting(
         "cdap_system", "the HBase namespace of the tables", reason="where CDAP puts its system tables"
+    )
+    tls: ClientTlsSettings | None = setting(
+        None,
+        "TLS of the Thrift connections; null: none; {}: by the system's authorities, without a certificate",
+        reason="HBase's Thrift servers speak TLS over HTTP only",
     )
     connections: Count = setting(
         4, "Thrift connections kept open", unit="connections", reason="as many as the janitor has workers"
@@ -186,18 +237,6 @@ class StorageSettings(Section):
     )
     leveldb: LevelDbSettings = LevelDbSettings()
     hbase: HBaseSettings = HBaseSettings()
-
-
-class TlsSettings(Section):
-    certificate: Path = setting(
-        ...,
-        "the certificate chain, a PEM file; read again when it changes",
-        reason="there is no safe default",
-        place=True,
-    )
-    key: Path = setting(
-        ..., "its private key, a PEM file that other users cannot read", reason="there is no safe default", place=True
-    )
 
 
 class TransactionSettings(Section):

@@ -16,6 +16,7 @@ from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StateError
 from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.wire.security import ThriftSecurity
 
 __all__ = ["TABLE", "HBaseState"]
 
@@ -30,6 +31,7 @@ class HBaseState(State):
         connections: how many may be open at once.
         timeout_seconds: the longest one call may take.
         clock: our own clock.
+        security: what protects the connections; None: nothing does.
         prefix: what the keys of this state begin with, where several share the table.
 
     Attributes:
@@ -49,14 +51,17 @@ class HBaseState(State):
         thrift2: Sequence[str] = (),
         connections: int = 4,
         timeout_seconds: float = 30,
+        security: ThriftSecurity | None = None,
         clock: Clock | None = None,
         prefix: bytes = b"",
     ) -> None:
         clock = clock or SystemClock()
-        self.pool = HBasePool(thrift, connections=connections, timeout_seconds=timeout_seconds, clock=clock)
+        self.pool = HBasePool(
+            thrift, connections=connections, timeout_seconds=timeout_seconds, security=security, clock=clock
+        )
         super().__init__(HBaseDocuments(JanitorTable(self.pool, namespace, prefix, clock)), clock)
         try:
-            self.driver.table.open(thrift2, timeout_seconds)
+            self.driver.table.open(thrift2, timeout_seconds, security)
             self.driver.root()
         except StateError:
             self.close()
@@ -70,5 +75,6 @@ class HBaseState(State):
             namespace=settings.namespace,
             thrift2=settings.thrift2 or (),
             timeout_seconds=settings.timeout_seconds,
+            security=ThriftSecurity.configured(settings),
             clock=clock,
         )

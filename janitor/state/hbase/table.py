@@ -18,6 +18,7 @@ from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import KEYS, ROWS, HBaseRows, batches
 from tms_core.tables.hbase.schema import FAMILY, JANITOR_TABLE, create_tables, janitor_table_spec
 from tms_core.tables.hbase.thrift import ThriftConnection
+from tms_core.tables.hbase.wire.security import ThriftSecurity
 
 #: The table's name in its namespace.
 TABLE = JANITOR_TABLE
@@ -51,12 +52,13 @@ class JanitorTable:
         self._closed = False
         self._rows = HBaseRows(pool, self.name.encode(), clock)
 
-    def open(self, thrift2: Sequence[str], timeout_seconds: float) -> None:
+    def open(self, thrift2: Sequence[str], timeout_seconds: float, security: ThriftSecurity | None = None) -> None:
         """Make the table if it is not there.
 
         Args:
             thrift2: ``HOST:PORT`` of Thrift 2 servers, which then make it; none: a Thrift 1 server does.
             timeout_seconds: the longest that a call to a Thrift 2 server may take.
+            security: what protects the connection to it; None: nothing does.
 
         Raises:
             StateError: it is not there and cannot be made, and the hint has the command that makes it; or HBase could
@@ -69,7 +71,9 @@ class JanitorTable:
                 if not thrift2:
                     self._create(self._create_plainly)
                     return
-                admin = HBasePool(thrift2, connections=1, timeout_seconds=timeout_seconds, service="HbaseAdmin")
+                admin = HBasePool(
+                    thrift2, connections=1, timeout_seconds=timeout_seconds, service="HbaseAdmin", security=security
+                )
                 with closing(admin):
                     self._create(lambda: create_tables(admin, [self._spec]))
 

@@ -103,8 +103,8 @@ def on_hbase(
 ) -> Iterator[HaMember]:
     """What a server on HBase has, while the block runs; behind it the lead is given back."""
     # Of its own, and soon given up: who leads must be found out also while all other connections wait.
-    pool = HBasePool(
-        hbase.thrift,
+    pool = HBasePool.configured(
+        hbase,
         connections=THREADS + 1,
         timeout_seconds=min(hbase.timeout_seconds, max(1, wanted.seconds // 3)),
         clock=clock,

@@ -17,11 +17,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreUnavailable
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.thrift import ConnectionLost, Service, ThriftConnection, ThriftTimeout
+from tms_core.tables.hbase.wire.security import ThriftSecurity
 
 T = TypeVar("T")
 
@@ -57,6 +59,7 @@ class HBasePool:
         addresses: ``HOST:PORT`` of each server; they serve the same HBase.
         connections: how many may be open at once.
         timeout_seconds: the attribute.
+        security: what protects the connections; None: nothing does.
 
     Attributes:
         calls: how many Thrift calls were made, by name.
@@ -71,6 +74,7 @@ class HBasePool:
         connections: int = 4,
         timeout_seconds: float = 30,
         service: Service = "Hbase",
+        security: ThriftSecurity | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.connections = connections
@@ -78,6 +82,7 @@ class HBasePool:
         self._servers = [_ThriftServer(address) for address in addresses]
         self.timeout_seconds = timeout_seconds
         self._service = service
+        self._security = security or ThriftSecurity()
         self._clock = clock or SystemClock()
         self._free = threading.BoundedSemaphore(connections)
         self._lock = threading.Lock()
@@ -85,6 +90,33 @@ class HBasePool:
         self._dark_since_ms: int | None = None
         self._failed_ms = 0
         self._closed = False
+
+    @classmethod
+    def configured(
+        cls,
+        wanted: HBaseSettings,
+        *,
+        connections: int | None = None,
+        timeout_seconds: float | None = None,
+        service: Service = "Hbase",
+        clock: Clock | None = None,
+    ) -> Self:
+        """Return a pool of the servers that ``storage.hbase`` names.
+
+        Args:
+            connections, timeout_seconds: other numbers than the settings'.
+
+        Raises:
+            ConfigurationError: what protects the connections cannot be used.
+        """
+        return cls(
+            wanted.thrift if service == "Hbase" else wanted.thrift2 or (),
+            connections=connections or wanted.connections,
+            timeout_seconds=timeout_seconds or wanted.timeout_seconds,
+            service=service,
+            security=ThriftSecurity.configured(wanted),
+            clock=clock,
+        )
 
     def call(self, name: str, *args: Any) -> Any:
         """One call that may be repeated.
@@ -167,7 +199,7 @@ class HBasePool:
         failure: StoreUnavailable | None = None
         for server in self._by_preference():
             try:
-                wire = ThriftConnection(server.address, self._service, self.timeout_seconds)
+                wire = ThriftConnection(server.address, self._service, self.timeout_seconds, self._security)
             except StoreUnavailable as error:
                 self._avoid(server)
                 failure = error

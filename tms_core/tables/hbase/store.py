@@ -38,6 +38,7 @@ from tms_core.tables.hbase.rows import HBaseRows, after_salt, newest_of
 from tms_core.tables.hbase.salts import AllSalts, Buckets, OneSalt, Salts, sampled
 from tms_core.tables.hbase.schema import table_name
 from tms_core.tables.hbase.thrift import NotServed
+from tms_core.tables.hbase.wire.security import ThriftSecurity
 
 _TABLES: tuple[TableName, ...] = ("metadata", "message", "payload")
 #: A row that is asked for to see whether its table is there: no key of ours.
@@ -59,6 +60,7 @@ class HBaseStore(Store):
         thrift2: ``HOST:PORT`` of Thrift 2 servers, which tell what else the tables say of themselves; none: that stays
             unknown.
         max_cell_bytes: the largest cell that HBase accepts; larger messages are refused before any row is written.
+        security: what protects the connections; None: nothing does.
 
     Attributes:
         pool: the connections; its ``calls`` counts Thrift calls.
@@ -79,12 +81,15 @@ class HBaseStore(Store):
         buckets: int | None = None,
         thrift2: Sequence[str] = (),
         max_cell_bytes: int = MAX_CELL_BYTES,
+        security: ThriftSecurity | None = None,
         clock: Clock | None = None,
     ) -> None:
         clock = clock or SystemClock()
         self.calls = self._calls = Calls()
         self._limit = CellLimit(max_cell_bytes)
-        self.pool = HBasePool(thrift, connections=connections, timeout_seconds=timeout_seconds, clock=clock)
+        self.pool = HBasePool(
+            thrift, connections=connections, timeout_seconds=timeout_seconds, security=security, clock=clock
+        )
         self._namespace = namespace
         self._clock = clock
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="hbase")
@@ -92,7 +97,12 @@ class HBaseStore(Store):
         self._admin = None
         if thrift2:
             self._admin = HBasePool(
-                thrift2, connections=1, timeout_seconds=timeout_seconds, service="HbaseAdmin", clock=clock
+                thrift2,
+                connections=1,
+                timeout_seconds=timeout_seconds,
+                service="HbaseAdmin",
+                security=security,
+                clock=clock,
             )
         salted: dict[TableName, HBaseRows] = {"message": self._message, "payload": self._payload}
         self._buckets = Buckets(buckets, salted, namespace, self._admin)
@@ -120,6 +130,7 @@ class HBaseStore(Store):
             buckets=wanted.buckets,
             thrift2=wanted.thrift2 or (),
             max_cell_bytes=wanted.max_cell_bytes,
+            security=ThriftSecurity.configured(wanted),
             clock=clock,
         )
 

@@ -15,12 +15,8 @@ from __future__ import annotations
 
 import io
 import re
-import select
-import socket
-import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib import import_module
 from importlib.resources import files
@@ -36,6 +32,7 @@ from thriftpy2.transport import TTransportException
 from thriftpy2.transport.buffered import TCyBufferedTransport
 
 from tms_core.errors import StoreError, StoreFull, StoreNotFound, StoreUnavailable, TooLarge, WriteRefused
+from tms_core.tables.hbase.wire.security import ThriftSecurity
 
 Service = Literal["Hbase", "HbaseAdmin"]
 #: A call: its name and its arguments in order, or the arguments as they are encoded on the wire.
@@ -115,6 +112,7 @@ class ThriftConnection:
         address: ``HOST:PORT`` of a Thrift server (binary protocol, buffered transport).
         service: which of the two interfaces is spoken there.
         timeout_seconds: the longest a call, and connecting, may take.
+        security: what protects it; None: nothing does.
 
     Attributes:
         broken: something went wrong; it is closed and must not be used again.
@@ -124,15 +122,18 @@ class ThriftConnection:
     Raises:
         ConnectionLost: no server listens there.
         ThriftTimeout: no answer came in time.
+        StoreUnavailable: server and client do not agree on how the connection is protected.
     """
 
-    def __init__(self, address: str, service: Service, timeout_seconds: float) -> None:
+    def __init__(
+        self, address: str, service: Service, timeout_seconds: float, security: ThriftSecurity | None = None
+    ) -> None:
         self.address = address
         self.broken = False
         self.made: Counter[str] = Counter()
         self._timeout_seconds = timeout_seconds
         try:
-            self._socket = _Socket(address, timeout_seconds)
+            self._socket = (security or ThriftSecurity()).open(address, timeout_seconds)
         except OSError as error:
             raise _unreachable(address, service, error) from error
         transport = TCyBufferedTransport(self._socket, _BUFFER_BYTES)
@@ -284,69 +285,6 @@ class _Client(TClient):
             return self._recv(name)
         except _MISREAD as error:
             raise ProtocolError(f"the answer cannot be read ({error})") from error
-
-
-class _Socket:
-    """A TCP connection whose reads and writes share one time limit."""
-
-    def __init__(self, address: str, timeout_seconds: float) -> None:
-        host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host.strip("[]"), int(port)), timeout_seconds)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._ends = 0.0
-        self._held: list[bytes] | None = None
-
-    def allow(self, seconds: float) -> None:
-        """Start the clock of a call."""
-        self._ends = time.monotonic() + seconds
-
-    def read(self, size: int) -> bytes:
-        self._socket.settimeout(self._left())
-        data = self._socket.recv(size)
-        if not data:
-            raise EOFError("the server closed it")
-        return data
-
-    def write(self, data: bytes) -> None:
-        if self._held is not None:
-            self._held.append(data)
-            return
-        self._socket.settimeout(self._left())
-        self._socket.sendall(data)
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """Send what is written within in one piece, at the end."""
-        held: list[bytes] = []
-        self._held = held
-        try:
-            yield
-        finally:
-            self._held = None
-        self.write(b"".join(held))
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def is_open(self) -> bool:
-        return self._socket.fileno() >= 0
-
-    def is_quiet(self) -> bool:
-        if not self.is_open():
-            return False
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        return not poll.poll(0)
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def _left(self) -> float:
-        left = self._ends - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        return left
 
 
 class _NumberedProtocol(TCyBinaryProtocol):

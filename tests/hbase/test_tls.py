@@ -1,0 +1,76 @@
+"""The janitor at a real HBase whose Thrift servers are reached over TLS."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from janitor.cli.main import execute
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import Tables
+from tests.server.test_protocol import make_certificate
+from tests.tables.tls_front import TlsFront
+from tms_core.settings.models import TlsSettings
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> TlsSettings:
+    return make_certificate(tmp_path / "server.pem", tmp_path / "server.key")
+
+
+@pytest.fixture
+def config(hbase: HBaseServer, hbase_tables: Tables, tls: TlsSettings, tmp_path: Path) -> Iterator[Path]:
+    """Settings of a janitor that shows the servers a certificate of its own."""
+    own = make_certificate(tmp_path / "janitor.pem", tmp_path / "janitor.key")
+    with ExitStack() as stack:
+        fronts = [
+            stack.enter_context(TlsFront(str(address), tls, clients=own.certificate))
+            for address in (hbase.thrift, hbase.thrift2)
+        ]
+        reached = {
+            "thrift": [fronts[0].address],
+            "thrift2": [fronts[1].address],
+            "namespace": hbase_tables.make(buckets=3),
+            "timeout_seconds": 240,
+            "tls": {"ca_file": "server.pem", "certificate": "janitor.pem", "key": "janitor.key"},
+        }
+        settings = {"storage": {"kind": "hbase", "hbase": reached}, "transactions": {"source": "none"}}
+        file = tmp_path / "janitor.yaml"
+        file.write_text(json.dumps(settings), encoding="utf-8")
+        yield file
+
+
+def asked(config: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
+    execute(["doctor", "--config", str(config), "--format", "json"])
+    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return {each["check"]: (each["status"], each["message"]) for each in found}
+
+
+def test_given_thrift_over_tls_then_doctor_reaches_both_and_a_run_sweeps(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = asked(config, capsys)
+    assert found["hbase tls"] == (
+        "ok",
+        f"servers are checked by {tmp_path / 'server.pem'}, showing {tmp_path / 'janitor.pem'}",
+    )
+    assert [found[check][0] for check in ("store", "state", "tables", "regions")] == ["ok", "warn", "ok", "ok"]
+    assert execute(["run", "--once", "--adopt", "--config", str(config)]) == 0
+
+
+def test_given_an_authority_that_is_not_the_servers_then_doctor_says_so(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "server.pem").write_bytes((tmp_path / "janitor.pem").read_bytes())
+    found = asked(config, capsys)
+    assert (found["hbase tls"][0], found["store"][0]) == ("ok", "fail")
+    assert "cannot be reached over TLS: self-signed certificate. Check that" in found["store"][1]
+    (tmp_path / "server.pem").write_bytes(b"")
+    found = asked(config, capsys)
+    assert found["hbase tls"][0] == "fail"
+    assert "storage.hbase.tls: " in found["hbase tls"][1]

@@ -1,0 +1,179 @@
+"""Connections to Thrift servers over TLS: who is trusted, what is said when nobody is, and files that change."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from tests.server.test_protocol import make_certificate
+from tests.tables.fake_thrift import FakeThrift, Request
+from tests.tables.test_hbase_pool import LONG_SECONDS, get
+from tests.tables.tls_front import TlsFront
+from tms_core.clock import ManualClock
+from tms_core.errors import ConfigurationError, StoreUnavailable
+from tms_core.settings.client_tls import ClientTls
+from tms_core.settings.models import ClientTlsSettings, HBaseSettings, TlsSettings
+from tms_core.tables.hbase.pool import HBasePool
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> TlsSettings:
+    """A certificate for ``localhost``, which is its own authority."""
+    return make_certificate(tmp_path / "server.pem", tmp_path / "server.key")
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> TlsSettings:
+    """Another one."""
+    return make_certificate(tmp_path / "other.pem", tmp_path / "other.key")
+
+
+@pytest.fixture
+def thrift() -> Iterator[FakeThrift]:
+    with FakeThrift() as server:
+        yield server
+
+
+def pool_of(address: str, tls: ClientTlsSettings) -> closing[HBasePool]:
+    wanted = HBaseSettings(thrift=(address,), tls=tls)
+    return closing(HBasePool.configured(wanted, timeout_seconds=LONG_SECONDS, clock=ManualClock(0)))
+
+
+def test_call_over_tls_is_answered_and_its_connection_used_again(thrift: FakeThrift, tls: TlsSettings) -> None:
+    with (
+        TlsFront(thrift.address, tls) as front,
+        pool_of(front.address, ClientTlsSettings(ca_file=tls.certificate)) as pool,
+    ):
+        assert [get(pool, row) for row in (b"a", b"b", b"c")] == [b"a", b"b", b"c"]
+        assert front.connections == 1
+
+
+def test_long_answer_over_tls_comes_whole(tls: TlsSettings) -> None:
+    row = b"x" * 3_000_000
+    with (
+        FakeThrift() as thrift,
+        TlsFront(thrift.address, tls) as front,
+        pool_of(front.address, ClientTlsSettings(ca_file=tls.certificate)) as pool,
+    ):
+        assert get(pool, row) == row
+
+
+def test_server_with_another_name_is_trusted_only_by_server_name(thrift: FakeThrift, tls: TlsSettings) -> None:
+    with TlsFront(thrift.address, tls) as front:
+        by_number = f"127.0.0.1:{front.port}"
+        with (
+            pool_of(by_number, ClientTlsSettings(ca_file=tls.certificate)) as pool,
+            pytest.raises(StoreUnavailable, match=r"(?i)over TLS: IP address mismatch.*server_name"),
+        ):
+            get(pool, b"a")
+        with pool_of(by_number, ClientTlsSettings(ca_file=tls.certificate, server_name="localhost")) as pool:
+            assert get(pool, b"a") == b"a"
+
+
+@pytest.mark.parametrize("trusted", ["the other", "the system's"])
+def test_server_of_an_unknown_authority_is_refused_in_one_sentence(
+    thrift: FakeThrift, tls: TlsSettings, other: TlsSettings, trusted: str
+) -> None:
+    ca_file = other.certificate if trusted == "the other" else None
+    with (
+        TlsFront(thrift.address, tls) as front,
+        pool_of(front.address, ClientTlsSettings(ca_file=ca_file)) as pool,
+        pytest.raises(StoreUnavailable) as caught,
+    ):
+        get(pool, b"a")
+    assert f"HBase's Thrift server {front.address} cannot be reached over TLS: self-signed certificate." in str(
+        caught.value
+    )
+    assert "storage.hbase.tls.ca_file" in str(caught.value)
+    assert not thrift.asked
+
+
+def test_server_that_demands_a_certificate_is_shown_the_clients(
+    thrift: FakeThrift, tls: TlsSettings, other: TlsSettings
+) -> None:
+    with TlsFront(thrift.address, tls, clients=other.certificate) as front:
+        with (
+            pool_of(front.address, ClientTlsSettings(ca_file=tls.certificate)) as pool,
+            pytest.raises(StoreUnavailable, match=r"over TLS: .*certificate required.*storage.hbase.tls.certificate"),
+        ):
+            get(pool, b"a")
+        shown = ClientTlsSettings(ca_file=tls.certificate, certificate=other.certificate, key=other.key)
+        with pool_of(front.address, shown) as pool:
+            assert get(pool, b"a") == b"a"
+
+
+def test_server_without_tls_is_named_in_one_sentence(tls: TlsSettings) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"this is not TLS")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with (
+            pool_of(f"localhost:{listener.getsockname()[1]}", ClientTlsSettings(ca_file=tls.certificate)) as pool,
+            pytest.raises(StoreUnavailable, match=r"cannot be reached over TLS: .*Check that it speaks TLS"),
+        ):
+            get(pool, b"a")
+        thread.join()
+
+
+def test_call_whose_connection_breaks_over_tls_is_repeated(tls: TlsSettings) -> None:
+    seen: list[bytes] = []
+
+    def cut_first(request: Request) -> None:
+        seen.append(request.row)
+        request.cut() if len(seen) == 1 else request.send(request.answer())
+
+    with (
+        FakeThrift(cut_first) as thrift,
+        TlsFront(thrift.address, tls) as front,
+        pool_of(front.address, ClientTlsSettings(ca_file=tls.certificate)) as pool,
+    ):
+        assert get(pool, b"a") == b"a"
+        assert (seen, front.connections) == ([b"a", b"a"], 2)
+
+
+def test_files_that_change_are_in_force_for_the_next_connection(
+    thrift: FakeThrift, tls: TlsSettings, other: TlsSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = tmp_path / "authority.pem"
+    authority.write_bytes(tls.certificate.read_bytes())
+    client = ClientTls("storage.hbase.tls", ClientTlsSettings(ca_file=authority))
+    former = client.context()
+    assert client.context() is former
+    authority.write_bytes(b"half")
+    with caplog.at_level(logging.INFO):
+        assert client.context() is client.context() is former
+    [said] = caplog.messages
+    assert "Until then the previous files are in force" in said
+    authority.write_bytes(other.certificate.read_bytes())
+    assert client.context() is not former
+    with TlsFront(thrift.address, other) as front:
+        wanted = ClientTlsSettings(ca_file=authority)
+        with pool_of(front.address, wanted) as pool:
+            assert get(pool, b"a") == b"a"
+
+
+def test_files_that_cannot_be_used_at_the_start_are_named(tls: TlsSettings, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"storage\.hbase\.tls: .*nothing cannot be used"):
+        HBasePool.configured(HBaseSettings(tls=ClientTlsSettings(ca_file=tmp_path / "nothing")))
+    tls.key.chmod(0o644)
+    with pytest.raises(ConfigurationError, match=r"storage\.hbase\.tls\.key .* can be read or written by other users"):
+        HBasePool.configured(HBaseSettings(tls=ClientTlsSettings(certificate=tls.certificate, key=tls.key)))
+
+
+@pytest.mark.parametrize("given", ["certificate", "key"])
+def test_certificate_without_key_or_key_without_certificate_is_refused(given: str, tls: TlsSettings) -> None:
+    with pytest.raises(ValidationError, match="belong together"):
+        ClientTlsSettings.model_validate({given: tls.certificate})

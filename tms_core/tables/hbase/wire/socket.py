@@ -1,0 +1,119 @@
+"""A TCP connection whose reads and writes share one time limit, over TLS where that is wanted."""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tms_core.errors import StoreUnavailable
+from tms_core.settings.client_tls import ClientTls
+
+_TLS_HINT = (
+    "Check that it speaks TLS and trusts the client's certificate (storage.hbase.tls.certificate), that "
+    "storage.hbase.tls.ca_file has the authority of its certificate, and that the certificate names the host of its "
+    "address or storage.hbase.tls.server_name."
+)
+
+
+class TimedSocket:
+    """A connection for one thread.
+
+    Args:
+        address: ``HOST:PORT``.
+        timeout_seconds: how long connecting may take.
+        tls: how the server is checked; None: no TLS.
+
+    Raises:
+        OSError: nothing listens there, or it refuses.
+        StoreUnavailable: the two sides do not agree on TLS.
+    """
+
+    def __init__(self, address: str, timeout_seconds: float, tls: ClientTls | None = None) -> None:
+        host, _, port = address.rpartition(":")
+        self.host = host.strip("[]")
+        self._address = address
+        self._socket = socket.create_connection((self.host, int(port)), timeout_seconds)
+        self._ends = time.monotonic() + timeout_seconds
+        self._held: list[bytes] | None = None
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if tls is not None:
+                with self._tls_failures():
+                    self._socket = tls.context().wrap_socket(self._socket, server_hostname=tls.server_name or self.host)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def allow(self, seconds: float) -> None:
+        """Start the time limit of a call."""
+        self._ends = time.monotonic() + seconds
+
+    def read(self, size: int) -> bytes:
+        """Return at least one byte, and at most ``size`` of them."""
+        self._socket.settimeout(self._left())
+        with self._tls_failures():
+            data = self._socket.recv(size)
+        if not data:
+            raise EOFError("the server closed it")
+        return data
+
+    def write(self, data: bytes) -> None:
+        if self._held is not None:
+            self._held.append(data)
+            return
+        self._socket.settimeout(self._left())
+        with self._tls_failures():
+            self._socket.sendall(data)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Send all writes of the block in one piece, after it."""
+        held: list[bytes] = []
+        self._held = held
+        try:
+            yield
+        finally:
+            self._held = None
+        self.write(b"".join(held))
+
+    def flush(self) -> None:
+        """Do nothing: nothing is held back."""
+
+    def is_open(self) -> bool:
+        return self._socket.fileno() >= 0
+
+    def is_quiet(self) -> bool:
+        """Return whether the server has neither closed the connection nor sent unrequested bytes."""
+        if not self.is_open() or (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
+            return False
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return not poll.poll(0)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _left(self) -> float:
+        left = self._ends - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+    @contextmanager
+    def _tls_failures(self) -> Iterator[None]:
+        try:
+            yield
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError):
+            # The server is gone, as without TLS.
+            raise
+        except ssl.SSLError as error:
+            # With TLS 1.3 a server refuses the client's certificate only after the handshake, at the first read.
+            said = getattr(error, "verify_message", "") or (error.reason or str(error)).replace("_", " ").lower()
+            raise StoreUnavailable(
+                f"HBase's Thrift server {self._address} cannot be reached over TLS: {said}.", _TLS_HINT
+            ) from error
