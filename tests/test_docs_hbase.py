@@ -27,7 +27,7 @@ BESIDE = (ROOT / "janitor/app/hbase_place.py", *sorted((ROOT / "janitor/state").
 
 def sources() -> Iterator[ast.Module]:
     for package in ("janitor", "tms_core"):
-        for path in sorted((ROOT / package).rglob("hbase/*.py")):
+        for path in sorted((ROOT / package).rglob("hbase/**/*.py")):
             yield ast.parse(path.read_text(encoding="utf-8"))
     yield from (ast.parse(path.read_text(encoding="utf-8")) for path in BESIDE)
 
