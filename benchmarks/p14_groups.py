@@ -1,7 +1,8 @@
 """P14, P15 and P19: what working through a topic as a consumer group costs, through a real server.
 
 * **P14** read–process–write as a group, exactly once, beside the loop that there is without groups: a consumer whose
-  position is stored after each batch, which writes its bills outside transactions and may write some twice.
+  position is stored after each batch, which writes its bills outside transactions and may write some twice. Beside it:
+  the server's processor time for a poll, and for taking back what it claimed, with 400 open claims over that with 10.
 * **P15** messages per second that are produced *and* consumed in transactions, by three producers and four consumers,
   each a process of its own. Beside it: synced LevelDB batches of the same bytes, since disks differ.
 * **P19** from publish to the worker's loop while another transaction stays open in the topic, without an order.
@@ -9,6 +10,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import statistics
 import tempfile
@@ -21,9 +23,13 @@ from queue import SimpleQueue
 from benchmarks.figure import Figure, report
 from benchmarks.p4_publish import Bare
 from tests.hostile.attacks import milliseconds
+from tests.server.client import AVRO, TopicClient
+from tests.server.client import Client as RestClient
 from tests.server.process import Serve, configure
 from tests.support import size
-from tms_core.client import Client
+from tms_core.client import Client, Transaction, TransactionClient
+from tms_core.client.protocol.messages import encode_poll
+from tms_core.rowkey import MessageId
 
 BATCH, BYTES = 500, 1000
 #: Batches of a turn of P14, and turns.
@@ -32,6 +38,8 @@ BATCHES, TURNS = size("TMS_BENCH_GROUP_BATCHES", 40), size("TMS_BENCH_TURNS", 5)
 PRODUCED = size("TMS_BENCH_PRODUCED_BATCHES", 100)
 PRODUCERS, CONSUMERS = 3, 4
 LATE_MESSAGES = size("TMS_BENCH_LATE_MESSAGES", 100)
+#: Open claims that are compared, messages of each, and polls with so many.
+OPEN_CLAIMS, CLAIM, POLLS = (10, 400), 5, size("TMS_BENCH_GROUP_POLLS", 200)
 #: Between two messages of P19: long enough for the worker to be idle again.
 _PAUSE_SECONDS = 0.1
 #: After so long without a message a worker of P15 ends, in seconds.
@@ -45,6 +53,7 @@ def main() -> None:
         with Serve(configure(Path(folder))) as server:
             address = (server.url, server.transactions)
             read_process_write(address)
+            open_claims(server)
             late(address)
             rate = produce_and_consume(address)
             server.end()
@@ -107,6 +116,51 @@ def exactly_once(client: Client, topic: str) -> None:
         done += len(batch)
         if done == BATCHES * BATCH:
             work.stop()
+
+
+def open_claims(server: Serve) -> None:
+    """How much more the server does for a poll and a roll back while the group has many claims open."""
+    spent: dict[str, list[float]] = {"poll": [], "roll back": []}
+    with (
+        opened((server.url, server.transactions)) as client,
+        TransactionClient(server.transactions) as manager,
+        RestClient(server.port) as rest,
+    ):
+        fill(client, "default:claims", 1 + (max(OPEN_CLAIMS) + 1) * CLAIM // BATCH)
+        group = TopicClient(rest, "claims/consumers/group")
+        rest.ask("PUT", group.path, json.dumps({"position": str(MessageId(0, 0))}).encode())
+        held = 0
+        for number in OPEN_CLAIMS:
+            for _ in range(held, number):
+                claim(group, manager.start_short(600))
+            held, costs = number, {name: list[float]() for name in spent}
+            for _ in range(POLLS):
+                tx = manager.start_short()
+                before = processor_seconds(server.process.pid)
+                claim(group, tx)
+                between = processor_seconds(server.process.pid)
+                assert group.post("rollback", {"transactionWritePointer": str(tx.transaction_id)}).status == 200
+                costs["roll back"].append(processor_seconds(server.process.pid) - between)
+                costs["poll"].append(between - before)
+                manager.abort(tx)
+            for name, found in costs.items():
+                spent[name].append(statistics.median(found))
+    for name, (few, many) in spent.items():
+        details = {f"ms_{number}": round(1000 * one, 2) for number, one in zip(OPEN_CLAIMS, (few, many), strict=True)}
+        text = f"processor time of a group's {name} with {OPEN_CLAIMS[1]} open claims ÷ {OPEN_CLAIMS[0]}"
+        report(Figure("P14", text, round(many / few, 2), at_most=2, details=details))
+
+
+def claim(group: TopicClient, tx: Transaction) -> None:
+    """Claim a few messages without an order."""
+    body = encode_poll(None, CLAIM, tx, inclusive=True)
+    answer = group.post("poll", body, content_type=AVRO, x_tms_order="none")
+    assert (answer.status, bool(answer.body)) == (200, True)
+
+
+def processor_seconds(pid: int) -> float:
+    """How much processor time a process has used, in fractions of a microsecond (clock_getcpuclockid(3))."""
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 # --- P15 -------------------------------------------------------------------------------------------------------------

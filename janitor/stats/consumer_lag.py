@@ -25,7 +25,7 @@ from janitor.sweep.permission import Pacer
 from tms_core.clock import Clock
 from tms_core.consumers import lag
 from tms_core.consumers.claim_rows import claims_of
-from tms_core.consumers.claims import ConsumerGroup, GroupClaim, Truth, look, truth
+from tms_core.consumers.claims import ConsumerGroup, GroupClaim, look
 from tms_core.consumers.lag import Lag, LagTables
 from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import FormatError, StoreError
@@ -129,9 +129,8 @@ class LagCount:
         for position in positions:
             claims = self._claims(topic, position)
             now = look(position.id, claims, reader)
-            opened = [claim for claim in now.kept if truth(claim.pointer, reader) is Truth.OPEN]
             moved.append(position._replace(id=now.base))
-            claimed[position.name] = len(opened), sum(claim.tries > 1 for claim in (*opened, *now.free))
+            claimed[position.name] = len(now.open), sum(claim.tries > 1 for claim in (*now.open, *now.free))
             if claims:
                 yield len(claims)
         lags = yield from lag.count(self._tables, topic, moved, self._clock.now_ms())

@@ -77,13 +77,13 @@ def test_given_an_invalid_transaction_above_the_read_pointer_then_its_claim_is_v
 
 def test_given_claims_that_are_done_then_those_that_touch_the_base_become_part_of_it() -> None:
     found = look(at(0), [claim(0, 2, 1), claim(2, 4, 2), claim(6, 8, 3)], READER)
-    assert (found.base, found.merged, found.kept) == (at(4), 2, (claim(6, 8, 3),))
+    assert (found.base, found.merged, found.covered) == (at(4), 2, [claim(6, 8, 0, tries=0)])
     assert [(one.after, one.until) for one in found.segments] == [(at(4), at(6)), (at(8), None)]
 
 
 def test_given_an_open_claim_then_nothing_of_it_is_given_out_and_what_is_behind_waits_for_the_base() -> None:
     found = look(at(0), [claim(0, 2, 11), claim(2, 4, 2)], READER)
-    assert (found.base, found.open) == (at(0), 11)
+    assert (found.base, found.open) == (at(0), [claim(0, 2, 11)])
     assert [(one.after, one.until) for one in found.segments] == [(at(4), None)]
 
 

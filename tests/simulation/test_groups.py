@@ -72,7 +72,7 @@ def counts_as(wrong: Truth) -> Plant:
             found = true_truth(pointer, reader)
             return wrong if found is Truth.OPEN else found
 
-        monkeypatch.setattr(claims, "truth", truth)
+        monkeypatch.setattr(claims, "truths", lambda pointers, reader: {one: truth(one, reader) for one in pointers})
         monkeypatch.setattr(groups, "truth", truth)
 
     return plant
@@ -155,7 +155,7 @@ def released_rows_read_from_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def interruptions_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "settled", lambda found, reader, _, *more: claims.settled(found, reader, 0, *more))
+    monkeypatch.setattr(groups, "settled", lambda claim, **given: claims.settled(claim, **given | {"interrupted": 0}))
 
 
 def waiting_messages_taken_for_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,9 +15,12 @@ The rules here are pure: claims and a reader's view go in, what may be given out
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from enum import Enum
+from functools import cached_property
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import NamedTuple
 
 from tms_core.rowkey import LONG_MAX, MessageId, generation_prefix
@@ -34,9 +37,19 @@ _MOST_SEQUENCE = 2**16 - 1
 Rank = tuple[int, int, int, int]
 #: Below all ids.
 LOWEST: Rank = (0, 0, 0, 0)
+_start = attrgetter("start")
 
 
-class GroupClaim(NamedTuple):
+class _ClaimFields(NamedTuple):
+    first: MessageId
+    last: MessageId
+    pointer: int
+    tries: int
+    size: int = 0
+    retry_ms: int = 0
+
+
+class GroupClaim(_ClaimFields):
     """Messages that were given out.
 
     Attributes:
@@ -48,12 +61,16 @@ class GroupClaim(NamedTuple):
         retry_ms: of a mark, the time before which they are not given out again, in milliseconds; 0: at once.
     """
 
-    first: MessageId
-    last: MessageId
-    pointer: int
-    tries: int
-    size: int = 0
-    retry_ms: int = 0
+    # A group's server keeps its claims from poll to poll, and each poll compares all of them.
+    @cached_property
+    def start(self) -> Rank:
+        """Return the rank of the id before them."""
+        return rank(self.first)
+
+    @cached_property
+    def stop(self) -> Rank:
+        """Return the rank of the last of them."""
+        return rank(self.last)
 
 
 class ConsumerGroup(NamedTuple):
@@ -140,21 +157,23 @@ class Look(NamedTuple):
 
     Attributes:
         base: how far all is done.
-        open: the lowest pointer of the claims that are open; None: there is none.
         merged: the highest pointer of the claims that are done and lie before the base now; 0: there is none.
         segments: what is neither done nor claimed, in order.
-        kept: claims that stay as they are.
-        free: marks behind the base, and void claims that are not settled.
+        covered: where claims lie that stay as they are, in order; those that touch are together.
+        open: the claims of other transactions that are not decided.
         own: behind what the reader itself has claimed.
+        gone: rows that do not stay: claims that are done and lie before the base, void ones, and marks.
+        free: the marks that take the place of those.
     """
 
     base: MessageId
-    open: int | None
     merged: int
     segments: tuple[Segment, ...]
-    kept: tuple[GroupClaim, ...]
-    free: tuple[GroupClaim, ...]
+    covered: list[GroupClaim]
+    open: list[GroupClaim]
     own: Rank
+    gone: list[GroupClaim]
+    free: list[GroupClaim]
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
@@ -180,12 +199,20 @@ def truth(pointer: int, reader: Transaction) -> Truth:
     return Truth.VOID if reader.is_excluded(pointer) else Truth.OPEN
 
 
-def settled(
-    claims: Iterable[GroupClaim], reader: Transaction, interrupted: int, backoff: Backoff, now_ms: int
-) -> list[GroupClaim]:
-    """Return claims with marks in the place of void ones, in which only that counts what the program did not finish.
+def truths(pointers: AbstractSet[int], reader: Transaction) -> dict[int, Truth]:
+    """Return :func:`truth` of each pointer. Nearly all are in progress, and sets find those fastest."""
+    own = (0, reader.transaction_id, reader.write_pointer, *reader.checkpoint_write_pointers)
+    in_progress = pointers & set(reader.in_progress).difference(own)
+    found = dict.fromkeys(in_progress, Truth.OPEN)
+    found.update((pointer, truth(pointer, reader)) for pointer in pointers - in_progress)
+    return found
 
-    What counts waits from now on; marks that have waited long enough do not any more.
+
+def settled(claim: GroupClaim, interrupted: int, backoff: Backoff, now_ms: int) -> GroupClaim:
+    """Return the mark that takes the place of a void claim or mark; of 0 tries it is needless.
+
+    In it only that counts what the program did not finish. What counts waits from now on; a mark that has waited long
+    enough does not any more.
 
     A void claim of a transaction that had begun when the server was interrupted counts as no delivery: whether the
     program got its messages, or could not end the transaction, is not known. A program that gives them back says so.
@@ -193,34 +220,49 @@ def settled(
     Args:
         interrupted: the last transaction that had begun when the server was last started, or took over; 0: none.
     """
-
-    def one(claim: GroupClaim) -> GroupClaim:
-        if claim.pointer <= 0:
-            return claim._replace(retry_ms=backoff.still(claim.retry_ms, now_ms)) if claim.retry_ms else claim
-        if truth(claim.pointer, reader) is not Truth.VOID:
-            return claim
-        if claim.pointer <= interrupted:
-            return claim._replace(pointer=0, tries=claim.tries - 1)
-        return claim._replace(pointer=0, retry_ms=backoff.retry_ms(claim.tries, now_ms))
-
-    return [claim for claim in map(one, claims) if claim.pointer > 0 or claim.tries > 0]
+    if claim.pointer <= 0:
+        return claim._replace(retry_ms=backoff.still(claim.retry_ms, now_ms))
+    if claim.pointer <= interrupted:
+        return claim._replace(pointer=0, tries=claim.tries - 1)
+    return claim._replace(pointer=0, retry_ms=backoff.retry_ms(claim.tries, now_ms))
 
 
-def look(base: MessageId, claims: Sequence[GroupClaim], reader: Transaction) -> Look:
-    """What a group's rows come to."""
-    found = [(truth(claim.pointer, reader), claim) for claim in sorted(claims, key=_first)]
-    merged = 0
-    for is_, claim in found:
-        if is_ is Truth.DONE and _first(claim) <= rank(base):
+def look(
+    base: MessageId,
+    claims: Iterable[GroupClaim],
+    reader: Transaction,
+    settle: Callable[[GroupClaim], GroupClaim] = lambda claim: claim,
+) -> Look:
+    """What a group's rows come to.
+
+    Args:
+        settle: makes marks of void claims, see :func:`settled`; without it they stand for marks as they are.
+    """
+    in_order = sorted(claims, key=_start)
+    view = truths({claim.pointer for claim in in_order}, reader)
+    # Looked up once: an enumeration's members are slow, and with many claims these loops are most of what a poll costs.
+    done, void, undecided, own = Truth.DONE, Truth.VOID, Truth.OPEN, Truth.OWN
+    merged, done_to = 0, rank(base)
+    for claim in in_order:
+        if view[claim.pointer] is done and claim.start <= done_to:
             merged = max(merged, claim.pointer)
-            base = max(base, claim.last, key=rank)
-    done_to = rank(base)
-    behind = [(is_, claim) for is_, claim in found if rank(claim.last) > done_to]
-    kept = tuple(claim for is_, claim in behind if is_ is not Truth.VOID)
-    free = tuple(claim for is_, claim in behind if is_ is Truth.VOID)
-    opened = min((claim.pointer for is_, claim in behind if is_ is Truth.OPEN), default=None)
-    own = max((rank(claim.last) for is_, claim in behind if is_ is Truth.OWN), default=LOWEST)
-    return Look(base, opened, merged, tuple(_segments(base, kept, free)), kept, free, own)
+            if claim.stop > done_to:
+                base, done_to = claim.last, claim.stop
+    kept, opened, gone, free, own_to = *(list[GroupClaim]() for _ in range(4)), LOWEST
+    for claim in in_order:
+        is_ = view[claim.pointer]
+        if claim.stop <= done_to or is_ is void:
+            gone.append(claim)
+            if is_ is void and claim.stop > done_to and (mark := settle(claim)).tries:
+                free.append(mark)
+            continue
+        kept.append(claim)
+        if is_ is undecided:
+            opened.append(claim)
+        elif is_ is own:
+            own_to = max(own_to, claim.stop)
+    covered = _joined(kept)
+    return Look(base, merged, tuple(_segments(base, covered, free)), covered, opened, own_to, gone, free)
 
 
 def given_back(
@@ -242,9 +284,9 @@ def given_back(
             claim._replace(retry_ms=backoff.retry_ms(claim.tries, now_ms)) if claim.pointer else claim for claim in free
         ], kept
     own = [claim for claim in free if claim.pointer == pointer]
-    kept += [claim._replace(last=min(claim.last, after, key=rank)) for claim in own if _first(claim) < rank(after)]
+    kept += [claim._replace(last=min(claim.last, after, key=rank)) for claim in own if claim.start < rank(after)]
     back = [claim._replace(first=max(claim.first, after, key=rank), tries=claim.tries - 1) for claim in own]
-    return [claim for claim in free if claim.pointer == 0] + [one for one in back if _first(one) < rank(one.last)], kept
+    return [claim for claim in free if claim.pointer == 0] + [one for one in back if one.start < one.stop], kept
 
 
 def never_given(claims: Sequence[GroupClaim], taken: Sequence[GroupClaim]) -> tuple[list[GroupClaim], list[GroupClaim]]:
@@ -282,7 +324,7 @@ def marks(free: Sequence[GroupClaim], base: MessageId, taken: Sequence[GroupClai
         return []
     return [
         GroupClaim(part.after, part.until, 0, *part[2:])
-        for part in _segments(base, taken, free)
+        for part in _segments(base, sorted(taken, key=_start), free)
         if part.tries and part.until is not None
     ]
 
@@ -291,30 +333,46 @@ def runs(
     after: MessageId, until: MessageId, holes: Iterable[tuple[MessageId, MessageId]]
 ) -> list[tuple[MessageId, MessageId]]:
     """A range of ids without some others in it; the first id of each is exclusive."""
-    return [(first, last) for first, last in _without(after, until, sorted(holes, key=_start)) if last is not None]
+    covered = sorted((GroupClaim(first, last, 0, 0) for first, last in holes), key=_start)
+    return [(first, last) for first, last in _without(after, until, covered) if last is not None]
+
+
+def _joined(claims: Iterable[GroupClaim]) -> list[GroupClaim]:
+    """Join claims, which come in the order of their beginnings, to ranges that neither touch nor overlap."""
+    spans, stop = list[list[MessageId]](), LOWEST
+    for claim in claims:
+        if not spans or claim.start > stop:
+            spans.append([claim.first, claim.last])
+            stop = claim.stop
+        elif claim.stop > stop:
+            spans[-1][1], stop = claim.last, claim.stop
+    return [GroupClaim(first, last, 0, 0) for first, last in spans]
 
 
 def _segments(base: MessageId, kept: Iterable[GroupClaim], free: Sequence[GroupClaim]) -> Iterator[Segment]:
     """What lies behind an id and in no claim, each part with the highest number of tries of the marks over it.
 
     It takes one walk over where claims and marks begin and end, since a long transaction can have thousands.
+
+    Args:
+        kept: claims in the order of their beginnings.
     """
     if not free:
-        for after, until in _without(base, None, [(claim.first, claim.last) for claim in sorted(kept, key=_first)]):
+        for after, until in _without(base, None, kept):
             yield Segment(after, until, 0)
         return
-    free = sorted(free, key=_first)
-    ends = {end for claim in free for end in (claim.first, claim.last) if rank(end) > rank(base)}
-    gaps = list(_without(base, None, [(claim.first, claim.last) for claim in sorted(kept, key=_first)]))
+    free, above = sorted(free, key=_start), rank(base)
+    ends = {end for claim in free for end in (claim.first, claim.last) if rank(end) > above}
+    gaps = list(_without(base, None, kept))
     cuts = sorted({*ends, *(after for after, _ in gaps)}, key=rank)
     begun, at, over, found = 0, 0, list[tuple[int, int, int, Rank]](), None
     for after, until in gaps:
         at = bisect_right(cuts, rank(after), lo=at, key=rank)
         stop = len(cuts) if until is None else bisect_left(cuts, rank(until), lo=at, key=rank)
         for first, last in zip([after, *cuts[at:stop]], [*cuts[at:stop], until], strict=True):
-            while begun < len(free) and _first(free[begun]) <= rank(first):
+            while begun < len(free) and free[begun].start <= rank(first):
                 mark = free[begun]
-                heappush(over, (-mark.tries, -mark.retry_ms, mark.size, rank(mark.last)))
+                heappush(over, (-mark.tries, -mark.retry_ms, mark.size, mark.stop))
                 begun += 1
             while over and over[0][3] <= rank(first):
                 heappop(over)
@@ -330,25 +388,17 @@ def _segments(base: MessageId, kept: Iterable[GroupClaim], free: Sequence[GroupC
 
 
 def _without(
-    after: MessageId, until: MessageId | None, covered: Iterable[tuple[MessageId, MessageId]]
+    after: MessageId, until: MessageId | None, covered: Iterable[GroupClaim]
 ) -> Iterator[tuple[MessageId, MessageId | None]]:
-    """What is left of a range without other ranges, which come in the order of their beginnings."""
+    """What is left of a range without claims, which come in the order of their beginnings."""
     at, stop = rank(after), None if until is None else rank(until)
-    for first, last in covered:
-        start, end = rank(first), rank(last)
+    for claim in covered:
+        start = claim.start
         if stop is not None and start >= stop:
             break
         if start > at:
-            yield after, first
-        if end > at:
-            after, at = last, end
+            yield after, claim.first
+        if (end := claim.stop) > at:
+            after, at = claim.last, end
     if stop is None or at < stop:
         yield after, until
-
-
-def _first(claim: GroupClaim) -> Rank:
-    return rank(claim.first)
-
-
-def _start(span: tuple[MessageId, MessageId]) -> Rank:
-    return rank(span[0])

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -239,11 +240,10 @@ class Groups:
             former = self._consumers.found(metadata, name)
             rows = self._rows_of(group, former)
             now_ms = self._shelf.clock.now_ms()
-            claims = settled([claim for _, claim in rows], reader, self._interrupted, self._backoff, now_ms)
-            self._tell_failed(
-                metadata, name, _failed_since([claim for claim in claims if not claim.pointer], rows), reader
-            )
-            seen = look(former.id, claims, reader)
+            claims = [claim for _, claim in rows]
+            settle = partial(settled, interrupted=self._interrupted, backoff=self._backoff, now_ms=now_ms)
+            seen = look(former.id, claims, reader, settle)
+            self._tell_failed(metadata, name, _failed_since(seen.free, seen.gone), reader)
             held = self._held(group, former, seen, request)
             self._remember(group, seen.merged)
             found = _Choice(Given([], held=held), [], seen.base)
@@ -251,19 +251,20 @@ class Groups:
                 found = self._read(metadata, seen, request)
             if found.base != seen.base:
                 # It may touch claims now that are done.
-                seen = look(found.base, claims, reader)
+                seen = look(found.base, claims, reader, settle)
                 self._remember(group, seen.merged)
             drained = sealed and found.given.at_end and seen.own == LOWEST
             noted = self._drained_row(group) if drained else []
             if found.taken and self._transactions is not None:
                 self._transactions.note_written(pointer, group.label)
-            self._write(metadata, former, rows, seen, found._replace(base=seen.base), noted)
+            new = [*found.taken, *marks(seen.free, seen.base, [*seen.covered, *found.taken])]
+            self._write(metadata, former, seen.base, seen.gone, new, noted)
             # Without waiting for the disk: if that failed, the claim would be answered as not written.
             if found.taken and self._transactions is not None and not self._transactions.is_in_progress(pointer):
                 # It ended while the claim was on its way to the disk, and what it has claimed is not answered.
                 former = self._consumers.found(metadata, name)
                 rows = self._rows_of(group, former)
-                self._free(metadata, former, rows, never_given([claim for _, claim in rows], found.taken))
+                self._free(metadata, former, rows, pointer, never_given([claim for _, claim in rows], found.taken))
                 raise _ended(pointer)
         return found.given._replace(sealed=sealed, drained=drained)
 
@@ -302,8 +303,9 @@ class Groups:
                 raise ConsumerConflict(f"Transaction {pointer} has ended.", "What it has claimed cannot be given back.")
             now_ms = self._shelf.clock.now_ms()
             free, kept = given_back([claim for _, claim in rows], pointer, after, self._backoff, now_ms)
-            self._free(metadata, former, rows, (free, kept))
-            self._tell_failed(metadata, name, [] if after is not None else _failed_since(free, rows), None)
+            self._free(metadata, former, rows, pointer, (free, kept))
+            if after is None:
+                self._tell_failed(metadata, name, _failed_since(free, free), None)
             if self._transactions is not None and all(claim.pointer != pointer for claim in kept):
                 self._transactions.note_taken_back(pointer, group.label)
 
@@ -377,7 +379,7 @@ class Groups:
         merged = max(seen.merged, self._merged.get(group, 0))
         if merged and truth(merged, reader) is Truth.OPEN:
             return merged
-        return seen.open
+        return min((claim.pointer for claim in seen.open), default=None)
 
     def _is_too_old(self, reader: Transaction, former: Position) -> bool:
         """Whether a group has moved since a transaction began, and it may be forgotten by whom."""
@@ -426,7 +428,7 @@ class Groups:
             if not fetch.is_at_end and request.order is Order.PARTITION and segment.until is None:
                 break
             # What another one has claimed may come free at any time, without a new message.
-            if segment.until is None and fetch.is_at_end and not fetch.holes and seen.open is None:
+            if segment.until is None and fetch.is_at_end and not fetch.holes and not seen.open:
                 at_end, position = not retry_ms, fetch.position or _behind(segment.after)
         wait_ms = max(1, min(retry_ms) - self._shelf.clock.now_ms()) if retry_ms else None
         return _Choice(Given([], position=position, at_end=at_end, wait_ms=wait_ms), [], base)
@@ -483,37 +485,33 @@ class Groups:
         self,
         metadata: TopicMetadata,
         former: Position,
-        rows: Sequence[tuple[bytes, GroupClaim]],
-        seen: Look,
-        found: _Choice,
+        base: MessageId,
+        old: Iterable[GroupClaim],
+        new: Iterable[GroupClaim],
         noted: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        """Write the group's rows as they are from now on, if that is another way than they were.
+        """Write how far the group is, and the rows that are new in the place of old ones, if that changes anything.
 
         Args:
             noted: rows to write besides.
         """
         group = ConsumerGroup.of(metadata, former.name)
-        covered = (*seen.kept, *found.taken)
-        wanted = {*covered, *marks(seen.free, found.base, covered)}
-        there = {claim for _, claim in rows}
-        # Only what changes is packed: to pack one takes as long as all else that is done with a claim that stays.
+        there, wanted = set(old), set(new)
         packed = [(*pack(group, claim), claim) for claim in wanted - there]
         changed = {key: value for key, value, _ in packed}
         puts = [*changed.items(), *noted]
-        # Sets keep the hashes of what is in them, and to hash a claim takes long, too.
         gone = there - wanted
-        deletes = [key for key, claim in rows if claim in gone and key not in changed] if gone else []
-        if puts or deletes or found.base != former.id:
-            read_ms = found.base.publish_ms if found.base != former.id else 0
+        deletes = [key for key, _ in (pack(group, claim) for claim in gone) if key not in changed]
+        if puts or deletes or base != former.id:
+            read_ms = base.publish_ms if base != former.id else 0
             # Always another one, whatever the clock says: by that a deposed server's late write is told.
             updated_ms = max(self._shelf.clock.now_ms(), former.updated_ms + 1, read_ms)
-            after = Position(former.name, found.base, updated_ms, former.since_ms)
+            after = Position(former.name, base, updated_ms, former.since_ms)
             known = self._rows.pop(group, None)
             self._consumers.move(metadata, former, after, puts, deletes)
             if known is not None:
                 dropped = {*changed, *deletes}
-                kept = [row for row in rows if row[0] not in dropped]
+                kept = [row for row in known.rows if row[0] not in dropped]
                 kept += [(key, claim) for key, _, claim in packed]
                 self._keep(group, known._replace(position=after, rows=kept))
 
@@ -543,12 +541,18 @@ class Groups:
         return [pack_drained(group, self._merged.get(group, 0))] if known in (None, NOT_DRAINED) else []
 
     def _free(
-        self, metadata: TopicMetadata, former: Position, rows: list[tuple[bytes, GroupClaim]], divided: _Divided
+        self,
+        metadata: TopicMetadata,
+        former: Position,
+        rows: list[tuple[bytes, GroupClaim]],
+        pointer: int,
+        divided: _Divided,
     ) -> None:
-        """Make marks of the claims that are free; the others stay."""
+        """Make marks of the claims of a transaction that are free; the others stay."""
         free, kept = divided
-        seen = Look(former.id, None, 0, (), tuple(kept), tuple(free), LOWEST)
-        self._write(metadata, former, rows, seen, _Choice(Given([]), [], former.id))
+        old = [claim for _, claim in rows if claim.pointer in (0, pointer)]
+        new = [*(claim for claim in kept if claim.pointer == pointer), *marks(free, former.id, kept)]
+        self._write(metadata, former, former.id, old, new)
 
     # -- the transaction ----------------------------------------------------------------------------------------------
 
@@ -584,13 +588,14 @@ class Groups:
         return self._transactions is None or self._transactions.status(pointer) == "in progress"
 
 
-def _failed_since(free: Sequence[GroupClaim], rows: Sequence[tuple[bytes, GroupClaim]]) -> list[GroupClaim]:
+def _failed_since(free: Iterable[GroupClaim], rows: Iterable[GroupClaim]) -> list[GroupClaim]:
     """What has failed again and is not a mark in the table yet.
 
     Args:
         free: marks and, of one transaction that gives back what it has, claims.
+        rows: among which the marks of the table are.
     """
-    known = {(claim.first, claim.tries) for _, claim in rows if not claim.pointer}
+    known = {(claim.first, claim.tries) for claim in rows if not claim.pointer}
     return [claim for claim in free if claim.tries > 1 and (claim.first, claim.tries) not in known]
 
 
