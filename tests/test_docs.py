@@ -418,6 +418,8 @@ def typed(text: str) -> Iterator[str]:
 
 
 def test_every_command_of_a_page_parses(page: Path) -> None:
+    if page.name.startswith("options-"):
+        return  # generated; tests of the help parse its examples
     for line in typed(page.read_text(encoding="utf-8")):
         try:
             resolve(" ".join(line.replace("…", "something").split()))

@@ -17,8 +17,8 @@ from tools.reference import commands
 ROOT = Path(__file__).parents[1]
 CONFIGURATION = ROOT / "zensical.toml"
 LONGEST_PAGE_LINES = 250
-#: Pages that are generated, or that list every message or command.
-LONG_PAGES = {"api.md", "options-janitor.md", "options-tms.md", "commands.md", "messages.md", "law.md", "alerts.md"}
+#: Pages that are generated, or that list every rule, message or command.
+LONG_PAGES = {"api.md", "options-janitor.md", "options-tms.md", "commands.md", "messages.md", "law.md"}
 
 
 def build(folder: Path, *, addition: str = "") -> subprocess.CompletedProcess[str]:

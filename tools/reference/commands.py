@@ -31,7 +31,7 @@ def page(name: str) -> str:
 def _helps(command: click.Command, name: str, parent: click.Context | None) -> Iterator[tuple[str, str]]:
     """Yield the path of a command and of all below it, each with its help."""
     # The width of the terminal must not change the page.
-    context = click.Context(command, info_name=name, parent=parent, terminal_width=100, max_content_width=100)
+    context = command.make_context(name, [], parent, terminal_width=100, max_content_width=100, resilient_parsing=True)
     yield context.command_path, command.get_help(context)
     if isinstance(command, click.Group):
         for each in command.list_commands(context):
