@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -475,6 +476,21 @@ def test_poll_after_many_batches_came_back_gives_them_together(desk: GroupDesk, 
     assert order is Order.NONE or found == sorted(found, key=int)
     # Of failed batches half goes at a time; in order that is all that one answer can have.
     assert polls <= (2 if end == "given back" else 600 if order is Order.PARTITION else 20)
+
+
+def test_poll_without_waits_gives_other_messages_every_other_time_while_one_always_fails(desk: GroupDesk) -> None:
+    desk.publish(b"bad", b"worse", *(b"%d" % number for number in range(20)))
+    failed, done = Counter[bytes](), list[bytes]()
+    for _ in range(60):
+        payloads = desk.any(tx := desk.begin(), 1)
+        if payloads[0] in (b"bad", b"worse"):
+            failed.update(payloads)
+            desk.roll_back(tx)
+        else:
+            done += payloads
+            desk.commit(tx)
+    assert done == [b"%d" % number for number in range(20)]
+    assert min(failed.values()) >= 18
 
 
 def test_poll_of_batches_that_failed_next_to_each_other_gives_half_of_the_limit(desk: GroupDesk) -> None:

@@ -436,7 +436,7 @@ class ConsumerSettings(Section):
     retry_seconds: CountOrZero = setting(
         1,
         "wait of a consumer group before a message that failed comes again, doubled after each failure; 0: no wait, "
-        "and a message that always fails holds up the others",
+        "and a message that always fails takes every second poll",
         unit="seconds",
         reason="a short fault passes, and with max_deliveries=4 a fault of 7 s sends nothing to the dead letters",
     )

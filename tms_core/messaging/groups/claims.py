@@ -199,6 +199,8 @@ class Groups:
         #: when this began to serve the groups.
         self._merged: dict[ConsumerGroup, int] = {}
         self._forgotten = self._interrupted = self._last_pointer()
+        #: Whether failed messages came first the last time; see _in_turn.
+        self._failed_first = False
         self._rows: dict[ConsumerGroup, _KnownRows] = {}
         self._kept_rows = 0
         self._seldom = SeldomLogger(get_logger(__name__))
@@ -406,7 +408,8 @@ class Groups:
     def _read(self, metadata: TopicMetadata, seen: Look, request: GroupPoll) -> _Choice:
         """Read the first messages that are free."""
         base, position, at_end, retry_ms = seen.base, None, False, list[int]()
-        for at, segment in enumerate(seen.segments):
+        segments = self._in_turn(seen.segments, request)
+        for at, segment in enumerate(segments):
             # A transaction reads forwards, so that what it has not handed on lies behind what it has.
             if rank(segment.after) < seen.own:
                 continue
@@ -420,7 +423,7 @@ class Groups:
                 metadata, segment, request, together(request.limit, segment.tries, request.max_deliveries)
             )
             if part.messages:
-                messages, claims = self._with_next(metadata, seen.segments[at + 1 :], request, part, segment.tries)
+                messages, claims = self._with_next(metadata, segments[at + 1 :], request, part, segment.tries)
                 return _Choice(Given(messages, segment.tries + 1), claims, base)
             if part.ranges and segment.after == base == part.ranges[0][0]:
                 base = part.ranges[0][1]
@@ -429,9 +432,21 @@ class Groups:
                 break
             # What another one has claimed may come free at any time, without a new message.
             if segment.until is None and fetch.is_at_end and not fetch.holes and not seen.open:
-                at_end, position = not retry_ms, fetch.position or _behind(segment.after)
+                at_end, position = True, fetch.position or _behind(segment.after)
         wait_ms = max(1, min(retry_ms) - self._shelf.clock.now_ms()) if retry_ms else None
-        return _Choice(Given([], position=position, at_end=at_end, wait_ms=wait_ms), [], base)
+        return _Choice(Given([], position=position, at_end=at_end and not retry_ms, wait_ms=wait_ms), [], base)
+
+    def _in_turn(self, segments: Sequence[Segment], request: GroupPoll) -> Sequence[Segment]:
+        """Sort segments in the order in which they are tried.
+
+        Without an order and without waits, failed messages and others come first in turns. If failed ones always came
+        first, a message that always fails would stop the queue. If they always came last, it would not reach its last
+        delivery while others arrive, and the base of the group would stay before it.
+        """
+        if request.order is Order.PARTITION or self._backoff.first_ms or not any(one.tries for one in segments):
+            return segments
+        self._failed_first = not self._failed_first
+        return sorted(segments, key=lambda one: ((one.tries > 0) != self._failed_first, one.tries))
 
     def _with_next(
         self, metadata: TopicMetadata, segments: Sequence[Segment], request: GroupPoll, part: _Part, tries: int
