@@ -54,7 +54,7 @@ _FIGURES = """
 ## Figures of the alerts
 
 `prometheusRule.thresholds` has other defaults with `mode: cronjob`, where runs are started from outside. Those below
-are for a run a day; `downSeconds`, `newSeconds`, `successSeconds`, `windowSeconds` and `snapshotSeconds` follow
+are for a run a day; `downSeconds`, `newSeconds`, `successSeconds` and `windowSeconds` follow
 `cronjob.schedule`: the longest time between two turns, and two hours. A daemon's figures grow with
 `janitor.every_seconds`, or follow `janitor.cron` in the same way.
 

@@ -16,6 +16,7 @@ from prometheus_client.core import Metric, Sample
 
 from janitor.report import COUNTED_REASONS
 from janitor.rules.policy import Hold, Rule
+from janitor.status.health import Condition
 from janitor.sweep.transactions import Problem
 
 #: Label values of one series, in the order of the metric's labels.
@@ -155,6 +156,7 @@ GAUGES = (
         f"{PREFIX}oldest_overdue_timestamp_seconds", "gauge", "Time of the oldest overdue row.", ("table", "rule"), DUE
     ),
     _gauge("kept_rows", "Rows that stay for another reason than being live.", reason=COUNTED_REASONS),
+    _gauge("attention", "1 where janitor status asks an operator to check this condition.", condition=Condition),
     _gauge("held_topics", "Topics whose deletions wait.", reason=Hold),
     _gauge("quarantined_topics", "Topics that are put aside because they failed too often."),
     _gauge("paused", "1 when anything is paused, be it a single topic."),

@@ -22,6 +22,7 @@ from janitor.metrics.catalogue import COUNTERS, DUE, GAUGES, PHASE_DURATION, PRE
 from janitor.metrics.series import PerTopic, TopicName
 from janitor.rules.policy import Hold
 from janitor.state.base import CounterKey
+from janitor.status.health import Condition, find_problems
 from janitor.status.status import Status
 from janitor.sweep.transactions import Problem
 from tms_core.transaction.model import transaction_ms
@@ -132,7 +133,9 @@ def _gauges(status: Status) -> Iterator[Metric]:
 
 def _janitor(status: Status) -> dict[str, Series]:
     """Figures of the process and its runs."""
+    asked = {reason.condition for reason in find_problems(status)}
     return {
+        "attention": {(condition,): condition in asked for condition in Condition},
         "build_info": {(status.version,): 1},
         "heartbeat_timestamp_seconds": {(): seconds(status.heartbeat_ms)},
         "next_run_timestamp_seconds": {(): seconds(status.next_run_ms)},

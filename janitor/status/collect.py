@@ -369,9 +369,12 @@ def _boundary(state: State, terms: Terms, now_ms: int) -> BoundaryFigures:
     if refuted is not None:
         obstacles.insert(0, refuted.message)
     claim = state.claim()
+    # An operator who does not want a boundary does not set how long a transaction may write.
+    last = str(claim.bound) if claim is not None and terms.lifetime_known else None
     if claim is None or not boundary.in_force(claim, evidence, now_ms, terms.lifetime):
-        return BoundaryFigures(limits=limits, obstacles=obstacles, refuted=refuted.message if refuted else "")
-    return BoundaryFigures(str(claim.bound), claim.made_ms, claim.run_id, limits, obstacles)
+        said = refuted.message if refuted else ""
+        return BoundaryFigures(limits=limits, obstacles=obstacles, refuted=said, last=last)
+    return BoundaryFigures(str(claim.bound), claim.made_ms, claim.run_id, limits, obstacles, last=last)
 
 
 def _topics(

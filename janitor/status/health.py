@@ -2,12 +2,14 @@
 
 A person on call reads one line first. It is made from the status here and not in the page, so that it is tested
 like anything else and every reader of the API gets the same one. Each reason says what is wrong, not how it is shown.
+The metrics export the same reasons by condition, and alerts take them from there, so no alert contradicts the status.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
 from janitor.state.base import EVERYTHING
@@ -27,11 +29,29 @@ MISSED_RUNS, GRACE_MS = 3, 3_600_000
 #: How long readers wait for a transaction before a person has to check it, in milliseconds.
 LATE_MS = 600_000
 
-#: How far the prune boundary may be behind, in seconds; the alert TmsBoundaryStuck takes the same.
+#: How far the prune boundary may be behind, in seconds.
 STUCK_SECONDS = 345_600
 
 #: How many patterns are named before they become too many for a line.
 _NAMED = 3
+
+
+class Condition(StrEnum):
+    """A kind of reason for which somebody has to check the janitor; a label value of the metric ``attention``."""
+
+    BOUNDARY_REFUTED = "boundary_refuted"
+    NOT_ADOPTED = "not_adopted"
+    GUARD_TRIPPED = "guard_tripped"
+    JOB_FAILING = "job_failing"
+    NO_RUN = "no_run"
+    RUN_FAILED = "run_failed"
+    TOPIC_QUARANTINED = "topic_quarantined"
+    SNAPSHOT_UNUSABLE = "snapshot_unusable"
+    BOUNDARY_STUCK = "boundary_stuck"
+    READERS_BLOCKED = "readers_blocked"
+    MESSAGES_AHEAD = "messages_ahead"
+    TOPIC_HELD = "topic_held"
+    PAUSED = "paused"
 
 
 class Reason(NamedTuple):
@@ -39,6 +59,7 @@ class Reason(NamedTuple):
 
     text: str
     about: str = ""
+    condition: Condition | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +75,7 @@ class Health:
     reasons: tuple[Reason, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {"level": self.level, "reasons": [reason._asdict() for reason in self.reasons]}
+        return {"level": self.level, "reasons": [{"text": one.text, "about": one.about} for one in self.reasons]}
 
 
 def judge(status: Status, alive: str = "", ready: str = "") -> Health:
@@ -65,7 +86,7 @@ def judge(status: Status, alive: str = "", ready: str = "") -> Health:
         alive: why the janitor does not live; empty when it does.
         ready: why it is not ready; empty when it is.
     """
-    down, attention = tuple(_down(status, alive)), tuple(_attention(status))
+    down, attention = tuple(_down(status, alive)), tuple(find_problems(status))
     if ready and not down and not attention:
         attention = (Reason(ready),)
     if down:
@@ -82,30 +103,38 @@ def _down(status: Status, alive: str) -> Iterator[Reason]:
         yield Reason("No janitor is running; these are the figures its state holds.")
 
 
-def _attention(status: Status) -> Iterator[Reason]:
+def find_problems(status: Status) -> Iterator[Reason]:
+    """Yield what somebody has to check while the janitor works, the gravest first; each reason has its condition."""
     if status.boundary.refuted:
-        yield Reason(f"The prune boundary was false: {status.boundary.refuted}.", "boundary")
+        text = f"The prune boundary was false: {status.boundary.refuted}."
+        yield Reason(text, "boundary", Condition.BOUNDARY_REFUTED)
     if status.adopted_ms is None:
-        yield Reason("This store is not adopted; until it is, nothing is deleted.", "adopt")
+        text = "This store is not adopted; until it is, nothing is deleted."
+        yield Reason(text, "adopt", Condition.NOT_ADOPTED)
     for guard in status.guards:
         if guard.tripped and (guard.guard != _ADOPTION or status.adopted_ms is not None):
-            yield Reason(f"The {guard.guard} guard stopped the last run.", "guards")
+            yield Reason(f"The {guard.guard} guard stopped the last run.", "guards", Condition.GUARD_TRIPPED)
     for job, error in status.failing.items():
-        yield Reason(f"The {job} job fails: {error.rstrip('.')}.", "run")
+        yield Reason(f"The {job} job fails: {error.rstrip('.')}.", "run", Condition.JOB_FAILING)
     yield from _no_run(status)
     yield from _last_run(status)
-    yield from _topics("is quarantined", "aside", (entry.topic for entry in status.quarantined))
+    quarantined = (entry.topic for entry in status.quarantined)
+    yield from _topics("is quarantined", "aside", Condition.TOPIC_QUARANTINED, quarantined)
     if status.snapshot.problem not in ("", "not_configured"):
         problem = f"The transaction snapshot is unusable ({status.snapshot.problem})"
-        yield Reason(f"{problem}: nothing is inverted, no boundary claimed.", "snapshot")
+        text = f"{problem}: nothing is inverted, no boundary claimed."
+        yield Reason(text, "snapshot", Condition.SNAPSHOT_UNUSABLE)
     yield from _stuck(status)
     for late in status.late:
         # What was in progress when the server was started held up no reader before.
         if status.now_ms - max(late.since_ms, status.started_ms or 0) > LATE_MS:
-            yield Reason(f"Readers of {late.readers} wait for transaction {late.transaction}.", "late")
+            text = f"Readers of {late.readers} wait for transaction {late.transaction}."
+            yield Reason(text, "late", Condition.READERS_BLOCKED)
             break
-    yield from _topics("has messages dated ahead of the clock", "queues", (entry.topic for entry in status.ahead))
-    yield from _topics("is held", "held", (held.topic for held in status.held if _waits(status, held.reason)))
+    ahead = (entry.topic for entry in status.ahead)
+    yield from _topics("has messages dated ahead of the clock", "queues", Condition.MESSAGES_AHEAD, ahead)
+    held = (held.topic for held in status.held if _waits(status, held.reason))
+    yield from _topics("is held", "held", Condition.TOPIC_HELD, held)
     yield from _paused(status)
 
 
@@ -116,14 +145,15 @@ def _waits(status: Status, reason: str) -> bool:
 
 def _stuck(status: Status) -> Iterator[Reason]:
     """Yield a reason if the boundary has stopped moving; without a transaction system it does not have to move."""
-    bound = status.boundary.bound
-    if bound is None or status.snapshot.problem == "not_configured":
+    # A boundary that was withdrawn is stuck as well: the last one that was published counts.
+    last = status.boundary.last
+    if last is None or status.snapshot.problem == "not_configured":
         return
-    behind_ms = status.now_ms - transaction_ms(int(bound))
+    behind_ms = status.now_ms - transaction_ms(int(last))
     # The first boundary of a store that was adopted late lies in the past: it gets as long to move as it may be behind.
     since_ms = status.now_ms - (status.adopted_ms or 0)
     if min(behind_ms, since_ms) > STUCK_SECONDS * 1000:
-        yield Reason(f"The prune boundary is {duration(behind_ms)} behind.", "boundary")
+        yield Reason(f"The prune boundary is {duration(behind_ms)} behind.", "boundary", Condition.BOUNDARY_STUCK)
 
 
 def _no_run(status: Status) -> Iterator[Reason]:
@@ -135,31 +165,33 @@ def _no_run(status: Status) -> Iterator[Reason]:
     signs = (ms for ms in (status.started_ms, last_ms) if ms and ms <= status.now_ms)
     silent_ms = status.now_ms - max(signs, default=status.now_ms)
     if silent_ms > MISSED_RUNS * status.every_seconds * 1000 + GRACE_MS:
-        yield Reason(f"No run has ended for {silent_ms // 60_000} min.", "run")
+        yield Reason(f"No run has ended for {silent_ms // 60_000} min.", "run", Condition.NO_RUN)
 
 
 def _last_run(status: Status) -> Iterator[Reason]:
     last = status.last_run
     if last is not None and last.result in _BAD_ENDS:
         error = last.error or next(iter(last.errors), "")
-        yield Reason(f"The last run {_BAD_ENDS[last.result]}" + (f": {error.rstrip('.')}." if error else "."), "run")
+        text = f"The last run {_BAD_ENDS[last.result]}" + (f": {error.rstrip('.')}." if error else ".")
+        yield Reason(text, "run", Condition.RUN_FAILED)
 
 
-def _topics(state: str, about: str, names: Iterable[str]) -> Iterator[Reason]:
+def _topics(state: str, about: str, condition: Condition, names: Iterable[str]) -> Iterator[Reason]:
     found = sorted(set(names))
     if len(found) == 1:
-        yield Reason(f"{found[0]} {state}.", about)
+        yield Reason(f"{found[0]} {state}.", about, condition)
     elif found:
-        yield Reason(f"{len(found):,} topics {state.replace('is ', 'are ').replace('has ', 'have ')}.", about)
+        states = state.replace("is ", "are ").replace("has ", "have ")
+        yield Reason(f"{len(found):,} topics {states}.", about, condition)
 
 
 def _paused(status: Status) -> Iterator[Reason]:
     patterns = [pattern for pattern, _ in status.paused]
     if EVERYTHING in patterns:
-        yield Reason("Everything is paused.", "aside")
+        yield Reason("Everything is paused.", "aside", Condition.PAUSED)
     elif patterns:
         more = " and more" if len(patterns) > _NAMED else ""
-        yield Reason(f"Paused: {', '.join(patterns[:_NAMED])}{more}.", "aside")
+        yield Reason(f"Paused: {', '.join(patterns[:_NAMED])}{more}.", "aside", Condition.PAUSED)
 
 
 def _well(status: Status) -> str:

@@ -235,6 +235,7 @@ class BoundaryFigures:
 
     Attributes:
         refuted: how the last claim turned out to be false, until there is another one; empty otherwise.
+        last: the boundary that was claimed last, in force or not; None where none is wanted.
     """
 
     bound: str | None = None
@@ -243,6 +244,7 @@ class BoundaryFigures:
     limits: Sequence[tuple[str, str]] = ()
     obstacles: Sequence[str] = ()
     refuted: str = ""
+    last: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from string import Template
 from typing import Any, Literal
 
-from janitor.status.health import STUCK_SECONDS
+from janitor.status.health import Condition
 
 #: The janitors that alerts are about, unless it is set otherwise: those that are scraped under this name.
 SCOPE = 'job="tms-janitor"'
@@ -51,15 +51,12 @@ THRESHOLDS = (
     Threshold("absentSeconds", 600, 600, "seconds in which no janitor is scraped, as while a pod is replaced"),
     Threshold("newSeconds", 0, 93_600, "seconds that may pass after it was switched on before the first run"),
     Threshold("successSeconds", 3_600, 93_600, "seconds without a successful run"),
-    Threshold("windowSeconds", 3_600, 93_600, "seconds over which guards, errors and unusable snapshots are counted"),
+    Threshold("windowSeconds", 3_600, 93_600, "seconds over which guards and errors are counted"),
     Threshold("overdueSeconds", 21_600, 43_200, "seconds out of the last day in which rows that are due may stay"),
-    Threshold("snapshotSeconds", 600, 93_600, "seconds a transaction snapshot may be old"),
     Threshold("invalidGrowth", 1_000, 1_000, "transactions by which the invalid list may grow in a day"),
     Threshold("invalidIds", 200_000, 200_000, "transactions that the invalid list may have"),
-    Threshold("boundarySeconds", STUCK_SECONDS, STUCK_SECONDS, "seconds the prune boundary may be behind"),
     Threshold("repeats", 3, 0, "errors of one kind within windowSeconds that are no reason to look"),
     Threshold("skewSeconds", 60, 60, "seconds two clocks may differ"),
-    Threshold("aheadSeconds", 300, 300, "seconds a message may be dated ahead of the clock"),
     Threshold("pausedSeconds", 86_400, 86_400, "seconds anything may be paused"),
     Threshold("planOnlySeconds", 604_800, 604_800, "seconds a janitor may only plan"),
     Threshold("growthBytes", 1 << 30, 1 << 30, "bytes by which a topic may grow in a day, be it more than it had"),
@@ -92,10 +89,17 @@ class Alert:
     meaning: str
 
 
-def _of_any_pod(metric: str) -> str:
+def _of_any_pod(metric: str, labels: str = "") -> str:
     """A gauge of a janitor, whichever pod has it; while one follows the other, what was said last."""
-    by = "max by (namespace, job)"
-    return f"({by} ({metric}{{${{scope}}}}) or {by} (last_over_time({metric}{{${{scope}}}}[1h])))"
+    by, series = "max by (namespace, job)", f"{metric}{{{labels}${{scope}}}}"
+    return f"({by} ({series}) or {by} (last_over_time({series}[1h])))"
+
+
+def _asks(*conditions: Condition) -> str:
+    """Whether ``janitor status`` asks an operator to check one of these conditions."""
+    alternatives = "|".join(conditions)
+    condition = f'condition="{conditions[0]}",' if len(conditions) == 1 else f'condition=~"{alternatives}",'
+    return _of_any_pod("tms_janitor_attention", condition) + " == 1"
 
 
 _TRIPS, _BY_GUARD = "tms_janitor_guard_trips_total{${scope}}", "max by (namespace, job, guard)"
@@ -150,10 +154,7 @@ ALERTS = (
     Alert(
         "TmsSnapshotStale",
         "warning",
-        "time() - max by (namespace, job) (tms_janitor_snapshot_timestamp_seconds{${scope}}) > ${snapshotSeconds}"
-        " or sum by (namespace, job) (increase(tms_janitor_snapshot_errors_total"
-        '{reason!="not_configured",${scope}}'
-        "[${windowSeconds}s])) > ${repeats}",
+        _asks(Condition.SNAPSHOT_UNUSABLE),
         "forSeconds",
         "There is no usable transaction snapshot: nothing is inverted, and no boundary is claimed",
         "The transaction service writes no snapshots, or not where they are read. Expiry goes on.",
@@ -178,12 +179,10 @@ ALERTS = (
     Alert(
         "TmsBoundaryStuck",
         "warning",
-        # One that was withdrawn is stuck, too: what was last said of it grows old.
-        "time() - max by (namespace, job) (last_over_time(tms_janitor_prune_boundary_timestamp_seconds{${scope}}[7d]))"
-        " > ${boundarySeconds}",
+        _asks(Condition.BOUNDARY_STUCK, Condition.BOUNDARY_REFUTED),
         "forSeconds",
-        "The prune boundary is {{ $value | humanizeDuration }} behind",
-        "Two to three days are normal. Something is paused or quarantined, or a transaction stays open.",
+        "The prune boundary does not move",
+        "It is four days behind, or was refuted. Something is paused or quarantined, or a transaction stays open.",
     ),
     Alert(
         "TmsGuardTripped",
@@ -247,11 +246,10 @@ ALERTS = (
     Alert(
         "TmsMessagesAhead",
         "warning",
-        "max by (namespace, job, tms_namespace, topic) (tms_topic_newest_message_timestamp_seconds{${scope}}) - time()"
-        " > ${aheadSeconds}",
+        _asks(Condition.MESSAGES_AHEAD),
         "forSeconds",
-        "Messages of {{ $labels.tms_namespace }}:{{ $labels.topic }} are dated {{ $value | humanizeDuration }} ahead",
-        "A server ran with a clock that was ahead. All later messages of the topic are dated after that and outlive"
+        "Messages are dated ahead of the clock; janitor status names their topics",
+        "A server ran with a clock that was ahead. All later messages of such a topic are dated after that and outlive"
         " their ttl; so does all that is published from now on.",
     ),
     Alert(

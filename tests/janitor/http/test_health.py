@@ -8,7 +8,7 @@ import pytest
 
 from janitor.metrics import Metrics
 from janitor.report import GuardNote
-from janitor.status.health import GRACE_MS, STUCK_SECONDS, Health, Reason, judge
+from janitor.status.health import GRACE_MS, STUCK_SECONDS, Health, Reason, find_problems, judge
 from janitor.status.status import BoundaryFigures, HeldTopic, Quarantined, Running, RunSummary, SnapshotFigures, Status
 from tests.builders import NOW_MS
 from tests.janitor.http import statuses
@@ -88,7 +88,8 @@ def test_given_nothing_wrong_then_all_is_well_and_one_sentence_says_what_goes_on
 def test_given_one_thing_wrong_then_it_needs_somebody_and_says_where_to_look(
     status: Status, sentence: str, about: str
 ) -> None:
-    assert judge(status) == Health("attention", (Reason(sentence, about),))
+    health = judge(status)
+    assert (health.level, [reason[:2] for reason in health.reasons]) == ("attention", [(sentence, about)])
 
 
 def test_given_a_store_not_adopted_then_its_guard_and_what_it_holds_are_not_said_a_second_time() -> None:
@@ -167,13 +168,14 @@ def test_judge_boundary_behind_needs_somebody_unless_there_is_no_transaction_sys
     behind_ms: int, problem: str, said: bool
 ) -> None:
     bound = str((NOW_MS - STUCK_SECONDS * 1000 - behind_ms) * TX_PER_MS)
-    status = replace(CALM, adopted_ms=0, boundary=BoundaryFigures(bound), snapshot=SnapshotFigures(problem=problem))
+    snapshot = SnapshotFigures(problem=problem)
+    status = replace(CALM, adopted_ms=0, boundary=BoundaryFigures(last=bound), snapshot=snapshot)
     assert ("The prune boundary is 4 d behind." in texts(judge(status))) == said
 
 
 @pytest.mark.parametrize(("adopted_seconds_ago", "said"), [(STUCK_SECONDS, False), (STUCK_SECONDS + 1, True)])
 def test_judge_old_boundary_of_a_store_just_adopted_is_healthy(adopted_seconds_ago: int, said: bool) -> None:
-    status = replace(CALM, boundary=BoundaryFigures("1"), adopted_ms=NOW_MS - adopted_seconds_ago * 1000)
+    status = replace(CALM, boundary=BoundaryFigures(last="1"), adopted_ms=NOW_MS - adopted_seconds_ago * 1000)
     assert any("prune boundary" in text for text in texts(judge(status))) == said
 
 
@@ -185,3 +187,30 @@ def test_metrics_without_a_transaction_system_omit_what_would_grow_old(problem: 
     text = metrics.render()[0].decode()
     for name in ("snapshot_timestamp_seconds", "prune_boundary_timestamp_seconds"):
         assert (f"\ntms_janitor_{name} " in text) == shown
+
+
+def _asked(status: Status) -> set[str]:
+    """The conditions that the metrics export as 1."""
+    metrics = Metrics("none", 1)
+    metrics.update(status)
+    lines = metrics.render()[0].decode().splitlines()
+    return {line.split('"')[1] for line in lines if line.startswith("tms_janitor_attention{") and line.endswith(" 1.0")}
+
+
+@pytest.mark.parametrize(("adopted_seconds_ago", "asked"), [(0, set()), (STUCK_SECONDS + 1, {"boundary_stuck"})])
+def test_metrics_old_boundary_of_a_store_just_adopted_asks_nobody(adopted_seconds_ago: int, asked: set[str]) -> None:
+    boundary = BoundaryFigures("1", last="1")
+    assert _asked(replace(CALM, boundary=boundary, adopted_ms=NOW_MS - adopted_seconds_ago * 1000)) == asked
+
+
+def test_metrics_without_a_transaction_system_ask_nobody_for_snapshot_or_boundary() -> None:
+    old = SnapshotFigures(timestamp_ms=1, problem="not_configured")
+    assert _asked(replace(CALM, adopted_ms=0, boundary=BoundaryFigures("1", last="1"), snapshot=old)) == set()
+
+
+def test_metrics_of_the_worst_status_name_the_condition_of_each_reason() -> None:
+    status = statuses.wrong(NOW_MS)
+    reasons = list(find_problems(status))
+    assert len(_asked(status)) > 3
+    assert all(reason.condition for reason in reasons)
+    assert _asked(status) == {reason.condition for reason in reasons}

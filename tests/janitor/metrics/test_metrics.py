@@ -25,6 +25,7 @@ from janitor.metrics.series import PerTopic, TopicName, largest
 from janitor.report import COUNTED_REASONS
 from janitor.rules.policy import Hold
 from janitor.state.base import CounterKey
+from janitor.status.health import Condition
 from janitor.status.status import (
     BoundaryFigures,
     ConsumerFigures,
@@ -169,6 +170,7 @@ ZEROS = {
         "snapshot_errors_total": product(Problem),
         "guard_trips_total": product(GUARDS),
         "overdue_rows": DUE,
+        "attention": product(Condition),
         "held_topics": product(Hold),
         "quarantined_topics": [()],
         "paused": [()],
@@ -181,13 +183,18 @@ ZEROS = {
 
 
 def test_given_nothing_has_happened_then_counters_are_zero_and_what_is_unknown_is_not_there() -> None:
-    assert without_prefix(seen(empty())) == {**ZEROS, "build_info 1.2.3": 1}
+    assert without_prefix(seen(empty())) == {
+        **ZEROS,
+        "build_info 1.2.3": 1,
+        "attention not_adopted": 1,
+    }
 
 
 def test_given_everything_then_every_figure_is_in_its_series() -> None:
     assert without_prefix(seen(full())) == {
         **ZEROS,
         "build_info 1.2.3": 1,
+        **{f"attention {condition}": 1 for condition in ("not_adopted", "paused", "topic_held", "topic_quarantined")},
         "heartbeat_timestamp_seconds": 1000.001,
         "statistics_timestamp_seconds": 1000.008,
         "statistics_overdue_ratio expired": 0.1,
