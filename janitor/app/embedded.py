@@ -112,6 +112,9 @@ class EmbeddedSession(Session):
         said = self._host.service.refusal()
         return f"nothing can be published: {said}" if said else ""
 
+    def topic_changes(self) -> int:
+        return self._host.service.topic_changes
+
     @property
     def state_path(self) -> Path:
         return self._folder

@@ -232,6 +232,7 @@ def _assemble(
             snapshot_seconds=max(1, settings.transactions.snapshot_interval_seconds // 2),
             jobs=jobs,
             refusal=current.refusal,
+            topic_changes=current.topic_changes,
             stop=stop,
         ),
     )

@@ -85,6 +85,10 @@ class Session:
         """Why what this janitor runs in cannot do its work now; empty when it can, or where it runs alone."""
         return ""
 
+    def topic_changes(self) -> int:
+        """Return how many changes of topics this process knows of; 0 where the janitor runs alone."""
+        return 0
+
     def arguments(self) -> str:
         """The options that led here, to be typed again after another verb."""
         return self.common.arguments()

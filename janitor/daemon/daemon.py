@@ -86,6 +86,7 @@ class DaemonPlan:
         snapshot_seconds: how often the transaction snapshot is read.
         jobs: further chores.
         refusal: why what runs beside the daemon cannot do its work now; empty when it can.
+        topic_changes: how many changes of topics the process knows of, where a server runs in it.
         stop: set from outside to end everything.
     """
 
@@ -95,6 +96,7 @@ class DaemonPlan:
     snapshot_seconds: int = 30
     jobs: Sequence[Job] = ()
     refusal: Callable[[], str] = str
+    topic_changes: Callable[[], int] = int
     stop: Event = field(default_factory=Event)
 
 
@@ -139,6 +141,7 @@ class Daemon:
         self._failing: dict[str, str] = {}
         self._led = True
         self._outdated = True
+        self._changes_shown = plan.topic_changes()
         self._collected_ms = self._clock.running_ms()
         self._full_wanted = False
         self._followed_ms = -AFTER_SWEEP_SECONDS * 1000
@@ -213,11 +216,16 @@ class Daemon:
         if self._source is not None:
             self._add("snapshot", every(self._plan.snapshot_seconds), self._source.refresh, at_once=True)
         self._add("sweep", self._plan.trigger, self.sweep, at_once=True)
-        self._add("topics", every(TOPICS_SECONDS), self.engine.remember_topics, at_once=True)
+        self._add("topics", every(TOPICS_SECONDS), self._show_topics, at_once=True)
         self._add("housekeeping", every(HOUSEKEEPING_SECONDS), self.engine.keep_house, at_once=True)
         self._add("tick", every(TICK_SECONDS), self.tick, at_once=True)
         for job in self._plan.jobs:
             self._add(job.name, every(job.seconds), job.chore, at_once=True)
+
+    def _show_topics(self) -> None:
+        self.engine.remember_topics()
+        self._outdated = True
+        self.tick()
 
     def _add(self, name: str, trigger: Trigger, chore: Chore, *, at_once: bool = False) -> None:
         self._schedule.add(name, trigger, partial(self._do, name, chore), at_once=at_once)
@@ -351,7 +359,16 @@ class Daemon:
     # -- what others see -------------------------------------------------------------------------------------------
 
     def status(self) -> Status:
-        """The status as of the last tick."""
+        """Return the status as of the last tick, or with a topic that was changed in this process since then."""
+        changes = self._plan.topic_changes()
+        if changes != self._changes_shown:
+            # Set first: of several readers one collects, and a change that comes meanwhile is not missed.
+            self._changes_shown = changes
+            try:
+                self.refresh_status()
+            except TmsError as error:
+                # The tick fails in the same way, and the status says so.
+                logger.warning("the status could not be collected: %s", error)
         return self._status
 
     def runs(self, limit: int) -> list[RunSummary]:

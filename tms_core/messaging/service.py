@@ -232,6 +232,11 @@ class MessagingService:
             return error.message
         return ""
 
+    @property
+    def topic_changes(self) -> int:
+        """How many changes of topics this service has made or seen."""
+        return self._topics.changes
+
     def is_newborn(self, topic: TopicMetadata) -> bool:
         """As :meth:`Families.is_newborn`."""
         return self._families.is_newborn(topic)

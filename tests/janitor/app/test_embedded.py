@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from click.testing import CliRunner
 from prometheus_client import CollectorRegistry, generate_latest
@@ -256,3 +257,18 @@ def test_given_rows_that_come_back_from_the_archive_when_fetched_then_the_server
     assert done.exit_code == 0, done.output
     [page] = server.service.fetch(found, FetchRequest())
     assert [message.payload for message in page] == [b"a", b"b"]
+
+
+def test_page_after_a_topic_was_changed_shows_it_at_the_next_read(tmp_path: Path, stack: ExitStack) -> None:
+    server = Server(tmp_path, stack)
+    server.config.write_text(server.config.read_text().replace("every_seconds: 1,", "every_seconds: 3600,"))
+    server.service.create_topic(ORDERS, {"ttl": "60"})
+    companion = server.start()
+
+    def ttls() -> list[int]:
+        found = httpx2.get(f"{companion.url}api/status", trust_env=False).json()["topics"]
+        return [one["ttl_seconds"] for one in found]
+
+    until(lambda: ttls() == [60] and server.has_swept())
+    server.service.update_topic(ORDERS, {"ttl": "90"})
+    assert ttls() == [90]

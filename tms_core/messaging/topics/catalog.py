@@ -66,6 +66,9 @@ class TopicRegistry:
     Args:
         default_ttl_seconds: the ttl of a topic that does not say.
         changed: called with a topic that another process has changed since it was read here.
+
+    Attributes:
+        changes: how many changes this registry has made or seen.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class TopicRegistry:
         self._changed = changed
         self._defaults = {_TTL: str(default_ttl_seconds)}
         self._parsed: dict[TopicId, tuple[bytes, TopicMetadata]] = {}
+        self.changes = 0
 
     def get(self, topic: TopicId) -> TopicMetadata:
         """A living topic.
@@ -89,8 +93,10 @@ class TopicRegistry:
             found: TopicMetadata | None = known[1]
         else:
             found = None if raw is None else self._parse(topic, raw)
-            if known is not None and self._changed is not None:
-                self._changed(topic)
+            if known is not None:
+                self.changes += 1
+                if self._changed is not None:
+                    self._changed(topic)
         if found is None or found.deleted:
             raise no_topic(topic)
         return found
@@ -243,7 +249,10 @@ class TopicRegistry:
     ) -> TopicMetadata | None:
         """The topic as it is now; None: another writer came first."""
         value = encode_properties({**properties, _GENERATION: str(generation)})
-        return self._parse(topic, value) if self._table.compare_and_set(topic.prefix, row.raw, value) else None
+        if not self._table.compare_and_set(topic.prefix, row.raw, value):
+            return None
+        self.changes += 1
+        return self._parse(topic, value)
 
 
 def count_ages(table: MessageReads, topic: TopicMetadata, older_than_seconds: int, now_ms: int) -> Ages:
