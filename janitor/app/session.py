@@ -326,8 +326,7 @@ class Session:
                 raise
             raise StoreBusy(
                 error.message,
-                f"That janitor sweeps by itself: janitor status {self.arguments()} (to have it sweep now: janitor "
-                f"sweep-now {self.arguments()})",
+                "That janitor sweeps by itself: janitor status (to have it sweep now: janitor sweep-now)",
             ) from error
 
     def side(self) -> AbstractContextManager[SideTable | None]:

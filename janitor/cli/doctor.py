@@ -17,6 +17,7 @@ from janitor.state.base import RunRecord, StoreRecord
 from janitor.sweep import transactions as txstate
 from tms_core.errors import TmsError
 from tms_core.logs.printable import complete, duration
+from tms_core.secret_file import read_token
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
@@ -132,11 +133,9 @@ def _hbase_tls(current: Session) -> Finding:
 
 
 def _transaction_token(current: Session) -> Finding:
-    from tms_core.transaction.rpc.line import read_token  # noqa: PLC0415 not for a help text
-
     file = current.settings.transactions.token_file
     if file is not None:
-        read_token(file)
+        read_token("transactions.token_file", file, 1)
     return Finding("transaction token", "ok", str(file))
 
 

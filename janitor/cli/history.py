@@ -10,6 +10,7 @@ from rich.text import Text
 
 from janitor.cli import render
 from janitor.cli.options import common_options, session
+from janitor.cli.outcome import typed
 from janitor.cli.state import beginning, explain_beginning, open_state
 from janitor.rules.policy import Rule
 from janitor.state.base import RunRecord
@@ -118,7 +119,7 @@ def _show_run(current: Session, run_id: str) -> None:
     with open_state(current) as state:
         run = state.run(run_id) if state else None
     if run is None:
-        raise click.UsageError(f"no run {run_id} is remembered; see: janitor history {current.arguments()}")
+        raise click.UsageError(f"no run {run_id} is remembered; see: {typed(current, 'history')}")
     report = report_of(run)
     if current.as_json:
         render.print_json({**_run_json(current, run), "report": report or None})

@@ -13,7 +13,7 @@ from janitor.rules.policy import Hold
 from janitor.state.base import EVERYTHING
 from tms_core.cli.outcome import BUSY, DONE
 from tms_core.errors import StoreBusy
-from tms_core.logs.printable import complete
+from tms_core.logs.printable import complete, complete_command
 from tms_core.tables.lease import LeaseRecord
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def typed(current: Session, words: str) -> str:
-    """A command with the options that led here."""
-    return f"janitor {words} {current.arguments()}".rstrip()
+    """Return a command of the janitor with the options that led here."""
+    return complete_command(f"janitor {words}", current.arguments())
 
 
 def next_pass(current: Session) -> str:

@@ -9,6 +9,7 @@ import click
 
 from janitor.cli import render
 from janitor.cli.options import PatternType, common_options, session
+from janitor.cli.outcome import typed
 from janitor.cli.state import complete_topics
 from janitor.state.base import EVERYTHING, Pause
 
@@ -42,7 +43,7 @@ def command(topic: str | None) -> None:
     shown = "" if pattern == EVERYTHING else f" {shlex.quote(pattern)}"
     out = render.console()
     out.print(f"paused: {names(pauses)}; a run under way stops there before its next batch")
-    out.print(f"next: janitor resume{shown} {current.arguments()}".rstrip())
+    out.print(f"next: {typed(current, f'resume{shown}')}")
 
 
 def names(pauses: list[Pause]) -> str:

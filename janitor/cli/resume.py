@@ -9,6 +9,7 @@ import click
 
 from janitor.cli import render
 from janitor.cli.options import PatternType, common_options, session
+from janitor.cli.outcome import typed
 from janitor.cli.pause import as_json, names
 from janitor.cli.state import complete_topics, open_state
 from janitor.state.base import EVERYTHING, Pause, State
@@ -42,7 +43,7 @@ def command(topic: str | None) -> int:
         _show(pattern, resumed, retried, pauses)
         for pause in over:
             wider = "" if pause.pattern == EVERYTHING else f" {shlex.quote(pause.pattern)}"
-            render.console().print(f"next: janitor resume{wider} {current.arguments()}".rstrip())
+            render.console().print(f"next: {typed(current, f'resume{wider}')}")
     return FAILED if over else DONE
 
 

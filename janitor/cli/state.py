@@ -17,6 +17,7 @@ from janitor.state.base import State
 from janitor.state.records import Note
 from tms_core.clock import SystemClock
 from tms_core.errors import TmsError
+from tms_core.logs.printable import complete
 from tms_core.settings import yaml_file
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def explain_beginning(current: Session, state: State | None, oldest_ms: int | No
     Args:
         oldest_ms: the oldest thing that is shown; a file that an earlier version began has runs of before.
     """
-    archive = f"rows that were archived can still be listed: janitor archive list {current.arguments()}".rstrip()
+    archive = "rows that were archived can still be listed: janitor archive list"
+    archive = complete(archive, current.arguments())
     if state is None:
         return [f"no state at {current.place.state_name}: no janitor ran here yet, or the state was lost; {archive}"]
     known = beginning(state)

@@ -28,7 +28,7 @@ from janitor.status.health import Health, judge
 from janitor.status.status import Running, RunSummary, Status
 from tms_core.cli.outcome import DONE
 from tms_core.errors import StateError, StoreError, TmsError
-from tms_core.logs.printable import complete, duration, printable
+from tms_core.logs.printable import complete, complete_command, duration, printable
 from tms_core.tables.lease import LeaseRecord
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def lines(status: Status, health: Health, arguments: str = "") -> Iterator[Text]
         yield render.line("readers wait", f"of {late.readers}", f"for {what}", since, late.command, style="yellow")
     for ahead in status.ahead[:_NAMED]:
         newest = f"messages are dated ahead of the clock, the newest {render.when(ahead.newest_ms, status.now_ms)}"
-        yield render.line("ahead", ahead.topic, newest, f"janitor topic {ahead.topic} {arguments}".rstrip())
+        yield render.line("ahead", ahead.topic, newest, complete_command(f"janitor topic {ahead.topic}", arguments))
     yield from _statistics(status)
     for guard in status.guards:
         yield render.line(
@@ -231,7 +231,7 @@ def _aside(status: Status, arguments: str) -> Iterator[Text]:
     for pattern, since_ms in status.paused[:_NAMED]:
         what, word = ("everything", "") if pattern == EVERYTHING else (pattern, f" {shlex.quote(pattern)}")
         since = f"since {render.when(since_ms, status.now_ms)}"
-        yield render.line("paused", what, since, f"janitor resume{word} {arguments}".rstrip(), style="yellow")
+        yield render.line("paused", what, since, complete_command(f"janitor resume{word}", arguments), style="yellow")
     for held in status.held[:_NAMED]:
         until = "" if held.until_ms is None else f"until {render.when(held.until_ms, status.now_ms)}"
         waits = f"{held.rows:,} rows wait ({held.reason.replace('_', ' ')})"

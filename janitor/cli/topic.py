@@ -15,7 +15,7 @@ from janitor.cli.state import complete_topics, open_state
 from janitor.status.collect import collect
 from janitor.status.past import topic_detail
 from tms_core.cli.typed import TopicType
-from tms_core.logs.printable import duration
+from tms_core.logs.printable import complete_command, duration
 from tms_core.topic import TopicId
 
 if TYPE_CHECKING:
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
 #: Blocks from an eighth to the whole.
 _BLOCKS = "▁▂▃▄▅▆▇█"
-#: What messages mean that are dated ahead of the clock, and the way out.
-AHEAD = (
-    "messages are dated ahead of the clock, and outlive their ttl by that time; set the clock right if it is behind; "
-    "else read the messages, then delete the topic and create it again (tms topic delete, tms topic create)"
-)
 
 
 @click.command("topic")
@@ -73,7 +68,14 @@ def lines(current: Session, topic: TopicId, found: Mapping[str, Any]) -> Iterato
     if figures["overdue_rows"]:
         yield render.line("overdue", f"{figures['overdue_rows']:,} rows were due in the last run and stayed")
     if found["ahead"]:
-        yield render.line("ahead", AHEAD, style="yellow")
+        ways = (f"tms topic delete {topic}", f"tms topic create {topic}")
+        way_out = "; then: ".join(complete_command(one, current.arguments()) for one in ways)
+        yield render.line(
+            "ahead",
+            "messages are dated ahead of the clock, and outlive their ttl by that time; set the clock right if it is "
+            f"behind; else read the messages, then: {way_out}",
+            style="yellow",
+        )
     yield from _held(found["held"], now_ms)
     if found["quarantined"]:
         entry = found["quarantined"]

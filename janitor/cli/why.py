@@ -18,7 +18,7 @@ from janitor.inspect.answer import Found, Missing, Trace, Why
 from janitor.inspect.fate import Fate
 from janitor.rules.policy import Hold, Reason, Rule
 from tms_core.cli.typed import MessageIdType, TopicType
-from tms_core.logs.printable import duration
+from tms_core.logs.printable import complete, complete_command, duration
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
@@ -153,19 +153,20 @@ def _hold(answer: Why, fate: Fate, arguments: str) -> str:
     until = "" if fate.until_ms is None else render.moment(fate.until_ms)
     if fate.hold is Hold.FRONTIER:
         goes = "" if fate.goes_ms is None else f" until {render.moment(fate.goes_ms)}"
-        return f"; held{goes} because its topic changed, or at once with: janitor approve {answer.topic} {arguments}"
+        approve = complete_command(f"janitor approve {answer.topic}", arguments)
+        return f"; held{goes} because its topic changed, or at once with: {approve}"
     if fate.hold is Hold.CONSUMER:
         return f"; held until {until} at the latest, because a consumer of its topic has not read it"
     if fate.hold is Hold.TRANSACTION:
         return "; held until the transactions of its time have ended, and some minutes more"
     if fate.hold is Hold.PAUSED:
-        resume = ", ".join(f"janitor resume '{pattern}' {arguments}".rstrip() for pattern in answer.resume)
+        resume = ", ".join(complete_command(f"janitor resume '{pattern}'", arguments) for pattern in answer.resume)
         return f"; its topic is paused, until: {resume}"
     if fate.hold is Hold.QUARANTINED:
         return f"; its topic failed too often and is tried again {until}".rstrip()
     if fate.hold is Hold.PROTECTED:
         return "; never deleted, since janitor.protect names its topic"
-    return f"; until the store is adopted: janitor adopt {arguments}".rstrip() if fate.hold else ""
+    return complete("; until the store is adopted: janitor adopt", arguments) if fate.hold else ""
 
 
 def _missing(answer: Why, missing: Missing) -> Iterator[str]:

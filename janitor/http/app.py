@@ -39,7 +39,7 @@ from janitor.state.base import EVERYTHING, State
 from janitor.status import past
 from janitor.status.health import judge
 from janitor.status.status import Status
-from tms_core.logs.printable import complete
+from tms_core.logs.printable import complete, complete_command
 from tms_core.settings.models import is_loopback
 from tms_core.topic import TopicId
 from tms_core.web.listener import is_of_foreign_page, names_loopback, names_two_hosts
@@ -221,8 +221,8 @@ class _Routes:
         return complete(value, self._arguments) if isinstance(value, str) else value
 
     def _command(self, verb: str, topic: str = EVERYTHING) -> str:
-        words = ["janitor", verb, "" if topic == EVERYTHING else shlex.quote(topic), self._arguments]
-        return " ".join(filter(None, words))
+        words = ["janitor", verb, *([] if topic == EVERYTHING else [shlex.quote(topic)])]
+        return complete_command(" ".join(words), self._arguments)
 
 
 def _found(document: Mapping[str, Any] | None, what: str) -> Response:

@@ -251,8 +251,8 @@ def _print(
             yield f"  {messages:,} messages"
         if ahead_ms is not None:
             yield f"  messages are dated ahead of this clock, from {moment(ahead_ms)} on: they outlive their ttl"
-            yield f"  way out: set the clock right if it is behind; else read them, then tms topic delete {topic}"
-            yield f"           and tms topic create {topic}"
+            ways = f"  way out: set the clock right if it is behind; else read them, then: tms topic delete {topic}"
+            yield complete(f"{ways}; then: tms topic create {topic}", arguments())
         if hidden is not None:
             more = "at least " if hidden.at_least else ""
             counts = f"{more}{hidden.older:,} of {more}{hidden.messages:,}"

@@ -69,15 +69,19 @@ def complete(text: str, arguments: str) -> str:
     Args:
         arguments: options as they were typed, each with its value; of these a command gets those that it takes.
     """
+    return _BARE.sub(lambda found: complete_command(found[0], arguments), text) if arguments else text
+
+
+def complete_command(command: str, arguments: str) -> str:
+    """Return a command with the options that lead to the same store or server.
+
+    Args:
+        arguments: as of :func:`complete`.
+    """
     words = shlex.split(arguments)
-
-    def completed(found: re.Match[str]) -> str:
-        command = found[0]
-        takes = next(options for begin, options in _LEADING if command.startswith(begin))
-        missing = [(name, value) for name, value in zip(words[::2], words[1::2], strict=True) if name in takes]
-        return " ".join([command, *(f"{name} {shlex.quote(value)}" for name, value in missing if name not in command)])
-
-    return _BARE.sub(completed, text) if words else text
+    takes = next(options for begin, options in _LEADING if command.startswith(begin))
+    missing = [(name, value) for name, value in zip(words[::2], words[1::2], strict=True) if name in takes]
+    return " ".join([command, *(f"{name} {shlex.quote(value)}" for name, value in missing if name not in command)])
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:

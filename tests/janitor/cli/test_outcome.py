@@ -37,10 +37,10 @@ _SAID = (
     "Open the store itself", "for janitor apply", "janitor spark needs", "the manager inside `tms serve`",
     "with source manager where `tms serve` listens", "that the transaction service of `tms serve` demands",
     "that of tms serve", "let tms serve create", "CDAP, tms serve", "as tms serve does", "another tms serve",
-    "as tms poll prints it", "`tms admin token PRINCIPAL`", "serve without it", "Usage: ", "--help",
-    "`tms serve` may listen on an address", "delete the topic and create it again",
+    "as tms poll prints it", "serve without it", "Usage: ", "--help",
+    "`tms serve` may listen on an address",
     "or start tms serve with its janitor", "of the transaction service of `tms serve`;",
-    "tms serve gives up their claims", "else read them, then tms topic delete", "           and tms topic create",
+    "tms serve gives up their claims", "1 where janitor status asks",
 )  # fmt: skip
 _OPTIONS = "--config janitor.yaml"
 
@@ -187,3 +187,10 @@ def test_sign_of_life_far_ahead_of_the_clock_does_not_count(sign_ms: int, alive:
     assert LeaseRecord("host:1", 1, 1, sign_ms, 60).is_renewed(NOW_MS) == alive
     run = RunRecord("a", "apply", sign_ms, heartbeat_ms=sign_ms)
     assert run_status(run, NOW_MS, 60) == (RUNNING if alive else LOST)
+
+
+@pytest.mark.parametrize("package", [janitor, tms_core], ids=["janitor", "tms_core"])
+def test_options_of_a_recommended_command_come_from_complete_alone(package: ModuleType) -> None:
+    by_hand = re.compile(r"(?:janitor|tms) [^\"\n]*\{[a-z_.]*arguments(?:\(\))?\}")
+    for path in Path(str(package.__file__)).parent.rglob("*.py"):
+        assert not by_hand.search(path.read_text(encoding="utf-8")), path

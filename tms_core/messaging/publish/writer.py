@@ -120,10 +120,12 @@ class MessageWriter(Queue[RollbackRange | None]):
             line.warned = True
             logger.warning(
                 "messages of %s are dated %s ahead of the clock, as one before them is, and outlive their ttl by that "
-                "time. If the clock is right: read what is there, then delete the topic and create it again (tms topic "
-                "delete, tms topic create). If the clock is behind: set it right.",
+                "time. If the clock is behind, set it right; else read what is there, then: tms topic delete %s; then: "
+                "tms topic create %s",
                 self.topic,
                 duration(ahead_ms, rough=True),
+                self.topic,
+                self.topic,
             )
         return first
 

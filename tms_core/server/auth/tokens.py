@@ -54,7 +54,7 @@ class Tokens:
         if not self._file.value:
             raise ConfigurationError(
                 f"server.auth.tokens_file {path} has no token in it.",
-                "`tms admin token PRINCIPAL` makes a token and its line.",
+                "Make a token and its line: tms admin token PRINCIPAL",
             )
 
     def refresh(self) -> bool:
@@ -111,7 +111,7 @@ def _entries(file: str, contents: bytes) -> list[_Entry]:
         if match is None or not is_principal(match[1]):
             raise ConfigurationError(
                 f"{file}, line {number} is not PRINCIPAL: sha256$ and 64 hex digits.",
-                "`tms admin token PRINCIPAL` makes a token and its line; the token itself must not be in the file.",
+                "The token itself must not be in the file. Make a token and its line: tms admin token PRINCIPAL",
             )
         digest = bytes.fromhex(match[2])
         if digest in seen:
