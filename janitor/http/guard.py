@@ -17,34 +17,36 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError
+from tms_core.failed_attempts import FailedAttempts
 from tms_core.logs.audit import BoundedAudit, Event
-from tms_core.settings.secret_file import check_secret_file
+from tms_core.secret_file import check_secret_file, read_token
 
-#: What a token has at least, in bytes: fewer could be found by trying.
-TOKEN_BYTES = 32
+_SETTING = "janitor.http.token_file"
 _PROBES = ("/healthz", "/readyz")
 _CHALLENGE = 'Basic realm="tms-janitor", charset="UTF-8"'
 
 
-def guarded(app: ASGIApp, token_file: Path | None) -> ASGIApp:
+def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None = None) -> ASGIApp:
     """Return an application that answers those who show the token, and probes.
 
     Args:
         token_file: ``janitor.http.token_file``; None: the application itself, for all.
+        failed: slows down those who show a wrong token; of the machine's clock by default.
 
     Raises:
         ConfigurationError: the file cannot be read, others may read it, or its token is too short.
     """
     if token_file is None:
         return app
-    check_secret_file("janitor.http.token_file", token_file)
-    _token(token_file)
+    check_secret_file(_SETTING, token_file)
+    read_token(_SETTING, token_file)
+    failed = failed or FailedAttempts(SystemClock())
     audit = BoundedAudit(SystemClock().running_ms)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _PROBES:
             try:
-                is_known = compare_digest(_shown(scope), _token(token_file))
+                is_known = compare_digest(_shown(scope), read_token(_SETTING, token_file))
             except ConfigurationError as error:
                 await PlainTextResponse(str(error), 503)(scope, receive, send)
                 return
@@ -52,6 +54,7 @@ def guarded(app: ASGIApp, token_file: Path | None) -> ASGIApp:
                 client, path = scope.get("client"), quote(scope["path"])
                 address = "" if client is None else str(client[0])
                 audit.record(Event.UNAUTHORIZED, principal=None, address=address, verb=scope["method"], object_=path)
+                await failed.delay(address)
                 refusal = "Send the token of janitor.http.token_file: Authorization: Bearer TOKEN."
                 headers = {"WWW-Authenticate": _CHALLENGE}
                 await PlainTextResponse(refusal, 401, headers)(scope, receive, send)
@@ -59,21 +62,6 @@ def guarded(app: ASGIApp, token_file: Path | None) -> ASGIApp:
         await app(scope, receive, send)
 
     return answer
-
-
-def _token(file: Path) -> bytes:
-    try:
-        token = file.read_bytes().strip()
-    except OSError as error:
-        raise ConfigurationError(
-            f"janitor.http.token_file {file} cannot be read: {error.strerror}.", "Give a file that this user may read."
-        ) from error
-    if len(token) < TOKEN_BYTES:
-        raise ConfigurationError(
-            f"janitor.http.token_file {file} has a token of fewer than {TOKEN_BYTES} characters.",
-            f"Make a random one: openssl rand -hex 32 > {file}",
-        )
-    return token
 
 
 def _shown(scope: Scope) -> bytes:

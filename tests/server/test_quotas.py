@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +16,9 @@ from tests.server.identities import gate_of
 from tms_core.client.protocol import calls
 from tms_core.clock import ManualClock
 from tms_core.errors import QuotaExceeded
+from tms_core.failed_attempts import FREE_ATTEMPTS
 from tms_core.server.auth.gate import Gate
-from tms_core.server.auth.quotas import FREE_ATTEMPTS, MOST_REMEMBERED, MOST_SECONDS, FailedAttempts, Quotas
+from tms_core.server.auth.quotas import MOST_REMEMBERED, Quotas
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.settings.models import AuthQuota
 from tms_core.topic import TopicId
@@ -75,34 +75,6 @@ def test_quotas_of_many_principals_take_bounded_memory(clock: ManualClock) -> No
         assert len(quotas._uses) <= MOST_REMEMBERED
         with pytest.raises(QuotaExceeded), quotas.request("held"):
             raise AssertionError
-
-
-def test_failed_attempts_are_slowed_down_by_address_and_forgiven_with_time(clock: ManualClock) -> None:
-    failed = FailedAttempts(clock)
-    assert [failed.note("a") for _ in range(FREE_ATTEMPTS)] == [0.0] * FREE_ATTEMPTS
-    assert [failed.note("a") for _ in range(3)] == [0.5, 1.0, 1.5]
-    assert failed.note("b") == 0.0
-    assert max(failed.note("a") for _ in range(100)) == MOST_SECONDS
-    clock.advance(3_600_000)
-    assert failed.note("a") == 0.0
-    for number in range(MOST_REMEMBERED + 100):
-        failed.note(str(number))
-    assert len(failed._failed) == MOST_REMEMBERED
-
-
-def test_failed_attempts_that_would_take_too_many_connections_are_answered_at_once(clock: ManualClock) -> None:
-    async def scene() -> None:
-        failed = FailedAttempts(clock, most_waiting=2)
-        waits = [asyncio.create_task(failed.wait(3600)) for _ in range(3)]
-        done, waiting = await asyncio.wait(waits, timeout=5, return_when=asyncio.FIRST_COMPLETED)
-        assert (done, waiting) == ({waits[2]}, set(waits[:2]))
-        for one in waiting:
-            one.cancel()
-        await asyncio.wait(waiting)
-        await failed.wait(0)
-        assert failed._waiting == 0
-
-    asyncio.run(scene())
 
 
 # --- over HTTP -------------------------------------------------------------------------------------------------------
@@ -188,7 +160,7 @@ def test_failed_attempts_wait_and_good_tokens_do_not(site: Site, monkeypatch: py
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr("tms_core.server.auth.quotas.asyncio.sleep", sleep)
+    monkeypatch.setattr("tms_core.failed_attempts.asyncio.sleep", sleep)
     for _ in range(FREE_ATTEMPTS + 2):
         assert site.ask(new_token(), "GET", "").status == 401
     assert slept == [0.5, 1.0]

@@ -33,6 +33,8 @@ from tests.transaction.test_thrift import interface
 from tests.transaction.vectors import load
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError
+from tms_core.failed_attempts import FailedAttempts
+from tms_core.secret_file import read_token
 from tms_core.server.memory import LentMemory, Memory
 from tms_core.settings.models import TransactionSettings
 from tms_core.transaction.codec import wire
@@ -46,7 +48,7 @@ from tms_core.transaction.manager.storage import Log, MemoryStorage
 from tms_core.transaction.rpc import service as module
 from tms_core.transaction.rpc.calls import METHODS, answer
 from tms_core.transaction.rpc.client import ServiceSource, TransactionClient
-from tms_core.transaction.rpc.line import ServiceUnavailable, as_text, read_token
+from tms_core.transaction.rpc.line import ServiceUnavailable, as_text
 from tms_core.transaction.rpc.service import MAX_FRAME_BYTES, TransactionService
 
 #: Longer than anything takes that ends at all.
@@ -724,7 +726,7 @@ def test_list_longer_than_a_frame_does_not_keep_transactions_from_ending(clock: 
 def guarded(manager: TransactionManager, tmp_path: Path) -> Iterator[TransactionService]:
     """A service that demands the token in the file ``token``."""
     (tmp_path / "token").write_bytes(b" secret\n")
-    service = TransactionService(manager, port=0, token=lambda: read_token(tmp_path / "token"))
+    service = TransactionService(manager, port=0, token=lambda: read_token("token_file", tmp_path / "token", 1))
     service.start()
     yield service
     service.stop()
@@ -762,6 +764,29 @@ def test_given_a_service_that_demands_a_token_when_none_is_shown_then_nothing_is
     assert [entry.write_pointer for entry in manager.visibility().in_progress] == [pointer]
 
 
+class Counted(FailedAttempts):
+    """Counts what it would slow down."""
+
+    async def delay(self, address: str) -> None:
+        self.note(address)
+
+
+def test_attempts_without_the_token_are_slowed_down_and_good_ones_are_not(
+    guarded: TransactionService, tmp_path: Path, clock: ManualClock
+) -> None:
+    guarded.failed = failed = Counted(clock)
+    (tmp_path / "mine").write_bytes(b"wrong")
+    for file in (tmp_path / "mine", None, tmp_path / "token"):
+        settings = TransactionSettings(thrift=guarded.address, token_file=file)
+        with TransactionClient.configured(settings) as client:
+            if file == tmp_path / "token":
+                client.commit(client.start_short().transaction_id)
+            else:
+                with pytest.raises(ServiceUnavailable):
+                    client.start_short()
+    assert {address: count for address, (count, _) in failed._failed.items()} == {"127.0.0.1": 2.0}
+
+
 def test_given_a_service_that_demands_a_token_when_a_large_call_comes_before_it_then_that_is_cut_off(
     guarded: TransactionService,
 ) -> None:
@@ -780,8 +805,8 @@ def test_administrative_call_without_the_administrative_token_does_nothing(
     service = TransactionService(
         manager,
         port=0,
-        token=(lambda: read_token(client_token)) if for_clients else None,
-        admin_token=lambda: read_token(admin_token),
+        token=(lambda: read_token("token_file", client_token, 1)) if for_clients else None,
+        admin_token=lambda: read_token("token_file", admin_token, 1),
     )
     service.start()
     try:

@@ -33,7 +33,7 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc import service as module
 from tms_core.transaction.rpc.client import TransactionClient, source_of
-from tms_core.transaction.rpc.line import ServiceUnavailable, read_authorities
+from tms_core.transaction.rpc.line import Authorities, ServiceUnavailable
 from tms_core.transaction.rpc.service import TransactionService
 
 
@@ -256,7 +256,7 @@ def test_server_with_tls_for_transactions_serves_clients_and_commands(
         assert execute(["tx", "list", "--server", address]) == 1
         assert "speaks TLS only" in capsys.readouterr().err
         assert execute(["tx", "list", "--config", str(config), "--server", address]) == 0
-        trusted = read_authorities("transactions.ca_file", tls.certificate)
+        trusted = Authorities("transactions.ca_file", tls.certificate).context()
         with TransactionClient(address, tls=trusted) as service:
             with tms_core.client.Client(started.url, transactions=service) as client:
                 client.create_topic("default:orders")
@@ -277,3 +277,26 @@ def test_context_of_the_callers_own_is_used(service: TransactionService, tls: Tl
     context.check_hostname = False
     with TransactionClient(service.address, tls=context) as client:
         assert client.status() == "OK"
+
+
+def test_client_after_the_file_of_authorities_was_renewed_trusts_the_new_ones_alone(
+    service: TransactionService, tls: TlsSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tms_core.transaction.rpc.line.LOOK_SECONDS", 0)
+    other = make_certificate(tls.key.with_name("other.pem"), tls.key.with_name("other.key"))
+    trusted = tls.key.with_name("trusted.pem")
+    trusted.write_bytes(other.certificate.read_bytes())
+    with TransactionClient.configured(settings_for(service, trusted)) as client:
+        with pytest.raises(ServiceUnavailable, match="self-signed"):
+            client.start_short()
+        trusted.write_bytes(tls.certificate.read_bytes())
+        client.commit(client.start_short().transaction_id)
+        trusted.write_bytes(b"none")
+        client.commit(client.start_short().transaction_id)
+    authorities = Authorities("transactions.ca_file", tls.certificate)
+    former = authorities.context()
+    tls.certificate.write_bytes(b"none")
+    assert (authorities.context(), authorities.context()) == (former, former)
+    assert caplog.text.count("Until then the former authorities are in force") == 1
+    tls.certificate.write_bytes(other.certificate.read_bytes())
+    assert authorities.context() is not former

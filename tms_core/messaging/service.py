@@ -234,7 +234,7 @@ class MessagingService:
 
     @property
     def topic_changes(self) -> int:
-        """How many changes of topics this service has made or seen."""
+        """Return how many changes of topics this service has made or seen."""
         return self._topics.changes
 
     def is_newborn(self, topic: TopicMetadata) -> bool:

@@ -27,12 +27,12 @@ from tms_core.logs.loggers import get_logger
 from tms_core.messaging.ids import id_parts, position, tail
 from tms_core.messaging.producers.rows import all_begun, mark_void
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, NEGATIVE, generation_prefix
+from tms_core.secret_file import check_secret_file, read_token
 from tms_core.server.ha.manager_log import root_of
 from tms_core.server.ha.shared_manager import SharedManager
 from tms_core.server.recording import RecordedStorage, check_directory, check_snapshots
 from tms_core.settings.certificate import ServerCertificate
 from tms_core.settings.models import Settings, TransactionSettings, is_loopback, split_address
-from tms_core.settings.secret_file import check_secret_file
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.record import Recorded, record_transactions
 from tms_core.tables.side import SideTable
@@ -41,7 +41,6 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Recovered, Storage
 from tms_core.transaction.model import TX_PER_MS, late_transactions, transaction_ms
 from tms_core.transaction.rpc.client import TransactionClient, connecting
-from tms_core.transaction.rpc.line import TOKEN_BYTES, read_token
 from tms_core.transaction.rpc.service import ManagerOfSeveral, TransactionService
 
 if TYPE_CHECKING:
@@ -243,7 +242,7 @@ def _token(setting: str, file: Path | None) -> Callable[[], bytes] | None:
     """Return what reads a token, which can be read now."""
     if file is None:
         return None
-    read = partial(read_token, file, TOKEN_BYTES, setting)
+    read = partial(read_token, setting, file)
     read()
     check_secret_file(setting, file)
     return read

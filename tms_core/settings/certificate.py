@@ -6,8 +6,8 @@ import ssl
 
 from tms_core.errors import ConfigurationError
 from tms_core.logs.loggers import get_logger
+from tms_core.secret_file import check_secret_file
 from tms_core.settings.models import TlsSettings
-from tms_core.settings.secret_file import check_secret_file
 
 #: How often a server checks whether its certificate was renewed, in seconds.
 LOOK_SECONDS = 10

@@ -7,8 +7,8 @@ from threading import Lock
 
 from tms_core.errors import ConfigurationError
 from tms_core.logs.loggers import get_logger
+from tms_core.secret_file import check_secret_file
 from tms_core.settings.models import ClientTlsSettings
-from tms_core.settings.secret_file import check_secret_file
 
 logger = get_logger(__name__)
 

@@ -12,7 +12,9 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from janitor.http.guard import guarded
+from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError
+from tms_core.failed_attempts import FailedAttempts
 
 TOKEN = "0123456789abcdef" * 2
 
@@ -79,3 +81,15 @@ def test_token_that_is_short_or_open_to_others_is_refused(file: Path, token: str
     file.chmod(mode)
     with pytest.raises(ConfigurationError, match=message):
         client(file)
+
+
+def test_wrong_tokens_are_slowed_down_by_address_and_the_right_one_is_not(file: Path) -> None:
+    class Counted(FailedAttempts):
+        async def delay(self, address: str) -> None:
+            self.note(address)
+
+    failed = Counted(SystemClock())
+    asking = TestClient(guarded(Starlette(), file, failed))
+    for token in ("wrong", TOKEN, "wrong"):
+        asking.get("/", headers={"authorization": f"Bearer {token}"})
+    assert [round(count) for count, _ in failed._failed.values()] == [2]

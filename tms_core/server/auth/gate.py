@@ -30,8 +30,9 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError, Forbidden, Unauthorized, shortened
+from tms_core.failed_attempts import MOST_WAITING, FailedAttempts
 from tms_core.logs.loggers import get_logger
-from tms_core.server.auth.quotas import MOST_WAITING, FailedAttempts, Quotas
+from tms_core.server.auth.quotas import Quotas
 from tms_core.settings.models import AuthQuota, AuthRule
 from tms_core.topic import TopicId, remembered
 

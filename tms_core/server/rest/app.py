@@ -259,8 +259,7 @@ async def identified(gate: Gate, scope: Scope) -> str:
     try:
         return gate.principal(scope["headers"])
     except Unauthorized:
-        if seconds := gate.failed.note(address_of(scope)):
-            await gate.failed.wait(seconds)
+        await gate.failed.delay(address_of(scope))
         raise
 
 

@@ -11,7 +11,9 @@ deposed meanwhile is given up, too; else a client would wait for a stopped proce
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
 from tms_core.server.ha.rota import Slots
 from tms_core.server.rest.body import Disconnected
 from tms_core.server.rest.site import answer
-from tms_core.transaction.rpc.line import read_authorities
+from tms_core.transaction.rpc.line import Authorities
 
 #: Marks a request that was passed on: it is never passed on again.
 FORWARDED = b"x-tms-forwarded"
@@ -76,8 +78,10 @@ class Forwarder:
         self._slots = slots
         self._extensions = {"timeout": _TIMEOUT} | ({"sni_hostname": certificate_name} if certificate_name else {})
         # Now, since in the event loop a file that is none would only be logged.
-        self._trusted = read_authorities("server.leader.ca_file", ca_file)
-        self._transport: httpx2.AsyncHTTPTransport | None = None
+        self._trusted = Authorities("server.leader.ca_file", ca_file)
+        self._context: ssl.SSLContext | None = None
+        self._transport: httpx2.AsyncHTTPTransport
+        self._opened: AsyncExitStack | None = None
 
     def around(self, app: ASGIApp) -> ASGIApp:
         """An application that answers by itself what this server leads."""
@@ -100,24 +104,34 @@ class Forwarder:
                 await app(scope, receive, send)
                 return
             await receive()
-            limits = httpx2.Limits(
-                max_connections=None, max_keepalive_connections=_KEPT, keepalive_expiry=_IDLE_SECONDS
-            )
-            transport = httpx2.AsyncHTTPTransport(verify=self._trusted, trust_env=False, limits=limits)
-            async with transport as self._transport:
+            async with AsyncExitStack() as self._opened:
+                await self._current(self._opened)
                 await send({"type": "lifespan.startup.complete"})
                 await receive()
             await send({"type": "lifespan.shutdown.complete"})
 
         return alive
 
+    async def _current(self, opened: AsyncExitStack) -> httpx2.AsyncHTTPTransport:
+        """Return the connections that trust the authorities in force; requests under way keep theirs."""
+        context = self._trusted.context()
+        if context is not self._context:
+            limits = httpx2.Limits(
+                max_connections=None, max_keepalive_connections=_KEPT, keepalive_expiry=_IDLE_SECONDS
+            )
+            self._context = context
+            self._transport = httpx2.AsyncHTTPTransport(verify=context, trust_env=False, limits=limits)
+            await opened.enter_async_context(self._transport)
+        return self._transport
+
     async def _forward(self, leadership: Leadership, scope: Scope, receive: Receive, send: Send) -> None:
         leader = _address(leadership)
-        if not leader or self._transport is None or any(name == FORWARDED for name, _ in scope["headers"]):
+        if not leader or self._opened is None or any(name == FORWARDED for name, _ in scope["headers"]):
             await _unavailable(send, "No server leads just now.")
             return
         passage = _Passage(scope, receive, send, self._extensions)
-        passing = asyncio.ensure_future(passage.run(self._transport, leader))
+        transport = await self._current(self._opened)
+        passing = asyncio.ensure_future(passage.run(transport, leader))
         gone, deposed = asyncio.ensure_future(passage.gone()), asyncio.ensure_future(_deposed(leadership, leader))
         try:
             await asyncio.wait({passing, gone, deposed}, return_when=asyncio.FIRST_COMPLETED)

@@ -35,6 +35,7 @@ from tms_core.transaction.codec.thrift import transaction_fields, transaction_of
 from tms_core.transaction.codec.wire import Fields, Kind
 from tms_core.transaction.model import MAX_TIMEOUT_SECONDS, UNKNOWN_CLIENT, InProgress, Transaction
 from tms_core.transaction.rpc.line import (
+    Authorities,
     IdleConnections,
     MethodUnknown,
     OutcomeUnknown,
@@ -42,7 +43,6 @@ from tms_core.transaction.rpc.line import (
     ServiceUnavailable,
     SocketConnection,
     as_text,
-    read_authorities,
 )
 from tms_core.transaction.source.source import DirectorySource, Loaded, SnapshotSource, SourceUnreachable
 
@@ -403,7 +403,7 @@ def connecting(wanted: ServiceSettings, certificate_name: str = "") -> Callable[
     Raises:
         ConfigurationError: ``transactions.ca_file`` cannot be read.
     """
-    tls = read_authorities("transactions.ca_file", wanted.ca_file) if wanted.is_over_tls else None
+    tls = Authorities("transactions.ca_file", wanted.ca_file) if wanted.is_over_tls else None
     token_file = wanted.shown_token_file
     return partial(SocketConnection, token_file=token_file, tls=tls, certificate_name=certificate_name)
 

@@ -6,6 +6,7 @@ answer to one call would be taken for that of the next.
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
 import ssl
@@ -15,9 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 
 from tms_core.errors import ConfigurationError, FormatError, TransactionError
+from tms_core.secret_file import read_token
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, Fields, MessageKind
 
@@ -34,6 +36,9 @@ TLS_ONLY = "This transaction service speaks TLS only"
 _CHUNK_BYTES = 1 << 18
 #: The length of a call or an answer, which comes before it.
 LENGTH = struct.Struct(">i")
+#: How often a file of authorities is read again, in seconds.
+LOOK_SECONDS = 10
+logger = logging.getLogger(__name__)
 
 
 class ServiceUnavailable(TransactionError):
@@ -52,51 +57,63 @@ class TlsDemanded(ServiceUnavailable):
     """The service speaks TLS only, and the call came without."""
 
 
-#: How many bytes a token has at least that a service demands: fewer could be found by trying.
-TOKEN_BYTES = 32
-
-
-def read_token(file: Path, shortest: int = 1, setting: str = "transactions.token_file") -> bytes:
-    """The token of a file, without blanks and line ends around it.
+class Authorities:
+    """What checks certificates: by the authorities of a file, which is read again when it changes, or by the system's.
 
     Args:
-        shortest: how many bytes it has at least.
-        setting: the one that names the file, for errors.
-
-    Raises:
-        ServiceUnavailable: it cannot be read, or there is none in it.
-    """
-    try:
-        token = file.read_bytes().strip()
-    except OSError as error:
-        raise ServiceUnavailable(
-            f"{setting} {file} cannot be read: {error.strerror}.", "Give a file that this user may read."
-        ) from error
-    if not token:
-        raise ServiceUnavailable(f"{setting} {file} is empty.", "Put a token into it.")
-    if len(token) < shortest:
-        raise ServiceUnavailable(
-            f"{setting} {file} has a token of fewer than {shortest} characters.",
-            f"Make a random one: openssl rand -hex 32 > {file}",
-        )
-    return token
-
-
-def read_authorities(setting: str, ca_file: Path | None) -> ssl.SSLContext:
-    """Return what checks certificates by those of a file, or by the system's.
-
-    Args:
-        setting: the name of the setting, for the message.
+        setting: the name of the setting, for messages.
+        ca_file: certificates in PEM; None: the system's.
 
     Raises:
         ConfigurationError: the file cannot be read, or has no certificate.
     """
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except OSError as error:
-        raise ConfigurationError(
-            f"{setting} is {ca_file}, which cannot be read: {error}.", "Give the file of a certificate in PEM."
-        ) from error
+
+    def __init__(self, setting: str, ca_file: Path | None) -> None:
+        self._setting = setting
+        self._file = ca_file
+        self._looked = time.monotonic()
+        self._complaint = ""
+        self._contents = b"" if ca_file is None else self._read()
+        self._context = self._load()
+
+    def context(self) -> ssl.SSLContext:
+        """Return what checks certificates now; threads may share it.
+
+        If a changed file cannot be used, the former authorities stay in force, and the log says so once.
+        """
+        now = time.monotonic()
+        if self._file is not None and now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            try:
+                contents = self._read()
+                if contents != self._contents:
+                    # A new context, since what is loaded into one is trusted as long as it lives.
+                    self._contents, self._context = contents, self._load()
+                    logger.info("%s: %s has changed and is in force", self._setting, self._file)
+                self._complaint = ""
+            except ConfigurationError as error:
+                if str(error) != self._complaint:
+                    logger.error("%s Until then the former authorities are in force.", error)
+                self._complaint = str(error)
+        return self._context
+
+    def _read(self) -> bytes:
+        try:
+            return cast("Path", self._file).read_bytes()
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _load(self) -> ssl.SSLContext:
+        try:
+            return ssl.create_default_context(cafile=self._file)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._setting} is {self._file}, which cannot be read: {error}.",
+            "Give the file of a certificate in PEM.",
+        )
 
 
 class RpcConnection(Protocol):
@@ -181,16 +198,17 @@ class SocketConnection:
         address: str,
         timeout_seconds: float,
         token_file: Path | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: ssl.SSLContext | Authorities | None = None,
         certificate_name: str = "",
     ) -> None:
-        token = None if token_file is None else read_token(token_file)
+        token = None if token_file is None else _token(token_file)
         host, port = address.rpartition(":")[::2]
         host = host.strip("[]")
         self._socket = socket.create_connection((host, int(port)), timeout_seconds)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
-            self._socket = _wrapped(self._socket, address, tls, certificate_name or host)
+            context = tls.context() if isinstance(tls, Authorities) else tls
+            self._socket = _wrapped(self._socket, address, context, certificate_name or host)
         self._number = 0
         if token is not None:
             self._authenticate(address, token, timeout_seconds)
@@ -271,6 +289,14 @@ class SocketConnection:
             parts.append(data)
             size -= len(data)
         return b"".join(parts)
+
+
+def _token(file: Path) -> bytes:
+    """Return the token to show; a file without one may have one at the next attempt."""
+    try:
+        return read_token("transactions.token_file", file, 1)
+    except ConfigurationError as error:
+        raise ServiceUnavailable(error.message, error.hint) from error
 
 
 def _wrapped(plain: socket.socket, address: str, tls: ssl.SSLContext, name: str) -> ssl.SSLSocket:

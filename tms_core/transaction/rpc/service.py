@@ -30,6 +30,7 @@ import uvloop
 
 from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError, FormatError, TmsError, Unavailable
+from tms_core.failed_attempts import MOST_WAITING, FailedAttempts
 from tms_core.logs.audit import BoundedAudit, Event
 from tms_core.logs.loggers import SeldomLogger, get_logger
 from tms_core.settings import certificate as certificates
@@ -169,6 +170,8 @@ class TransactionService:
         self._new: set[asyncio.Task[None]] = set()
         self._seldom = SeldomLogger(logger)
         self._bounded = BoundedAudit(SystemClock().running_ms)
+        #: Slows down those who show a wrong token, or none.
+        self.failed = FailedAttempts(SystemClock(), min(MOST_WAITING, _most_connections() // 10))
         self._large = asyncio.Semaphore(LARGE_REQUESTS)
         #: Takes memory for a large request, which the server's other requests share; None: there are no others.
         self.room: Room | None = None
@@ -356,9 +359,11 @@ class TransactionService:
                         found, direct = await self._done(frame, direct, _host(writer))
                         data = await self._passed_on(frame) if found is None else found
                     del frame
-                await self._send(writer, data)
                 if level is Level.NONE:
+                    await self.failed.delay(_host(writer))
+                    await self._send(writer, data)
                     raise FormatError("it has not shown the token that is demanded (transactions.token_file)")
+                await self._send(writer, data)
                 wait_seconds = None
                 protocol.answered(LENGTH.size + size)
                 self._new.discard(cast("asyncio.Task[None]", asyncio.current_task()))

@@ -1,0 +1,39 @@
+"""Failed attempts are answered later and later: with a clock that moves when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.builders import NOW_MS
+from tms_core.clock import ManualClock
+from tms_core.failed_attempts import FREE_ATTEMPTS, MOST_REMEMBERED, MOST_SECONDS, FailedAttempts
+
+
+def test_failed_attempts_are_slowed_down_by_address_and_forgiven_with_time() -> None:
+    clock = ManualClock(NOW_MS)
+    failed = FailedAttempts(clock)
+    assert [failed.note("a") for _ in range(FREE_ATTEMPTS)] == [0.0] * FREE_ATTEMPTS
+    assert [failed.note("a") for _ in range(3)] == [0.5, 1.0, 1.5]
+    assert failed.note("b") == 0.0
+    assert max(failed.note("a") for _ in range(100)) == MOST_SECONDS
+    clock.advance(3_600_000)
+    assert failed.note("a") == 0.0
+    for number in range(MOST_REMEMBERED + 100):
+        failed.note(str(number))
+    assert len(failed._failed) == MOST_REMEMBERED
+
+
+def test_failed_attempts_that_would_take_too_many_connections_are_answered_at_once() -> None:
+    async def scene() -> None:
+        failed = FailedAttempts(ManualClock(NOW_MS), most_waiting=2)
+        for _ in range(FREE_ATTEMPTS):
+            await failed.delay("a")
+        waits = [asyncio.create_task(failed.delay("a")) for _ in range(3)]
+        done, waiting = await asyncio.wait(waits, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+        assert (done, waiting) == ({waits[2]}, set(waits[:2]))
+        for one in waiting:
+            one.cancel()
+        await asyncio.wait(waiting)
+        assert failed._waiting == 0
+
+    asyncio.run(scene())
