@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import click
 
+from tms_core.cli.lazy import LazyCommand, LazyGroup
 from tms_core.errors import ConfigurationError
 
 #: Making a table waits until all its regions are open.
 _CREATE_SECONDS = 300
+
+#: The entry-point group in which a package provides commands, and which commands those are.
+GROUP = "tms.admin"
+PROVIDED = {
+    "backup": LazyCommand("", "Back up a store into the new folder FOLDER."),
+    "restore": LazyCommand("", "Restore the backup FOLDER to where the settings have the store."),
+}
 
 _FLAGS: Mapping[str, Callable[[str], Mapping[str, object]]] = {
     "thrift2": lambda servers: {"storage.hbase.thrift2": servers.replace(" ", "").split(",")},
@@ -132,8 +141,38 @@ def _write(path: Path, token: str) -> None:
         file.write(f"{token}\n")
 
 
+class AdminGroup(LazyGroup):
+    """The group of ``tms admin``, some of whose commands another package provides (entry points ``tms.admin``)."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in PROVIDED and cmd_name not in self.commands:
+            self.commands[cmd_name] = _load(cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+
+def _load(name: str) -> click.Command:
+    """Import a command of another package.
+
+    Raises:
+        ConfigurationError: it is not installed, or cannot be imported.
+    """
+    entry = next(iter(entry_points(group=GROUP, name=name)), None)
+    try:
+        found: click.Command | None = None if entry is None else entry.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"The command {name} cannot be loaded: {error}.", "Repair the installation."
+        ) from error
+    if found is None:
+        raise ConfigurationError(
+            f"The command {name} comes with the janitor, which is not installed here.",
+            "Install it: pip install tms-janitor; in a clone: make setup",
+        )
+    return found
+
+
 # Its own, because click keeps the help option of the first context that it is used in, which may have no parent.
-@click.group("admin", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("admin", cls=AdminGroup, lazy=PROVIDED, context_settings={"help_option_names": ["-h", "--help"]})
 def admin() -> None:
     """For the operator of a store."""
 

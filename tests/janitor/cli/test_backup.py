@@ -6,13 +6,18 @@ import errno
 import gc
 import shutil
 import threading
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
+import click
 import pytest
 
 from janitor.cli.main import execute
+from tms_core.cli import admin
+from tms_core.cli import main as tms
 from tms_core.cli.outcome import BUSY, USAGE
 from tms_core.client.sync import Client
 from tms_core.errors import ConfigurationError
@@ -219,3 +224,54 @@ def test_backup_of_hbase_prints_the_snapshots_in_their_order(capsys: pytest.Capt
         for table in ("tms.message", "tms.payload", "tms.side", "tms.meta", "tms.janitor")
     ]
     assert "Stop servers and janitors first" in said.err
+
+
+# --- as commands of tms ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def provided(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The commands of ``tms admin`` that the project file provides, whatever the installation of this tree knows."""
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))
+    found: dict[str, str] = project["project"]["entry-points"][admin.GROUP]
+    entries = EntryPoints(EntryPoint(name, value, admin.GROUP) for name, value in found.items())
+    monkeypatch.setattr(admin, "entry_points", entries.select)
+    for name in found:
+        monkeypatch.delitem(admin.admin.commands, name, raising=False)
+    return found
+
+
+def test_admin_commands_that_another_package_provides_are_known_with_their_help(provided: dict[str, str]) -> None:
+    context = click.Context(admin.admin)
+    found = {name: admin.admin.get_command(context, name) for name in provided}
+    helps = {name: command.get_short_help_str(100) for name, command in found.items() if command is not None}
+    assert helps == {name: known.help for name, known in admin.PROVIDED.items()}
+
+
+@pytest.mark.usefixtures("provided")
+def test_tms_admin_backup_and_restore_copy_the_store(store: Path, tmp_path: Path) -> None:
+    saved, restored = tmp_path / "saved", tmp_path / "restored"
+    assert tms.execute(["admin", "backup", str(saved), "--leveldb", str(store)]) == 0
+    assert tms.execute(["admin", "restore", str(saved), "--leveldb", str(restored)]) == 0
+    with served(restored) as client:
+        assert bill(client, 100) == [b"7", b"8", b"9"]
+
+
+def test_tms_admin_backup_without_the_janitor_names_the_package(
+    monkeypatch: pytest.MonkeyPatch, provided: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(admin, "entry_points", lambda **_: EntryPoints())
+    assert provided
+    assert tms.execute(["admin", "backup", "saved"]) == USAGE
+    assert "The command backup comes with the janitor, which is not installed here." in capsys.readouterr().err
+    assert tms.execute(["admin", "--help"]) == 0
+    assert "backup" in capsys.readouterr().out
+
+
+def test_tms_admin_backup_that_cannot_be_imported_says_why(
+    monkeypatch: pytest.MonkeyPatch, provided: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = EntryPoints([EntryPoint(name, "no_such_package:command", admin.GROUP) for name in provided])
+    monkeypatch.setattr(admin, "entry_points", broken.select)
+    assert tms.execute(["admin", "backup", "saved"]) == USAGE
+    assert "The command backup cannot be loaded: No module named 'no_such_package'." in capsys.readouterr().err
