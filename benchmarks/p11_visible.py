@@ -36,6 +36,7 @@ from tests.server.test_avro import decoded
 from tests.server.test_messages import MAX_INT
 from tests.support import size
 from tms_core.rowkey import MessageKey
+from tms_core.tables.base import KEYS
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
@@ -98,7 +99,7 @@ def lags(found: Sequence[Visit]) -> Iterator[tuple[float, float]]:
 def left_overdue(store_path: Path, at_ms: float) -> float:
     """How long the oldest row of a closed store is overdue at a moment, in seconds; 0: none is."""
     with LevelDBStore(store_path) as store:
-        keys = store.message.keys(TopicId("default", TOPIC).prefix, None, 1).items
+        keys = store.message.read(KEYS, TopicId("default", TOPIC).prefix, None, 1).items
     if not keys:
         return 0.0
     key = MessageKey.parse(keys[0])

@@ -17,6 +17,7 @@ import click
 from janitor.cli import render
 from janitor.cli.main import execute
 from tms_core.clock import Clock, SystemClock
+from tms_core.tables.base import CELLS, KEYS
 from tms_core.tables.leveldb.clone import clone
 from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 
@@ -84,9 +85,9 @@ def unpack(folder: Path, clock: Clock) -> tuple[Path, Path]:
 
 def _figures(store: Path, scratch: Path) -> None:
     with clone(store, scratch) as opened:
-        messages = len(opened.message.keys(b"", None, ALL_ROWS).items)
-        payloads = len(opened.payload.keys(b"", None, ALL_ROWS).items)
-        hidden = sum(cell.pointer < 0 for cell in opened.message.cells(b"", None, ALL_ROWS).items)
+        messages = len(opened.message.read(KEYS, b"", None, ALL_ROWS).items)
+        payloads = len(opened.payload.read(KEYS, b"", None, ALL_ROWS).items)
+        hidden = sum(cell.pointer < 0 for cell in opened.message.read(CELLS, b"", None, ALL_ROWS).items)
     on_disk = sum(file.stat().st_size for file in store.rglob("*") if file.is_file())
     click.echo(
         f"   {messages:,} messages, {hidden} of them hidden from transactions; {payloads:,} payloads; "

@@ -23,7 +23,7 @@ from janitor.sweep.transactions import TransactionView
 from tests.builders import HOUR, NOW_MS, Topic
 from tms_core.clock import ManualClock
 from tms_core.rowkey import generation_prefix
-from tms_core.tables.base import MessageTable, PayloadTable, Store
+from tms_core.tables.base import KEYS, MessageTable, PayloadTable, Store
 from tms_core.transaction.model import VisibilityState
 
 
@@ -31,7 +31,7 @@ def keys_of(topic: Topic, table: MessageTable | PayloadTable) -> list[bytes]:
     """The keys of a topic's generation."""
     prefix = topic.id.prefix
     start, stop = (generation_prefix(prefix, topic.generation + more) for more in (0, 1))
-    return table.keys(start, stop, 1_000_000).items
+    return table.read(KEYS, start, stop, 1_000_000).items
 
 
 @dataclass

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -32,7 +32,7 @@ from janitor.sweep.context import Terms
 from janitor.sweep.sweep import Threads
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
-from tms_core.tables.base import MessageReads, MessageValue, Page, Reads, Store
+from tms_core.tables.base import KEYS, MESSAGES, KeyReads, MessageValue, Reads, Store, Want, read_all
 from tms_core.topic import TopicId, encode_properties
 from tms_core.transaction.model import TX_PER_MS, InProgress, InProgressType, VisibilityState
 from tms_core.transaction.source.source import Loaded
@@ -105,11 +105,11 @@ class Topic:
 
     def stored_times(self) -> list[int]:
         """Write times of the stored payloads that are there, in key order."""
-        found = self.store.payload.keys(*self._range(), 1_000_000).items
+        found = self.store.payload.read(KEYS, *self._range(), 1_000_000).items
         return [key.write_ms for raw in found if (key := PayloadKey.parse(raw)) is not None]
 
     def messages(self) -> list[tuple[MessageKey, MessageValue]]:
-        found = self.store.message.rows(*self._range(), 1_000_000).items
+        found = self.store.message.read(MESSAGES, *self._range(), 1_000_000).items
         return [(key, value) for raw, value in found if (key := MessageKey.parse(raw)) is not None]
 
     def _put(self, times_ms: Iterable[int], value: MessageValue) -> Topic:
@@ -316,18 +316,12 @@ STATE_CALLS = tuple(
 
 def watch(store: Reads, before: Watcher | None = None, after: Watcher | None = None) -> None:
     """Tell of every operation of a store from now on."""
-    names = {name: name for name in READS + WRITES}
-    if type(store.message).search is not MessageReads.search:
-        # What a table does its own way does not ask for cells or rows.
-        names["message.search"] = "message.cells"
-    if type(store.message).apart is not MessageReads.apart:
-        names["message.apart"] = "message.rows"
-    _watch(store, names, before, after)
+    _watch(store, ("metadata.rows", "metadata.get", "message.read", "payload.read", *WRITES), before, after)
 
 
 def watch_state(state: State, before: Watcher | None = None, after: Watcher | None = None) -> None:
     """Tell of every operation of a state from now on, those that it asks of itself among them."""
-    _watch(_Named(state), {name: name for name in STATE_CALLS}, before, after)
+    _watch(_Named(state), STATE_CALLS, before, after)
 
 
 def fail_at(
@@ -347,7 +341,7 @@ class _Named:
         self.state = state
 
 
-def _watch(owner: object, names: Mapping[str, str], before: Watcher | None, after: Watcher | None) -> None:
+def _watch(owner: object, names: Sequence[str], before: Watcher | None, after: Watcher | None) -> None:
     watching = [True]
 
     def tell(watcher: Watcher | None, call: Call) -> None:
@@ -361,6 +355,9 @@ def _watch(owner: object, names: Mapping[str, str], before: Watcher | None, afte
     def wrapped(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
         def asked(*arguments: Any, **named: Any) -> Any:
             call = Call(name, arguments)
+            if name.endswith(".read"):
+                want, *rest = arguments
+                call = Call(f"{name.removesuffix('read')}{want.call}", tuple(rest))
             tell(before, call)
             answer = operation(*arguments, **named)
             tell(after, call)
@@ -368,12 +365,12 @@ def _watch(owner: object, names: Mapping[str, str], before: Watcher | None, afte
 
         return asked
 
-    for name, told in names.items():
+    for name in names:
         table, _, operation = name.partition(".")
         part = getattr(owner, table)
         # What is for reading only has nothing that writes.
         if hasattr(part, operation):
-            setattr(part, operation, wrapped(told, getattr(part, operation)))
+            setattr(part, operation, wrapped(name, getattr(part, operation)))
 
 
 # --- reading all -----------------------------------------------------------------------------------------------------
@@ -381,11 +378,6 @@ def _watch(owner: object, names: Mapping[str, str], before: Watcher | None, afte
 _R = TypeVar("_R")
 
 
-def every(rows: Callable[[bytes, bytes | None, int], Page[_R]]) -> list[_R]:
-    """All rows of a table, however many pages they take: ``every(store.message.rows)``."""
-    found: list[_R] = []
-    start: bytes | None = b""
-    while start is not None:
-        items, start = rows(start, None, 100_000)
-        found += items
-    return found
+def every(table: KeyReads, want: Want[list[_R]]) -> list[_R]:
+    """All rows of a table, however many pages they take."""
+    return read_all(table, want, b"", None).items

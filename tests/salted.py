@@ -7,74 +7,42 @@ from threading import RLock
 from typing import Any, TypeVar
 
 from tms_core.rowkey import salt
-from tms_core.tables.base import KeyRange, MessageValue, Page, Store, TxCell
-from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable, MemoryStore
+from tms_core.tables.base import KeyRange, KeyReads, KeyTable, MessageTable, Origin, Page, Store, TxCell, Want
+from tms_core.tables.memory import MemoryStore
+from tms_core.tables.wrapped import Hook, WrappedMessageTable, WrappedPayloadTable
 
 T = TypeVar("T")
 
 BUCKETS = 4
 
 
-class _Part:
+class _Salt(Hook):
     """One salt's rows of a table; a page holds fewer rows than were read, as every page may."""
 
-    keys_per_call = 100
-
-    def __init__(self, whole: Any, number: int, lock: RLock) -> None:
-        self._whole = whole
+    def __init__(self, number: int, lock: RLock) -> None:
         self._salt = bytes([number])
         self._lock = lock
 
-    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+    def read(self, table: KeyReads, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         with self._lock:
-            page: Page[bytes] = self._whole.keys(start, stop, limit)
-        return Page([key for key in page.items if self._is_mine(key)], page.resume)
+            page: Page[Any] = table.read(want, start, stop, limit)
+        return page._replace(items=[item for item in page.items if self._is_mine(item)])
 
-    def delete(self, keys: Sequence[bytes]) -> None:
-        assert all(self._is_mine(key) for key in keys)
-        with self._lock:
-            self._whole.delete(keys)
-
-    def sync(self) -> None:
-        self._whole.sync()
-
-    def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
+    def estimate_bytes(self, table: KeyReads, start: bytes, stop: bytes | None) -> int:
         return 0
 
-    def compact(self, start: bytes, stop: bytes) -> None:
-        self._whole.compact(start, stop)
-
-    def _is_mine(self, key: bytes) -> bool:
-        return salt(key, BUCKETS) == self._salt
-
-
-class _Messages(_Part, MemoryMessageTable):
-    def rows(
-        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
-    ) -> Page[tuple[bytes, MessageValue]]:
+    def delete(self, table: KeyTable, keys: Sequence[bytes], origin: Origin | None) -> None:
+        assert all(map(self._is_mine, keys))
         with self._lock:
-            page: Page[tuple[bytes, MessageValue]] = self._whole.rows(start, stop, limit, most_bytes)
-        return Page([(key, value) for key, value in page.items if self._is_mine(key)], page.resume)
+            table.delete(keys, origin)
 
-    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
+    def invert(self, table: MessageTable, cells: Sequence[TxCell], origin: Origin | None) -> list[bool]:
+        assert all(map(self._is_mine, cells))
         with self._lock:
-            page: Page[TxCell] = self._whole.cells(start, stop, limit)
-        return Page([cell for cell in page.items if self._is_mine(cell.key)], page.resume)
+            return table.invert(cells, origin)
 
-    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
-        assert all(self._is_mine(cell.key) for cell in cells)
-        with self._lock:
-            found: list[bool] = self._whole.invert(cells)
-        return found
-
-
-class _Payloads(_Part, MemoryPayloadTable):
-    def rows(
-        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
-    ) -> Page[tuple[bytes, bytes]]:
-        with self._lock:
-            page: Page[tuple[bytes, bytes]] = self._whole.rows(start, stop, limit, most_bytes)
-        return Page([(key, value) for key, value in page.items if self._is_mine(key)], page.resume)
+    def _is_mine(self, item: Any) -> bool:
+        return salt(item if isinstance(item, bytes) else item[0], BUCKETS) == self._salt
 
 
 class SaltedStore(MemoryStore):
@@ -91,6 +59,8 @@ class SaltedStore(MemoryStore):
         part = MemoryStore()
         part.span = KeyRange(bytes([number]), bytes([number + 1]))
         part.metadata = self.metadata
-        part.message = _Messages(self.message, number, self._lock)
-        part.payload = _Payloads(self.payload, number, self._lock)
+        hook = _Salt(number, self._lock)
+        part.message = WrappedMessageTable(self.message, hook)
+        part.payload = WrappedPayloadTable(self.payload, hook)
+        part.message.keys_per_call = part.payload.keys_per_call = 100
         return part

@@ -12,6 +12,7 @@ from examples import demo
 from janitor.cli.main import execute
 from tests.interop.conftest import unpack
 from tms_core.clock import ManualClock
+from tms_core.tables.base import CELLS, KEYS
 from tms_core.tables.leveldb.store import LevelDBStore
 
 #: A day on which the demonstration may be given: the sample was made in 2023.
@@ -31,9 +32,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def figures(store: Path) -> str:
     with LevelDBStore(store) as opened:
-        messages = len(opened.message.keys(b"", None, 1_000_000).items)
-        hidden = sum(cell.pointer < 0 for cell in opened.message.cells(b"", None, 1_000_000).items)
-        payloads = len(opened.payload.keys(b"", None, 1_000_000).items)
+        messages = len(opened.message.read(KEYS, b"", None, 1_000_000).items)
+        hidden = sum(cell.pointer < 0 for cell in opened.message.read(CELLS, b"", None, 1_000_000).items)
+        payloads = len(opened.payload.read(KEYS, b"", None, 1_000_000).items)
     return f"{messages:,} messages, {hidden} of them hidden from transactions; {payloads:,} payloads;"
 
 

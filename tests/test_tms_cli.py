@@ -14,6 +14,7 @@ from tests.support import raising
 from tms_core.cli.main import execute, main
 from tms_core.cli.remote import Remote
 from tms_core.settings import models
+from tms_core.tables.base import KEYS
 from tms_core.tables.leveldb.store import LevelDBStore
 
 MESSAGES = "system.tms.message"
@@ -38,13 +39,13 @@ def test_given_a_store_left_by_a_crash_when_released_then_its_tables_have_the_na
     assert {path.suffix for path in folder.glob("*/*.[ls][ds][bt]")} == {".sst"}
     assert capsys.readouterr().out == f"{folder} can be opened by CDAP\n"
     with LevelDBStore(folder) as store:
-        assert len(store.message.keys(b"", None, 10).items) == 1
+        assert len(store.message.read(KEYS, b"", None, 10).items) == 1
 
 
 def test_given_a_store_that_is_in_order_when_released_then_nothing_is_lost(folder: Path) -> None:
     assert [execute(["admin", "release", str(folder)]) for _ in range(2)] == [0, 0]
     with LevelDBStore(folder) as store:
-        assert len(store.message.keys(b"", None, 10).items) == 1
+        assert len(store.message.read(KEYS, b"", None, 10).items) == 1
 
 
 def test_given_no_store_when_released_then_1_with_the_next_step_and_none_is_made(

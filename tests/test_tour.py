@@ -25,6 +25,7 @@ from examples import tour
 from janitor.status.status import HeldTopic, RunSummary, Status
 from tests.builders import NOW_MS
 from tests.test_docs import pattern
+from tms_core.tables.base import CELLS
 from tms_core.tables.leveldb.store import LevelDBStore
 
 ROOT = Path(__file__).parents[1]
@@ -183,7 +184,7 @@ def test_given_a_checkout_when_run_then_it_tells_what_the_guide_shows_and_ctrl_c
     assert all(name.endswith(".sst") for name in files)
     with LevelDBStore(running.folder / "messaging") as store:
         assert len(store.metadata.rows()) == 13
-        assert any(cell.pointer < 0 for cell in store.message.cells(b"", None, 1_000_000).items)
+        assert any(cell.pointer < 0 for cell in store.message.read(CELLS, b"", None, 1_000_000).items)
     # What a run had come to on its way may be beside it, where that took long.
     assert {path.name for path in (running.folder / "janitor").iterdir()} - {"running.jsonl"} == {"state.sqlite3"}
 

@@ -13,6 +13,7 @@ pointer makes no difference. The price is that the archive is read twice, and on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from janitor.rules.policy import Transactions
 from tms_core.errors import Refused
 from tms_core.messaging.producers.rows import announced_ahead
 from tms_core.rowkey import PayloadKey, generation_prefix, java_abs, pointer_prefix, stop_key
-from tms_core.tables.base import Reads
+from tms_core.tables.base import CELLS, KEYS, MESSAGES, PAYLOADS, Reads
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicMetadata
 
@@ -193,10 +194,10 @@ class Conflicts:
     def _found(self, table: str, keys: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
         """What the target has under these keys."""
         if table == "message":
-            for page in pick_rows(self._store.message.rows, keys):
+            for page in pick_rows(partial(self._store.message.read, MESSAGES), keys):
                 yield from ((key, _digest(value.pointer, value.payload)) for key, value in page)
         else:
-            for stored in pick_rows(self._store.payload.rows, keys):
+            for stored in pick_rows(partial(self._store.payload.read, PAYLOADS), keys):
                 yield from ((key, _digest(None, value)) for key, value in stored)
 
     def _stored_pointers(self, wanted: Iterable[int]) -> set[int]:
@@ -204,7 +205,7 @@ class Conflicts:
         found: set[int] = set()
         start: bytes | None = self._start
         while start is not None:
-            page = self._store.payload.keys(start, self._stop, _PAGE_ROWS)
+            page = self._store.payload.read(KEYS, start, self._stop, _PAGE_ROWS)
             found.update(key.write_pointer for raw in page.items if (key := PayloadKey.parse(raw)) is not None)
             found.intersection_update(wanted)
             self._heartbeat(len(page.items))
@@ -215,7 +216,7 @@ class Conflicts:
         start: bytes | None = pointer_prefix(self._topic.topic.prefix, self._topic.generation, pointer)
         stop = stop_key(start or b"")
         while start is not None:
-            page = self._store.payload.rows(start, stop, _PAGE_ROWS)
+            page = self._store.payload.read(PAYLOADS, start, stop, _PAGE_ROWS)
             yield from ((key, _digest(None, value)) for key, value in page.items)
             start = page.resume
 
@@ -223,11 +224,11 @@ class Conflicts:
         """The target's messages that take their payload from one of these transactions' rows."""
         start: bytes | None = self._start
         while start is not None:
-            page = self._store.message.cells(start, self._stop, _PAGE_ROWS)
+            page = self._store.message.read(CELLS, start, self._stop, _PAGE_ROWS)
             hits = {cell.key: java_abs(cell.pointer) for cell in page.items if cell.refers}
             keys = [key for key, pointer in hits.items() if pointer in wanted]
             # Not every store can tell whether a cell's row refers without reading it.
-            for found in pick_rows(self._store.message.rows, keys):
+            for found in pick_rows(partial(self._store.message.read, MESSAGES), keys):
                 yield from ((key, hits[key]) for key, value in found if value.payload is None)
             self._heartbeat(len(page.items))
             start = page.resume

@@ -21,6 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from janitor.archive import parquet
@@ -34,7 +35,7 @@ from janitor.sweep.transactions import TransactionView
 from tms_core.errors import ArchiveError, MetadataError, Refused, StoreError
 from tms_core.logs.printable import duration
 from tms_core.rowkey import Cutoff, MessageKey, PayloadKey, java_abs, pointer_prefix, stop_key
-from tms_core.tables.base import KeyReads, MessageValue, Reads, Store
+from tms_core.tables.base import KEYS, KeyReads, MessageValue, Reads, Store
 from tms_core.tables.read_only import read_only_error
 from tms_core.tables.side import SideTable
 from tms_core.topic import INT_MAX, TopicId, TopicMetadata
@@ -360,7 +361,7 @@ class _Restore:
 
     def _missing(self, table: KeyReads, keys: list[bytes]) -> list[bytes]:
         """Those of the keys that have no row in the target."""
-        there = {key for page in pick(table.keys, lambda key: key, len, keys) for key in page}
+        there = {key for page in pick(partial(table.read, KEYS), lambda key: key, len, keys) for key in page}
         return [key for key in keys if key not in there and key not in self._would_write]
 
     def _write(self, table: str, rows: list[_Row]) -> None:

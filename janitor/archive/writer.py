@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +27,7 @@ from janitor.rules.policy import Rule
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock
 from tms_core.errors import ArchiveError
-from tms_core.tables.base import MessageReads, MessageValue, Page, PayloadReads
+from tms_core.tables.base import MESSAGES, PAYLOADS, MessageReads, MessageValue, Page, PayloadReads
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
 
@@ -209,10 +210,10 @@ class RunArchive:
     ) -> Iterator[list[dict[str, Any]]]:
         """What differs from row to row, by column; a page at a time."""
         if isinstance(table, MessageReads):
-            for page in pick_rows(table.rows, keys):
+            for page in pick_rows(partial(table.read, MESSAGES), keys):
                 yield [_message(key, value, self._snapshot, rule) for key, value in page]
         else:
-            for stored in pick_rows(table.rows, keys):
+            for stored in pick_rows(partial(table.read, PAYLOADS), keys):
                 yield [_payload(key, value, self._snapshot, rule) for key, value in stored]
 
     def _next_path(self, day: Path) -> Path:
@@ -225,7 +226,7 @@ class RunArchive:
 
 
 def pick(
-    read: Callable[[bytes, bytes | None, int], Page[T]],
+    read: Callable[[bytes, bytes | None, int], Page[list[T]]],
     key_of: Callable[[T], bytes],
     size_of: Callable[[T], int],
     keys: Sequence[bytes],
@@ -236,7 +237,7 @@ def pick(
     long as what the one before was good for: dense keys cost few pages, scattered ones read little that is not wanted.
 
     Args:
-        read: a table's ``keys`` or ``rows``.
+        read: reads a page of a table.
         key_of: an item's key.
         size_of: how many bytes it takes; pages of large ones are shorter.
         keys: ascending.
@@ -254,7 +255,7 @@ def pick(
 
 
 def pick_rows(
-    read: Callable[[bytes, bytes | None, int], Page[tuple[bytes, V]]], keys: Sequence[bytes]
+    read: Callable[[bytes, bytes | None, int], Page[list[tuple[bytes, V]]]], keys: Sequence[bytes]
 ) -> Iterator[list[tuple[bytes, V]]]:
     """Read what a table has under these keys, as :func:`pick` does, with the values."""
     return pick(read, lambda row: row[0], _payload_bytes, keys)

@@ -9,13 +9,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from janitor.rules.ranges import topic_stop
 from janitor.sweep.context import matches
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey, topic_prefix
-from tms_core.tables.base import UNREADABLE, KeyReads, MessageReads, MessageValue, Page, Reads
+from tms_core.tables.base import (
+    CELLS,
+    MESSAGES,
+    PAYLOADS,
+    UNREADABLE,
+    KeyReads,
+    MessageReads,
+    MessageValue,
+    Page,
+    Reads,
+)
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import VisibilityState, transaction_ms
 
@@ -112,7 +123,7 @@ def audit(
 def _audit(table: MessageReads, found: Audit, is_invalid: Callable[[int], bool], heartbeat: Heartbeat) -> None:
     start: bytes | None = b""
     while start is not None:
-        page = table.cells(start, None, PAGE_ROWS)
+        page = table.read(CELLS, start, None, PAGE_ROWS)
         found.cells += len(page.items)
         for cell in page.items:
             found.foreign += MessageKey.parse(cell.key) is None
@@ -138,7 +149,7 @@ def messages(
     counts: Counter[str] = Counter()
     oldest: int | None = None
     unreadable = store.calls[UNREADABLE]
-    for page in _pages(store.message.rows, _ranges(store.message, patterns), heartbeat):
+    for page in _pages(partial(store.message.read, MESSAGES), _ranges(store.message, patterns), heartbeat):
         for raw, value in page:
             key = MessageKey.parse(raw)
             counts[_kind(key, value)] += 1
@@ -160,7 +171,7 @@ def payloads(
     rows: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
     oldest: int | None = None
-    for page in _pages(store.payload.rows, _ranges(store.payload, patterns), heartbeat):
+    for page in _pages(partial(store.payload.read, PAYLOADS), _ranges(store.payload, patterns), heartbeat):
         for raw, body in page:
             key = PayloadKey.parse(raw)
             state = "foreign" if key is None or _is_foreign(key) else pointer_state(key.write_pointer, snapshot)
@@ -245,7 +256,7 @@ def _ranges(table: KeyReads, patterns: tuple[str, ...]) -> Iterator[tuple[bytes,
 
 
 def _pages(
-    read: Callable[[bytes, bytes | None, int], Page[tuple[bytes, V]]],
+    read: Callable[[bytes, bytes | None, int], Page[list[tuple[bytes, V]]]],
     ranges: Iterable[tuple[bytes, bytes | None]],
     heartbeat: Heartbeat,
 ) -> Iterator[list[tuple[bytes, V]]]:

@@ -20,7 +20,7 @@ from janitor.rules.references import find_referenced, search_range, timeless_ran
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep.context import RunContext, matches
 from tms_core.rowkey import GENERATION_BYTES, Cutoff, MessageId, MessageKey, PayloadKey, java_abs, stop_key
-from tms_core.tables.base import MessageValue, Reads
+from tms_core.tables.base import MESSAGES, MessageValue, Reads
 from tms_core.topic import TopicId
 
 #: How many entries of the ledger are named at most for one row, and among how many of its range they are looked for.
@@ -123,7 +123,7 @@ class _Question:
             key = MessageKey(self.topic, generation, *self.message_id[:2])
             raw = key.pack()
             if table.first(raw, raw + b"\x00") is not None:
-                values = [value for _, value in table.rows(raw, raw + b"\x00", 1).items]
+                values = [value for _, value in table.read(MESSAGES, raw, raw + b"\x00", 1).items]
                 yield key, values[0] if values else None
 
     def _message(self, key: MessageKey, value: MessageValue | None) -> Found:

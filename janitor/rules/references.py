@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from tms_core.rowkey import LONG_MAX, NEGATIVE, PayloadKey, generation_prefix, java_abs, position_prefix, time_prefix
-from tms_core.tables.base import KeyRange, MessageReads
+from tms_core.tables.base import CELLS, KeyRange, MessageReads
 from tms_core.topic import TopicId
 from tms_core.transaction.model import TX_PER_MS
 
@@ -118,7 +118,7 @@ def find_referenced(
     for window in windows:
         start: bytes | None = window.start
         while start is not None and (window.stop is None or start < window.stop) and len(found) < len(pointers):
-            page = table.cells(start, window.stop, page_rows)
+            page = table.read(CELLS, start, window.stop, page_rows)
             for cell in page.items:
                 if not cell.refers or (pointer := java_abs(cell.pointer)) not in pointers or pointer in found:
                     continue

@@ -32,7 +32,7 @@ from janitor.sweep.permission import Pacer, never
 from tms_core.clock import Clock
 from tms_core.errors import Halted, MetadataError, StoreError
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, NEGATIVE, PAYLOAD_TAIL_BYTES, generation_prefix
-from tms_core.tables.base import Reads
+from tms_core.tables.base import MESSAGES, PAYLOADS, Reads
 from tms_core.topic import TopicId, TopicMetadata
 
 #: Rows that the count reads per second: a small budget beside the sweeps.
@@ -222,7 +222,7 @@ class _Tally:
     def _read_messages(self, store: Reads, start: bytes) -> tuple[int, bytes | None]:
         # Rows are in the order of their times; a negative one, which is none of ours, lies behind all others.
         stop = generation_prefix(self.topic.prefix, self.generation) + NEGATIVE
-        page = store.message.rows(start, stop, self.limit)
+        page = store.message.read(MESSAGES, start, stop, self.limit)
         key_bytes = len(self.topic.prefix) + GENERATION_BYTES + MESSAGE_TAIL_BYTES
         found = [(key, value) for key, value in page.items if len(key) == key_bytes]
         self.messages += len(found)
@@ -236,7 +236,7 @@ class _Tally:
 
     def _read_payloads(self, store: Reads, start: bytes) -> tuple[int, bytes | None]:
         stop = generation_prefix(self.topic.prefix, self.generation + 1)
-        page = store.payload.rows(start, stop, self.limit)
+        page = store.payload.read(PAYLOADS, start, stop, self.limit)
         key_bytes = len(self.topic.prefix) + GENERATION_BYTES + PAYLOAD_TAIL_BYTES
         for key, payload in page.items:
             if len(key) == key_bytes and _time_ms(key) >= 0:

@@ -214,7 +214,7 @@ class Sweep:
         self.deleted.add(table, keys)
         at_ms = self._ledger.announce(finding.work, finding.batch._replace(keys=keys))
         try:
-            table.delete(keys)
+            table.delete(keys, finding.batch.origin)
         except StoreError as error:
             raise Unsure(finding, at_ms, error) from error
         return Done(keys, at_ms=at_ms)

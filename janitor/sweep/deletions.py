@@ -27,6 +27,7 @@ from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import Batch, Finding, Gone, Kept, Reached, Read
 from janitor.sweep.scan import Event, Part, Visit, allowed, batches, due, topics
 from tms_core.rowkey import LONG_MAX, MessageKey, PayloadKey, generation_prefix
+from tms_core.tables.base import KEYS, Origin
 from tms_core.tables.side import Expiries, Expiry
 
 #: Payload keys gathered before their messages are looked for; bounds memory, about 10 MB.
@@ -94,35 +95,39 @@ def _ttl_findings(whole: Part, prefix: bytes, some: Sequence[Expiry]) -> Iterato
             free.append(expiry)
         elif decision == Keep(Reason.HELD):
             held.append(expiry)
-    there = _present(whole, sorted(expiry.key for expiry in (*free, *held)))
+    there, origin = _present(whole, sorted(expiry.key for expiry in (*free, *held)))
     if gone := [expiry for expiry in free if expiry.key not in there]:
         yield Gone(gone)
-    yield from _ttl_due(whole, work, [expiry for expiry in free if expiry.key in there], held=False)
+    yield from _ttl_due(whole, work, [expiry for expiry in free if expiry.key in there], origin, held=False)
     if work.frontier.hold is not None and work.counts_held:
-        yield from _ttl_due(whole, work, [expiry for expiry in held if expiry.key in there], held=True)
+        yield from _ttl_due(whole, work, [expiry for expiry in held if expiry.key in there], origin, held=True)
 
 
-def _present(whole: Part, keys: Sequence[bytes]) -> set[bytes]:
-    """Which of some messages' keys, in order, the store has.
+def _present(whole: Part, keys: Sequence[bytes]) -> tuple[set[bytes], Origin | None]:
+    """Return which of some messages' keys, in order, the store has, and its knowledge of their rows.
 
     They may lie far apart or side by side, so a read asks for more the more of them the one before it has found.
     """
     table, found, at = whole.table("message"), set[bytes](), 0
+    origins: list[Origin | None] = []
     least = limit = max(1, table.keys_per_call)
     while at < len(keys):
-        page = table.keys(keys[at], keys[-1] + b"\0", limit)
+        page = table.read(KEYS, keys[at], keys[-1] + b"\0", limit)
         stop = len(keys) if page.resume is None else bisect_left(keys, page.resume, at)
         hits = set(page.items).intersection(keys[at:stop])
         found |= hits
+        origins.append(page.origin)
         limit = min(2 * limit, whole.page_rows) if 2 * len(hits) >= limit else least
         at = stop
-    return found
+    return found, Origin.joined(origins)
 
 
-def _ttl_due(whole: Part, work: TopicWork, some: list[Expiry], *, held: bool) -> Iterator[Finding]:
+def _ttl_due(
+    whole: Part, work: TopicWork, some: list[Expiry], origin: Origin | None, *, held: bool
+) -> Iterator[Finding]:
     for generation, group in groupby(_ttl_permitted(whole, work, some), key=lambda expiry: expiry.generation):
         found = list(group)
-        batch = Batch("message", generation, Rule.EXPIRED, [expiry.key for expiry in found])
+        batch = Batch("message", generation, Rule.EXPIRED, [expiry.key for expiry in found], origin)
         yield due(whole, work, batch, work.frontier.hold if held else None, found)
 
 
@@ -179,6 +184,7 @@ def _by_row(
 ) -> Iterator[Finding]:
     """Judge the payload rows of one generation each by its own time and transaction."""
     candidates: list[bytes] = []
+    origins: list[Origin | None] = []
     for item in found:
         if not isinstance(item, Batch):
             yield item
@@ -188,12 +194,13 @@ def _by_row(
                 decided = _decided(part, keys)
                 yield Kept(Reason.UNDECIDED, len(keys) - len(decided), "payload")
                 candidates += decided
+                origins.append(item.origin)
             elif work.counts_held and keys:
                 yield due(part, work, item._replace(rule=rule, keys=keys), work.frontier.hold)
         if len(candidates) >= CANDIDATES or not refers:
-            yield from _candidates(refers, part, work, span, candidates)
-            candidates = []
-    yield from _candidates(refers, part, work, span, candidates)
+            yield from _candidates(refers, part, work, span, candidates, origins)
+            candidates, origins = [], []
+    yield from _candidates(refers, part, work, span, candidates, origins)
 
 
 def _split_by_time(work: TopicWork, batch: Batch) -> Iterator[tuple[Rule, bool, list[bytes]]]:
@@ -222,7 +229,9 @@ def _decided(part: Part, keys: list[bytes]) -> list[bytes]:
     return [key for key in keys if not undecided(_pointer(key))]
 
 
-def _candidates(refers: bool, part: Part, work: TopicWork, span: Span, keys: list[bytes]) -> Iterator[Finding]:
+def _candidates(
+    refers: bool, part: Part, work: TopicWork, span: Span, keys: list[bytes], origins: Sequence[Origin | None]
+) -> Iterator[Finding]:
     """Payload rows that are due and that no message refers to."""
     if not keys:
         return
@@ -232,13 +241,14 @@ def _candidates(refers: bool, part: Part, work: TopicWork, span: Span, keys: lis
         referenced = _referenced(part, work, generation, keys)
         free = [key for key in keys if _pointer(key) not in referenced]
         yield Kept(Reason.REFERENCED, len(keys) - len(free), "payload")
-    rules = {span.rule: free}
+    rules, origin = {span.rule: free}, Origin.joined(origins)
     if span.rule is Rule.EXPIRED:
         law = work.frontier.due.ms
         rules = {Rule.EXPIRED: _between(free, 0, law), Rule.PROCESSED: _between(free, law, LONG_MAX + 1)}
     for rule, going in rules.items():
         for first in range(0, len(going), part.page_rows):
-            yield due(part, work, Batch("payload", generation, rule, going[first : first + part.page_rows]), None)
+            some = going[first : first + part.page_rows]
+            yield due(part, work, Batch("payload", generation, rule, some, origin), None)
 
 
 def _referenced(part: Part, work: TopicWork, generation: int, keys: list[bytes]) -> set[int]:

@@ -15,18 +15,23 @@ from janitor.report import DataTable
 from janitor.rules.policy import Hold, Reason, Rule
 from janitor.sweep.context import TopicWork
 from tms_core.errors import StoreError, WriteRefused
-from tms_core.tables.base import KeyRange, KeyReads, MessageReads, TxCell
+from tms_core.tables.base import KeyRange, KeyReads, MessageReads, Origin, TxCell
 from tms_core.tables.side import Expiry
 from tms_core.topic import TopicId
 
 
 class Batch(NamedTuple):
-    """Rows of one topic, generation and table with one fate, in key order."""
+    """Rows of one topic, generation and table with one fate, in key order.
+
+    Attributes:
+        origin: what the store knows of them by reading them.
+    """
 
     table: DataTable
     generation: int
     rule: Rule
     keys: list[bytes]
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,15 +97,15 @@ def _cells(part: Part, candidates: PointerSet, begin: bytes, stop: bytes | None)
     pages = 0
     while start is not None and (stop is None or start < stop):
         page = part.messages.search(start, stop, part.page_rows, candidates)
-        invalid = set(filter(is_invalid, {cell[1] for cell in page.cells}))
-        new = [cell for cell in page.cells if cell[1] in invalid]
+        invalid = set(filter(is_invalid, {cell[1] for cell in page.items}))
+        new = [cell for cell in page.items if cell[1] in invalid]
         if found and (len(found) + len(new) > part.page_rows or pages >= PAGES_TOGETHER):
             yield from _judged(part, found)
             yield Reached(start)
             found = []
         pages = pages + 1 if found else 1
         found += new
-        yield Read("invert", None, page.read)
+        yield Read("invert", None, page.rows_read)
         start = page.resume
         if start is not None and not found:
             yield Reached(start)

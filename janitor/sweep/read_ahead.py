@@ -19,7 +19,18 @@ from operator import attrgetter
 from typing import Any
 
 from tms_core.errors import StoreError
-from tms_core.tables.base import KeyRange, KeyReads, MessageReads, Page, PointerSet, Search, TxCell
+from tms_core.tables.base import (
+    CELLS,
+    KEYS,
+    KeyRange,
+    KeyReads,
+    MessageReads,
+    Page,
+    PointerSet,
+    TxCell,
+    cells_of,
+    searched,
+)
 
 
 class Ahead:
@@ -45,7 +56,7 @@ class Ahead:
 
     def forget(self) -> None:
         """Ask anew from here on, for going back."""
-        self._keep(b"", b"", [])
+        self._keep(b"", Page([], b""))
         self._gap = KeyRange(b"", b"")
 
     def first(self, start: bytes) -> bytes | None:
@@ -76,19 +87,19 @@ class Ahead:
             resume = page.resume
         return None
 
-    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
-        """As :meth:`KeyReads.keys`; nothing is read ahead, but what was answers where it can."""
+    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
+        """As a page of keys; nothing is read ahead, but what was answers where it can."""
         page = self._known(start, stop, limit)
         if page is not None:
             self._served += len(page.items)
             return page
-        page = self._table.keys(start, stop, limit)
+        page = self._table.read(KEYS, start, stop, limit)
         if self._holds(start) and page.resume is None:
             # With some to spare, since the next topic may have some more.
             self._wanted = self._least + len(page.items) * 5 // 4
         return page
 
-    def _known(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes] | None:
+    def _known(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]] | None:
         """The answer, if it was read ahead whole."""
         if not self._holds(start):
             return None
@@ -98,7 +109,7 @@ class Ahead:
             return None
         self._spared()
         items = self._keys[found.start : found.start + min(limit, len(found))]
-        return Page(items, None if whole else items[-1] + b"\x00")
+        return Page(items, None if whole else items[-1] + b"\x00", self._origin)
 
     def _holds(self, key: bytes) -> bool:
         """Whether the key would have been seen if it were there."""
@@ -108,22 +119,22 @@ class Ahead:
         """Whether everything before ``stop`` was read."""
         return self._stop is None or (stop is not None and stop <= self._stop)
 
-    def _read(self, start: bytes) -> Page[bytes]:
+    def _read(self, start: bytes) -> Page[list[bytes]]:
         """Read from a key on, as many keys as have proved worth it."""
         pays = self._served + self._answered * self._table.keys_per_call >= self._size
         grown = 2 * self._size if pays else self._size // 2
         self._size = min(self._most, max(grown, self._wanted, self._least))
         try:
-            page = self._table.keys(start, None, self._size)
+            page = self._table.read(KEYS, start, None, self._size)
         except StoreError:
             # Whatever is wrong may lie far behind what was asked for.
             self.forget()
-            return self._table.keys(start, None, 1)
-        self._keep(start, page.resume, page.items)
+            return self._table.read(KEYS, start, None, 1)
+        self._keep(start, page)
         return page
 
-    def _keep(self, start: bytes, stop: bytes | None, keys: list[bytes]) -> None:
-        self._start, self._stop, self._keys = start, stop, keys
+    def _keep(self, start: bytes, page: Page[list[bytes]]) -> None:
+        self._start, self._stop, self._keys, self._origin = start, page.resume, page.items, page.origin
         self._answered, self._served, self._wanted = 0, 0, 0
 
     def _spared(self) -> None:
@@ -140,52 +151,50 @@ class CellsAhead(Ahead):
         self._messages = table
         super().__init__(table, most_keys)
 
-    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
-        """As :meth:`MessageReads.cells`; those of all keys that were read ahead at once, where the range is among them.
+    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[TxCell]]:
+        """As a page of cells; those of all keys that were read ahead at once, where the range is among them.
 
         Raises:
-            StoreError: as :meth:`MessageReads.cells`.
+            StoreError: as :meth:`MessageReads.read`.
         """
         if not (self._holds(start) and self._reaches(stop)):
-            return self._messages.cells(start, stop, limit)
+            return self._messages.read(CELLS, start, stop, limit)
         if self._cells is None and _between(self._keys, start, stop):
             try:
                 self._cells = self._read_cells()
             except StoreError:
                 self.forget()
-                return self._messages.cells(start, stop, limit)
+                return self._messages.read(CELLS, start, stop, limit)
         else:
             self._spared()
         cells = self._cells or []
         found = _between(cells, start, stop, attrgetter("key"))
         return Page(cells[found.start : found.stop], None)
 
-    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: PointerSet) -> Search:
-        """As :meth:`MessageReads.search`, from what was read ahead where that is known.
+    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: PointerSet) -> Page[list[TxCell]]:
+        """Search for cells of some pointers, from what was read ahead where that is known.
 
         Raises:
-            StoreError: as :meth:`MessageReads.search`.
+            StoreError: as :meth:`MessageReads.read`.
         """
         if not self._holds(start):
-            found = self._messages.search(start, stop, limit, pointers)
-            if found.behind is not None:
-                self._gap = found.behind
+            found = self._messages.read(cells_of(pointers), start, stop, limit)
+            if found.gap is not None:
+                self._gap = found.gap
             return found
-        page = self.cells(start, stop, limit)
-        cells = [cell for cell in page.items if cell[1] in pointers.among and cell[1] > 0]
-        return Search(cells, len(page.items), page.resume)
+        return searched(self.cells(start, stop, limit), pointers)
 
     def _read_cells(self) -> list[TxCell]:
         cells: list[TxCell] = []
         resume: bytes | None = self._start
         while resume is not None:
-            page = self._messages.cells(resume, self._stop, self._most)
+            page = self._messages.read(CELLS, resume, self._stop, self._most)
             cells += page.items
             resume = page.resume
         return cells
 
-    def _keep(self, start: bytes, stop: bytes | None, keys: list[bytes]) -> None:
-        super()._keep(start, stop, keys)
+    def _keep(self, start: bytes, page: Page[list[bytes]]) -> None:
+        super()._keep(start, page)
         self._cells = None
 
 

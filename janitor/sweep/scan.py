@@ -32,7 +32,7 @@ from tms_core.rowkey import (
     generation_prefix,
     topic_prefix,
 )
-from tms_core.tables.base import KeyReads, Reads
+from tms_core.tables.base import KeyReads, Page, Reads
 from tms_core.tables.side import Expiries, Expiry
 
 #: Holds that may last for years. What they hold is counted by thorough passes only, or every pass would read it all.
@@ -273,17 +273,17 @@ def batches(
     while start is not None and start < span.stop:
         page = part.keys(name).keys(start, span.stop, part.page_rows)
         yield Read(name, work.topic.topic, len(page.items))
-        yield from _split(name, work, span, page.items)
+        yield from _split(name, work, span, page)
         start = page.resume
 
 
-def _split(name: DataTable, work: TopicWork, span: Span, keys: list[bytes]) -> Iterator[Batch | Kept]:
+def _split(name: DataTable, work: TopicWork, span: Span, page: Page[list[bytes]]) -> Iterator[Batch | Kept]:
     """Sort out foreign keys and split the rest by generation.
 
     A page is in key order and its keys share the topic, so once all have our length, the ends of a generation's part
     speak for the middle. That keeps the cost per row to a length and, for payloads, one byte.
     """
-    plain = len(work.topic.topic.prefix) + GENERATION_BYTES
+    keys, plain = page.items, len(work.topic.topic.prefix) + GENERATION_BYTES
     size = plain + (MESSAGE_TAIL_BYTES if name == "message" else PAYLOAD_TAIL_BYTES)
     ours = keys if set(map(len, keys)) <= {size} else [key for key in keys if len(key) == size]
     if name == "payload":
@@ -296,7 +296,7 @@ def _split(name: DataTable, work: TopicWork, span: Span, keys: list[bytes]) -> I
         stop = bisect_left(ours, generation_prefix(start[:-GENERATION_BYTES], generation + 1), first_at)
         last = bisect_left(ours, start + b"\x80", first_at, stop) if name == "message" else stop
         if first_at < last:
-            yield Batch(name, generation, span.rule, ours[first_at:last])
+            yield Batch(name, generation, span.rule, ours[first_at:last], page.origin)
         counted += last - first_at
         first_at = stop
     if counted < len(keys):

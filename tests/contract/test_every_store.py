@@ -8,14 +8,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.hbase.tables import Tables
-from tms_core.tables.base import KeyTable, MessageValue, Page, PointerSet, Store, TxCell
+from tms_core.tables.base import (
+    CELLS,
+    COLUMNS,
+    KEYS,
+    MESSAGES,
+    PAYLOADS,
+    KeyReads,
+    KeyTable,
+    MessageValue,
+    Origin,
+    PointerSet,
+    Store,
+    TxCell,
+    Want,
+    cells_of,
+)
+from tms_core.tables.base import read_all as read_whole
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 
@@ -73,12 +89,12 @@ def key(number: int) -> bytes:
     return b"k%d" % number
 
 
-def read_all(read: Callable[[bytes, bytes | None, int], Page[T]], limit: int, stop: bytes | None = None) -> list[T]:
+def read_all(table: KeyReads, want: Want[list[T]], limit: int, stop: bytes | None = None) -> list[T]:
     """Read as every caller does: page after page, until no page says where to go on."""
     items: list[T] = []
     resume: bytes | None = b""
     while resume is not None:
-        page = read(resume, stop, limit)
+        page = table.read(want, resume, stop, limit)
         assert len(page.items) <= limit
         items += page.items
         resume = page.resume
@@ -92,10 +108,10 @@ def data_tables(store: Store) -> list[KeyTable]:
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 9, 10, 11, 100])
 def test_given_rows_when_read_in_pages_of_any_size_then_each_comes_once_and_in_order(filled: Store, limit: int) -> None:
     expected = [key(number) for number in range(10)]
-    assert read_all(filled.message.keys, limit) == expected
-    assert read_all(filled.payload.keys, limit) == expected
-    assert [found for found, _ in read_all(filled.message.rows, limit)] == expected
-    assert read_all(filled.payload.rows, limit) == [(key(number), b"%d" % number) for number in range(10)]
+    assert read_all(filled.message, KEYS, limit) == expected
+    assert read_all(filled.payload, KEYS, limit) == expected
+    assert [found for found, _ in read_all(filled.message, MESSAGES, limit)] == expected
+    assert read_all(filled.payload, PAYLOADS, limit) == [(key(number), b"%d" % number) for number in range(10)]
 
 
 @pytest.mark.parametrize(
@@ -107,12 +123,13 @@ def test_given_rows_of_any_size_when_pages_are_bounded_by_bytes_then_each_ends_w
     payloads = [b"a" * 1000, b"b" * 1000, b"c" * 1000, b"d" * 3000]
     store.message.put([(key(number), MessageValue(7, payload)) for number, payload in enumerate(payloads)])
     store.payload.put([(key(number), payload) for number, payload in enumerate(payloads)])
-    for table in (store.message, store.payload):
+    wanted: list[tuple[KeyReads, Want[Any]]] = [(store.message, MESSAGES), (store.payload, PAYLOADS)]
+    for table, want in wanted:
         sizes: list[int] = []
         keys: list[bytes] = []
         resume: bytes | None = b""
         while resume is not None:
-            page = table.rows(resume, None, 9, most_bytes)
+            page = table.read(want.within(most_bytes), resume, None, 9)
             keys += [found for found, _ in page.items]
             sizes += [len(page.items)] if page.items else []  # the last page may be empty
             resume = page.resume
@@ -120,11 +137,10 @@ def test_given_rows_of_any_size_when_pages_are_bounded_by_bytes_then_each_ends_w
 
 
 def test_given_an_empty_table_when_read_then_there_is_nothing_and_no_next_page(store: Store) -> None:
-    assert store.message.keys(b"", None, 5) == Page([], None)
-    assert store.message.rows(b"", None, 5) == Page([], None)
-    assert store.message.cells(b"", None, 5) == Page([], None)
-    assert store.payload.keys(b"", None, 5) == Page([], None)
-    assert store.payload.rows(b"", None, 5) == Page([], None)
+    wanted: list[Want[Any]] = [KEYS, CELLS, MESSAGES, COLUMNS]
+    pages = [store.message.read(want, b"", None, 5) for want in wanted]
+    pages += [store.payload.read(want, b"", None, 5) for want in (KEYS, PAYLOADS)]
+    assert [(len(page.items), page.resume) for page in pages] == [(0, None)] * 6
     assert store.metadata.rows() == []
 
 
@@ -147,9 +163,9 @@ def test_given_a_range_when_read_then_its_start_is_in_and_its_stop_is_out(
 ) -> None:
     wanted = [key(number) for number in expected]
     for table in data_tables(filled):
-        assert table.keys(start, stop, 100).items == wanted
-    assert [found for found, _ in filled.message.rows(start, stop, 100).items] == wanted
-    assert [found for found, _ in filled.payload.rows(start, stop, 100).items] == wanted
+        assert table.read(KEYS, start, stop, 100).items == wanted
+    assert [found for found, _ in filled.message.read(MESSAGES, start, stop, 100).items] == wanted
+    assert [found for found, _ in filled.payload.read(PAYLOADS, start, stop, 100).items] == wanted
 
 
 def test_given_a_page_that_was_deleted_when_reading_goes_on_then_nothing_is_skipped(filled: Store) -> None:
@@ -157,51 +173,71 @@ def test_given_a_page_that_was_deleted_when_reading_goes_on_then_nothing_is_skip
         seen: list[bytes] = []
         resume: bytes | None = b""
         while resume is not None:
-            page = table.keys(resume, b"k8", 3)
+            page = table.read(KEYS, resume, b"k8", 3)
             table.delete(page.items)
             seen += page.items
             resume = page.resume
         assert seen == [key(number) for number in range(8)]
-        assert table.keys(b"", None, 100).items == [b"k8", b"k9"]
+        assert table.read(KEYS, b"", None, 100).items == [b"k8", b"k9"]
 
 
 def test_given_a_row_that_appears_behind_a_page_when_reading_goes_on_then_it_is_seen(filled: Store) -> None:
-    page = filled.message.keys(b"", None, 3)
+    page = filled.message.read(KEYS, b"", None, 3)
     filled.message.put([(b"k2-new", PLAIN)])
     assert page.resume is not None
-    assert filled.message.keys(page.resume, None, 1).items == [b"k2-new"]
+    assert filled.message.read(KEYS, page.resume, None, 1).items == [b"k2-new"]
 
 
 def test_given_keys_that_are_not_there_when_deleted_then_it_is_no_error(filled: Store) -> None:
     for table in data_tables(filled):
         table.delete([b"k1", b"nowhere", b"k1"])
         table.delete([])
-        assert b"k1" not in table.keys(b"", None, 100).items
-        assert len(table.keys(b"", None, 100).items) == 9
+        assert b"k1" not in table.read(KEYS, b"", None, 100).items
+        assert len(table.read(KEYS, b"", None, 100).items) == 9
 
 
 def test_given_every_kind_of_message_when_read_back_then_it_is_what_was_put(store: Store) -> None:
     rows = [(key(number), v) for number, v in enumerate([PLAIN, EMPTY, TX, TX_EMPTY, REFERENCE, ROLLED_BACK])]
     store.message.put(rows)
-    assert store.message.rows(b"", None, 100).items == rows
+    assert store.message.read(MESSAGES, b"", None, 100).items == rows
+
+
+def test_columns_of_rows_of_any_kind_are_those_of_the_rows(store: Store) -> None:
+    for kinds in ([PLAIN, EMPTY], [TX, TX_EMPTY], [PLAIN, TX, REFERENCE]):
+        store.message.put([(key(number), value) for number, value in enumerate(kinds)])
+        rows = store.message.read(MESSAGES, b"", key(len(kinds)), 100).items
+        columns = store.message.read(COLUMNS, b"", key(len(kinds)), 100).items
+        pointers = [None] * len(kinds) if columns.pointers is None else columns.pointers
+        assert rows == [(key(number), value) for number, value in enumerate(kinds)]
+        assert list(zip(columns.keys, map(MessageValue, pointers, columns.payloads), strict=True)) == rows
+
+
+def test_rows_of_several_pages_are_deleted_and_inverted_by_their_joined_origin(store: Store) -> None:
+    store.message.put([(key(number), TX) for number in range(6)])
+    cells = read_whole(store.message, CELLS, b"", key(3))
+    assert store.message.invert(cells.items, cells.origin) == [True] * 3
+    pages = [store.message.read(KEYS, key(first), None, 2) for first in (0, 2)]
+    keys = [found for page in pages for found in page.items]
+    store.message.delete(keys, Origin.joined([page.origin for page in pages]))
+    assert store.message.read(KEYS, b"", None, 9).items == [key(4), key(5)]
 
 
 def test_given_a_row_when_put_again_then_the_new_value_stays(filled: Store) -> None:
     filled.message.put([(b"k1", TX)])
     filled.payload.put([(b"k1", b"new")])
-    assert filled.message.rows(b"k1", b"k2", 5).items == [(b"k1", TX)]
-    assert filled.payload.rows(b"k1", b"k2", 5).items == [(b"k1", b"new")]
+    assert filled.message.read(MESSAGES, b"k1", b"k2", 5).items == [(b"k1", TX)]
+    assert filled.payload.read(PAYLOADS, b"k1", b"k2", 5).items == [(b"k1", b"new")]
 
 
 def test_given_mixed_rows_when_cells_are_read_then_only_transactional_ones_come(store: Store) -> None:
     store.message.put([(b"a", PLAIN), (b"b", TX), (b"c", REFERENCE), (b"d", EMPTY), (b"e", ROLLED_BACK)])
-    cells = read_all(store.message.cells, 2)
+    cells = read_all(store.message, CELLS, 2)
     assert [(cell.key, cell.pointer) for cell in cells] == [(b"b", POINTER), (b"c", POINTER), (b"e", -POINTER)]
     assert cells[1].refers
 
 
 def test_given_plain_rows_only_when_cells_are_read_then_pages_are_bounded_by_rows_read(filled: Store) -> None:
-    page = filled.message.cells(b"", None, 3)
+    page = filled.message.read(CELLS, b"", None, 3)
     assert page.items == []
     assert page.resume is not None
     assert b"k2" < page.resume <= b"k3"
@@ -215,10 +251,10 @@ def test_given_pointers_when_rows_are_searched_for_them_then_those_of_others_are
     others = [(b"a", PLAIN), (b"b", alike), (b"c", ROLLED_BACK), (b"d", MessageValue(POINTER + 1, b""))]
     store.message.put([*others, (b"e", TX), (b"f", REFERENCE), (b"g", TX_EMPTY)])
     pointers = PointerSet.of(frozenset({POINTER, POINTER + 2})) if stored else PointerSet(range(POINTER, POINTER + 1))
-    pages = [store.message.search(b"", None, 2, pointers)]
+    pages = [store.message.read(cells_of(pointers), b"", None, 2)]
     while (resume := pages[-1].resume) is not None:
-        pages.append(store.message.search(resume, None, 2, pointers))
-    assert [(cell.key, cell.pointer) for page in pages for cell in page.cells] == [
+        pages.append(store.message.read(cells_of(pointers), resume, None, 2))
+    assert [(cell.key, cell.pointer) for page in pages for cell in page.items] == [
         (at, POINTER) for at in (b"e", b"f", b"g")
     ]
     assert len(pages) > 3
@@ -227,26 +263,26 @@ def test_given_pointers_when_rows_are_searched_for_them_then_those_of_others_are
 @pytest.mark.parametrize("value", [TX, TX_EMPTY, REFERENCE, ROLLED_BACK])
 def test_given_a_cell_when_inverted_then_only_its_sign_changes(store: Store, value: MessageValue) -> None:
     store.message.put([(b"a", PLAIN), (b"b", value), (b"c", TX)])
-    [cell] = store.message.cells(b"b", b"c", 10).items
+    [cell] = store.message.read(CELLS, b"b", b"c", 10).items
     assert store.message.invert([cell]) == [True]
     assert value.pointer is not None
     inverted = MessageValue(-value.pointer, value.payload)
-    assert store.message.rows(b"", None, 9).items == [(b"a", PLAIN), (b"b", inverted), (b"c", TX)]
+    assert store.message.read(MESSAGES, b"", None, 9).items == [(b"a", PLAIN), (b"b", inverted), (b"c", TX)]
 
 
 def test_given_a_row_that_is_gone_when_inverted_then_it_stays_gone(store: Store) -> None:
     store.message.put([(b"a", TX), (b"b", TX)])
-    cells = store.message.cells(b"", None, 10).items
+    cells = store.message.read(CELLS, b"", None, 10).items
     store.message.delete([b"a"])
     assert store.message.invert(cells) == [False, True]
-    assert [found for found, _ in store.message.rows(b"", None, 9).items] == [b"b"]
+    assert [found for found, _ in store.message.read(MESSAGES, b"", None, 9).items] == [b"b"]
 
 
 def test_given_another_pointer_than_expected_when_inverted_then_the_row_stays(store: Store) -> None:
     store.message.put([(b"a", ROLLED_BACK), (b"b", PLAIN), (b"c", TX)])
     wrong = [TxCell(b"a", POINTER, False), TxCell(b"b", POINTER, False), TxCell(b"c", POINTER + 1, False)]
     assert store.message.invert(wrong) == [False, False, False]
-    assert store.message.rows(b"", None, 9).items == [(b"a", ROLLED_BACK), (b"b", PLAIN), (b"c", TX)]
+    assert store.message.read(MESSAGES, b"", None, 9).items == [(b"a", ROLLED_BACK), (b"b", PLAIN), (b"c", TX)]
     assert store.message.invert([]) == []
 
 
@@ -269,17 +305,17 @@ def test_given_rows_when_synced_and_compacted_then_they_are_the_same(filled: Sto
         table.delete([b"k4"])
         table.sync()
         table.compact(b"k0", b"k9")
-        assert len(table.keys(b"", None, 100).items) == 9
+        assert len(table.read(KEYS, b"", None, 100).items) == 9
         assert table.estimate_bytes(b"", None) >= 0
         assert table.estimate_bytes(b"x", b"y") == 0
 
 
 def test_given_a_page_of_any_size_when_read_then_it_counts_as_one_call(filled: Store) -> None:
     filled.calls.clear()
-    filled.message.keys(b"", None, 1)
-    filled.message.keys(b"", None, 1000)
-    filled.message.rows(b"", None, 1000)
-    filled.message.cells(b"", None, 1000)
+    filled.message.read(KEYS, b"", None, 1)
+    filled.message.read(KEYS, b"", None, 1000)
+    filled.message.read(MESSAGES, b"", None, 1000)
+    filled.message.read(CELLS, b"", None, 1000)
     filled.message.delete([b"k1", b"k2"])
     filled.message.sync()
     filled.message.invert([])
@@ -303,13 +339,13 @@ def test_given_a_store_when_closed_twice_then_it_is_no_error(make_store: MakeSto
 
 
 # Few keys, so that operations meet; the bytes around which ranges go wrong are among them.
-KEYS = st.sampled_from([b"a", b"a\x00", b"a\xff", b"b", b"b\x00\x00", b"\x00", b"\xff", b"\xff\xff"])
+SOME_KEYS = st.sampled_from([b"a", b"a\x00", b"a\xff", b"b", b"b\x00\x00", b"\x00", b"\xff", b"\xff\xff"])
 VALUES = st.sampled_from([PLAIN, EMPTY, TX, TX_EMPTY, REFERENCE, ROLLED_BACK])
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("put"), KEYS, VALUES),
-        st.tuples(st.just("delete"), KEYS, VALUES),
-        st.tuples(st.just("invert"), KEYS, VALUES),
+        st.tuples(st.just("put"), SOME_KEYS, VALUES),
+        st.tuples(st.just("delete"), SOME_KEYS, VALUES),
+        st.tuples(st.just("invert"), SOME_KEYS, VALUES),
     ),
     max_size=30,
 )
@@ -317,7 +353,7 @@ STEPS = st.lists(
 
 # The fixture is a factory: each example makes a store of its own.
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=STEPS, start=KEYS, stop=st.none() | KEYS, limit=st.integers(1, 9))
+@given(steps=STEPS, start=SOME_KEYS, stop=st.none() | SOME_KEYS, limit=st.integers(1, 9))
 def test_given_any_history_when_compared_with_a_dictionary_then_they_agree(
     make_store: MakeStore, steps: list[tuple[str, bytes, MessageValue]], start: bytes, stop: bytes | None, limit: int
 ) -> None:
@@ -334,6 +370,6 @@ def test_given_any_history_when_compared_with_a_dictionary_then_they_agree(
             assert store.message.invert([TxCell(at, POINTER, False)]) == [present == POINTER]
             if present == POINTER:
                 model[at] = model[at]._replace(pointer=-POINTER)
-    assert read_all(store.message.rows, limit) == sorted(model.items())
+    assert read_all(store.message, MESSAGES, limit) == sorted(model.items())
     within = sorted(at for at in model if start <= at and (stop is None or at < stop))
-    assert store.message.keys(start, stop, 100).items == within
+    assert store.message.read(KEYS, start, stop, 100).items == within

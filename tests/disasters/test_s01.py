@@ -13,7 +13,7 @@ from janitor.run import plan_file as plan
 from janitor.state.base import Claim, Evidence
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Topic, janitor, pointer, topic
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import KEYS, MessageValue, Store
 
 TTL_SECONDS = 3 * 3600
 CUTOFF_MS = NOW_MS - TTL_SECONDS * 1000
@@ -131,7 +131,7 @@ def test_given_a_plans_range_when_applied_then_its_start_is_in_and_its_stop_is_o
     narrow(file, key(0), key(due))
     rig.engine.carry_out(file, adopt=True)
     data = store.message if table == "message" else store.payload
-    assert data.keys(b"", None, 100).items == [key(-1), *(key(offset) for offset in range(due, 5))]
+    assert data.read(KEYS, b"", None, 100).items == [key(-1), *(key(offset) for offset in range(due, 5))]
 
 
 def narrow(file: Path, start: bytes, stop: bytes) -> None:

@@ -34,7 +34,7 @@ from tests.builders import (
 from tests.disasters.spy import LevelDBSpy
 from tms_core.errors import NoSnapshot, StoreError
 from tms_core.rowkey import MessageKey
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import CELLS, MESSAGES, MessageValue, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.leveldb.layout import FOLDERS
 from tms_core.tables.leveldb.library import plyvel
@@ -58,7 +58,7 @@ def prepared(store: Store) -> tuple[Rig, Topic]:
 def assert_true(rig: Rig) -> None:
     """The audit: no row carries a positive pointer of an invalid transaction up to the claim."""
     claim = rig.state.claim()
-    cells = rig.store.message.cells(b"", None, 1_000_000).items
+    cells = rig.store.message.read(CELLS, b"", None, 1_000_000).items
     left = [cell for cell in cells if cell.pointer > 0 and cell.pointer in rig.snapshots.invalid]
     assert claim is None or all(cell.pointer > claim.bound for cell in left)
 
@@ -225,7 +225,7 @@ def test_given_an_invalid_pointer_under_a_key_that_is_not_ours_when_claimed_then
     rig.snapshots.invalid = [OLD - 5, OLD]
     store.message.put([(place + b"foreign", MessageValue(write_pointer, b"?"))])
     assert rig.engine.run_once().boundary == ends_below - 1
-    assert [cell.pointer for cell in store.message.cells(b"", None, 10).items if b"foreign" in cell.key] == [
+    assert [cell.pointer for cell in store.message.read(CELLS, b"", None, 10).items if b"foreign" in cell.key] == [
         write_pointer
     ]
     assert_true(rig)
@@ -422,7 +422,7 @@ class PowerLoss:
     def before(self, call: Call) -> None:
         if call.name == "message.delete":
             for key in call.arguments[0]:
-                self.pending += self.store.message.rows(key, key + b"\x00", 1).items
+                self.pending += self.store.message.read(MESSAGES, key, key + b"\x00", 1).items
         if call.name == "message.sync":
             self.pending.clear()
 
@@ -448,7 +448,7 @@ def test_given_leveldb_when_rows_are_inverted_then_the_batch_is_synced(
     spy = LevelDBSpy(monkeypatch)
     with LevelDBStore(tmp_path, create=True) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600).tx(OLD, NOW_MS)
-        [cell] = store.message.cells(b"", None, 10).items
+        [cell] = store.message.read(CELLS, b"", None, 10).items
         assert store.message.invert([cell]) == [True]
         assert spy.unsynced_batches == 0
         store.message.delete([MessageKey(orders.id, 1, NOW_MS, 0).pack()])

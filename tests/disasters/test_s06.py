@@ -11,7 +11,7 @@ import pytest
 from tests.builders import HOUR, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
 from tests.disasters.spy import LevelDBSpy
 from tms_core.rowkey import MessageKey
-from tms_core.tables.base import MessageValue, Store, TxCell
+from tms_core.tables.base import CELLS, MessageValue, Store, TxCell
 from tms_core.tables.leveldb.store import LevelDBStore
 
 INVALID = pointer(NOW_MS - 10 * HOUR)
@@ -77,7 +77,7 @@ def test_given_a_row_when_inverted_then_only_its_pointers_sign_changes(store: St
 
 def test_given_rows_when_inverted_twice_then_they_are_not_turned_back(store: Store) -> None:
     rig, orders, _ = prepared(store)
-    cells = store.message.cells(b"", None, 10).items
+    cells = store.message.read(CELLS, b"", None, 10).items
     rig.engine.run_once(adopt=True)
     assert store.message.invert(cells) == [False, False, False]
     rig.engine.run_once()

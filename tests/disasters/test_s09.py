@@ -14,7 +14,7 @@ from janitor.state.base import Strikes
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Topic, janitor, pointer, topic, watch
 from tms_core.errors import StoreError, WriteRefused
-from tms_core.tables.base import Store, TxCell
+from tms_core.tables.base import KEYS, Store, TxCell
 from tms_core.tables.memory import MemoryStore
 
 TTL_SECONDS = 3600
@@ -344,7 +344,7 @@ def damaged(store: MemoryStore, described: Topic) -> Callable[[Call], None]:
     def look(call: Call) -> None:
         name, _, operation = call.name.partition(".")
         if operation in ("keys", "cells"):
-            keys = (store.message if name == "message" else store.payload).keys(*call.arguments).items
+            keys = (store.message if name == "message" else store.payload).read(KEYS, *call.arguments).items
             if any(key.startswith(described.id.prefix) for key in keys):
                 raise StoreError("a block is damaged.")
 

@@ -20,7 +20,7 @@ from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, Refused
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageKey
-from tms_core.tables.base import Store
+from tms_core.tables.base import KEYS, Store
 from tms_core.tables.side import MemorySide
 from tms_core.transaction.model import VisibilityState
 
@@ -231,7 +231,7 @@ def test_given_a_topic_nobody_can_read_when_restored_to_then_it_is_refused(undo:
             undo.restore(orders, target)
     with pytest.raises(Refused, match="There is no topic default:nowhere"):
         undo.restore(orders, unknown_topic(undo.store, "default:nowhere"))
-    assert undo.store.message.keys(b"", None, 9).items == []
+    assert undo.store.message.read(KEYS, b"", None, 9).items == []
 
 
 def test_given_a_topic_that_was_deleted_since_when_restored_then_it_is_refused_until_it_is_there_again(

@@ -38,7 +38,7 @@ from janitor.sweep.context import Terms
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, READS, Call, every, watch, watch_state
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageKey
-from tms_core.tables.base import Store
+from tms_core.tables.base import CELLS, MESSAGES, PAYLOADS, Store
 from tms_core.tables.leveldb.store import LevelDBStore, encode
 from tms_core.transaction.source.source import DirectorySource
 
@@ -63,8 +63,8 @@ def digest(value: bytes) -> str:
 
 def read(store: Store) -> dict[str, dict[str, str]]:
     """Every row of both tables: the key in hex, and the digest of the value."""
-    message = every(store.message.rows)
-    payload = every(store.payload.rows)
+    message = every(store.message, MESSAGES)
+    payload = every(store.payload, PAYLOADS)
     return {
         "message": {key.hex(): digest(encode(value)) for key, value in message},
         "payload": {key.hex(): digest(value) for key, value in payload},
@@ -169,7 +169,7 @@ def false_claim(folder: Path, store: Store, state: SqliteState) -> Iterator[str]
     if claim is None:
         return
     snapshot = DirectorySource(folder / "tx").latest().snapshot
-    for cell in store.message.cells(b"", None, 10**9).items:
+    for cell in store.message.read(CELLS, b"", None, 10**9).items:
         ours = MessageKey.parse(cell.key) is not None
         if ours and 0 < cell.pointer <= claim.bound and snapshot.is_invalid(cell.pointer):
             yield f"claimed up to {claim.bound}, but {cell.key.hex()} carries {cell.pointer}"

@@ -15,7 +15,7 @@ from janitor.state.sqlite.state import FILE_NAME, SqliteState
 from tests.builders import DAY, HOUR, NOW_MS, Topic, janitor, pointer, topic, unknown_topic, visibility
 from tms_core.errors import SnapshotError, StateError
 from tms_core.rowkey import MessageKey, PayloadKey
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import KEYS, MESSAGES, MessageValue, Store
 from tms_core.tables.memory import MemoryStore
 from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot
@@ -75,9 +75,11 @@ def test_given_foreign_rows_everywhere_when_swept_then_all_stay_and_the_rest_is_
     rig.snapshots.invalid = [OLD]
     report = rig.engine.run_once(adopt=True)
     assert_done(orders)
-    left = [row for row in store.message.rows(b"", None, 10_000).items if not is_ours(row[0], MESSAGE_TAIL)]
+    left = [row for row in store.message.read(MESSAGES, b"", None, 10_000).items if not is_ours(row[0], MESSAGE_TAIL)]
     assert left == [(key, MessageValue(OLD, b"x")) for key in message]
-    assert [key for key in store.payload.keys(b"", None, 10_000).items if not is_ours(key, PAYLOAD_TAIL)] == payload
+    assert [
+        key for key in store.payload.read(KEYS, b"", None, 10_000).items if not is_ours(key, PAYLOAD_TAIL)
+    ] == payload
     assert report.to_json()["totals"]["kept"]["foreign"] == len(message) + len(payload)
     assert report.errors == []
 
@@ -92,7 +94,7 @@ def test_given_generations_nobody_gives_when_swept_then_the_rows_stay_and_are_in
     rig = janitor(store)
     rig.snapshots.invalid = [OLD]
     report = rig.engine.run_once(adopt=True)
-    assert store.message.rows(key, key + b"\x00", 1).items == [(key, MessageValue(-OLD, b"x"))]
+    assert store.message.read(MESSAGES, key, key + b"\x00", 1).items == [(key, MessageValue(-OLD, b"x"))]
     assert report.to_json()["totals"]["kept"]["foreign"] == 1
 
 

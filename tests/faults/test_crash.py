@@ -23,7 +23,7 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS, every, pointer, topic, unk
 from tests.faults.crashes import TERMS, Fates, digest
 from tests.support import size
 from tms_core.rowkey import MessageKey, PayloadKey, java_abs
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import MESSAGES, PAYLOADS, MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore, encode
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.codec.snapshot import write_snapshot
@@ -92,7 +92,7 @@ def judge(store: Store, state: VisibilityState) -> dict[str, Fates]:
     view = TransactionView(state, NOW_MS, TERMS.lifetime.undecided_ms)
     referenced: set[tuple[bytes, int, int]] = set()
     fates: dict[str, Fates] = {"message": {}, "payload": {}}
-    for raw, value in every(store.message.rows):
+    for raw, value in every(store.message, MESSAGES):
         key = MessageKey.parse(raw)
         prefix = key.topic.prefix if key else b""
         row = Row("message", key, value.pointer)
@@ -103,7 +103,7 @@ def judge(store: Store, state: VisibilityState) -> dict[str, Fates]:
         if isinstance(verdict, Invert):
             after = value._replace(pointer=-(value.pointer or 0))
         fates["message"][raw.hex()] = digest(encode(value)), after and digest(encode(after))
-    for raw, body in every(store.payload.rows):
+    for raw, body in every(store.payload, PAYLOADS):
         parsed = PayloadKey.parse(raw)
         prefix = parsed.topic.prefix if parsed else b""
         needed = parsed is not None and (prefix, parsed.generation, parsed.write_pointer) in referenced

@@ -12,7 +12,7 @@ from janitor.run import sweep_run
 from janitor.state.records import OpenIdRecord
 from janitor.sweep import compaction
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
-from tms_core.tables.base import MessageValue, Store, TxCell
+from tms_core.tables.base import CELLS, MessageValue, Store, TxCell
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 
@@ -81,7 +81,7 @@ class Halt:
 def assert_true(rig: Rig) -> None:
     """No row carries an invalid pointer up to the claim."""
     claim = rig.state.claim()
-    cells: list[TxCell] = rig.store.message.cells(b"", None, 10_000).items
+    cells: list[TxCell] = rig.store.message.read(CELLS, b"", None, 10_000).items
     left = [cell.pointer for cell in cells if cell.pointer in rig.snapshots.invalid]
     assert claim is None or not left or claim.bound < min(left)
 

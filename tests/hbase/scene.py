@@ -10,7 +10,7 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Snapshots, Topic, jan
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreUnavailable
 from tms_core.rowkey import PayloadKey
-from tms_core.tables.base import Store
+from tms_core.tables.base import KEYS, Store
 from tms_core.tables.hbase.store import HBaseStore
 
 #: How long a call may take where nothing is answered any more.
@@ -73,7 +73,7 @@ class Scene:
         ]
         assert {value.payload for _, value in live[1:]} == {b"body"}
         assert self.stranger.times() == list(DUE[:10])
-        stored = map(PayloadKey.parse, self.store.payload.keys(self.orders.id.prefix, None, 10_000).items)
+        stored = map(PayloadKey.parse, self.store.payload.read(KEYS, self.orders.id.prefix, None, 10_000).items)
         assert [key.write_ms for key in stored if key is not None and key.write_pointer == KEPT] == list(STORED)
 
 

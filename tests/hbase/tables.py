@@ -14,6 +14,7 @@ from tests.builders import HOUR, topic
 from tests.hbase.server import HBaseServer
 from tests.support import require_or_skip
 from tms_core.clock import SystemClock
+from tms_core.tables.base import KEYS
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import HBaseRows
 from tms_core.tables.hbase.schema import TableSpec, create_tables, table_name, table_specs
@@ -133,7 +134,7 @@ def empty(store: HBaseStore, namespace: str) -> None:
     """Delete all rows of a store."""
     for part in store.parts():
         for table in (part.message, part.payload):
-            while keys := table.keys(b"", None, 10_000).items:
+            while keys := table.read(KEYS, b"", None, 10_000).items:
                 table.delete(keys)
     metadata = HBaseRows(store.pool, table_name(namespace, "metadata"), SystemClock())
     metadata.delete([key for key, _ in store.metadata.rows()], None)

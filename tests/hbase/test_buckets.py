@@ -20,14 +20,14 @@ from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import StoreError
 from tms_core.rowkey import salt
 from tms_core.settings.models import HBaseSettings
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import KEYS, MessageValue
 from tms_core.tables.hbase.store import HBaseStore
 
 BUCKETS = 16
 ATTRIBUTE = "cdap.messaging.key.distributor.buckets"
 ROW = MessageValue(None, b"x")
 P = b"d:\x00\x00\x00p"
-KEYS = [b"k%04d" % number for number in range(300)]
+ROW_KEYS = [b"k%04d" % number for number in range(300)]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def opened(hbase: HBaseServer, namespace: str, buckets: int | None, *, asks: boo
 
 def fill(table: happybase.Table, buckets: int = BUCKETS) -> None:
     with table.batch() as batch:
-        for key in KEYS:
+        for key in ROW_KEYS:
             batch.put(salt(key, buckets) + key, {P: b"x"})
 
 
@@ -154,9 +154,9 @@ def test_given_a_wrong_number_when_the_janitor_only_cleans_then_it_does_not_matt
     settings = HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, buckets=10, timeout_seconds=240)
     with HBasePlace(settings, SystemClock()).writable() as store:
         parts = store.parts()
-        assert sum(len(part.message.keys(b"", None, 1000).items) for part in parts) == len(KEYS)
+        assert sum(len(part.message.read(KEYS, b"", None, 1000).items) for part in parts) == len(ROW_KEYS)
         for part in parts:
-            part.message.delete(part.message.keys(b"", None, 10).items)
+            part.message.delete(part.message.read(KEYS, b"", None, 10).items)
         with pytest.raises(StoreError, match="does not have 10 buckets"):
             store.message.put([(b"k", ROW)])
 

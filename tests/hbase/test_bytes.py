@@ -15,7 +15,7 @@ import pytest
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tms_core.rowkey import MessageKey, PayloadKey
-from tms_core.tables.base import MessageValue, TxCell
+from tms_core.tables.base import CELLS, KEYS, MESSAGES, PAYLOADS, MessageValue, TxCell
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.topic import TopicId
 
@@ -26,7 +26,11 @@ TIME = "0000015d3ef79800"
 PLUS, MINUS = "14d1120d7b160007", "eb2eedf284e9fff9"
 
 #: sequence, salt and key in hex
-MESSAGES = [(0, "0f", f"{PREFIX}{TIME}0000"), (1, "0e", f"{PREFIX}{TIME}0001"), (65535, "0f", f"{PREFIX}{TIME}ffff")]
+STORED = [
+    (0, "0f", f"{PREFIX}{TIME}0000"),
+    (1, "0e", f"{PREFIX}{TIME}0001"),
+    (65535, "0f", f"{PREFIX}{TIME}ffff"),
+]
 P, T, C, M = b"d:\x00\x00\x00p", b"d:\x00\x00\x00t", b"d:\x00\x00\x00c", b"d:m"
 
 
@@ -41,7 +45,7 @@ def store(hbase: HBaseServer, namespace: str) -> Iterator[HBaseStore]:
         yield opened
 
 
-@pytest.mark.parametrize(("sequence", "salt", "key"), MESSAGES)
+@pytest.mark.parametrize(("sequence", "salt", "key"), STORED)
 def test_given_a_message_when_put_then_salt_and_key_are_the_worked_example(
     store: HBaseStore, witness: happybase.Connection, namespace: str, sequence: int, salt: str, key: str
 ) -> None:
@@ -78,8 +82,8 @@ def test_given_each_kind_of_message_when_put_then_its_cells_are_cdaps_and_read_b
     store.message.put([(key, value)])
     rows = witness.table(f"{namespace}:tms.message".encode()).scan()
     assert [found for row, found in rows if row[1:] == key] == [cells]
-    assert store.message.rows(key, key + b"\x00", 9).items == [(key, value)]
-    assert store.message.keys(key, key + b"\x00", 9).items == [key]
+    assert store.message.read(MESSAGES, key, key + b"\x00", 9).items == [(key, value)]
+    assert store.message.read(KEYS, key, key + b"\x00", 9).items == [key]
 
 
 def test_given_a_pointer_when_inverted_then_the_eight_bytes_are_negated_and_the_payload_stays(
@@ -87,7 +91,7 @@ def test_given_a_pointer_when_inverted_then_the_eight_bytes_are_negated_and_the_
 ) -> None:
     key = MessageKey(TOPIC, 2, PUBLISH_MS, 7).pack()
     store.message.put([(key, MessageValue(POINTER, b"hi"))])
-    [cell] = store.message.cells(key, key + b"\x00", 9).items
+    [cell] = store.message.read(CELLS, key, key + b"\x00", 9).items
     assert store.message.invert([cell]) == [True]
     rows = dict(witness.table(f"{namespace}:tms.message".encode()).scan())
     assert [cells for row, cells in rows.items() if row[1:] == key] == [{P: b"hi", T: bytes.fromhex(MINUS)}]
@@ -102,9 +106,9 @@ def test_given_a_pointer_cell_of_more_bytes_when_read_and_inverted_then_it_is_th
     longer, cut_short, usual = sorted((row for row, _ in message.scan() if row[1:] in keys), key=lambda row: row[1:])
     message.put(longer, {T: bytes.fromhex(PLUS) + b"more"})
     message.put(cut_short, {T: bytes.fromhex(PLUS)[:7]})
-    cells = store.message.cells(keys[0], keys[-1] + b"\x00", 9).items
+    cells = store.message.read(CELLS, keys[0], keys[-1] + b"\x00", 9).items
     assert cells == [TxCell(keys[0], POINTER, refers=True), TxCell(keys[2], POINTER, refers=True)]
-    assert store.message.rows(keys[0], keys[0] + b"\x00", 9).items == [(keys[0], MessageValue(POINTER, None))]
+    assert store.message.read(MESSAGES, keys[0], keys[0] + b"\x00", 9).items == [(keys[0], MessageValue(POINTER, None))]
     assert store.message.invert([*cells, TxCell(keys[1], POINTER, refers=True)]) == [True, True, False]
     pointers = [message.row(row)[T] for row in (longer, cut_short, usual)]
     assert pointers == [bytes.fromhex(MINUS) + b"more", bytes.fromhex(PLUS)[:7], bytes.fromhex(MINUS)]
@@ -134,7 +138,7 @@ def test_given_rows_of_another_client_when_read_then_they_are_what_it_wrote(
 ) -> None:
     namespace = hbase_tables.shared(buckets=16)
     message = witness.table(f"{namespace}:tms.message".encode())
-    for _, salt, key in MESSAGES:
+    for _, salt, key in STORED:
         message.put(bytes.fromhex(salt + key), {P: b"hi", T: bytes.fromhex(PLUS)})
     witness.table(f"{namespace}:tms.payload".encode()).put(
         bytes.fromhex("0d" + PREFIX + PLUS + TIME + "0002"), {C: b"body"}
@@ -143,8 +147,8 @@ def test_given_rows_of_another_client_when_read_then_they_are_what_it_wrote(
     # no bucket count is needed to read
     with HBaseStore([hbase.thrift], namespace=namespace) as store:
         value = MessageValue(POINTER, b"hi")
-        assert store.message.rows(b"", None, 9).items == [(bytes.fromhex(key), value) for _, _, key in MESSAGES]
-        assert store.payload.rows(b"", None, 9).items == [
+        assert store.message.read(MESSAGES, b"", None, 9).items == [(bytes.fromhex(key), value) for _, _, key in STORED]
+        assert store.payload.read(PAYLOADS, b"", None, 9).items == [
             (PayloadKey(TOPIC, 1, POINTER, PUBLISH_MS, 2).pack(), b"body")
         ]
         assert store.metadata.rows() == [(TOPIC.prefix, b"{}")]

@@ -15,7 +15,7 @@ from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PatientStore, Tables, empty
 from tms_core.clock import SystemClock
 from tms_core.rowkey import salt
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import KEYS, MessageValue
 from tms_core.tables.hbase import regions as hbase_regions
 from tms_core.tables.hbase.regions import FLUSHED_MS, PAUSE_SECONDS
 from tms_core.tables.hbase.rows import FIRST_KEYS
@@ -99,7 +99,7 @@ def test_given_mostly_deleted_regions_when_their_markers_are_in_files_then_each_
     assert len(clock.slept) == regions - 1
     assert all(0 < seconds <= PAUSE_SECONDS for seconds in clock.slept)
     assert compact(store) == 0
-    assert store.message.keys(b"", None, len(keys)).items == live
+    assert store.message.read(KEYS, b"", None, len(keys)).items == live
 
 
 def test_given_regions_of_which_most_is_left_when_more_is_deleted_then_they_are_not_counted_every_time(

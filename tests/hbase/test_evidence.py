@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreUnavailable
-from tms_core.tables.base import MessageTable, MessageValue, Page, TxCell
+from tms_core.tables.base import KEYS, MessageTable, MessageValue, Page, Want
 from tms_core.tables.hbase.store import HBasePart, HBaseStore
 from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot
@@ -65,16 +66,17 @@ def test_given_a_salt_that_cannot_be_read_when_run_then_the_others_are_evidence_
     part_of = HBasePart.__init__
 
     def watched(part: HBasePart, whole: HBaseStore, number: int, message: MessageTable, *rest: MessageTable) -> None:
-        cells = message.cells
+        read_page = message.read
 
-        def reading(start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
-            if number in broken:
+        def reading(want: Want[Any], *arguments: Any) -> Page[Any]:
+            if want.part == "cells" and number in broken:
                 raise StoreUnavailable("the region is not served")
-            page = cells(start, stop, limit)
-            read[number] += len(page.items)
+            page: Page[Any] = read_page(want, *arguments)
+            if want.part == "cells":
+                read[number] += page.rows_read
             return page
 
-        monkeypatch.setattr(message, "cells", reading)
+        monkeypatch.setattr(message, "read", reading)
         part_of(part, whole, number, message, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(HBasePart, "__init__", watched)
@@ -135,7 +137,7 @@ def test_given_a_row_in_any_salt_that_became_positive_again_when_audited_then_it
     assert (rig.engine.verify().cells, rig.engine.verify().refuted) == (len(TIMES), 0)
     claim, evidence = rig.state.claim(), rig.state.evidence()
     for number, part in enumerate(store.parts(), start=1):
-        key = part.message.keys(b"", None, 1).items[0]
+        key = part.message.read(KEYS, b"", None, 1).items[0]
         store.message.put([(key, MessageValue(INVALID, b"again"))])
         # What was refuted is withdrawn, so it is claimed again before each look.
         rig.state.replace_evidence(evidence)

@@ -19,6 +19,7 @@ from tests.hbase.proxy import HONEST, Conduct, Fault, Kind, Proxy
 from tests.hbase.scene import Scene, complaints, finish, lose_patience, sweeper
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PATIENCE_SECONDS, PatientStore, Tables
+from tms_core.tables.base import KEYS
 from tms_core.tables.hbase.pool import PAUSES_SECONDS
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.hbase.thrift import ThriftConnection, ThriftTimeout
@@ -117,10 +118,10 @@ def test_given_an_answer_that_comes_late_when_another_question_is_asked_then_it_
     proxy.treat(lambda _: HONEST)
     proxy.hold()
     with pytest.raises(ThriftTimeout, match=re.escape(proxy.address)):
-        part.keys(orders, None, 1)
+        part.read(KEYS, orders, None, 1)
     connections, through.pool.timeout_seconds = proxy.connections, PATIENCE_SECONDS
     proxy.release()
-    [key] = part.keys(retired, None, 1).items
+    [key] = part.read(KEYS, retired, None, 1).items
     assert key.startswith(retired)
     assert proxy.connections > connections
 

@@ -25,6 +25,7 @@ from tests.hbase.proxy import HONEST, Conduct, Fault, Proxy
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PatientStore, Tables
 from tms_core.clock import ManualClock
+from tms_core.tables.base import CELLS
 from tms_core.tables.hbase.rows import CHANGES_AT_ONCE, POINTERS
 from tms_core.tables.hbase.schema import PAYLOAD_COLUMN, POINTER_COLUMN
 from tms_core.tables.hbase.store import HBaseStore
@@ -259,7 +260,7 @@ def test_given_answers_cut_off_anywhere_when_inverted_then_each_row_is_told_righ
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=7 * 86_400)
     orders.tx(INVALID, *range(NOW_MS - HOUR, NOW_MS - HOUR + CHANGES_AT_ONCE + 8), body=BODY)
-    cells = store.message.cells(b"", None, 100).items
+    cells = store.message.read(CELLS, b"", None, 100).items
     rows = [row for row, _ in message.scan()]
     message.delete(rows[5])
     message.put(rows[7], {POINTER_COLUMN: cell(INVALID + 1)})

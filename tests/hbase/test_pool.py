@@ -13,12 +13,12 @@ from tests.support import require_or_skip
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, StoreNotFound
 from tms_core.rowkey import salt
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import CELLS, KEYS, MessageValue
 from tms_core.tables.hbase.pool import IDLE_MS, HBasePool
 from tms_core.tables.hbase.thrift import NotServed, ScannerLost, ThriftTimeout, interface
 
 POINTER = 1_500_000_000_000_000_007
-KEYS = [b"k%04d" % number for number in range(300)]
+ROW_KEYS = [b"k%04d" % number for number in range(300)]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def namespace(hbase_tables: Tables) -> str:
     """Tables with rows."""
     namespace = hbase_tables.shared()
     with hbase_tables.open(namespace) as store:
-        store.message.put([(key, MessageValue(POINTER, b"x")) for key in KEYS])
+        store.message.put([(key, MessageValue(POINTER, b"x")) for key in ROW_KEYS])
     return namespace
 
 
@@ -48,23 +48,23 @@ def test_given_a_thrift_server_that_is_killed_and_comes_back_when_rows_are_read_
         found: list[bytes] = []
         resume: bytes | None = b""
         while resume is not None:
-            page = store.message.keys(resume, None, 150)
+            page = store.message.read(KEYS, resume, None, 150)
             found += page.items
             resume = page.resume
             thrift.kill()
             thrift.start()
-        assert found == KEYS
+        assert found == ROW_KEYS
 
 
 def test_given_two_thrift_servers_when_one_is_killed_then_the_other_goes_on(
     hbase: HBaseServer, thrift: ThriftProcess, namespace: str
 ) -> None:
     with PatientStore([thrift.address, hbase.thrift], namespace=namespace, buckets=4) as store:
-        cells = store.message.cells(b"", None, 1000).items
+        cells = store.message.read(CELLS, b"", None, 1000).items
         thrift.kill()
-        assert store.message.invert(cells) == [True] * len(KEYS)
-        store.message.delete(KEYS[:100])
-        assert store.message.keys(b"", None, 1000).items == KEYS[100:]
+        assert store.message.invert(cells) == [True] * len(ROW_KEYS)
+        store.message.delete(ROW_KEYS[:100])
+        assert store.message.read(KEYS, b"", None, 1000).items == ROW_KEYS[100:]
 
 
 def test_given_a_thrift_server_that_hangs_when_asked_then_the_call_ends_and_the_next_one_gets_its_own_answer(
@@ -73,7 +73,7 @@ def test_given_a_thrift_server_that_hangs_when_asked_then_the_call_ends_and_the_
     clock = ManualClock(0)
     pool = HBasePool([thrift.address], timeout_seconds=PATIENCE_SECONDS, clock=clock)
     table = f"{namespace}:tms.message".encode()
-    rows = [salt(key, 4) + key for key in KEYS[:6]]
+    rows = [salt(key, 4) + key for key in ROW_KEYS[:6]]
     assert pool.call("getRow", table, rows[0], {})[0].row == rows[0]
     thrift.pause()
     # A connection of its own, with a limit that is waited out.

@@ -12,7 +12,7 @@ from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tms_core.errors import StoreError, StoreNotFound
 from tms_core.rowkey import salt
-from tms_core.tables.base import MessageValue, TxCell
+from tms_core.tables.base import CELLS, KEYS, MESSAGES, PAYLOADS, MessageValue, TxCell
 from tms_core.tables.hbase.store import HBaseStore
 
 BUCKETS = 16
@@ -52,7 +52,7 @@ def all_keys(store: HBaseStore, limit: int = 7) -> list[bytes]:
     found: list[bytes] = []
     resume: bytes | None = b""
     while resume is not None:
-        page = store.message.keys(resume, None, limit)
+        page = store.message.read(KEYS, resume, None, limit)
         found += page.items
         resume = page.resume
     return found
@@ -65,10 +65,10 @@ def test_given_rows_under_all_salts_when_cut_in_parts_then_each_row_is_in_one_of
     store.payload.put([(key, b"x") for key in keys(50)])
     parts = store.parts()
     assert len(parts) == BUCKETS
-    in_parts = [part.message.keys(b"", None, 1000).items for part in parts]
+    in_parts = [part.message.read(KEYS, b"", None, 1000).items for part in parts]
     assert all(found == sorted(found) for found in in_parts)
     assert sorted(key for found in in_parts for key in found) == keys(200)
-    assert sorted(key for part in parts for key in part.payload.keys(b"", None, 1000).items) == keys(50)
+    assert sorted(key for part in parts for key in part.payload.read(KEYS, b"", None, 1000).items) == keys(50)
     assert all_keys(store) == keys(200)
     assert parts[0].metadata is store.metadata
     assert parts[0].calls is store.calls
@@ -78,25 +78,25 @@ def test_given_rows_under_all_salts_when_cut_in_parts_then_each_row_is_in_one_of
 def test_given_parts_when_read_deleted_and_inverted_then_only_rows_of_that_part_are_meant(store: HBaseStore) -> None:
     store.message.put([(key, TX) for key in keys(100)])
     part, *others = store.parts()
-    [first, second, *rest] = part.message.keys(b"", None, 1000).items
-    [cell] = part.message.cells(first, first + b"\x00", 10).items
+    [first, second, *rest] = part.message.read(KEYS, b"", None, 1000).items
+    [cell] = part.message.read(CELLS, first, first + b"\x00", 10).items
     assert part.message.invert([cell]) == [True]
     assert [found.message.invert([cell]) for found in others] == [[False]] * len(others)
-    part.message.delete([second, others[0].message.keys(b"", None, 1).items[0]])
-    assert part.message.keys(b"", None, 1000).items == [first, *rest]
+    part.message.delete([second, others[0].message.read(KEYS, b"", None, 1).items[0]])
+    assert part.message.read(KEYS, b"", None, 1000).items == [first, *rest]
     assert len(all_keys(store)) == 99
-    assert part.message.rows(first, first + b"\x00", 1).items == [(first, TX._replace(pointer=-POINTER))]
+    assert part.message.read(MESSAGES, first, first + b"\x00", 1).items == [(first, TX._replace(pointer=-POINTER))]
 
 
 def test_given_a_page_of_a_part_when_read_on_then_nothing_is_skipped_or_doubled(store: HBaseStore) -> None:
     store.message.put([(key, TX) for key in keys(300)])
     for part in store.parts():
-        whole = part.message.keys(b"", None, 1000).items
+        whole = part.message.read(KEYS, b"", None, 1000).items
         for limit in (1, 2, len(whole) - 1, len(whole), len(whole) + 1):
             found: list[bytes] = []
             resume: bytes | None = b""
             while resume is not None:
-                page = part.message.keys(resume, None, limit)
+                page = part.message.read(KEYS, resume, None, limit)
                 assert len(page.items) <= limit
                 found += page.items
                 resume = page.resume
@@ -121,7 +121,7 @@ def test_given_rows_under_wrong_salts_when_walked_in_parts_then_they_are_found_c
         before = janitor.wrong_salts
         parts = janitor.parts()
         assert len(parts) == BUCKETS + 2
-        found = [part.message.keys(b"", None, 1000).items for part in parts]
+        found = [part.message.read(KEYS, b"", None, 1000).items for part in parts]
         assert sorted(key for items in found for key in items) == sorted([*keys(200), b"stray", b"far", b"last"])
         assert janitor.wrong_salts - before == 3
         [said] = [record.getMessage() for record in caplog.records if "under a wrong salt" in record.getMessage()]
@@ -137,11 +137,11 @@ def test_given_a_row_put_into_a_range_that_was_read_before_when_deleted_then_wha
 ) -> None:
     store.message.put([(key, TX) for key in keys(8)])
     [(_, newest_ms)] = message.cells(salt(keys(8)[7], BUCKETS) + keys(8)[7], P, include_timestamp=True)
-    assert len(store.message.keys(b"", None, 100).items) == 8
+    assert len(store.message.read(KEYS, b"", None, 100).items) == 8
     later = keys(8)[3] + b"-later"
     message.put(salt(later, BUCKETS) + later, {P: b"x"}, timestamp=newest_ms + 3_600_000)
     store.message.delete([later])
-    assert store.message.keys(b"", None, 100).items == keys(8)
+    assert store.message.read(KEYS, b"", None, 100).items == keys(8)
 
 
 def test_given_one_key_under_two_salts_when_one_is_newer_then_both_go(
@@ -152,7 +152,7 @@ def test_given_one_key_under_two_salts_when_one_is_newer_then_both_go(
     message.put(second, {P: b"x"})
     [(_, now_ms)] = message.cells(second, P, include_timestamp=True)
     message.put(second, {P: b"x"}, timestamp=now_ms + 3_600_000)
-    assert store.message.keys(b"", None, 100).items == [b"pair"]
+    assert store.message.read(KEYS, b"", None, 100).items == [b"pair"]
     store.message.delete([b"pair"])
     assert list(message.scan()) == []
 
@@ -173,15 +173,15 @@ def test_given_one_key_under_two_salts_when_read_whole_then_it_comes_once_and_go
     store.message.put([(b"other", TX)])
     for row, payload in zip(rows, payloads, strict=True):
         message.put(row, {P: payload, T: POINTER.to_bytes(8, "big")})
-    found = store.message.cells(b"", None, 10).items
+    found = store.message.read(CELLS, b"", None, 10).items
     assert [cell.key for cell in found] == [b"other", b"twice"]
     assert store.message.invert([found[1], TxCell(b"zz", POINTER, refers=True)]) == [True, False]
     inverted = (-POINTER).to_bytes(8, "big", signed=True)
     assert [message.row(row) for row in rows] == [{P: payload, T: inverted} for payload in payloads]
-    assert store.message.rows(b"p", None, 10).items == [(b"twice", MessageValue(-POINTER, b"the one"))]
+    assert store.message.read(MESSAGES, b"p", None, 10).items == [(b"twice", MessageValue(-POINTER, b"the one"))]
     store.message.delete([b"twice"])
     assert [message.row(row) for row in rows] == [{}, {}]
-    assert store.message.keys(b"", None, 10).items == [b"other"]
+    assert store.message.read(KEYS, b"", None, 10).items == [b"other"]
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["after a page", "by name"])
@@ -207,7 +207,7 @@ def test_given_cells_an_hour_ahead_when_deleted_then_they_are_gone_and_stay_gone
     assert set(message.row(left)) == set(ahead), "a plain delete leaves them"
     message.delete(left, timestamp=late_ms)
     if known:
-        assert store.message.keys(b"", None, 1000).items == names
+        assert store.message.read(KEYS, b"", None, 1000).items == names
     store.message.delete(names)
     assert list(message.scan()) == []
     assert 0 < store.ahead_ms <= HOUR_MS
@@ -221,9 +221,9 @@ def test_given_old_cells_when_deleted_then_rows_put_at_once_after_are_seen(
     old_ms = time.time_ns() // 1_000_000 - HOUR_MS
     message.put(salt(b"again", BUCKETS) + b"again", {P: b"old"}, timestamp=old_ms)
     [part] = store.parts()
-    part.message.delete(part.message.keys(b"", None, 10).items)
+    part.message.delete(part.message.read(KEYS, b"", None, 10).items)
     message.put(salt(b"again", BUCKETS) + b"again", {P: b"new"}, timestamp=time.time_ns() // 1_000_000 + 5_000)
-    assert store.message.rows(b"", None, 10).items == [(b"again", MessageValue(None, b"new"))]
+    assert store.message.read(MESSAGES, b"", None, 10).items == [(b"again", MessageValue(None, b"new"))]
     assert store.ahead_ms == 0
 
 
@@ -231,7 +231,7 @@ def test_given_a_row_somebody_deletes_before_its_inversion_when_inverted_then_it
     hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str
 ) -> None:
     store.message.put([(key, TX) for key in keys(3)])
-    cells = store.message.cells(b"", None, 10).items
+    cells = store.message.read(CELLS, b"", None, 10).items
     message.delete(salt(b"k0000", BUCKETS) + b"k0000")
     hbase.command("compact", f"{namespace}:tms.message")
     assert store.message.invert(cells) == [False, True, True]
@@ -244,10 +244,10 @@ def test_given_rows_that_lack_cdaps_cells_when_read_then_they_are_counted_and_le
     store.message.put([(b"good", TX)])
     message.put(b"\x01alien", {b"d:x": b"?"})
     message.put(b"\x01short", {T: b"1234567", P: b"x"})
-    assert store.message.rows(b"", None, 10).items == [(b"good", TX)]
+    assert store.message.read(MESSAGES, b"", None, 10).items == [(b"good", TX)]
     assert store.calls["unreadable"] == 2
-    assert [cell.key for cell in store.message.cells(b"", None, 10).items] == [b"good"]
-    assert store.message.keys(b"", None, 10).items == [b"alien", b"good", b"short"]
+    assert [cell.key for cell in store.message.read(CELLS, b"", None, 10).items] == [b"good"]
+    assert store.message.read(KEYS, b"", None, 10).items == [b"alien", b"good", b"short"]
 
 
 def test_given_large_rows_when_read_then_pages_are_bounded_by_bytes_too(store: HBaseStore) -> None:
@@ -256,14 +256,14 @@ def test_given_large_rows_when_read_then_pages_are_bounded_by_bytes_too(store: H
         store.payload.put([(b"same salt for all is not needed" + key, megabyte)])
     pages, resume = [], b""
     while True:
-        page = store.payload.rows(resume, None, 1000)
+        page = store.payload.read(PAYLOADS, resume, None, 1000)
         pages.append(len(page.items))
         if page.resume is None:
             break
         resume = page.resume
     assert sum(pages) == 20
     for part in store.parts():
-        assert all(len(value) == len(megabyte) for _, value in part.payload.rows(b"", None, 1000).items)
+        assert all(len(value) == len(megabyte) for _, value in part.payload.read(PAYLOADS, b"", None, 1000).items)
 
 
 def test_given_regions_split_merged_and_moved_when_read_on_then_nothing_is_skipped(
@@ -282,7 +282,7 @@ def test_given_regions_split_merged_and_moved_when_read_on_then_nothing_is_skipp
         lambda: hbase.command("cycle", table),
     ]
     while resume is not None:
-        page = store.message.keys(resume, None, 40)
+        page = store.message.read(KEYS, resume, None, 40)
         found += page.items
         resume = page.resume
         if steps:

@@ -14,6 +14,7 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, janitor, pointer, 
 from tests.hbase.tables import Tables
 from tests.janitor.rules.test_differential import Scene, check, scenes
 from tests.support import size
+from tms_core.tables.base import KEYS
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.read_only import read_only
 
@@ -94,7 +95,7 @@ def test_plan_on_hbase_asks_no_more_of_the_servers_than_the_run_that_follows(sto
     planned = calls_of(looking.plan)
     deleted = calls_of(lambda: deleting.run_once(adopt=True))
     assert planned <= deleted
-    assert store.message.keys(b"", None, 1).items == []
+    assert store.message.read(KEYS, b"", None, 1).items == []
 
 
 @pytest.mark.timeout(600)

@@ -29,6 +29,7 @@ from tests.server.client import JSON, PATIENCE_SECONDS, Answer, Client, TopicCli
 from tests.server.process import TMS, Serve
 from tms_core.cli.main import execute
 from tms_core.server.ha.rota import slot_of
+from tms_core.tables.base import KEYS, MESSAGES
 from tms_core.tables.hbase.wire import socket as hbase_wire
 
 TOPIC = "events"
@@ -277,10 +278,10 @@ def test_given_a_leader_stopped_in_the_middle_of_a_write_when_it_is_woken_then_n
             publish(other, "after")
             seen = everything(other)
             assert [payload for _, payload in seen] == ["before", "after"]
-            assert len(store.message.keys(b"", None, 10).items) == 2
+            assert len(store.message.read(KEYS, b"", None, 10).items) == 2
             one.process.send_signal(signal.SIGCONT)
             assert client.answer().status == 500
-            rows = [row.payload for _, row in store.message.rows(b"", None, 10).items]
+            rows = [row.payload for _, row in store.message.read(MESSAGES, b"", None, 10).items]
             assert rows == [b"before", FATAL, b"after"], "it has come"
             assert everything(other) == seen == everything(one)
             other.kill()

@@ -10,7 +10,7 @@ from janitor.rules.policy import Delete, Frontier, Invert, Row, decide
 from janitor.sweep.transactions import TransactionView
 from tests.builders import every
 from tms_core.rowkey import MessageKey, PayloadKey, java_abs
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import MESSAGES, PAYLOADS, MessageValue, Store
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 
@@ -31,7 +31,7 @@ def left(store: Store, view: TransactionView, now_ms: int) -> tuple[dict[bytes, 
 
     messages: dict[bytes, MessageValue] = {}
     references = set()
-    for key, value in every(store.message.rows):
+    for key, value in every(store.message, MESSAGES):
         parsed = MessageKey.parse(key)
         fate = verdict(Row("message", parsed, value.pointer), False)
         if isinstance(fate, Delete):
@@ -41,7 +41,7 @@ def left(store: Store, view: TransactionView, now_ms: int) -> tuple[dict[bytes, 
         inverted = isinstance(fate, Invert) and value.pointer is not None
         messages[key] = value._replace(pointer=-(value.pointer or 0)) if inverted else value
     payloads: dict[bytes, bytes] = {}
-    for key, body in every(store.payload.rows):
+    for key, body in every(store.payload, PAYLOADS):
         row = PayloadKey.parse(key)
         referenced = row is not None and (row.topic, row.generation, row.write_pointer) in references
         if not isinstance(verdict(Row("payload", row), referenced), Delete):

@@ -23,7 +23,7 @@ from tests.interop.test_sweep import LIFETIME, sweep_store
 from tests.messaging.desk import Desk, named
 from tms_core.cli.main import execute
 from tms_core.clock import ManualClock, SystemClock
-from tms_core.tables.base import TableName
+from tms_core.tables.base import MESSAGES, PAYLOADS, TableName
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.schema import attributes_of, table_name
 from tms_core.tables.hbase.side import HBaseSide
@@ -94,8 +94,8 @@ def test_given_tables_that_cdap_made_and_filled_when_swept_then_cdap_reads_again
         assert (report.errors, store.wrong_salts) == ([], 0)
         # CDAP has no consumers whose positions are known.
         assert min(report.total(rule) for rule in set(Rule) - {Rule.PROCESSED}) > 0
-        assert dict(every(store.message.rows)) == messages
-        assert dict(every(store.payload.rows)) == payloads
+        assert dict(every(store.message, MESSAGES)) == messages
+        assert dict(every(store.payload, PAYLOADS)) == payloads
     # And CDAP finds its topics, and of each the messages whose ttl has not passed
     assert java.run("dump", place) == [line for line in before if is_live(line, before, now_ms)]
     # And those who consume got the same before, but for what has expired meanwhile

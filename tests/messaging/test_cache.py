@@ -16,7 +16,7 @@ from tms_core.messaging.ids import Ids
 from tms_core.messaging.model import MESSAGE_BYTES, FetchRequest, MessageList, SharedList
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey
 from tms_core.server.codec import avro
-from tms_core.tables.base import MessageValue, TxCell
+from tms_core.tables.base import MESSAGES, MessageValue, TxCell
 
 A, B = b"a", b"b"
 
@@ -206,7 +206,7 @@ def test_given_a_pointer_the_janitor_negated_when_it_leaves_the_invalid_list_the
     snapshots = Snapshots(desk.clock, invalid=[failed])
     rig = janitor(desk.store, clock=desk.clock, snapshots=snapshots, hold_seconds=0)
     rig.engine.run_once(adopt=True)
-    assert desk.store.message.rows(b"", None, 1).items[0][1].pointer == -failed
+    assert desk.store.message.read(MESSAGES, b"", None, 1).items[0][1].pointer == -failed
     assert desk.payloads(start=NOW_MS, transaction=reader(invalid=[failed])) == [b"fine"]
     # A transaction may be forgotten once its lifetime and the grace are over, and no sooner.
     desk.clock.advance(HOUR + SECOND)
@@ -227,7 +227,7 @@ def test_given_rows_the_janitor_deleted_when_fetched_then_they_are_not_shown_fro
     desk.service.update_topic(named("short"), {"ttl": "10"})
     rig.engine.run_once()
     desk.service.update_topic(named("short"), {"ttl": "600"})
-    stored = [value.payload for _, value in desk.store.message.rows(b"", None, 10).items]
+    stored = [value.payload for _, value in desk.store.message.read(MESSAGES, b"", None, 10).items]
     assert desk.payloads("short") == stored
 
 

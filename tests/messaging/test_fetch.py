@@ -12,7 +12,7 @@ from tms_core.errors import BadRequest, StoreError, TopicNotFound
 from tms_core.messaging.fetcher import PAGE_BYTES
 from tms_core.messaging.model import FetchRequest, RollbackRange
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey, generation_prefix
-from tms_core.tables.base import MessageColumns, MessageValue, Page
+from tms_core.tables.base import MESSAGES, MessageValue, Page, Want
 from tms_core.transaction.model import Transaction, VisibilityLevel
 
 TTL_MS = 7 * 24 * HOUR
@@ -358,7 +358,7 @@ def test_given_a_range_with_others_rows_in_it_when_rolled_back_then_only_its_own
         named("orders"), RollbackRange(P, first.start_ms, first.start_sequence, last.end_ms, last.end_sequence)
     )
     assert desk.payloads(start=NOW_MS, transaction=reader()) == [b"q", b"plain"]
-    values = [value.pointer for _, value in desk.store.message.rows(b"", None, 10).items]
+    values = [value.pointer for _, value in desk.store.message.read(MESSAGES, b"", None, 10).items]
     assert values == [-P, Q, None, -P]
 
 
@@ -374,7 +374,7 @@ def test_given_a_rollback_when_done_twice_or_of_nothing_then_it_changes_no_more(
         desk.service.rollback(named("orders"), published)
     desk.service.rollback(named("orders"), published._replace(pointer=Q))
     desk.service.rollback(named("orders"), published._replace(start_ms=5, end_ms=4))
-    assert desk.store.message.rows(b"", None, 10).items[0][1].pointer == -P
+    assert desk.store.message.read(MESSAGES, b"", None, 10).items[0][1].pointer == -P
 
 
 def test_given_many_rows_when_rolled_back_then_all_are(desk: Desk) -> None:
@@ -394,7 +394,9 @@ def test_given_a_topic_that_was_created_again_since_when_rolled_back_then_rows_o
         desk.create("orders")
     published.append(desk.publish("orders", b"b", pointer=P))
     desk.service.rollback(named("orders"), published[0]._replace(end_ms=published[2].end_ms))
-    found = [(MessageKey.parse(key), value.pointer) for key, value in desk.store.message.rows(b"", None, 9).items]
+    found = [
+        (MessageKey.parse(key), value.pointer) for key, value in desk.store.message.read(MESSAGES, b"", None, 9).items
+    ]
     assert [(key and key.generation, pointer) for key, pointer in found] == [(1, -P), (1, Q), (4, -P), (None, P)]
 
 
@@ -508,16 +510,15 @@ def test_given_large_messages_behind_small_ones_when_fetched_then_no_read_of_the
     desk.restart(cache_bytes=0)
     table = desk.store.payload if stored else desk.store.message
     reads: list[int] = []
-    name = "rows" if stored else "apart"
-    read = getattr(table, name)
+    read = table.read
 
-    def counted(*arguments: Any) -> Page[Any] | MessageColumns:
-        page: Page[Any] | MessageColumns = read(*arguments)
-        reads.append(
-            sum(map(len, page.payloads if isinstance(page, MessageColumns) else [row[1] for row in page.items]))
-        )
+    def counted(want: Want[Any], *arguments: Any) -> Page[Any]:
+        page: Page[Any] = read(want, *arguments)
+        if want.call == "rows":
+            payloads = page.items.payloads if want.part == "columns" else [row[1] for row in page.items]
+            reads.append(sum(map(len, payloads)))
         return page
 
-    monkeypatch.setattr(table, name, counted)
+    monkeypatch.setattr(table, "read", counted)
     assert desk.payloads("orders") == messages
     assert len(large) <= max(reads) < len(large) + PAGE_BYTES

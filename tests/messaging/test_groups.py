@@ -19,6 +19,7 @@ from tms_core.messaging.groups.claims import GroupPoll, Order
 from tms_core.messaging.ids import position
 from tms_core.messaging.model import FetchRequest
 from tms_core.rowkey import MessageId
+from tms_core.tables.base import KEYS
 from tms_core.topic import TopicId
 from tms_core.transaction.model import Transaction, transaction_ms
 
@@ -683,7 +684,7 @@ def test_trap_d_given_all_rows_deleted_a_restart_and_a_clock_that_stepped_back_t
             desk.commit(one)
             assert desk.poll(desk.begin()) == []
             assert desk.claims() == []
-    desk.store.message.delete(desk.store.message.keys(b"", None, 10).items)
+    desk.store.message.delete(desk.store.message.read(KEYS, b"", None, 10).items)
     desk.service.close()
     desk.clock.step(-5 * SECOND)
     desk.service = desk.serve()

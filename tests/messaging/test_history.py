@@ -18,6 +18,7 @@ from tests.messaging.reference import Book, Row, Spot
 from tms_core.errors import BadRequest, ClockJumped, TransactionExpired
 from tms_core.messaging.model import RollbackRange
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey
+from tms_core.tables.base import KEYS, PAYLOADS
 from tms_core.transaction.model import TX_PER_MS, Transaction
 
 ALLOWANCE_MS = 5 * MINUTE
@@ -192,7 +193,7 @@ class History(RuleBasedStateMachine):
         self.book.stored.setdefault(tx.pointer, []).extend(zip(spots, bodies, strict=True))
 
     def _payloads(self) -> dict[PayloadKey, bytes]:
-        rows = self.desk.store.payload.rows(b"", None, 1_000_000).items
+        rows = self.desk.store.payload.read(PAYLOADS, b"", None, 1_000_000).items
         keys = {PayloadKey.parse(key): payload for key, payload in rows}
         return {key: payload for key, payload in keys.items() if key and key.generation == self.generation}
 
@@ -260,7 +261,7 @@ class History(RuleBasedStateMachine):
         self.rig.snapshots.in_progress = sorted(tx.pointer for tx in self.open)
         self.rig.snapshots.write_pointer = max(self.pointer, 1)
         self.rig.engine.run_once()
-        keys = [MessageKey.parse(key) for key in self.desk.store.message.keys(b"", None, 1_000_000).items]
+        keys = [MessageKey.parse(key) for key in self.desk.store.message.read(KEYS, b"", None, 1_000_000).items]
         there = {Spot(*key[2:]) for key in keys if key is not None and key.generation == self.generation}
         cutoff_ms = self.desk.clock.now_ms() - self.book.ttl_seconds * 1000
         assert all(row.spot in there or row.spot.ms < cutoff_ms for row in self.book.rows)

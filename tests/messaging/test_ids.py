@@ -231,7 +231,7 @@ class Keys:
         self._keys = sorted(keys)
         self.reads = 0
 
-    def read(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+    def read(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
         self.reads += 1
         last = len(self._keys) if stop is None else bisect_left(self._keys, stop)
         first = bisect_left(self._keys, start)
@@ -278,7 +278,7 @@ def test_given_a_foreign_key_at_the_end_when_looked_for_then_ids_begin_behind_it
 def test_given_pages_without_keys_when_looked_for_then_the_next_ones_are_read() -> None:
     full = Keys([PREFIX + tail(position(NOW_MS, 3))])
 
-    def read(start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+    def read(start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
         page = full.read(start, stop, limit)
         return Page([], start + b"\0") if len(start) == len(PREFIX) + 10 else page
 

@@ -26,6 +26,7 @@ from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.service import MessagingService
 from tms_core.messaging.topics.partitions import MOST_FAMILIES, Family, Layout, drained_by, layout_of, number_of
 from tms_core.rowkey import MessageId
+from tms_core.tables.base import KEYS
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
@@ -349,7 +350,7 @@ def test_given_a_message_on_its_way_to_the_disk_when_the_number_changes_twice_th
     else:
         service.publish(named("orders-0"), [b"a"])
     changing.join()
-    assert any(table.keys(b"", None, 10).items)
+    assert any(table.read(KEYS, b"", None, 10).items)
     assert service.topic(named("orders-0"))["part_of"] == "orders"
 
 
@@ -365,7 +366,7 @@ def test_given_families_whose_messages_are_gone_when_the_number_changes_again_th
     with pytest.raises(BadRequest, match="have expired"):
         service.update_topic(ORDERS, {"partitions": "9"})
     assert seen(service) == before
-    store.message.delete(store.message.keys(b"", None, 1000).items)
+    store.message.delete(store.message.read(KEYS, b"", None, 1000).items)
     service.update_topic(ORDERS, {"partitions": "9"})
     layout = layout_of(ORDERS, service.topic(ORDERS))
     assert layout is not None

@@ -36,7 +36,7 @@ from tms_core.messaging.publish.work import Answer, Batch
 from tms_core.messaging.publish.writer import MessageWriter
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.rowkey import MessageId
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import CELLS, KEYS, MessageValue
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide, SideChange
 from tms_core.topic import TopicId, TopicMetadata
@@ -532,7 +532,7 @@ def test_given_a_repetition_after_the_messages_may_have_expired_then_what_is_not
     one.publish(b"a", topic=named("short"), again=True)
     desk.clock.advance(61 * SECOND)
     one.publish(b"a", topic=named("short"), again=True)
-    desk.store.message.delete(desk.store.message.keys(b"", None, 10).items)
+    desk.store.message.delete(desk.store.message.read(KEYS, b"", None, 10).items)
     desk.restart()
     with pytest.raises(MessagingError, match="no longer known"):
         one.publish(b"a", topic=named("short"), again=True)
@@ -543,7 +543,7 @@ def test_given_a_repetition_after_all_consumers_have_processed_then_it_is_not_do
     desk.service.create_topic(eaten, {"retention": "consumed"})
     one = Instance(desk)
     one.publish(b"a", topic=eaten)
-    desk.store.message.delete(desk.store.message.keys(b"", None, 10).items)
+    desk.store.message.delete(desk.store.message.read(KEYS, b"", None, 10).items)
     announce(desk.side, TopicMetadata(eaten, 1, 3600), (NOW_MS + 1) << 16)
     desk.restart()
     with pytest.raises(MessagingError, match="no longer known"):
@@ -567,13 +567,15 @@ def test_given_a_request_of_which_a_part_was_processed_and_went_when_it_is_repea
             desk.service.publish(eaten, [b"a", b"b"], pointer=pointer, sent=sent)
 
     send()
-    table.delete(table.keys(b"", None, 1).items)
+    table.delete(table.read(KEYS, b"", None, 1).items)
     announce(desk.side, TopicMetadata(eaten, 1, 3600), (NOW_MS << 16) + 1)
     desk.restart()
     with pytest.raises(MessagingError, match="no longer known"):
         send()
-    assert len(table.keys(b"", None, 10).items) == 1
-    assert how != "in a transaction" or desk.store.message.cells(b"", None, 10).items[0].pointer == tx.write_pointer
+    assert len(table.read(KEYS, b"", None, 10).items) == 1
+    assert (
+        how != "in a transaction" or desk.store.message.read(CELLS, b"", None, 10).items[0].pointer == tx.write_pointer
+    )
 
 
 def test_given_all_messages_processed_and_gone_when_the_clock_is_set_back_then_no_new_one_begins_before_the_next_group(
@@ -928,7 +930,7 @@ def test_given_a_kill_and_messages_that_may_have_expired_then_it_is_not_known_wh
         one.publish(payload, topic=short)
     desk.service.update_topic(short, {"ttl": "60"})
     desk.clock.advance(61 * SECOND)
-    desk.store.message.delete(desk.store.message.keys(b"", None, 10).items)
+    desk.store.message.delete(desk.store.message.read(KEYS, b"", None, 10).items)
     desk.restart()
     with pytest.raises(MessagingError, match="no longer known"):
         one.publish(b"b", topic=short, again=True)
@@ -1054,7 +1056,7 @@ def test_given_rows_that_came_in_part_when_repeated_then_each_is_there_once(desk
     one, tx = Instance(desk), desk.begin()
     for inside in (None, tx):
         one.publish(b"a", b"b", b"c", tx=inside)
-        [*_, key] = desk.store.message.keys(b"", None, 100).items
+        [*_, key] = desk.store.message.read(KEYS, b"", None, 100).items
         desk.store.message.delete([key])
         desk.restart()
         one.publish(b"a", b"b", b"c", tx=inside, again=True)
@@ -1072,7 +1074,7 @@ def test_given_a_large_request_when_it_is_announced_in_vain_then_nothing_is_writ
         patched.setattr(desk.side, "exchange_each", raising(StoreError("The disk is full.")))
         with pytest.raises(StoreError):
             one.publish(*payloads, tx=tx)
-    assert desk.store.message.keys(b"", None, 1000).items == []
+    assert desk.store.message.read(KEYS, b"", None, 1000).items == []
     for _ in range(2):
         one.publish(*payloads, tx=tx, again=True)
     if tx is not None:

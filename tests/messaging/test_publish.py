@@ -22,7 +22,7 @@ from tms_core.errors import (
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.publish.work import Answer
 from tms_core.rowkey import LONG_MAX, MessageId, MessageKey, PayloadKey
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import KEYS, MESSAGES, PAYLOADS, MessageValue
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 
@@ -34,7 +34,7 @@ def message_key(ms: int, sequence: int = 0, name: str = "orders") -> bytes:
 
 
 def rows(desk: Desk) -> list[tuple[MessageKey | None, MessageValue]]:
-    found = desk.store.message.rows(b"", None, 1_000_000).items
+    found = desk.store.message.read(MESSAGES, b"", None, 1_000_000).items
     return [(MessageKey.parse(key), value) for key, value in found]
 
 
@@ -46,7 +46,7 @@ def test_given_messages_when_published_then_the_rows_are_those_of_cdap(desk: Des
     desk.clock.advance(5)
     published = desk.service.publish(named("orders"), [b"b", b"c"], pointer=P)
     reference = desk.service.publish(named("orders"), [], pointer=P)
-    assert desk.store.message.rows(b"", None, 10).items == [
+    assert desk.store.message.read(MESSAGES, b"", None, 10).items == [
         (message_key(NOW_MS), MessageValue(None, b"a")),
         (message_key(NOW_MS, 1), MessageValue(None, b"")),
         (message_key(NOW_MS + 5), MessageValue(P, b"b")),
@@ -61,7 +61,7 @@ def test_given_payloads_when_stored_then_the_rows_are_those_of_cdap_and_nothing_
     desk.put("orders", P, b"a", b"")
     desk.clock.advance(5)
     desk.put("orders", P, b"b")
-    assert desk.store.payload.rows(b"", None, 10).items == [
+    assert desk.store.payload.read(PAYLOADS, b"", None, 10).items == [
         (PayloadKey(named("orders"), 1, P, NOW_MS, 0).pack(), b"a"),
         (PayloadKey(named("orders"), 1, P, NOW_MS, 1).pack(), b""),
         (PayloadKey(named("orders"), 1, P, NOW_MS + 5, 0).pack(), b"b"),
@@ -138,7 +138,7 @@ def test_given_a_transaction_of_some_age_when_it_writes_then_its_lifetime_decide
         else:
             use()
     assert len(rows(desk)) == (0 if late else 2)
-    assert len(desk.store.payload.keys(b"", None, 10).items) == (0 if late else 1)
+    assert len(desk.store.payload.read(KEYS, b"", None, 10).items) == (0 if late else 1)
 
 
 def test_given_ids_ahead_of_the_clock_when_a_transaction_writes_then_the_time_of_its_rows_decides(desk: Desk) -> None:

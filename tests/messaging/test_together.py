@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import groupby, pairwise
 from threading import Event
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tms_core.messaging.publish import lines
 from tms_core.messaging.publish.queue import Queue
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId, MessageKey
-from tms_core.tables.base import MessageValue, Page
+from tms_core.tables.base import KEYS, MessageValue, Page
 
 PRODUCERS, REQUESTS = 6, 40
 
@@ -164,14 +165,14 @@ def test_given_a_line_that_is_being_opened_again_when_published_then_that_waits_
     desk.store.message.put([(theirs, MessageValue(None, b"theirs"))])
     desk.service.forget()
     opening, go = Event(), Event()
-    keys = desk.store.message.keys
+    read = desk.store.message.read
 
-    def slowly(start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+    def slowly(*arguments: Any) -> Page[Any]:
         opening.set()
         assert go.wait(PATIENCE_SECONDS)
-        return keys(start, stop, limit)
+        return read(*arguments)
 
-    desk.store.message.keys = slowly  # type: ignore[method-assign]
+    desk.store.message.read = slowly  # type: ignore[method-assign, assignment]
     with ThreadPoolExecutor(1) as threads:
         fetching = threads.submit(desk.payloads)
         assert opening.wait(PATIENCE_SECONDS)
@@ -240,8 +241,8 @@ def test_given_a_transaction_longer_than_the_ttl_when_swept_then_its_payloads_li
     desk.clock.advance(1)
     rig.engine.run_once()
     assert desk.payloads("short") == []
-    assert desk.store.message.keys(b"", None, 10).items == []
-    assert desk.store.payload.keys(b"", None, 10).items == []
+    assert desk.store.message.read(KEYS, b"", None, 10).items == []
+    assert desk.store.payload.read(KEYS, b"", None, 10).items == []
 
 
 def test_given_a_message_rolled_back_when_swept_then_plain_readers_keep_its_payloads_as_long_as_it_is_there(

@@ -23,6 +23,7 @@ from tms_core.errors import StoreError, StoreFull, StoreUnavailable
 from tms_core.messaging import fetcher
 from tms_core.server.memory import Memory
 from tms_core.server.rest import poll
+from tms_core.tables.base import KEYS
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 
@@ -160,7 +161,7 @@ def test_given_a_store_that_fails_in_the_middle_of_an_answer_then_the_answer_is_
         topic = TopicClient(client, "t").create()
         for _ in range(4):
             topic.post("publish", avro(*[b"x" * 1000] * 2000), content_type=AVRO)
-        keys = store.message.keys(b"", None, 10_000).items
+        keys = store.message.read(KEYS, b"", None, 10_000).items
         late = keys[6000]
         watch(
             store,

@@ -28,7 +28,7 @@ from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.leadership import REACH_MS, Leadership
 from tms_core.server.ha.rota import Slots
 from tms_core.server.ha.sealed_ids import FRAME_ROWS, Gaps, PositionRange, Seals
-from tms_core.tables.base import MessageValue, TxCell
+from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, Page, TxCell, Want
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide, SideChange
 from tms_core.topic import TopicId
@@ -107,7 +107,7 @@ class Site:
     @property
     def seals(self) -> Seals:
         """Those of the first server."""
-        found: Seals = vars(self.one.fenced.message)["_seals"]
+        found: Seals = vars(self.one.fenced.message)["_hook"]._seals
         return found
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class Site:
 
     def rows(self) -> list[bytes | None]:
         """What is in the store, in order."""
-        return [row.payload for _, row in self.store.message.rows(PREFIX, None, 100_000).items]
+        return [row.payload for _, row in self.store.message.read(MESSAGES, PREFIX, None, 100_000).items]
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_given_payloads_that_are_stored_when_they_are_published_then_the_leader_
     site.one.service.store(TOPIC, [b"b"], pointer=pointer(NOW_MS))
     site.one.service.publish(TOPIC, [], pointer=pointer(NOW_MS))
     assert site.one.payloads() == [b"a", b"b"]
-    assert len(site.one.fenced.payload.keys(TOPIC.prefix, None, 10).items) == 2
+    assert len(site.one.fenced.payload.read(KEYS, TOPIC.prefix, None, 10).items) == 2
 
 
 # --- writes that come late -------------------------------------------------------------------------------------------
@@ -203,8 +203,8 @@ def test_given_a_leader_stopped_in_a_write_when_it_is_woken_after_another_began_
     for server in (site.other, site.one, site.other, site.one):
         server.leads()
         assert server.payloads() == seen
-        assert server.fenced.message.keys(PREFIX, None, 100_000).items == [
-            key for key, row in server.fenced.message.rows(PREFIX, None, 100_000).items
+        assert server.fenced.message.read(KEYS, PREFIX, None, 100_000).items == [
+            key for key, row in server.fenced.message.read(MESSAGES, PREFIX, None, 100_000).items
         ]
 
 
@@ -224,7 +224,7 @@ def test_given_a_late_write_in_a_transaction_when_the_leader_is_woken_then_it_do
     site.one.interrupted(lambda rows: rows[:1], site.other.leads)
     with pytest.raises(StoreUnavailable):
         site.one.service.publish(TOPIC, [b"a", b"b"], pointer=pointer(NOW_MS))
-    pointers = [cell.pointer for cell in site.store.message.cells(PREFIX, None, 10).items]
+    pointers = [cell.pointer for cell in site.store.message.read(CELLS, PREFIX, None, 10).items]
     assert pointers == [pointer(NOW_MS)] * 2
 
 
@@ -248,7 +248,7 @@ def test_given_gaps_when_the_next_leader_publishes_at_once_then_its_ids_are_behi
     site.other.service.publish(TOPIC, [b"b"])
     assert site.other.payloads() == [b"a", b"b"]
     ends = site.other.fenced.message.reserved(PREFIX)
-    [_, key] = site.store.message.keys(PREFIX, None, 10).items
+    [_, key] = site.store.message.read(KEYS, PREFIX, None, 10).items
     assert int.from_bytes(key[-10:], "big") == ends > position(NOW_MS)
 
 
@@ -322,7 +322,7 @@ def test_given_a_write_that_failed_and_is_there_when_repeated_then_it_counts_and
 ) -> None:
     sent, takes_back = registered(site), list[str]()
     for name in ("delete", "invert"):
-        setattr(site.one.message, name, lambda _, name=name: takes_back.append(name))
+        setattr(site.one.message, name, lambda *_, name=name: takes_back.append(name))
     for number, tx in enumerate((None, pointer(NOW_MS)), 1):
         failing(site.one, lambda rows: rows)
         request = sent._replace(sequence=number)
@@ -422,8 +422,8 @@ def test_given_a_failed_write_in_a_transaction_when_its_rows_come_late_then_no_r
     tx, invert = pointer(NOW_MS), site.one.message.invert
     arrive = failing(site.one, lambda _: [])
 
-    def inverts(cells: Sequence[TxCell]) -> list[bool]:
-        found: list[bool] = invert(cells)
+    def inverts(cells: Sequence[TxCell], origin: Origin | None) -> list[bool]:
+        found: list[bool] = invert(cells, origin)
         arrive()
         return found
 
@@ -465,7 +465,7 @@ def test_given_messages_that_were_archived_when_a_write_fails_then_they_are_seen
     site.other.service.publish(TOPIC, [b"b"])
     site.clock.advance(SECOND)
     site.other.service.publish(TOPIC, [b"c"])
-    archived = site.store.message.rows(PREFIX, None, 100).items
+    archived = site.store.message.read(MESSAGES, PREFIX, None, 100).items
     site.clock.advance(3600 * SECOND)
     site.other.leads()
     site.store.message.delete([key for key, _ in archived])
@@ -744,14 +744,15 @@ def test_given_a_leader_whose_clock_is_behind_when_it_is_deposed_then_the_next_o
 def test_given_a_leader_stopped_while_it_reads_when_it_is_woken_then_nobody_gets_what_it_read(site: Site) -> None:
     site.one.service.publish(TOPIC, [b"a"])
     site.one.service.forget()
-    rows = site.one.message.rows
+    read = site.one.message.read
 
-    def slowly(*arguments: object) -> object:
-        page = rows(*arguments)
-        site.other.leads()
+    def slowly(want: Want[Any], *arguments: Any) -> Page[Any]:
+        page: Page[Any] = read(want, *arguments)
+        if want.call == "rows":
+            site.other.leads()
         return page
 
-    site.one.message.rows = slowly
+    site.one.message.read = slowly
     with pytest.raises(Unavailable, match="does not lead"):
         site.one.payloads()
 
@@ -762,7 +763,7 @@ def test_given_a_leader_stopped_in_a_rollback_when_it_is_woken_then_it_says_that
 ) -> None:
     published = site.one.service.publish(TOPIC, [b"a"], pointer=pointer(NOW_MS))
     assert published is not None
-    name = {"before": "cells", "after": "invert"}[moment]
+    name = {"before": "read", "after": "invert"}[moment]
     call = getattr(site.one.message, name)
 
     def slowly(*arguments: object) -> object:
@@ -808,18 +809,18 @@ def test_what_is_neither_read_nor_written_goes_to_the_store_itself(site: Site) -
 
 
 def test_given_keys_that_are_of_no_topic_when_read_then_nothing_is_hidden(site: Site) -> None:
-    assert site.one.fenced.message.keys(b"", None, 10).items == []
-    assert site.one.fenced.message.rows(b"default:t:", None, 10).items == []
+    assert site.one.fenced.message.read(KEYS, b"", None, 10).items == []
+    assert site.one.fenced.message.read(MESSAGES, b"default:t:", None, 10).items == []
 
 
 def test_given_gaps_in_a_generation_when_read_up_to_a_later_one_then_nothing_of_that_is_hidden(site: Site) -> None:
     site.one.service.publish(TOPIC, [b"a"])
-    [key] = site.store.message.keys(PREFIX, None, 10).items
+    [key] = site.store.message.read(KEYS, PREFIX, None, 10).items
     site.other.leads()
     start, stop = generation_prefix(TOPIC.prefix, 0), generation_prefix(TOPIC.prefix, 2)
     assert site.other.fenced.message.reserved(start) > int.from_bytes(key[-10:], "big")
-    assert site.other.fenced.message.keys(start, stop, 10).items == [key]
-    assert [found for found, _ in site.other.fenced.message.rows(start, stop, 10).items] == [key]
+    assert site.other.fenced.message.read(KEYS, start, stop, 10).items == [key]
+    assert [found for found, _ in site.other.fenced.message.read(MESSAGES, start, stop, 10).items] == [key]
 
 
 # --- positions and claims ---------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tests.server.test_fenced import TOPIC, Server, Site
 from tms_core.errors import BadRequest, StoreError, StoreUnavailable
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producers.requests import Sent
-from tms_core.tables.base import Page
+from tms_core.tables.base import KEYS, Origin, Page, Want
 from tms_core.topic import TopicId
 
 ELSEWHERE = TopicId.parse("default:elsewhere")
@@ -111,16 +111,16 @@ def test_given_a_repetition_when_the_late_rows_arrive_behind_one_of_its_reads_th
     thread.start()
     assert is_sent.wait(20)
     site.other.leads()
-    keys, reads = site.store.message.keys, iter(range(10_000))
+    read_page, reads = site.store.message.read, iter(range(10_000))
 
-    def arrive(start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
-        page = keys(start, stop, limit)
-        if next(reads) == read:
+    def arrive(want: Want[Any], *arguments: Any) -> Page[Any]:
+        page: Page[Any] = read_page(want, *arguments)
+        if want is KEYS and next(reads) == read:
             arrives.set()
             assert arrived.wait(20)
         return page
 
-    monkeypatch.setattr(site.store.message, "keys", arrive)
+    monkeypatch.setattr(site.store.message, "read", arrive)
     site.other.service.publish(TOPIC, [b"once"], pointer=at, sent=sent)
     thread.join()
     assert committed(site.other) == [b"once"]
@@ -207,10 +207,10 @@ def test_given_a_store_that_failed_when_repeated_then_nothing_that_takes_it_back
         put(rows[:1])
         raise StoreError("HBase is away.")
 
-    def late(keys: Sequence[bytes]) -> None:
+    def late(keys: Sequence[bytes], origin: Origin | None) -> None:
         site.other.leads()
         store(site.other, sent, b"a", b"b")
-        delete(keys)
+        delete(keys, origin)
 
     site.one.payload.put, site.one.payload.delete = fails, late
     with pytest.raises(StoreError, match="HBase is away"):

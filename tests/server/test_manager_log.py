@@ -301,7 +301,7 @@ class Late(SideTable):
         self.before(key)
         return self._side.get(key)
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, bytes]]]:
         # Small pages, so that a log has several.
         return self._side.rows(start, stop, min(limit, 2))
 

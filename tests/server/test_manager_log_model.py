@@ -40,7 +40,7 @@ class Paused(Late):
         self._history = history
         self.before = lambda _: history.meanwhile()
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, bytes]]]:
         self.before(start)
         return super().rows(start, stop, limit)
 

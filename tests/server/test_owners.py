@@ -19,6 +19,7 @@ from tms_core.clock import ManualClock
 from tms_core.errors import ConsumerConflict, TransactionEnded, Unavailable
 from tms_core.rowkey import MessageId
 from tms_core.server.managing import offset
+from tms_core.tables.base import MESSAGES
 from tms_core.topic import TopicId
 from tms_core.transaction.codec.thrift import encode_transaction
 from tms_core.transaction.manager.manager import TransactionManager
@@ -220,11 +221,11 @@ def test_roll_back_of_a_transaction_that_has_ended_is_refused(site: Site, end: s
     else:
         site.manager.invalidate(tx.transaction_id)
         site.manager.truncate_invalid([tx.transaction_id])
-    before = [value for _, value in site.server.store.message.rows(b"", None, 100).items]
+    before = [value for _, value in site.server.store.message.read(MESSAGES, b"", None, 100).items]
     body = {"transactionWritePointer": str(tx.write_pointer)}
     answer = site.ask("victim", "POST", f"{VICTIMS}/rollback", body)
     assert (answer.status, "neither in progress nor invalid" in answer.text) == (409, True)
-    assert [value for _, value in site.server.store.message.rows(b"", None, 100).items] == before
+    assert [value for _, value in site.server.store.message.read(MESSAGES, b"", None, 100).items] == before
 
 
 def test_roll_back_of_an_invalid_transaction_is_done(site: Site) -> None:
@@ -232,7 +233,7 @@ def test_roll_back_of_an_invalid_transaction_is_done(site: Site) -> None:
     site.manager.invalidate(tx.transaction_id)
     body = {"transactionWritePointer": str(tx.write_pointer)}
     assert site.ask("victim", "POST", f"{VICTIMS}/rollback", body).status == 200
-    pointers = [value.pointer for _, value in site.server.store.message.rows(b"", None, 100).items]
+    pointers = [value.pointer for _, value in site.server.store.message.read(MESSAGES, b"", None, 100).items]
     assert -tx.write_pointer in pointers
 
 

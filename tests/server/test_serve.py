@@ -22,6 +22,7 @@ from tests.server.producers import Producer, check
 from tests.server.test_avro import decoded
 from tests.server.test_messages import EVERYTHING, avro
 from tests.support import require_tool
+from tms_core.tables.base import KEYS
 from tms_core.tables.leveldb.store import LevelDBStore
 
 JANITOR = TMS.with_name("janitor")
@@ -49,7 +50,7 @@ def test_given_an_empty_folder_when_served_then_everything_is_made_and_survives_
     assert {path.name for path in (tmp_path / "messaging").iterdir()} == FOLDERS
     assert not list((tmp_path / "messaging").glob("*/*.ldb"))
     with LevelDBStore(tmp_path / "messaging") as store:
-        assert len(store.message.keys(b"", None, 10).items) == 2
+        assert len(store.message.read(KEYS, b"", None, 10).items) == 2
 
 
 def test_given_messages_with_a_ttl_of_their_own_when_restarted_then_it_still_counts(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_given_the_janitor_inside_when_messages_expire_then_their_rows_go_and_on
         assert "tms_messages_published_total 2.0" in metrics
         server.end()
     with LevelDBStore(tmp_path / "messaging") as store:
-        assert store.message.keys(b"default:t:", b"default:t;", 10).items == []
+        assert store.message.read(KEYS, b"default:t:", b"default:t;", 10).items == []
 
 
 def test_serve_on_sighup_sweeps_at_once_and_goes_on(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from tms_core.server.ha.rota import Rota, slot_of
 from tms_core.server.ha.sealed_ids import Seals
 from tms_core.server.rest.forward import _topic
 from tms_core.settings.models import LeaderSettings
+from tms_core.tables.base import KEYS
 from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
@@ -264,7 +265,7 @@ def test_given_a_deposed_leader_s_late_rows_when_its_slot_was_handed_on_meanwhil
     other.held_up(meanwhile)
     with pytest.raises(StoreUnavailable):
         other.service.publish(TOPIC, [b"late"])
-    assert len(site.store.message.keys(TOPIC.prefix, None, 10).items) == 3
+    assert len(site.store.message.read(KEYS, TOPIC.prefix, None, 10).items) == 3
     assert seen == [[b"1", b"2"]] == [again.payloads(TOPIC)]
 
 
@@ -286,7 +287,7 @@ def test_given_a_ttl_that_another_server_has_changed_then_the_leader_shows_nothi
     assert other.payloads(TOPIC) == [b"1"]
     one.service.update_topic(TOPIC, {"ttl": "10"})
     site.look(one, other, seconds=20)
-    site.store.message.delete(site.store.message.keys(TOPIC.prefix, None, 10).items)
+    site.store.message.delete(site.store.message.read(KEYS, TOPIC.prefix, None, 10).items)
     one.service.update_topic(TOPIC, {"ttl": "600"})
     assert other.payloads(TOPIC) == []
 

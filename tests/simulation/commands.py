@@ -23,6 +23,7 @@ from tests.simulation.operations import Operation
 from tests.simulation.site import Site
 from tests.simulation.store import ALL, Crash
 from tms_core.errors import ArchiveError, Refused, StoreError
+from tms_core.tables.base import MESSAGES
 
 
 class Trouble(StrEnum):
@@ -306,7 +307,7 @@ class DamageLog(Operation):
     torn: bool = False
 
     def on(self, site: Site) -> None:
-        rows = site.store.message.rows(b"", None, ALL).items
+        rows = site.store.message.read(MESSAGES, b"", None, ALL).items
         if not rows:
             return
         with TemporaryDirectory(dir=site.folder) as folder:

@@ -66,10 +66,10 @@ class FaultyWrites:
         been rolled back meanwhile."""
         return isinstance(row[1], MessageValue) and row[1].pointer is None
 
-    def _take_back(self, change: Callable[[Sequence[Any]], Any], rows: Sequence[Any]) -> Any:
+    def _take_back(self, change: Callable[..., Any], *given: Any) -> Any:
         holds, self._holds_take_back = self._holds_take_back, False
         if not holds:
-            return change(rows)
-        self.late.append(partial(change, rows))
+            return change(*given)
+        self.late.append(partial(change, *given))
         self.is_stalled = True
         raise StoreUnavailable("The store does not answer.", "Try again.")

@@ -33,7 +33,7 @@ from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.server import managing
-from tms_core.tables.base import Page
+from tms_core.tables.base import KEYS, MESSAGES, Page
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide, SideChange
 from tms_core.topic import TopicId
@@ -65,7 +65,7 @@ class FaultySide(MemorySide):
         self.late: list[Callable[[], object]] = []
         self.visitor: tuple[int, Callable[[], None]] | None = None
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, bytes]]]:
         self._visited()
         return super().rows(start, stop, limit)
 
@@ -381,7 +381,7 @@ class GroupSite:
 
     def _rows(self) -> dict[bytes, bytes]:
         """The ends of the keys of the topic's rows, and their payloads."""
-        rows = self.store.message.rows(ORDERS.prefix, ORDERS.prefix + b"\xff", 10_000).items
+        rows = self.store.message.read(MESSAGES, ORDERS.prefix, ORDERS.prefix + b"\xff", 10_000).items
         return {key[-10:]: value.payload or b"" for key, value in rows}
 
     # -- how ----------------------------------------------------------------------------------------------------------
@@ -396,9 +396,9 @@ class GroupSite:
             [self.service.consumers.get(ORDERS, group).id.pack()[:10] for group in GROUPS]
             + [claim.last.pack()[:10] for _, _, claim in all_claims(self.side)]
         )
-        known = set(self.store.message.keys(prefix, None, 10_000).items)
+        known = set(self.store.message.read(KEYS, prefix, None, 10_000).items)
         self.service.publish(ORDERS, payloads, pointer=None if tx is None else tx.write_pointer)
-        new = [key for key in self.store.message.keys(prefix, prefix + b"\x80", 10_000).items if key not in known]
+        new = [key for key in self.store.message.read(KEYS, prefix, prefix + b"\x80", 10_000).items if key not in known]
         if min(new)[-10:] <= read:
             raise Violation("Q7: an id was given that a group takes for read")
         return payloads
@@ -459,7 +459,7 @@ class GroupSite:
     def _visible(self, topic: TopicId) -> list[bytes]:
         """What is visible of a topic, also behind what is not decided."""
         reader = self.manager.visibility().dummy_transaction()
-        rows = self.store.message.rows(topic.prefix, topic.prefix + b"\xff", 10_000).items
+        rows = self.store.message.read(MESSAGES, topic.prefix, topic.prefix + b"\xff", 10_000).items
         found = [(value.pointer or 0, value.payload or b"") for _, value in rows]
         return [payload for pointer, payload in found if pointer > 0 and reader.is_visible(pointer)]
 

@@ -29,6 +29,7 @@ from tests.simulation.model import ALLOWANCE_MS, GRACE_MS, LIFETIME_MS, SECOND_M
 from tests.simulation.reference import is_old
 from tests.simulation.site import Gone, Site
 from tests.simulation.store import ALL
+from tms_core.tables.base import MESSAGES, PAYLOADS
 from tms_core.transaction.model import TX_PER_MS
 
 
@@ -213,8 +214,8 @@ def _rule(row: Row, topic: Topic | None) -> str:
 
 def find_changes(site: Site) -> tuple[list[Row], list[Row]]:
     """Rows that are gone, and rows whose pointer was negated, against the model; anything else is a violation."""
-    messages = dict(site.store.message.rows(b"", None, ALL).items)
-    payloads = dict(site.store.payload.rows(b"", None, ALL).items)
+    messages = dict(site.store.message.read(MESSAGES, b"", None, ALL).items)
+    payloads = dict(site.store.payload.read(PAYLOADS, b"", None, ALL).items)
     deleted, inverted = [], []
     for (table, key), row in site.rows.items():
         found = (key in messages) if table == "message" else (key in payloads)

@@ -45,9 +45,8 @@ class LeadSite(ProducerSite):
         self.followed: dict[TopicId, MessageId | None] = {BILLS: None, ORDERS: None}
         self.read: set[tuple[TopicId, bytes]] = set()
         super().__init__(random)
-        for table, reads in ((self.store.message, ("keys", "rows", "cells")), (self.store.payload, ("keys", "rows"))):
-            for name in reads:
-                vars(table)[name] = partial(self._read, getattr(table, name))
+        for table in (self.store.message, self.store.payload):
+            vars(table)["read"] = partial(self._read, table.read)
 
     @property
     def service(self) -> MessagingService:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.simulation.store import ALL
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import KEYS, MessageValue
 from tms_core.tables.leveldb.layout import find_tables
 from tms_core.tables.leveldb.store import LevelDBStore
 
@@ -66,7 +66,7 @@ def keys_left(written: Written) -> frozenset[bytes]:
         StoreError: it is refused.
     """
     with LevelDBStore(written.folder) as store:
-        return frozenset(store.message.keys(b"", None, ALL).items)
+        return frozenset(store.message.read(KEYS, b"", None, ALL).items)
 
 
 def _log(store: Path) -> Path:

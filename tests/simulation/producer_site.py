@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -31,6 +32,7 @@ from tms_core.messaging.publish.work import Answer, Batch
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import generation_prefix, pointer_prefix, stop_key
 from tms_core.server.ha.sealed_ids import Gaps
+from tms_core.tables.base import MESSAGES, PAYLOADS
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
@@ -80,7 +82,10 @@ class ProducerSite:
         self.clock = ManualClock(NOW_MS, running_ms=DAY)
         self.side, self.store = FaultySide(), MemoryStore()
         #: As it is checked with: nothing happens meanwhile.
-        self._messages, self._payloads = self.store.message.rows, self.store.payload.rows
+        self._messages, self._payloads = (
+            partial(self.store.message.read, MESSAGES),
+            partial(self.store.payload.read, PAYLOADS),
+        )
         #: How a write to the side table may fail: late only where others may write to it, too.
         self.faults = ("before", "after", "late") if random.random() < 0.5 else ("before", "after")
         self.side.private = is_private(self.faults)

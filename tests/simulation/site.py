@@ -44,7 +44,7 @@ from tests.simulation.reference import Reference
 from tests.simulation.store import ALL, SimulatedStore
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageKey, PayloadKey
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import KEYS, MESSAGES, MessageValue
 from tms_core.tables.lease import Lease
 from tms_core.transaction.model import TX_PER_MS
 from tms_core.transaction.source.source import DirectorySource
@@ -273,7 +273,7 @@ class Site:
             self.manager.invalidate(client.id)
 
     def _negate(self, row: Row) -> None:
-        found = self.store.message.rows(row.key, row.key + b"\x00", 1).items
+        found = self.store.message.read(MESSAGES, row.key, row.key + b"\x00", 1).items
         if found and row.pointer is not None:
             self.store.message.put([(row.key, found[0][1]._replace(pointer=-row.pointer))])
         row.negated = True
@@ -331,7 +331,7 @@ class Site:
             if claim is None or not row.negated or row.pointer not in self.manager.invalid:
                 continue
             if row.pointer <= claim.bound:
-                ((key, value),) = self.store.message.rows(row.key, row.key + b"\x00", 1).items
+                ((key, value),) = self.store.message.read(MESSAGES, row.key, row.key + b"\x00", 1).items
                 self.store.message.put([(key, value._replace(pointer=row.pointer))])
                 row.negated = False
                 return row
@@ -390,9 +390,9 @@ class Site:
         return hidden
 
     def _stored(self) -> Iterator[tuple[Table, bytes, int | None]]:
-        for key, value in self.store.message.rows(b"", None, ALL).items:
+        for key, value in self.store.message.read(MESSAGES, b"", None, ALL).items:
             yield "message", key, value.pointer
-        for key in self.store.payload.keys(b"", None, ALL).items:
+        for key in self.store.payload.read(KEYS, b"", None, ALL).items:
             yield "payload", key, None
 
     # -- the janitor ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tms_core.errors import StoreError, WriteRefused
-from tms_core.tables.base import TxCell
+from tms_core.tables.base import MESSAGES, PAYLOADS, Origin, TxCell
 from tms_core.tables.memory import MemoryMessageTable, MemoryMetadataTable, MemoryPayloadTable, MemoryStore
 
 #: More rows than any history writes.
@@ -59,11 +59,11 @@ class _MessageTable(MemoryMessageTable):
         super().__init__(calls)
         self._damage = damage
 
-    def delete(self, keys: Sequence[bytes]) -> None:
+    def delete(self, keys: Sequence[bytes], origin: Origin | None = None) -> None:
         self._damage.refuse(keys[0])
         super().delete(keys)
 
-    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
+    def invert(self, cells: Sequence[TxCell], origin: Origin | None = None) -> list[bool]:
         self._damage.refuse(cells[0].key)
         return super().invert(cells)
 
@@ -73,7 +73,7 @@ class _PayloadTable(MemoryPayloadTable):
         super().__init__(calls)
         self._damage = damage
 
-    def delete(self, keys: Sequence[bytes]) -> None:
+    def delete(self, keys: Sequence[bytes], origin: Origin | None = None) -> None:
         self._damage.refuse(keys[0])
         super().delete(keys)
 
@@ -116,8 +116,8 @@ class SimulatedStore(MemoryStore):
         twin = SimulatedStore(number)
         for key, value in self.metadata.rows():
             twin.metadata.compare_and_set(key, None, value)
-        twin.message.put(self.message.rows(b"", None, ALL).items)
-        twin.payload.put(self.payload.rows(b"", None, ALL).items)
+        twin.message.put(self.message.read(MESSAGES, b"", None, ALL).items)
+        twin.payload.put(self.payload.read(PAYLOADS, b"", None, ALL).items)
         twin._before = self.sequence - twin.sequence
         twin._opened = self.sequence
         return twin

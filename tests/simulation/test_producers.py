@@ -22,9 +22,9 @@ from tms_core.messaging.publish.lines import Lines
 from tms_core.messaging.publish.queue import Queue
 from tms_core.messaging.publish.writer import MessageWriter
 from tms_core.messaging.service import MessagingService
-from tms_core.server.ha.fenced_store import FencedMessageTable
+from tms_core.server.ha.fenced_store import MessageFence
 from tms_core.server.ha.sealed_ids import Gaps, Seals
-from tms_core.tables.base import Page
+from tms_core.tables.base import CELLS, KEYS, KeyReads, MessageTable, Page, Want
 from tms_core.transaction.manager.manager import TransactionManager
 
 SENT = {"publish", "store", "publish stored"}
@@ -210,18 +210,25 @@ def hidden_rows_taken_for_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MessageWriter, "_is_written", with_hidden)
 
 
-def _with_hidden(table: FencedMessageTable, keys: Sequence[bytes]) -> list[bytes]:
-    return [cell.key for cell in table.cells(keys[0], keys[-1] + b"\0", len(keys)).items]
+def _with_hidden(table: MessageTable, keys: Sequence[bytes]) -> Page[list[bytes]]:
+    page = table.read(CELLS, keys[0], keys[-1] + b"\0", len(keys))
+    return Page([cell.key for cell in page.items], None)
 
 
 def sealed_behind_the_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def keys(self: FencedMessageTable, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
-        page = self._table.keys(start, stop, limit)
+    read_page = MessageFence.read
+
+    def read(
+        self: MessageFence, table: KeyReads, want: Want[Any], start: bytes, stop: bytes | None, limit: int
+    ) -> Page[Any]:
+        if want is not KEYS:
+            return read_page(self, table, want, start, stop, limit)
+        page = table.read(KEYS, start, stop, limit)
         with self._reading(start) as term:
             is_shown = self._shown(term, start)
         return Page(list(filter(is_shown, page.items)), page.resume)
 
-    monkeypatch.setattr(FencedMessageTable, "keys", keys)
+    monkeypatch.setattr(MessageFence, "read", read)
 
 
 def payloads_stored_again_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +263,7 @@ def taken_back_what_a_producer_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def part_of_a_request_deleted_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is deleted, and not hidden, may come once more."""
-    monkeypatch.setattr(FencedMessageTable, "hide", lambda *_: None)
+    monkeypatch.setattr(MessageFence, "hide", lambda *_: None)
 
 
 LEAD_BUGS: list[Plant] = [

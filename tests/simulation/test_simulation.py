@@ -28,6 +28,7 @@ from tests.simulation.operations import (
 from tests.simulation.shrink import failure_of, shortest, tell
 from tests.simulation.site import Site
 from tests.support import seeds
+from tms_core.tables.base import MESSAGES
 from tms_core.transaction.model import TX_PER_MS
 
 SEEDS = seeds(300)
@@ -163,7 +164,7 @@ def test_payloads_older_than_their_ttl_outlive_a_slow_transaction_and_go_with_it
 
 def tampered(site: Site, *, pointer: int | None) -> None:
     """Change the only message row's pointer in the store behind everybody's back."""
-    ((key, value),) = site.store.message.rows(b"", None, 2).items
+    ((key, value),) = site.store.message.read(MESSAGES, b"", None, 2).items
     site.store.message.put([(key, value._replace(pointer=pointer))])
 
 
@@ -171,7 +172,7 @@ def test_a_row_that_comes_back_is_a_zombie(site: Site) -> None:
     follow(site, Create("a", 600), Adopt(), Publish("a"), BackUp(1), Wait(HOUR_MS), Run(), SetTtl("a", 864_000))
     assert not site.rows
 
-    site.store.message.put(site.backups[1].store.message.rows(b"", None, 1).items)
+    site.store.message.put(site.backups[1].store.message.read(MESSAGES, b"", None, 1).items)
 
     with pytest.raises(Violation, match="zombie"):
         Run().on(site)

@@ -27,7 +27,7 @@ from janitor.sweep.context import Terms
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, every, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
 from tms_core.clock import ManualClock
-from tms_core.tables.base import Reads
+from tms_core.tables.base import MESSAGES, PAYLOADS, Reads
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
@@ -75,7 +75,7 @@ def exported(desk: Site) -> str:
 
 def rows(store: Path) -> Any:
     with LevelDBStore(store) as opened:
-        return every(opened.message.rows), every(opened.payload.rows)
+        return every(opened.message, MESSAGES), every(opened.payload, PAYLOADS)
 
 
 def test_given_a_store_when_swept_on_spark_then_report_rows_and_memory_are_those_of_a_run(desk: Site) -> None:

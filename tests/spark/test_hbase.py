@@ -41,7 +41,7 @@ from tests.spark.test_parts import fill
 from tests.spark.test_sweep import told
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreNotFound, StoreUnavailable
-from tms_core.tables.base import Store
+from tms_core.tables.base import MESSAGES, PAYLOADS, Store
 from tms_core.tables.hbase import pool as hbase_pool
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.side import HBaseSide
@@ -112,8 +112,8 @@ class FirstAttemptsFail(StoreGround):
                 mark.touch()
                 delete = part.message.delete
 
-                def once(keys: Any) -> None:
-                    delete(keys)
+                def once(keys: Any, origin: Any = None) -> None:
+                    delete(keys, origin)
                     raise SystemError("this task is no more")
 
                 part.message.delete = once  # type: ignore[method-assign]
@@ -141,7 +141,7 @@ def test_given_a_store_in_hbase_when_swept_on_spark_then_rows_and_report_are_tho
             assert scene.due_is_gone
             [run] = state.runs(10)
             entries = {(str(e.topic), e.table, e.rule): (e.start, e.stop, e.rows) for e in state.ledger(100)}
-            rows = every(store.message.rows), every(store.payload.rows)
+            rows = every(store.message, MESSAGES), every(store.payload, PAYLOADS)
             outcomes.append((rows, told(planned), told(report), run.result, entries, len(state.evidence())))
     assert outcomes[0] == outcomes[1]
 
@@ -178,8 +178,8 @@ def test_given_tables_in_hbase_when_read_then_every_row_comes_from_under_its_sal
         counting = SqliteState.in_memory()
         Census(store, counting, ManualClock(NOW_MS), rows_per_second=100_000).step()
         living = stats.living(store)
-        stored = [key for key, _ in every(store.message.rows)]
-        payloads = len(every(store.payload.rows))
+        stored = [key for key, _ in every(store.message, MESSAGES)]
+        payloads = len(every(store.payload, PAYLOADS))
     spark.dataSource.register(FilteringSource)
     config = tmp_path / "hbase.yaml"
     text = {"storage": {"kind": "hbase", "hbase": {"thrift": [tables.server.thrift], "namespace": made.namespace}}}
@@ -241,7 +241,7 @@ def test_given_tables_in_hbase_when_read_in_this_process_then_every_row_comes_on
     made = cluster(tables)
     with made.opened() as (store, _):
         Scene.on(store)
-        stored = [key for key, _ in every(store.message.rows)]
+        stored = [key for key, _ in every(store.message, MESSAGES)]
     found = RowReader(SourceOptions(made.access, "message", now_ms=NOW_MS))
     rows = [row for part in found.partitions() for batch in found.read(part) for row in batch.to_pylist()]
     assert sorted(row["key"] for row in rows) == stored
@@ -259,7 +259,7 @@ def test_given_one_topic_with_nine_tenths_of_all_rows_in_hbase_when_cut_then_no_
     with made.opened() as (store, _):
         for name in names:
             fill(store, name, 1800 if name == "default:huge" else 20, lambda: b"body")
-        stored = [key for key, _ in every(store.message.rows)]
+        stored = [key for key, _ in every(store.message, MESSAGES)]
     times = (NOW_MS, NOW_MS + 1800)
     for number, patterns, (from_ms, to_ms), tasks in [
         (None, (), (None, None), 4),
@@ -288,7 +288,7 @@ def test_given_messages_in_hbase_with_a_ttl_of_their_own_when_read_then_it_takes
 
     with made.opened() as (store, _):
         orders = topic(store, "default:orders", ttl_seconds=3600).plain(*times)
-        keys = [key for key, _ in every(store.message.rows)]
+        keys = [key for key, _ in every(store.message, MESSAGES)]
     assert orders.id == TopicId("default", "orders")
     assert read() == dict.fromkeys(times, "live"), "there is no table of them"
     pool = HBasePool([tables.server.thrift], timeout_seconds=PATIENCE_SECONDS)

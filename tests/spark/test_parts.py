@@ -19,7 +19,7 @@ from janitor.spark.source.wanted import Wanted
 from tests.builders import NOW_MS, topic
 from tests.salted import BUCKETS, SaltedStore
 from tms_core.rowkey import MessageKey, PayloadKey
-from tms_core.tables.base import ALL_KEYS, KeyRange, MessageValue, Store
+from tms_core.tables.base import ALL_KEYS, KEYS, KeyRange, MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
@@ -223,7 +223,7 @@ def test_given_what_is_wanted_when_looked_for_then_its_stretches_hold_each_wante
     wanted = Wanted("message", ("*:tiny0*",), from_ms=NOW_MS + 5, to_ms=NOW_MS + 15)
     with LevelDBStore(on_disk) as store:
         found = wanted.stretches(store.message)
-        rows = [store.message.keys(*reach, 100).items for reach in found]
+        rows = [store.message.read(KEYS, *reach, 100).items for reach in found]
     assert [len(keys) for keys in rows] == [10] * 10
     assert {key.topic for keys in rows for key in map(MessageKey.parse, keys) if key} == {
         TopicId("default", f"tiny0{number}") for number in range(10)

@@ -36,8 +36,8 @@ from tms_core.consumers.claims import ConsumerGroup, GroupClaim
 from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import ConfigurationError, StoreBusy, StoreNotFound
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey
-from tms_core.tables.base import ALL_KEYS, KeyRange, MessageValue, Store, TxCell
-from tms_core.tables.leveldb.database import RowColumns as RawColumns
+from tms_core.tables.base import ALL_KEYS, CELLS, KEYS, MESSAGES, PAYLOADS, KeyRange, MessageValue, Page, Store, TxCell
+from tms_core.tables.leveldb.database import StoredColumns
 from tms_core.tables.leveldb.side import LevelDBSide, beside
 from tms_core.tables.leveldb.store import LevelDBMessageReads, LevelDBStore, decode
 from tms_core.tables.memory import MemoryStore
@@ -195,7 +195,7 @@ RAW = [
 @given(st.sampled_from(RAW) | st.lists(st.binary(max_size=12) | st.binary(min_size=9, max_size=9), max_size=8))
 def test_given_values_whole_and_damaged_when_taken_apart_then_each_says_what_it_says_alone(values: list[bytes]) -> None:
     keys = [MessageKey(TopicId("a", "t"), 1, ms, 0).pack() for ms in range(len(values))]
-    database: Any = Mock(columns=Mock(return_value=RawColumns(keys, values, None)))
+    database: Any = Mock(measured=Mock(return_value=Page(StoredColumns(keys, values), None)))
     table: Any = LevelDBMessageReads(database, Counter())
     found = []
     for rows in pages.scan(table, ALL, Wanted("message"), Ask(sizes=True, payloads=True)):
@@ -252,14 +252,14 @@ def test_given_a_part_cut_out_by_keys_when_read_and_written_then_nothing_outside
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=3600).plain(*range(10)).tx(5, 10)
     orders.stored(5, *range(10))
-    keys = store.message.keys(b"", None, 100).items
-    stored = store.payload.keys(b"", None, 100).items
+    keys = store.message.read(KEYS, b"", None, 100).items
+    stored = store.payload.read(KEYS, b"", None, 100).items
     part = RangedStore(store, [KeyRange(keys[2], keys[5])], [KeyRange(stored[8], None)])
-    assert part.message.keys(b"", None, 100).items == keys[2:5]
-    assert [key for key, _ in part.message.rows(keys[3], None, 100).items] == keys[3:5]
-    assert not part.message.keys(keys[6], None, 100).items
-    assert not part.message.cells(b"", keys[1], 100).items
-    assert [key for key, _ in part.payload.rows(b"", None, 100).items] == stored[8:]
+    assert part.message.read(KEYS, b"", None, 100).items == keys[2:5]
+    assert [key for key, _ in part.message.read(MESSAGES, keys[3], None, 100).items] == keys[3:5]
+    assert not part.message.read(KEYS, keys[6], None, 100).items
+    assert not part.message.read(CELLS, b"", keys[1], 100).items
+    assert [key for key, _ in part.payload.read(PAYLOADS, b"", None, 100).items] == stored[8:]
     assert (part.span, part.identity()) == ((keys[2], keys[5]), store.identity())
     part.message.put([(keys[2] + b"x", MessageValue(None, b"x"))])
     assert part.message.invert([TxCell(keys[10], 5, False)]) == [True]
@@ -268,8 +268,8 @@ def test_given_a_part_cut_out_by_keys_when_read_and_written_then_nothing_outside
     part.payload.delete(stored[8:9])
     part.message.sync()
     part.message.compact(b"", b"\xff")
-    assert part.message.keys(b"", None, 100).items == [keys[2] + b"x", *keys[3:5]]
-    assert part.payload.keys(b"", None, 100).items == [stored[9], stored[9] + b"x"]
+    assert part.message.read(KEYS, b"", None, 100).items == [keys[2] + b"x", *keys[3:5]]
+    assert part.payload.read(KEYS, b"", None, 100).items == [stored[9], stored[9] + b"x"]
     assert part.message.estimate_bytes(b"", keys[1]) == 0
     part.close()
 

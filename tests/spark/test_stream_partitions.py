@@ -15,7 +15,7 @@ from tms_core.client import Transaction
 from tms_core.errors import Refused
 from tms_core.messaging.topics.partitions import layout_of, number_of
 from tms_core.rowkey import MessageKey
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import MESSAGES, MessageValue
 from tms_core.topic import TopicId
 
 EVENTS = "default:events"
@@ -183,7 +183,7 @@ def test_given_partitions_that_are_gone_when_planned_then_what_expired_in_them_i
         query.plan()
     patient.kill()
     change(at, 2)
-    at.site.store.message.delete([key for key, _ in at.site.store.message.rows(b"", None, 100).items])
+    at.site.store.message.delete([key for key, _ in at.site.store.message.read(MESSAGES, b"", None, 100).items])
     change(at, 3)
     publish(at, 12)
     while strict.plan():

@@ -32,7 +32,7 @@ from tests.spark.local import ALL, EndlessGround, LocalRig, PiecesGround, local_
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, Halted, LeaseLost, StateError, StoreError, StoreUnavailable
 from tms_core.rowkey import MessageKey
-from tms_core.tables.base import KeyRange, KeyReads, MessageValue, Reads, Store
+from tms_core.tables.base import KEYS, MESSAGES, PAYLOADS, KeyRange, KeyReads, MessageValue, Reads, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
@@ -56,7 +56,7 @@ def told(report: Report) -> dict[str, Any]:
 
 
 def rows_of(store: Reads) -> tuple[Any, Any]:
-    return every(store.message.rows), every(store.payload.rows)
+    return every(store.message, MESSAGES), every(store.payload, PAYLOADS)
 
 
 # --- the same as one process -----------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_given_another_topic_by_the_same_name_when_a_task_comes_to_it_then_it_is
 
     def there() -> list[int]:
         stop = topic_stop(orders.id.prefix)
-        return [len(part.message.keys(orders.id.prefix, stop, 1000).items) for part in store.parts()]
+        return [len(part.message.read(KEYS, orders.id.prefix, stop, 1000).items) for part in store.parts()]
 
     before = there()
     rig.sender.before = lengthen
@@ -310,9 +310,9 @@ def test_given_a_lease_that_is_lost_when_a_task_comes_to_its_next_batch_then_it_
             Lease(state, "second", 60, clock).acquire(sole=True)
 
     rig.sender.before = lose
-    before = [len(part.message.keys(b"", None, 1000).items) for part in store.parts()]
+    before = [len(part.message.read(KEYS, b"", None, 1000).items) for part in store.parts()]
     report = rig.engine.run_once(adopt=True)
-    after = [len(part.message.keys(b"", None, 1000).items) for part in store.parts()]
+    after = [len(part.message.read(KEYS, b"", None, 1000).items) for part in store.parts()]
     assert [note.guard for note in report.guards] == ["lease"]
     assert after[2:] == before[2:]
     assert all(left < there for left, there in zip(after[:2], before[:2], strict=True))
@@ -462,7 +462,7 @@ def every_key(table: KeyReads) -> list[bytes]:
     found: list[bytes] = []
     start: bytes | None = b""
     while start is not None:
-        page = table.keys(start, None, 3000)
+        page = table.read(KEYS, start, None, 3000)
         found += page.items
         start = page.resume
     return found

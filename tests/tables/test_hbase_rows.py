@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import Any
 from unittest.mock import Mock
@@ -17,11 +18,11 @@ from thriftpy2.transport.memory import TCyMemoryBuffer
 from tests.tables.fake_thrift import FakeThrift, Request
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, TooLarge
-from tms_core.tables.base import Calls, partly_written
+from tms_core.tables.base import Calls, Origin, Page, partly_written
 from tms_core.tables.hbase.cells import CellLimit, HBasePayloadTable
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import CLOCKS_MS, KEYS, PAGE_BYTES, POINTERS, ROWS, HBaseRows, encode_deletions
-from tms_core.tables.hbase.salts import Buckets, OneSalt, Salts
+from tms_core.tables.hbase.salts import AllSalts, Buckets, OneSalt, SaltedRows, Salts
 from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, FAMILY, buckets_of
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.hbase.thrift import HBASE, Call, ThriftConnection, interface
@@ -95,6 +96,8 @@ class Table:
         return len(self.scans)
 
     def scannerGetList(self, arguments: Any) -> list[Any]:  # noqa: N802
+        if self.scans[arguments.id - 1].startRow >= b"\x01":
+            return []
         first = self.given[arguments.id]
         self.given[arguments.id] += (number := min(arguments.nbRows, self.length))
         return [self.row(b"\x00%d" % at if at < 10 else b"\x009%06d" % at) for at in range(first, first + number)]
@@ -249,27 +252,39 @@ def test_given_rows_larger_than_a_page_when_read_then_it_ends_before_its_limit()
     assert (len(fetched.rows), fetched.ended) == (64, False)
 
 
-@pytest.mark.parametrize(
-    ("length", "keys", "looked"),
-    [
-        (1000, [b"0", b"4"], 0),
-        (1000, [b"4\x00"], 1),
-        (1000, [b"0", b"6"], 1),
-        (3, [b"0", b"2", b"6\xff"], 0),
-        (3, [b"7"], 1),
-    ],
-    ids=["in the page", "where the next begins", "in and behind", "in the range", "where the range ends"],
-)
-def test_given_a_page_of_old_rows_when_some_are_deleted_then_only_what_it_has_shown_is_taken_for_known(
-    length: int, keys: list[bytes], looked: int
-) -> None:
+def delete_by(salts: Salts, keys: list[bytes], *pages: Page[SaltedRows]) -> None:
+    salts.delete(keys, Origin.joined([page.origin for page in pages]))
+
+
+def test_deletion_with_the_origin_of_old_rows_reads_nothing_again() -> None:
     table = Table(OLD, NOW_MS - CLOCKS_MS - 1)
-    table.length = length
     with rows_of(table) as rows:
         salts = OneSalt(rows, 0, None)
-        salts.remember(b"0", b"7", salts.page(b"0", b"7", 5, KEYS))
-        salts.delete(keys)
-    assert table.seen["getRowsWithColumns"] == looked
+        delete_by(salts, [b"0", b"4"], salts.page(b"0", b"7", 3, KEYS), salts.page(b"0", b"7", 5, KEYS))
+    assert table.seen["getRowsWithColumns"] == 0
+
+
+def test_deletion_without_an_origin_reads_the_rows_again() -> None:
+    table = Table(OLD, NOW_MS - CLOCKS_MS - 1)
+    with rows_of(table) as rows:
+        salts = OneSalt(rows, 0, None)
+        delete_by(salts, [b"0"])
+        table.value = OLD
+        salts.delete([b"1"], Origin.joined([salts.page(b"0", b"7", 3, KEYS).origin, None]))
+    assert table.seen["getRowsWithColumns"] == 2
+
+
+def test_deletion_under_all_salts_of_a_key_that_no_page_had_reads_it_again() -> None:
+    table = Table(OLD, NOW_MS - CLOCKS_MS - 1)
+    table.length = 3
+    with rows_of(table) as rows, ThreadPoolExecutor(1) as threads:
+        salts = AllSalts(rows, None, threads)
+        page = salts.page(b"0", b"7", 5, KEYS)
+        delete_by(salts, page.items.keys, page)
+        assert table.seen["getRowsWithColumns"] == 0
+        table.value = OLD
+        delete_by(salts, [*page.items.keys, b"4"], page)
+    assert table.seen["getRowsWithColumns"] == 1
 
 
 def test_given_a_server_too_old_to_name_its_cluster_when_asked_then_the_namespaces_own_time_identifies() -> None:

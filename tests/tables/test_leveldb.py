@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -15,7 +14,18 @@ import pytest
 
 from tests.support import raising
 from tms_core.errors import StoreBusy, StoreError, StoreLayoutError, StoreNotFound
-from tms_core.tables.base import MessageValue, PointerSet, TxCell
+from tms_core.tables.base import (
+    CELLS,
+    COLUMNS,
+    KEYS,
+    MESSAGES,
+    PAYLOADS,
+    MessageValue,
+    PointerSet,
+    TxCell,
+    Want,
+    cells_of,
+)
 from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.store import LevelDBStore, decode, encode, release
 
@@ -63,11 +73,11 @@ def test_given_cdaps_store_when_plyvel_reads_it_as_it_is_then_it_fails(sample: P
 def test_given_cdaps_stores_when_opened_then_every_row_is_the_one_cdap_wrote(vector: Any, tmp_path: Path) -> None:
     path = vector.copy_to(tmp_path / "messaging")
     with LevelDBStore(path) as store:
-        messages = {key: sha256(encode(value)) for key, value in store.message.rows(*EVERYTHING).items}
-        payloads = {key: sha256(value) for key, value in store.payload.rows(*EVERYTHING).items}
+        messages = {key: sha256(encode(value)) for key, value in store.message.read(MESSAGES, *EVERYTHING).items}
+        payloads = {key: sha256(value) for key, value in store.payload.read(PAYLOADS, *EVERYTHING).items}
         metadata = {key: value.hex() for key, value in store.metadata.rows()}
-        assert store.message.keys(*EVERYTHING).items == sorted(messages)
-        cells = store.message.cells(*EVERYTHING).items
+        assert store.message.read(KEYS, *EVERYTHING).items == sorted(messages)
+        cells = store.message.read(CELLS, *EVERYTHING).items
         assert store.calls["unreadable"] == 0
     expected = vector.of("message")
     assert messages == {key: row["value_sha256"] for key, row in expected.items()}
@@ -86,7 +96,7 @@ def test_given_cdaps_stores_when_inverted_then_the_bytes_are_the_ones_cdap_would
     path = vector.copy_to(tmp_path / "messaging")
     due = {key: row for key, row in vector.of("message").items() if row["action"] == "invert"}
     with LevelDBStore(path) as store:
-        cells = [cell for cell in store.message.cells(*EVERYTHING).items if cell.key in due]
+        cells = [cell for cell in store.message.read(CELLS, *EVERYTHING).items if cell.key in due]
         assert store.message.invert(cells) == [True] * len(due)
     after = raw_rows(path / "system.tms.message")
     assert {key: sha256(after[key]) for key in due} == {key: row["value_after_sha256"] for key, row in due.items()}
@@ -96,7 +106,7 @@ def test_given_cdaps_stores_when_inverted_then_the_bytes_are_the_ones_cdap_would
 def test_given_a_store_when_closed_then_there_is_nothing_but_files_that_java_reads(vector: Any, tmp_path: Path) -> None:
     path = vector.copy_to(tmp_path / "messaging")
     with LevelDBStore(path) as store:
-        store.message.delete(store.message.keys(*EVERYTHING).items[::2])
+        store.message.delete(store.message.read(KEYS, *EVERYTHING).items[::2])
         store.message.compact(b"", b"\xff")
     assert sorted(entry.name for entry in path.iterdir()) == sorted(TABLES)
     assert [name for name in names(path) if not READABLE_BY_JAVA.fullmatch(name)] == []
@@ -112,7 +122,7 @@ def test_given_a_killed_writer_when_opened_again_then_all_rows_are_there_and_tab
     writer.kill()
     assert any(name.endswith(".ldb") for name in names(path)), "the crash must leave what is to be cured"
     with LevelDBStore(path) as store:
-        keys = store.message.keys(*EVERYTHING).items
+        keys = store.message.read(KEYS, *EVERYTHING).items
         assert len(keys) >= 10_100
         assert keys == [b"%08d" % number for number in range(len(keys))]
     assert [name for name in names(path) if not READABLE_BY_JAVA.fullmatch(name)] == []
@@ -160,10 +170,10 @@ def test_given_unreadable_values_when_read_and_inverted_then_they_are_left_out_c
         database.put(key, value)
     database.close()
     with LevelDBStore(tmp_path) as store:
-        assert store.message.cells(*EVERYTHING).items == []
-        assert store.message.rows(*EVERYTHING).items == []
+        assert store.message.read(CELLS, *EVERYTHING).items == []
+        assert store.message.read(MESSAGES, *EVERYTHING).items == []
         assert store.calls["unreadable"] == len(UNREADABLE)
-        assert store.message.keys(*EVERYTHING).items == sorted(rows)
+        assert store.message.read(KEYS, *EVERYTHING).items == sorted(rows)
         assert not any(store.message.invert([TxCell(key, 0, False) for key in rows]))
     assert raw_rows(folder) == rows
 
@@ -191,10 +201,10 @@ def test_given_any_tag_that_cdap_reads_as_a_reference_when_read_and_inverted_the
     database.put(b"k", bytes([tag]) + behind)
     database.close()
     with LevelDBStore(tmp_path) as store:
-        assert store.message.rows(*EVERYTHING).items == [(b"k", MessageValue(pointer, None))]
-        assert store.message.cells(*EVERYTHING).items == [TxCell(b"k", pointer, refers=True)]
-        searched = store.message.search(*EVERYTHING, PointerSet.of(frozenset({pointer})))
-        assert searched.cells == [TxCell(b"k", pointer, refers=True)] * (pointer > 0)
+        assert store.message.read(MESSAGES, *EVERYTHING).items == [(b"k", MessageValue(pointer, None))]
+        assert store.message.read(CELLS, *EVERYTHING).items == [TxCell(b"k", pointer, refers=True)]
+        wanted = cells_of(PointerSet.of(frozenset({pointer})))
+        assert store.message.read(wanted, *EVERYTHING).items == [TxCell(b"k", pointer, refers=True)] * (pointer > 0)
         assert store.calls["unreadable"] == 0
         assert store.message.invert([TxCell(b"k", pointer, refers=True)]) == [True]
     assert raw_rows(folder) == {b"k": bytes([tag]) + inverted}
@@ -206,7 +216,7 @@ def test_given_a_reference_with_bytes_behind_it_when_inverted_then_they_stay(tmp
     database.put(b"k", b"\x02" + (5).to_bytes(8, "big") + b"more")
     database.close()
     with LevelDBStore(tmp_path) as store:
-        assert store.message.invert(store.message.cells(*EVERYTHING).items) == [True]
+        assert store.message.invert(store.message.read(CELLS, *EVERYTHING).items) == [True]
     assert raw_rows(tmp_path / "system.tms.message") == {b"k": b"\x02" + (-5).to_bytes(8, "big", signed=True) + b"more"}
 
 
@@ -216,7 +226,7 @@ def test_given_no_message_and_payload_folder_when_opened_then_they_are_empty_and
     shutil.rmtree(tmp_path / "system.tms.payload")
     with LevelDBStore(tmp_path) as store:
         for table in (store.message, store.payload):
-            assert table.keys(*EVERYTHING).items == []
+            assert table.read(KEYS, *EVERYTHING).items == []
             assert table.estimate_bytes(b"", None) == 0
             table.delete([b"k"])
             table.sync()
@@ -283,7 +293,7 @@ def test_given_a_folder_whose_creation_was_cut_short_when_created_then_it_works(
     with LevelDBStore(tmp_path, create=True) as store:
         store.message.put([(b"k", MessageValue(None, b""))])
     with LevelDBStore(tmp_path) as store:
-        assert store.message.keys(*EVERYTHING).items == [b"k"]
+        assert store.message.read(KEYS, *EVERYTHING).items == [b"k"]
 
 
 def test_given_a_store_another_process_holds_when_opened_then_it_says_which(
@@ -331,7 +341,7 @@ def test_given_a_deleted_row_when_an_inversion_had_read_it_then_it_does_not_come
         deleting.start()
         store.message._database.rewrite([(b"k", slow)])  # type: ignore[attr-defined]
         deleting.join()
-        assert store.message.keys(*EVERYTHING).items == []
+        assert store.message.read(KEYS, *EVERYTHING).items == []
 
 
 def test_given_deletes_when_synced_then_every_log_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,29 +409,29 @@ def test_given_damaged_tables_when_read_then_it_is_an_error_and_never_a_shorter_
     for index in damaged:
         overwrite(tables[index], *part)
     with LevelDBStore(tmp_path) as store:
-        search = partial(store.message.search, pointers=PointerSet.of(frozenset({8})))
-        for read in (store.message.keys, store.message.rows, store.message.cells, search):
+        wanted: list[Want[Any]] = [KEYS, MESSAGES, COLUMNS, CELLS, cells_of(PointerSet.of(frozenset({8})))]
+        for want in wanted:
             for start, stop in [(b"", None), (b"%d" % damaged[-1], b"%d~" % damaged[-1]), (b"%d" % damaged[-1], None)]:
                 with pytest.raises(StoreError, match="message") as caught:
-                    read(start, stop, 1000)
+                    store.message.read(want, start, stop, 1000)
         assert "backup" in caught.value.hint
 
 
 def test_given_rows_behind_a_range_when_it_is_searched_then_they_prove_its_end_and_damage_there_is_not_met(
     tmp_path: Path,
 ) -> None:
-    tables, pointers = three_tables(tmp_path), PointerSet.of(frozenset({7}))
+    tables, wanted = three_tables(tmp_path), cells_of(PointerSet.of(frozenset({7})))
     with LevelDBStore(tmp_path) as store:
-        found = store.message.search(b"0-00080", b"0~", 1000, pointers)
-        assert found.behind == (b"0-00199\x00", b"1-00000")
-        assert store.message.search(b"2", b"3", 1000, pointers).behind is None
+        found = store.message.read(wanted, b"0-00080", b"0~", 1000)
+        assert found.gap == (b"0-00199\x00", b"1-00000")
+        assert store.message.read(wanted, b"2", b"3", 1000).gap is None
     overwrite(tables[1], 5000, 7000)
     with LevelDBStore(tmp_path) as store:
         with pytest.raises(StoreError):
-            store.message.keys(b"1", b"1~", 200)
-        again = store.message.search(b"0-00080", b"0~", 1000, pointers)
-    assert (again.cells, again.read, again.resume) == (found.cells, 120, None)
-    assert len(found.cells) == found.read
+            store.message.read(KEYS, b"1", b"1~", 200)
+        again = store.message.read(wanted, b"0-00080", b"0~", 1000)
+    assert (again.items, again.rows_read, again.resume) == (found.items, 120, None)
+    assert len(found.items) == found.rows_read
 
 
 def test_given_a_damaged_metadata_table_when_listed_then_it_is_an_error(tmp_path: Path) -> None:
@@ -441,7 +451,7 @@ def test_given_a_damaged_table_of_one_row_when_that_row_is_asked_for_then_it_is_
     [table] = (tmp_path / "system.tms.message").glob("*.sst")
     overwrite(table, 0, 0)
     with LevelDBStore(tmp_path) as store, pytest.raises(StoreError):
-        store.message.keys(b"k", b"l", 10)
+        store.message.read(KEYS, b"k", b"l", 10)
 
 
 def test_given_a_last_write_cut_short_when_opened_then_the_writes_before_it_are_there(tmp_path: Path) -> None:
@@ -452,7 +462,7 @@ def test_given_a_last_write_cut_short_when_opened_then_the_writes_before_it_are_
     [log] = (torn / "system.tms.message").glob("*.log")
     overwrite(log, -100, 0)
     with LevelDBStore(torn) as store:
-        assert store.message.keys(*EVERYTHING).items == [b"a"]
+        assert store.message.read(KEYS, *EVERYTHING).items == [b"a"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support import raising
 from tms_core.errors import StoreBusy, StoreError, StoreLayoutError, StoreNotFound
+from tms_core.tables.base import KEYS
 from tms_core.tables.leveldb.clone import ClonedStore, clone, remove_stale
 from tms_core.tables.leveldb.store import LevelDBStore
 
@@ -41,9 +42,9 @@ def test_given_cdaps_stores_when_cloned_then_all_rows_are_there_and_the_original
     path = vector.copy_to(tmp_path / "messaging")
     before = fingerprint(path)
     with clone(path, state) as cloned:
-        assert set(cloned.message.keys(*EVERYTHING).items) == set(vector.of("message"))
+        assert set(cloned.message.read(KEYS, *EVERYTHING).items) == set(vector.of("message"))
         assert cloned.disk_bytes() == sum((path / name).stat().st_size for name in before if name.count("/") == 1)
-        assert set(cloned.payload.keys(*EVERYTHING).items) == set(vector.of("payload"))
+        assert set(cloned.payload.read(KEYS, *EVERYTHING).items) == set(vector.of("payload"))
         assert {key for key, _ in cloned.metadata.rows()} == set(vector.of("meta"))
         assert fingerprint(path) == before
     assert fingerprint(path) == before
@@ -77,7 +78,7 @@ def test_given_a_place_without_hard_links_when_cloned_then_tables_are_copied_and
         assert isinstance(cloned, ClonedStore)
         assert not cloned.linked
         assert cloned.copied_bytes > sum(file.stat().st_size for file in sample.rglob("*.sst"))
-        assert len(cloned.message.keys(*EVERYTHING).items) == 9897
+        assert len(cloned.message.read(KEYS, *EVERYTHING).items) == 9897
     assert fingerprint(sample) == before
 
 
@@ -124,7 +125,7 @@ def test_given_a_clone_when_it_is_open_then_others_may_open_the_original(
 ) -> None:
     with clone(sample, state) as cloned:
         assert hold(sample / TABLES[1]).said == "open"
-        assert len(cloned.message.keys(*EVERYTHING).items) == 9897
+        assert len(cloned.message.read(KEYS, *EVERYTHING).items) == 9897
 
 
 def test_given_a_clone_when_it_is_being_made_then_nobody_can_open_any_table(
@@ -148,7 +149,7 @@ def test_given_an_original_without_lock_files_when_cloned_then_none_is_made(samp
         lock.unlink()
     before = fingerprint(sample)
     with clone(sample, state) as cloned:
-        assert len(cloned.message.keys(*EVERYTHING).items) == 9897
+        assert len(cloned.message.read(KEYS, *EVERYTHING).items) == 9897
     assert fingerprint(sample) == before
 
 
@@ -158,7 +159,7 @@ def test_given_missing_tables_when_cloned_then_they_are_empty_and_stay_missing(t
     shutil.rmtree(path / "system.tms.payload")
     before = fingerprint(path)
     with clone(path, tmp_path / "state") as cloned:
-        assert cloned.payload.keys(*EVERYTHING).items == []
+        assert cloned.payload.read(KEYS, *EVERYTHING).items == []
     assert fingerprint(path) == before
 
 
@@ -203,7 +204,7 @@ def test_given_a_killed_plan_when_stale_clones_are_removed_then_only_those_of_th
         (state / "leveldb-clone-notes.txt").write_text("not a clone")
         assert remove_stale(state) == 1
         assert remove_stale(state) == 0
-        assert len(mine.message.keys(*EVERYTHING).items) == 9897
+        assert len(mine.message.read(KEYS, *EVERYTHING).items) == 9897
     assert len(list(state.iterdir())) == 2
     alive.kill()
     assert remove_stale(state) == 1

@@ -19,7 +19,7 @@ from tests.support import raising
 from tests.tables.conftest import Child
 from tms_core.errors import StoreError, WriteRefused
 from tms_core.messaging.model import RollbackRange
-from tms_core.tables.base import MessageValue, TxCell
+from tms_core.tables.base import KEYS, MESSAGES, MessageValue, TxCell
 from tms_core.tables.leveldb import handle as leveldb_handle
 from tms_core.tables.leveldb.database import WritableDatabase
 from tms_core.tables.leveldb.library import plyvel
@@ -115,8 +115,8 @@ def test_given_a_disk_that_was_full_when_the_process_is_killed_then_all_acknowle
     else:
         with LevelDBStore(tmp_path / "store") as store:
             tables = {
-                "message": lambda: store.message.keys(b"", None, 1000).items,
-                "payload": lambda: store.payload.keys(b"", None, 1000).items,
+                "message": lambda: store.message.read(KEYS, b"", None, 1000).items,
+                "payload": lambda: store.payload.read(KEYS, b"", None, 1000).items,
                 "metadata": lambda: [key for key, _ in store.metadata.rows()],
             }
             found = tables[table]()
@@ -202,7 +202,7 @@ OLD = [(b"old", MessageValue(7, b""))]
 
 
 def rows(store: LevelDBStore) -> list[tuple[bytes, MessageValue]]:
-    return list(store.message.rows(b"", None, 100).items)
+    return list(store.message.read(MESSAGES, b"", None, 100).items)
 
 
 @pytest.mark.parametrize("write", WRITES)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.interop.java import Interop, JavaFailed
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore, encode, release
 
 NOW_MS = 1_700_000_000_000
@@ -30,7 +30,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def message_hashes(store: Store) -> dict[bytes, str]:
-    rows = store.message.rows(*EVERYTHING).items
+    rows = store.message.read(MESSAGES, *EVERYTHING).items
     return {key: hashlib.sha256(encode(value)).hexdigest() for key, value in rows}
 
 
@@ -42,9 +42,9 @@ def test_given_a_store_of_cdap_when_both_take_turns_then_each_reads_what_the_oth
     java.run("write", path, 7, "--now", NOW_MS, "--rows", 40_000, "--payload-bytes", 1000, *kill)
     for turn in range(3):
         with LevelDBStore(path) as store:
-            keys = store.message.keys(*EVERYTHING).items
+            keys = store.message.read(KEYS, *EVERYTHING).items
             store.message.delete(keys[turn::5])
-            store.message.invert(store.message.cells(*EVERYTHING).items)
+            store.message.invert(store.message.read(CELLS, *EVERYTHING).items)
             store.message.put([(b"turn-%d" % turn, MessageValue(turn, b"ours"))])
             store.message.compact(keys[0], keys[-1])
             expected = message_hashes(store)

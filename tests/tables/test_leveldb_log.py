@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.tables.records import read_records, write_records
 from tests.tables.test_leveldb_codec import FIRST, FULL, LAST, MIDDLE, RECORDS, fragments
 from tms_core.errors import StoreError
-from tms_core.tables.base import MessageValue, TableName
+from tms_core.tables.base import KEYS, MessageValue, TableName
 from tms_core.tables.leveldb.clone import clone
 from tms_core.tables.leveldb.layout import FOLDERS
 from tms_core.tables.leveldb.library import plyvel
@@ -148,7 +148,7 @@ def test_given_a_flipped_bit_in_the_log_when_opened_then_it_is_refused_with_file
     assert log.read_bytes() == before
     flip(log, log.stat().st_size // 2)
     with LevelDBStore(folder) as store:
-        assert len(store.message.keys(b"", None, 2 * ROWS).items) == ROWS
+        assert len(store.message.read(KEYS, b"", None, 2 * ROWS).items) == ROWS
 
 
 def test_given_a_flipped_bit_in_the_log_when_leveldb_itself_opens_it_then_rows_are_gone_without_an_error(
@@ -168,7 +168,7 @@ def test_given_a_log_whose_last_record_is_cut_short_when_opened_then_all_others_
     last = len(write_records(read_records(log.read_bytes())[:-1]))
     os.truncate(log, last + left)
     with LevelDBStore(folder) as store:
-        assert store.message.keys(b"", None, 2 * ROWS).items == [key(number) for number in range(ROWS - 1)]
+        assert store.message.read(KEYS, b"", None, 2 * ROWS).items == [key(number) for number in range(ROWS - 1)]
 
 
 def test_given_a_damaged_log_that_is_no_longer_read_when_opened_then_it_does_not_matter(folder: Path) -> None:
@@ -176,7 +176,7 @@ def test_given_a_damaged_log_that_is_no_longer_read_when_opened_then_it_does_not
     shutil.copyfile(log_of(folder), old)
     flip(old, 1000)
     with LevelDBStore(folder) as store:
-        assert len(store.message.keys(b"", None, 2 * ROWS).items) == ROWS
+        assert len(store.message.read(KEYS, b"", None, 2 * ROWS).items) == ROWS
 
 
 def test_given_a_flipped_bit_in_the_side_tables_log_when_opened_then_it_is_refused(tmp_path: Path) -> None:

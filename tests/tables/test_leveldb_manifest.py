@@ -15,7 +15,7 @@ from tests.builders import every
 from tests.support import raising
 from tests.tables.records import read_records, write_records
 from tms_core.errors import StoreBusy, StoreError
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import KEYS, MESSAGES, MessageValue
 from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.log import BLOCK_BYTES, DELETED_TABLE, NEW_TABLE, Field, pack_edit, parse_edit
 from tms_core.tables.leveldb.manifest import cure, current_manifest, prepare, rename_tables
@@ -117,7 +117,7 @@ def test_given_a_crash_at_any_step_when_opened_again_then_no_row_is_lost(
 ) -> None:
     """Each step that reaches the disk is cut off before (with what was not synced torn) and after it was done."""
     with LevelDBStore(shutil.copytree(sample, tmp_path / "whole")) as store:
-        expected = every(store.message.rows)
+        expected = every(store.message, MESSAGES)
     steps = 0
     crashed = True
     while crashed:
@@ -132,7 +132,7 @@ def test_given_a_crash_at_any_step_when_opened_again_then_no_row_is_lost(
             except Crash:
                 pass
         with LevelDBStore(path) as store:
-            assert every(store.message.rows) == expected, f"crash at step {steps}"
+            assert every(store.message, MESSAGES) == expected, f"crash at step {steps}"
         assert not list(path.rglob("*.ldb"))
         assert not list(path.rglob("*.dbtmp"))
         assert len(list((path / MESSAGE).glob("MANIFEST-*"))) == 1
@@ -186,7 +186,7 @@ def test_given_the_padding_of_a_java_crash_when_cured_then_it_is_read_past(sampl
     manifest.write_bytes(manifest.read_bytes().ljust(1 << 20, b"\0"))
     assert cure(sample / MESSAGE) == 1
     with LevelDBStore(sample) as store:
-        assert len(store.message.keys(b"", None, 100_000).items) == 9897
+        assert len(store.message.read(KEYS, b"", None, 100_000).items) == 9897
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
@@ -257,13 +257,13 @@ def stale(folder: Path, table: str) -> None:
 
 def test_given_both_names_of_a_live_table_when_opened_then_the_one_the_manifest_means_is_read(sample: Path) -> None:
     with LevelDBStore(shutil.copytree(sample, sample.parent / "whole")) as store:
-        expected = every(store.message.rows)
+        expected = every(store.message, MESSAGES)
     folder = sample / MESSAGE
     stale(folder, "000016.ldb")
     (folder / "000005.sst").rename(folder / "000005.ldb")
     stale(folder, "000005.sst")
     with LevelDBStore(sample) as store:
-        assert every(store.message.rows) == expected
+        assert every(store.message, MESSAGES) == expected
     assert not list(folder.glob("*.ldb"))
 
 
@@ -271,7 +271,7 @@ def test_given_both_names_and_the_same_bytes_when_opened_then_one_remains(sample
     folder = sample / MESSAGE
     shutil.copy(folder / "000016.sst", folder / "000016.ldb")
     with LevelDBStore(sample) as store:
-        assert len(store.message.keys(b"", None, 100_000).items) == 9897
+        assert len(store.message.read(KEYS, b"", None, 100_000).items) == 9897
     assert not list(folder.glob("*.ldb"))
 
 
@@ -280,14 +280,14 @@ def test_given_an_unfinished_table_when_opened_then_its_number_is_not_given_out_
     folder = sample / MESSAGE
     with LevelDBStore(sample) as store:
         store.message.put([(b"new", MessageValue(None, b"in the log"))])
-        expected = every(store.message.rows)
+        expected = every(store.message, MESSAGES)
     following = max(int(file.stem) for file in folder.glob("*.log")) + 1
     for number in range(following, following + 9):
         stale(folder, f"{number:06d}.sst")
     with LevelDBStore(sample) as store:
         numbers = [file.stem for file in folder.iterdir() if file.suffix in (".ldb", ".sst")]
         assert len(numbers) == len(set(numbers))
-        assert every(store.message.rows) == expected
+        assert every(store.message, MESSAGES) == expected
 
 
 def test_given_a_folder_somebody_has_open_when_prepared_then_it_is_left_alone(
@@ -311,7 +311,7 @@ def test_current_with_its_name_in_a_wrong_form_is_refused_with_the_line_that_cur
     _, _, line = caught.value.hint.rpartition(": ")
     subprocess.run(line, shell=True, check=True)  # noqa: S602 it is what an operator types
     with LevelDBStore(sample) as store:
-        assert len(store.message.keys(b"", None, 100_000).items) == 9897
+        assert len(store.message.read(KEYS, b"", None, 100_000).items) == 9897
 
 
 def test_current_that_names_a_missing_manifest_is_refused_without_a_cure(sample: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.builders import NOW_MS, WRITES, pointer, topic, watch
 from tests.salted import BUCKETS, SaltedStore
-from tms_core.tables.base import UNREADABLE, MessageValue, Reads, Store, TxCell
+from tms_core.tables.base import CELLS, KEYS, MESSAGES, PAYLOADS, UNREADABLE, MessageValue, Reads, Store, TxCell
 from tms_core.tables.leveldb.layout import FOLDERS
 from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -32,13 +32,13 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 
 READ: dict[str, Callable[[Store], object]] = {
-    "message.keys": lambda store: store.message.keys(b"", None, 2),
-    "message.cells": lambda store: store.message.cells(b"", None, 10),
-    "message.rows": lambda store: store.message.rows(b"", None, 3),
+    "message.keys": lambda store: store.message.read(KEYS, b"", None, 2),
+    "message.cells": lambda store: store.message.read(CELLS, b"", None, 10),
+    "message.rows": lambda store: store.message.read(MESSAGES, b"", None, 3),
     "message.estimate_bytes": lambda store: store.message.estimate_bytes(b"", None),
     "message.name": lambda store: store.message.name,
-    "payload.keys": lambda store: store.payload.keys(b"", None, 2),
-    "payload.rows": lambda store: store.payload.rows(b"", None, 2),
+    "payload.keys": lambda store: store.payload.read(KEYS, b"", None, 2),
+    "payload.rows": lambda store: store.payload.read(PAYLOADS, b"", None, 2),
     "payload.estimate_bytes": lambda store: store.payload.estimate_bytes(b"", None),
     "payload.name": lambda store: store.payload.name,
     "metadata.rows": lambda store: store.metadata.rows(),
@@ -64,14 +64,14 @@ def test_given_a_store_then_its_face_shows_the_same_and_counts_the_same(
 
 WRITE: dict[str, Callable[[Store], object]] = {
     "metadata.compare_and_set": lambda store: store.metadata.compare_and_set(b"default:new:", None, b"{}"),
-    "message.delete": lambda store: store.message.delete(store.message.keys(b"", None, 1).items),
+    "message.delete": lambda store: store.message.delete(store.message.read(KEYS, b"", None, 1).items),
     "message.sync": lambda store: store.message.sync(),
     "message.compact": lambda store: store.message.compact(b"a", b"z"),
     "message.put": lambda store: store.message.put([(b"new", MessageValue(None, b""))]),
     "message.invert": lambda store: store.message.invert(
-        [TxCell(store.message.cells(b"", None, 10).items[0].key, POINTER, True)]
+        [TxCell(store.message.read(CELLS, b"", None, 10).items[0].key, POINTER, True)]
     ),
-    "payload.delete": lambda store: store.payload.delete(store.payload.keys(b"", None, 1).items),
+    "payload.delete": lambda store: store.payload.delete(store.payload.read(KEYS, b"", None, 1).items),
     "payload.sync": lambda store: store.payload.sync(),
     "payload.compact": lambda store: store.payload.compact(b"a", b"z"),
     "payload.put": lambda store: store.payload.put([(b"new", b"")]),
@@ -99,7 +99,7 @@ def test_given_a_value_that_cannot_be_read_then_the_face_counts_it(tmp_path: Pat
     damage(tmp_path)
     with LevelDBStore(tmp_path) as store:
         face = read_only(store)
-        assert len(face.message.rows(b"", None, 10).items) == 1
+        assert len(face.message.read(MESSAGES, b"", None, 10).items) == 1
         assert face.calls[UNREADABLE] == 1
         assert face.operations == 1
 
@@ -118,9 +118,9 @@ def test_read_only_store_of_several_parts_has_the_same_parts_and_counts_them_onc
     topic(salted, "default:orders", ttl_seconds=60).plain(*range(NOW_MS, NOW_MS + 40))
     face = read_only(salted)
     parts = face.parts()
-    keys = [part.message.keys(b"", None, 100).items for part in parts]
+    keys = [part.message.read(KEYS, b"", None, 100).items for part in parts]
     assert [part.span for part in parts] == [part.span for part in salted.parts()]
-    assert keys == [part.message.keys(b"", None, 100).items for part in salted.parts()]
+    assert keys == [part.message.read(KEYS, b"", None, 100).items for part in salted.parts()]
     assert face.operations == len(parts) == BUCKETS
     assert not any(hasattr(part, name) for part in parts for name in ("put", "delete"))
     assert not any(hasattr(part.message, name) for part in parts for name in ("put", "delete", "invert"))
@@ -146,5 +146,5 @@ def test_given_a_face_when_closed_then_the_store_stays_open(store: Store) -> Non
 
 def test_given_a_face_then_it_shows_what_was_written_since(store: Store) -> None:
     face = read_only(store)
-    store.message.delete(store.message.keys(b"", None, 10).items)
-    assert face.message.keys(b"", None, 10).items == []
+    store.message.delete(store.message.read(KEYS, b"", None, 10).items)
+    assert face.message.read(KEYS, b"", None, 10).items == []

@@ -16,12 +16,12 @@ from janitor.sweep.act import Act
 from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.findings import Due, Invalid
 from janitor.sweep.scan import Part
-from tms_core.tables.base import MessageTable, Reads, Store
+from tms_core.tables.base import KEYS, MessageTable, Reads, Store
 from tms_core.tables.read_only import read_only
 
 
 def of_a_question(deps: Deps) -> None:
-    deps.store.message.keys(b"", None, 1)
+    deps.store.message.read(KEYS, b"", None, 1)
     deps.store.message.delete([b""])  # "MessageReads" has no attribute "delete"
     deps.store.metadata.compare_and_set(b"", None, b"")  # "MetadataReads" has no attribute "compare_and_set"
 

@@ -27,7 +27,7 @@ from tms_core.rowkey import (
     pointer_prefix,
     stop_key,
 )
-from tms_core.tables.base import Page, Reads
+from tms_core.tables.base import KEYS, MESSAGES, Page, Reads
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicMetadata
 
@@ -180,11 +180,11 @@ class _RangeCount:
         if oldest is not None and (key := MessageKey.parse(oldest)) is not None:
             self.oldest_ms = key.publish_ms
 
-    def _page(self, start: bytes, stop: bytes, limit: int) -> tuple[Page[bytes], dict[bytes, int]]:
+    def _page(self, start: bytes, stop: bytes, limit: int) -> tuple[Page[list[bytes]], dict[bytes, int]]:
         """Some keys, and the pointers of those whose rows stand for stored payloads."""
         if not self._has_stored:
-            return self._store.message.keys(start, stop, limit), {}
-        page = self._store.message.rows(start, stop, limit, _PAGE_BYTES)
+            return self._store.message.read(KEYS, start, stop, limit), {}
+        page = self._store.message.read(MESSAGES.within(_PAGE_BYTES), start, stop, limit)
         stored = {key: pointer for key, (pointer, payload) in page.items if payload is None and pointer is not None}
         return Page([key for key, _ in page.items], page.resume), stored
 
@@ -194,7 +194,7 @@ class _RangeCount:
         self.cut_short |= resume is None
         while resume is not None:
             limit = PAGE_ROWS if self._left is None else max(1, min(PAGE_ROWS, self._left))
-            page = self._store.payload.keys(resume, stop, limit)
+            page = self._store.payload.read(KEYS, resume, stop, limit)
             found, resume = found + len(page.items), page.resume
             if self._left is not None:
                 self._left -= len(page.items)

@@ -30,7 +30,7 @@ from tms_core.rowkey import (
     time_prefix,
     topic_prefix,
 )
-from tms_core.tables.base import Reads, every
+from tms_core.tables.base import MESSAGES, Reads, every
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 
@@ -223,7 +223,7 @@ def _has_more(store: Reads, topic: TopicMetadata, key: bytes, message: MessageId
     """Whether a message with a payload of its own is followed by more of the same row."""
     if not message.in_payload_table:
         return False
-    for _, (pointer, payload) in store.message.rows(key, key + b"\0", 1).items:
+    for _, (pointer, payload) in store.message.read(MESSAGES, key, key + b"\0", 1).items:
         if pointer is not None and payload is None:
             prefix = pointer_prefix(topic.topic.prefix, topic.generation, java_abs(pointer))
             behind = prefix + message.pack()[MESSAGE_TAIL_BYTES:] + b"\0"

@@ -28,7 +28,7 @@ from tms_core.messaging.model import MESSAGE_BYTES, FetchRequest, MessageList, S
 from tms_core.messaging.publish.lines import FirstReads, Lines
 from tms_core.messaging.topics.partitions import FAMILIES, SEALED
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, Cutoff, MessageId, java_abs, pointer_prefix, stop_key
-from tms_core.tables.base import MessageColumns, Store
+from tms_core.tables.base import COLUMNS, PAYLOADS, MessageColumns, Store
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import Transaction
@@ -41,6 +41,8 @@ MAX_PAGE_ROWS = 4000
 #: After so many reads a page is given out however small it is, so that a reader does not wait for the rest of it.
 _PAGE_READS = 8
 
+#: What a page of a fetch has.
+_COLUMNS, _PAYLOADS = COLUMNS.within(PAGE_BYTES), PAYLOADS.within(PAGE_BYTES)
 _NONE = MessageList([], [])
 _payload = itemgetter(1)
 _tail_in = itemgetter(slice(-MESSAGE_TAIL_BYTES, None))
@@ -262,8 +264,8 @@ class Fetch:
     def _from_store(self) -> Iterator[MessageList]:
         prefix = self._line.prefix
         first, stop = prefix + tail(self._at), prefix + tail(self._end)
-        page = self._shelf.store.message.apart(first, stop, self._rows(), PAGE_BYTES)
-        rows = self._shown(page)
+        page = self._shelf.store.message.read(_COLUMNS, first, stop, self._rows())
+        rows = self._shown(page.items)
         # Only what has a pointer can have its payload elsewhere.
         payloads = cast(list[bytes], rows.payloads) if rows.pointers is None else list(filter(_is_there, rows.payloads))
         self._learn_largest(payloads)
@@ -274,8 +276,8 @@ class Fetch:
             yield self._limited(MessageList(ids, payloads))
         self._line.row_bytes = self._learn(sum(map(len, payloads)), len(rows.keys))
         self._at = self._end if page.resume is None else _position(page.resume, len(prefix))
-        if page.keys and self._end:
-            self._note_read(_position(page.keys[-1] + b"\0", len(prefix)))
+        if page.items.keys and self._end:
+            self._note_read(_position(page.items.keys[-1] + b"\0", len(prefix)))
 
     def _shown(self, rows: MessageColumns) -> MessageColumns:
         """Those of some rows that are messages and that the reader sees, up to the first that is undecided."""
@@ -324,7 +326,7 @@ class Fetch:
             start = prefix + self._inside[1]
         size, head, stop = len(prefix) + MESSAGE_TAIL_BYTES, tail(at), stop_key(prefix)
         while start is not None and self._left:
-            page = self._shelf.store.payload.rows(start, stop, self._rows(), PAGE_BYTES)
+            page = self._shelf.store.payload.read(_PAYLOADS, start, stop, self._rows())
             self._learn(sum(map(len, map(_payload, page.items))), len(page.items))
             self._learn_largest(map(_payload, page.items))
             ours = [row for row in page.items if len(row[0]) == size]

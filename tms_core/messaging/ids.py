@@ -32,7 +32,7 @@ _PAGE_KEYS = 256
 _FIRST_STEP_MS, _STEP_FACTOR = 1_000, 32
 
 #: Reads keys of a range: start, stop, limit.
-ReadKeys = Callable[[bytes, bytes | None, int], Page[bytes]]
+ReadKeys = Callable[[bytes, bytes | None, int], Page[list[bytes]]]
 
 
 def position(ms: int, sequence: int = 0) -> int:

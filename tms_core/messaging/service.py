@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from tms_core.clock import Clock, HonestClock
@@ -31,7 +32,7 @@ from tms_core.messaging.publish.writer import earlier_generations, roll_back
 from tms_core.messaging.publish.writers import Writers
 from tms_core.messaging.topics.catalog import TopicRegistry, count_ages
 from tms_core.rowkey import LONG_MAX, generation_prefix
-from tms_core.tables.base import Store
+from tms_core.tables.base import KEYS, Store
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import INT_MAX, TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
@@ -117,7 +118,7 @@ class MessagingService:
         self._lines = Lines(store, honest, self.cache, self.expiries, kept, self._allowance_ms)
         self.work = work or Work()
         lifetime_ms = options.max_lifetime_seconds * 1000
-        requests = Requests(self._topics, kept, honest, lifetime_ms, transactions, store.message.keys)
+        requests = Requests(self._topics, kept, honest, lifetime_ms, transactions, partial(store.message.read, KEYS))
         self.producers = Producers(self._topics, kept, honest, transactions, requests, self._lines.hide_late)
         context = WriterContext(self._topics, self._lines, honest, lifetime_ms, self.work, requests, transactions)
         self._writers = Writers(context, store, self.cache, self.expiries)

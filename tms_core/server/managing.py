@@ -33,7 +33,7 @@ from tms_core.server.ha.shared_manager import SharedManager
 from tms_core.server.recording import RecordedStorage, check_directory, check_snapshots
 from tms_core.settings.certificate import ServerCertificate
 from tms_core.settings.models import Settings, TransactionSettings, is_loopback, split_address
-from tms_core.tables.base import Reads, Store
+from tms_core.tables.base import CELLS, Reads, Store
 from tms_core.tables.record import Recorded, record_transactions
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, living_topics
@@ -375,7 +375,7 @@ def find_undecided(store: Reads, side: SideTable, manager: TransactionManager, a
         prefix = generation_prefix(topic.topic.prefix, topic.generation)
         start: bytes | None = prefix + first
         while start is not None and left > 0:
-            page = store.message.cells(start, prefix + NEGATIVE, PAGE_ROWS)
+            page = store.message.read(CELLS, start, prefix + NEGATIVE, PAGE_ROWS)
             left, start = left - PAGE_ROWS, page.resume
             for cell in page.items:
                 if cell.pointer in began and len(cell.key) == len(prefix) + MESSAGE_TAIL_BYTES:
@@ -403,7 +403,7 @@ def may_have_undecided(store: Reads) -> bool:
     start: bytes | None = b""
     left = MOST_ROWS
     while start is not None and left > 0:
-        page = store.message.cells(start, None, PAGE_ROWS)
+        page = store.message.read(CELLS, start, None, PAGE_ROWS)
         if any(cell.pointer > 0 for cell in page.items):
             return True
         left, start = left - PAGE_ROWS, page.resume

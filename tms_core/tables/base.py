@@ -1,6 +1,9 @@
 """The interface every store implements, so that one law and one suite of tests serve them all.
 
-Everything is read in *pages*: a page opens, reads at most ``limit`` rows, closes and says where the next one starts.
+Everything is read in *pages*, by one method (:meth:`KeyReads.read`). The caller names the parts of a row that it needs.
+A page opens, reads at most ``limit`` rows, closes and gives the start of the next page. It carries the knowledge of the
+store about its rows, and the caller hands that back with the rows that it deletes or inverts.
+
 Nothing stays open between pages, so a sweep can delete, wait for its rate or be killed between any two of them, a
 snapshot of the store is never pinned, and the same code drives LevelDB on a disk and HBase behind a Thrift server.
 The price is one seek per page, which a page of a few thousand rows pays for many times over.
@@ -14,11 +17,13 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, compress
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, cast
 
 from tms_core.errors import StoreError, TooLarge
 
+Item = TypeVar("Item")
 T = TypeVar("T")
 
 #: Under this name ``Store.calls`` counts rows whose value could not be read.
@@ -44,20 +49,52 @@ class KeyRange(NamedTuple):
 ALL_KEYS = KeyRange(b"", None)
 
 
+class Origin(NamedTuple):
+    """The knowledge of a store about rows that it has read; it speeds up a change of these rows.
+
+    Attributes:
+        newest_ms: the highest timestamp of their cells.
+        salts: the salts under which each key has a row; None: all rows are under the salt that was read.
+    """
+
+    newest_ms: int
+    salts: Mapping[bytes, Sequence[int]] | None = None
+
+    @classmethod
+    def joined(cls, origins: Sequence[Origin | None]) -> Origin | None:
+        """Return the knowledge about the rows of several pages; None: it is missing for a page."""
+        known = [origin for origin in origins if origin is not None]
+        if not known or len(known) < len(origins):
+            return None
+        salts = [origin.salts for origin in known if origin.salts is not None]
+        joined = {key: places for one in salts for key, places in one.items()}
+        return cls(max(origin.newest_ms for origin in known), joined if salts else None)
+
+
 class Page(NamedTuple, Generic[T]):
-    """At most ``limit`` items in key order; ``resume`` is where the next page starts, None at the end of the range.
+    """Items of at most ``limit`` rows, in key order.
 
     A page may hold fewer items than asked for, even none, and still have a ``resume``: rows without what was asked
     for were read and left out.
+
+    Attributes:
+        items: a list, or :class:`MessageColumns`.
+        resume: where the next page starts; None at the end of the range.
+        origin: the store's knowledge of the rows; None: it has none.
+        rows_read: in a search, how many rows were looked at.
+        gap: in a search, a range without keys: from after the last row read to the first one after the range.
     """
 
-    items: list[T]
+    items: T
     resume: bytes | None
+    origin: Origin | None = None
+    rows_read: int = 0
+    gap: KeyRange | None = None
 
 
 def every(
-    read: Callable[[bytes, bytes | None, int], Page[T]], start: bytes, stop: bytes | None, limit: int = 1000
-) -> Iterator[T]:
+    read: Callable[[bytes, bytes | None, int], Page[list[Item]]], start: bytes, stop: bytes | None, limit: int = 1000
+) -> Iterator[Item]:
     """All items of a range, page by page.
 
     Args:
@@ -89,8 +126,9 @@ class MessageValue(NamedTuple):
 RowsOfRequest = tuple[Sequence[bytes], int | None, Sequence[bytes] | None]
 
 
-class MessageColumns(NamedTuple):
-    """Rows of the message table, their parts apart; ``resume`` as of :class:`Page`.
+@dataclass(frozen=True, slots=True)
+class MessageColumns:
+    """Rows of the message table, column by column; the length is the number of rows.
 
     Attributes:
         pointers: None: no row has one.
@@ -99,14 +137,19 @@ class MessageColumns(NamedTuple):
     keys: list[bytes]
     pointers: list[int | None] | None
     payloads: list[bytes | None]
-    resume: bytes | None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[bytes, MessageValue]]) -> MessageColumns:
+        """Return rows column by column."""
+        return cls([key for key, _ in rows], [value.pointer for _, value in rows], [value.payload for _, value in rows])
 
     def only(self, chosen: Sequence[bool]) -> MessageColumns:
-        """Those of the rows that are chosen; none behind the last that is spoken of."""
+        """Those of the rows that are chosen; none after the last that is spoken of."""
         pointers = None if self.pointers is None else list(compress(self.pointers, chosen))
-        return self._replace(
-            keys=list(compress(self.keys, chosen)), pointers=pointers, payloads=list(compress(self.payloads, chosen))
-        )
+        return MessageColumns(list(compress(self.keys, chosen)), pointers, list(compress(self.payloads, chosen)))
 
 
 class TxCell(NamedTuple):
@@ -142,17 +185,59 @@ class PointerSet(NamedTuple):
         return cls(pointers, frozenset(chain(packed, cut_short)))
 
 
-class Search(NamedTuple):
-    """What a search has found in a page; ``resume`` as of :class:`Page`, and ``read`` rows were looked at.
+class Want(NamedTuple, Generic[T]):
+    """The parts of a row that a page shall have; take one of the constants after this class.
 
     Attributes:
-        behind: from behind the last row that was read to the first one behind the range, where that was met.
+        part: ``keys``; ``cells``, of transactional rows only; ``rows``; ``columns``, which are rows column by column;
+            or a part of one kind of store only.
+        most_bytes: after about so many bytes of values a page ends early, but not before its first row. None: the
+            store's own limit.
+        pointers: only cells with one of these.
     """
 
-    cells: list[TxCell]
-    read: int
-    resume: bytes | None
-    behind: KeyRange | None = None
+    part: str
+    most_bytes: int | None = None
+    pointers: PointerSet | None = None
+
+    @property
+    def call(self) -> str:
+        """The name under which ``Store.calls`` counts the page."""
+        return self.part if self.part in ("keys", "cells") else "rows"
+
+    def within(self, most_bytes: int | None) -> Want[T]:
+        """Return the same with another limit of bytes."""
+        return self._replace(most_bytes=most_bytes)
+
+    def empty_page(self) -> Page[T]:
+        """Return the page of a range without rows."""
+        return Page(cast(T, MessageColumns.of(()) if self.part == "columns" else []), None)
+
+
+#: Keys; values are not read if the store can avoid it.
+KEYS: Want[list[bytes]] = Want("keys")
+#: The transactional part of transactional rows. ``limit`` counts the rows read, not the rows returned.
+CELLS: Want[list[TxCell]] = Want("cells")
+#: Whole rows of the message table.
+MESSAGES: Want[list[tuple[bytes, MessageValue]]] = Want("rows")
+#: The same, column by column.
+COLUMNS: Want[MessageColumns] = Want("columns")
+#: Whole rows of the payload table.
+PAYLOADS: Want[list[tuple[bytes, bytes]]] = Want("rows")
+
+
+def cells_of(pointers: PointerSet) -> Want[list[TxCell]]:
+    """Search for the cells of some pointers."""
+    return CELLS._replace(pointers=pointers)
+
+
+def searched(page: Page[list[TxCell]], pointers: PointerSet | None) -> Page[list[TxCell]]:
+    """Leave only the cells of some pointers in a page; None: all of them."""
+    if pointers is None:
+        return page
+    # By their place, which is faster than by their name: a search passes over many.
+    cells = [cell for cell in page.items if cell[1] in pointers.among and cell[1] > 0]
+    return page._replace(items=cells, rows_read=len(page.items))
 
 
 class KeyReads(ABC):
@@ -166,15 +251,23 @@ class KeyReads(ABC):
     keys_per_call = 0
 
     @abstractmethod
-    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
-        """Keys only; values are not read where the store can avoid it."""
+    def read(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+        """Read a page of ``[start, stop)``.
+
+        Args:
+            want: the parts of a row that the page shall have.
+            limit: the largest number of rows that are read.
+
+        Raises:
+            StoreError: the store failed.
+        """
 
     def first(self, start: bytes, stop: bytes | None = None) -> bytes | None:
         """The first key of the range; None when it has none."""
         resume: bytes | None = start
         limit = 1
         while resume is not None:
-            page = self.keys(resume, stop, limit)
+            page = self.read(KEYS, resume, stop, limit)
             if page.items:
                 return page.items[0]
             # Of rows that no reader is shown there may be many.
@@ -184,6 +277,20 @@ class KeyReads(ABC):
     @abstractmethod
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
         """About how many bytes the range takes on disk; 0 where the store cannot tell."""
+
+
+def read_all(table: KeyReads, want: Want[list[Item]], start: bytes, stop: bytes | None) -> Page[list[Item]]:
+    """Read a whole range as one page.
+
+    Raises:
+        StoreError: a page could not be read.
+    """
+    page = table.read(want, start, stop, _MANY_KEYS)
+    pages = [page]
+    while page.resume is not None:
+        page = table.read(want, page.resume, stop, _MANY_KEYS)
+        pages.append(page)
+    return Page([item for page in pages for item in page.items], None, Origin.joined([page.origin for page in pages]))
 
 
 class KeyTable(KeyReads):
@@ -219,8 +326,12 @@ class KeyTable(KeyReads):
         return False
 
     @abstractmethod
-    def delete(self, keys: Sequence[bytes]) -> None:
-        """Delete rows; keys that are not there are no error. Durable after :meth:`sync`."""
+    def delete(self, keys: Sequence[bytes], origin: Origin | None = None) -> None:
+        """Delete rows; a key without a row is not an error. Durable after :meth:`sync`.
+
+        Args:
+            origin: that of the pages which had these keys; None: not known.
+        """
 
     @abstractmethod
     def sync(self) -> None:
@@ -245,54 +356,24 @@ class MessageReads(KeyReads):
         """
         return 0
 
-    @abstractmethod
-    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
-        """Transactional rows only. ``limit`` bounds the rows read, not the rows returned."""
-
-    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: PointerSet) -> Search:
-        """Transactional rows with one of ``pointers``, or of what holds them. ``limit`` bounds the rows read."""
-        page = self.cells(start, stop, limit)
-        cells = [cell for cell in page.items if cell[1] in pointers.among and cell[1] > 0]
-        return Search(cells, len(page.items), page.resume)
-
-    @abstractmethod
-    def rows(
-        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
-    ) -> Page[tuple[bytes, MessageValue]]:
-        """Read whole rows.
-
-        Args:
-            most_bytes: after about so many bytes of values a page ends early; it has one row at least. None: where the
-                store itself ends it.
-        """
-
-    def apart(self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None) -> MessageColumns:
-        """As :meth:`rows`, the parts of all rows apart."""
-        page = self.rows(start, stop, limit, most_bytes)
-        return columns_of(page.items, page.resume)
-
 
 def partly_written(error: TooLarge) -> StoreError:
     """A refusal that met a later piece of a write, so that the pieces before it are there."""
     return StoreError(f"A part of the messages is written. {error.message}", error.hint)
 
 
-def columns_of(rows: Sequence[tuple[bytes, MessageValue]], resume: bytes | None) -> MessageColumns:
-    """Rows of the message table, their parts apart."""
-    return MessageColumns(
-        [key for key, _ in rows], [pointer for _, (pointer, _) in rows], [payload for _, (_, payload) in rows], resume
-    )
-
-
 class MessageTable(MessageReads, KeyTable):
     """The message table."""
 
     @abstractmethod
-    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
+    def invert(self, cells: Sequence[TxCell], origin: Origin | None = None) -> list[bool]:
         """Store the negated pointer in each row that still carries exactly ``cell.pointer`` (rule S6).
 
         Durable on return. Payload, other cells and key stay. A row that is gone or carries another pointer is left
         as it is.
+
+        Args:
+            origin: that of the pages which had these cells; None: not known.
 
         Returns:
             For each cell whether its row was changed.
@@ -316,12 +397,6 @@ class MessageTable(MessageReads, KeyTable):
 
 class PayloadReads(KeyReads):
     """What can be read of the payload table."""
-
-    @abstractmethod
-    def rows(
-        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
-    ) -> Page[tuple[bytes, bytes]]:
-        """Whole rows; the arguments are those of :meth:`MessageReads.rows`."""
 
 
 class PayloadTable(PayloadReads, KeyTable):

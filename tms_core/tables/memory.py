@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import sys
 from abc import abstractmethod
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from threading import RLock
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from tms_core.tables.base import (
+    MessageColumns,
     MessageTable,
     MessageValue,
     MetadataTable,
+    Origin,
     Page,
     PayloadTable,
     Store,
     TableName,
     TxCell,
+    Want,
+    searched,
 )
 
+T = TypeVar("T")
 V = TypeVar("V")
 
 
@@ -34,25 +38,27 @@ class _Rows(Generic[V]):
         self._values: dict[bytes, V] = {}
         self._order: list[bytes] | None = []
 
-    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
-        self._calls["keys"] += 1
+    def read(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+        self._calls[want.call] += 1
         page = self._page(start, stop, limit)
-        return Page([key for key, _ in page.items], page.resume)
+        if want.call == "rows" and want.most_bytes is not None:
+            page = self._bounded(page, want.most_bytes)
+        return cast(Page[T], self._wanted(want, page))
 
-    def rows(
-        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
-    ) -> Page[tuple[bytes, V]]:
-        self._calls["rows"] += 1
-        page = self._page(start, stop, limit)
+    def _wanted(self, want: Want[T], page: Page[list[tuple[bytes, V]]]) -> Page[Any]:
+        """Return the wanted part of the rows."""
+        return page if want.part == "rows" else Page([key for key, _ in page.items], page.resume)
+
+    def _bounded(self, page: Page[list[tuple[bytes, V]]], most_bytes: int) -> Page[list[tuple[bytes, V]]]:
         sizes = accumulate(len(self._payload(value) or b"") for _, value in page.items)
-        full = next((number for number, size in enumerate(sizes, 1) if size >= (most_bytes or sys.maxsize)), limit)
+        full = next((number for number, size in enumerate(sizes, 1) if size >= most_bytes), len(page.items))
         return Page(page.items[:full], page.items[full - 1][0] + b"\x00") if full < len(page.items) else page
 
     @abstractmethod
     def _payload(self, value: V) -> bytes | None:
         """The payload of a row."""
 
-    def delete(self, keys: Sequence[bytes]) -> None:
+    def delete(self, keys: Sequence[bytes], origin: Origin | None = None) -> None:
         self._calls["delete"] += 1
         with self._lock:
             for key in keys:
@@ -74,7 +80,7 @@ class _Rows(Generic[V]):
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
         return sum(len(key) + len(repr(value)) for key, value in self._page(start, stop, len(self._values)).items)
 
-    def _page(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, V]]:
+    def _page(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, V]]]:
         with self._lock:
             if self._order is None:
                 self._order = sorted(self._values)
@@ -93,13 +99,16 @@ class MemoryMessageTable(_Rows[MessageValue], MessageTable):
     def _payload(self, value: MessageValue) -> bytes | None:
         return value.payload
 
-    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
-        self._calls["cells"] += 1
-        page = self._page(start, stop, limit)
+    def _wanted(self, want: Want[T], page: Page[list[tuple[bytes, MessageValue]]]) -> Page[Any]:
+        if want.part == "columns":
+            return Page(MessageColumns.of(page.items), page.resume)
+        if want.part != "cells":
+            return super()._wanted(want, page)
         transactional = [(key, value.pointer, value.payload is None) for key, value in page.items]
-        return Page([TxCell(key, p, refers) for key, p, refers in transactional if p is not None], page.resume)
+        cells = [TxCell(key, pointer, refers) for key, pointer, refers in transactional if pointer is not None]
+        return searched(Page(cells, page.resume), want.pointers)
 
-    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
+    def invert(self, cells: Sequence[TxCell], origin: Origin | None = None) -> list[bool]:
         self._calls["invert"] += 1
         return [self._invert(cell) for cell in cells]
 

@@ -3,34 +3,20 @@
 A LevelDB store that is open for writing cannot be cloned, because its files change all the time. So what only reads (a
 plan, an audit, the background count) is given this store, whose tables have no way to write (rule S5).
 
-The trade against a clone: a face shows the store as it is while one reads, not as it was at one moment.
+The trade against a clone: this store shows the rows as they are while one reads, not as they were at one moment.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 from tms_core.errors import StoreError
-from tms_core.tables.base import (
-    ALL_KEYS,
-    UNREADABLE,
-    Calls,
-    KeyReads,
-    MessageReads,
-    MessageValue,
-    MetadataReads,
-    Page,
-    PayloadReads,
-    PointerSet,
-    Reads,
-    Search,
-    TableName,
-    TxCell,
-)
+from tms_core.tables.base import ALL_KEYS, UNREADABLE, Calls, KeyReads, MetadataReads, Page, Reads, Want
+from tms_core.tables.wrapped import Hook, WrappedMessageReads, WrappedPayloadReads, WrappedStore
 
-K = TypeVar("K", bound=KeyReads)
+T = TypeVar("T")
 
 
 def read_only(store: Reads) -> Reads:
@@ -38,7 +24,7 @@ def read_only(store: Reads) -> Reads:
     return ReadOnlyStore(store)
 
 
-class ReadOnlyStore(Reads):
+class ReadOnlyStore(WrappedStore):
     """A store that can be read and not changed; :func:`read_only` makes one.
 
     Nothing of it can write. Its ``calls`` are those made through it and its parts, and no others.
@@ -49,103 +35,37 @@ class ReadOnlyStore(Reads):
 
     def __init__(self, store: Reads, calls: Calls | None = None) -> None:
         store = store.apart()
-        calls = Calls() if calls is None else calls
-        self.calls = self._calls = calls
-        self.span, self._parts = store.span, store.parts
-        self._identity, self._obstacles, self._disk_bytes = store.identity, store.obstacles, store.disk_bytes
-        self._region, self._lineage, self._restored_since = store.region, store.lineage, store.restored_since
-        self.metadata = ReadOnlyMetadataTable(store.metadata, calls)
-        self.message = ReadOnlyMessageTable(store.message, calls, store.calls)
-        self.payload = ReadOnlyPayloadTable(store.payload, calls)
+        counted = Calls() if calls is None else calls
+        hook = _Counting(counted, store.calls)
+        super().__init__(
+            store,
+            ReadOnlyMetadataTable(store.metadata, counted),
+            WrappedMessageReads(store.message, hook),
+            WrappedPayloadReads(store.payload, hook),
+        )
+        self.calls = self._calls = counted
 
     def parts(self) -> Sequence[Reads]:
         """The parts of the store itself, for reading only: a plan scans as many at once as a run does."""
-        parts = self._parts()
+        parts = self._store.parts()
         if [part.span for part in parts] == [ALL_KEYS]:
             return (self,)
         return [ReadOnlyStore(part, self._calls) for part in parts]
 
-    def disk_bytes(self) -> int | None:
-        """That of the store itself."""
-        return self._disk_bytes()
 
-    def identity(self) -> str:
-        """That of the store itself."""
-        return self._identity()
+class _Counting(Hook):
+    """Counts pages, and the rows among them that could not be read."""
 
-    def lineage(self) -> Mapping[str, Any]:
-        """That of the store itself."""
-        return self._lineage()
-
-    def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """Whether the store itself was."""
-        return self._restored_since(known)
-
-    def obstacles(self) -> Sequence[str]:
-        """The obstacles of the store itself."""
-        return self._obstacles()
-
-    def region(self, row: bytes) -> str:
-        """As the store itself says."""
-        return self._region(row)
-
-    def close(self) -> None:
-        """Do nothing: the store belongs to the caller."""
-
-
-class _Face(Generic[K]):
-    """The reads that message and payload table allow, and the writes they refuse."""
-
-    def __init__(self, table: K, calls: Calls) -> None:
-        self._table = table
+    def __init__(self, calls: Calls, of_store: Counter[str]) -> None:
         self._calls = calls
-        self.keys_per_call = table.keys_per_call
+        self._of_store = of_store
 
-    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
-        self._calls.count("keys")
-        return self._table.keys(start, stop, limit)
-
-    def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
-        return self._table.estimate_bytes(start, stop)
-
-
-class ReadOnlyMessageTable(_Face[MessageReads], MessageReads):
-    """The message table, to be read."""
-
-    name: TableName = "message"
-
-    def __init__(self, table: MessageReads, calls: Calls, behind: Counter[str]) -> None:
-        super().__init__(table, calls)
-        self._behind = behind
-
-    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
-        self._calls.count("cells")
-        return self._table.cells(start, stop, limit)
-
-    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: PointerSet) -> Search:
-        self._calls.count("cells")
-        return self._table.search(start, stop, limit, pointers)
-
-    def rows(
-        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
-    ) -> Page[tuple[bytes, MessageValue]]:
-        self._calls.count("rows")
-        before = self._behind[UNREADABLE]
-        page = self._table.rows(start, stop, limit, most_bytes)
-        self._calls.count(UNREADABLE, self._behind[UNREADABLE] - before)
+    def read(self, table: KeyReads, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+        self._calls.count(want.call)
+        before = self._of_store[UNREADABLE]
+        page = table.read(want, start, stop, limit)
+        self._calls.count(UNREADABLE, self._of_store[UNREADABLE] - before)
         return page
-
-
-class ReadOnlyPayloadTable(_Face[PayloadReads], PayloadReads):
-    """The payload table, to be read."""
-
-    name: TableName = "payload"
-
-    def rows(
-        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
-    ) -> Page[tuple[bytes, bytes]]:
-        self._calls.count("rows")
-        return self._table.rows(start, stop, limit, most_bytes)
 
 
 class ReadOnlyMetadataTable(MetadataReads):

@@ -55,7 +55,7 @@ class SideTable(ABC):
         """One row's value."""
 
     @abstractmethod
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, bytes]]]:
         """At most ``limit`` rows of ``[start, stop)`` in key order."""
 
     @abstractmethod
@@ -119,7 +119,7 @@ class MemorySide(SideTable):
     def get(self, key: bytes) -> bytes | None:
         return self._values.get(key)
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, bytes]]]:
         with self._lock:
             first = bisect_left(self._keys, start)
             last = len(self._keys) if stop is None else bisect_left(self._keys, stop)
@@ -213,7 +213,7 @@ class Expiries:
         value = self._table.get(_BY_MESSAGE + key)
         return None if value is None else int.from_bytes(value, "big")
 
-    def between(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, int]]:
+    def between(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, int]]]:
         """The messages of a range of keys that have a ttl of their own, each with its moment."""
         last = stop_key(_BY_MESSAGE) if stop is None else _BY_MESSAGE + stop
         page = self._table.rows(_BY_MESSAGE + start, last, limit)
@@ -230,7 +230,7 @@ class Expiries:
             start = page.resume
         return found
 
-    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
         """Keys of such messages, as of a table of them; their ids are taken, whether they came to be or not."""
         page = self.between(start, stop, limit)
         return Page([key for key, _ in page.items], page.resume)

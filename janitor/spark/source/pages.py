@@ -17,8 +17,18 @@ import pyarrow as pa
 from janitor.spark.columns import Flags, Longs, Pointers
 from janitor.spark.source.parts import Piece
 from janitor.spark.source.wanted import Wanted
-from tms_core.tables.base import KeyRange, MessageReads, MessageValue, Page, PayloadReads
-from tms_core.tables.leveldb.store import LevelDBMessageReads, decode, pointer_of
+from tms_core.tables.base import (
+    CELLS,
+    KEYS,
+    MESSAGES,
+    PAYLOADS,
+    KeyRange,
+    MessageReads,
+    MessageValue,
+    Page,
+    PayloadReads,
+)
+from tms_core.tables.leveldb.store import STORED, LevelDBMessageReads, decode, pointer_of
 
 #: Rows of the first page and of the first after a leap, and of any: a leap is worth more than what it leaps over.
 FIRST_ROWS, PAGE_ROWS = 64, 8192
@@ -79,17 +89,17 @@ def _read(
     table: MessageReads | PayloadReads, start: bytes, stop: bytes | None, limit: int, ask: Ask
 ) -> tuple[Rows, bytes | None]:
     if isinstance(table, LevelDBMessageReads):
-        stored = table.columns(start, stop, limit)
-        return _of_stored(stored.keys, stored.values, ask), stored.resume
+        stored = table.read(STORED, start, stop, limit)
+        return _of_stored(*stored.items, ask), stored.resume
     if isinstance(table, MessageReads):
         if not (ask.sizes or ask.payloads):
-            return _of_cells(table, table.keys(start, stop, limit))
-        found = table.rows(start, stop, limit)
+            return _of_cells(table, table.read(KEYS, start, stop, limit))
+        found = table.read(MESSAGES, start, stop, limit)
         return _of_values(found.items, ask), found.resume
     if not (ask.sizes or ask.payloads):
-        page = table.keys(start, stop, limit)
+        page = table.read(KEYS, start, stop, limit)
         return Rows(page.items, None), page.resume
-    payloads = table.rows(start, stop, limit)
+    payloads = table.read(PAYLOADS, start, stop, limit)
     return _of_payloads(payloads.items, ask), payloads.resume
 
 
@@ -118,12 +128,12 @@ def _of_stored(keys: list[bytes], values: list[bytes], ask: Ask) -> Rows:
     return Rows(keys, Pointers(value, transactional), sizes, payloads)
 
 
-def _of_cells(table: MessageReads, page: Page[bytes]) -> tuple[Rows, bytes | None]:
+def _of_cells(table: MessageReads, page: Page[list[bytes]]) -> tuple[Rows, bytes | None]:
     """Message rows whose payloads are not sent."""
     pointers: dict[bytes, int] = {}
     start: bytes | None = page.items[0] if page.items else None
     while start is not None:
-        cells = table.cells(start, page.items[-1] + b"\x00", len(page.items))
+        cells = table.read(CELLS, start, page.items[-1] + b"\x00", len(page.items))
         pointers.update((cell.key, cell.pointer) for cell in cells.items)
         start = cells.resume
     return Rows(page.items, _pointers([pointers.get(key) for key in page.items])), page.resume

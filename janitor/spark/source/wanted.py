@@ -17,7 +17,7 @@ from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEq
 from janitor.rules.ranges import topic_stop
 from janitor.spark.columns import Columns, DataTable, Flags
 from tms_core.rowkey import LONG_MAX, NEGATIVE, MessageKey, generation_prefix, stop_key, time_prefix, topic_prefix
-from tms_core.tables.base import ALL_KEYS, KeyRange, KeyReads
+from tms_core.tables.base import ALL_KEYS, KEYS, KeyRange, KeyReads
 from tms_core.topic import TopicId
 
 #: What ends the literal beginning of a shell pattern.
@@ -146,7 +146,7 @@ class Wanted:
             start: bytes | None = first
             limit = 1
             while start is not None and (last is None or start < last):
-                page = table.keys(start, last, limit)
+                page = table.read(KEYS, start, last, limit)
                 start, limit = page.resume, min(2 * limit, _MOST_ROWS)
                 if page.items and (stop := self._leap(page.items[-1], found)) is not None:
                     start, limit = stop, 1

@@ -22,7 +22,7 @@ from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageKey
 from tms_core.server.companions import Host
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import CELLS, KEYS, MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
@@ -66,10 +66,10 @@ class Server:
         return companion
 
     def pointers(self) -> list[int]:
-        return [cell.pointer for cell in self.store.message.cells(b"", None, 1000).items]
+        return [cell.pointer for cell in self.store.message.read(CELLS, b"", None, 1000).items]
 
     def rows(self) -> int:
-        return len(self.store.message.keys(b"", None, 1000).items)
+        return len(self.store.message.read(KEYS, b"", None, 1000).items)
 
     def has_swept(self) -> bool:
         return (self.registry.get_sample_value("tms_janitor_sweeps_total", {"result": "done"}) or 0) > 0

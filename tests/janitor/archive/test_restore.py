@@ -27,7 +27,7 @@ from tms_core.messaging.ids import position
 from tms_core.messaging.producers.last_request import LastRequest
 from tms_core.messaging.producers.rows import ProducerName
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import KEYS, MessageValue, Store
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId, TopicMetadata
@@ -364,7 +364,7 @@ def test_given_a_negated_message_that_comes_back_then_its_payloads_do_too(undo: 
     undo.sweep(orders.stored(COMMITTED, BEGUN).ref(-COMMITTED, BEGUN + HOUR), snapshot=SNAPSHOT)
     undo.restore(orders, since_ms=BEGUN + HOUR)
     assert orders.stored_times() == [BEGUN]
-    [key] = undo.store.payload.keys(b"", None, 9).items
+    [key] = undo.store.payload.read(KEYS, b"", None, 9).items
     assert PayloadKey.parse(key) == PayloadKey(orders.id, 1, COMMITTED, BEGUN, 0)
 
 
@@ -373,7 +373,7 @@ def test_given_a_message_whose_payloads_are_nowhere_when_restored_then_that_is_s
 ) -> None:
     orders.stored(COMMITTED, BEGUN)
     undo.state.pause("default:*", NOW_MS)
-    keys = orders.store.payload.keys(b"", None, 9).items
+    keys = orders.store.payload.read(KEYS, b"", None, 9).items
     [_, stored] = undo.archive(orders.ref(COMMITTED, BEGUN), snapshot=SNAPSHOT)
     stored.discard()
     said = "payloads that are neither archived nor in default:found"
@@ -413,7 +413,7 @@ def test_given_another_topic_when_restored_to_it_then_it_need_not_be_paused(
 
 def test_given_rows_that_are_there_when_restored_then_they_stay_as_they_are(undo: Undo, orders: Topic) -> None:
     undo.archive(orders.plain(OLD_MS).tx(COMMITTED, OLD_MS + 1).stored(COMMITTED, OLD_MS), snapshot=SNAPSHOT)
-    [_, there] = undo.store.message.keys(b"", None, 9).items
+    [_, there] = undo.store.message.read(KEYS, b"", None, 9).items
     undo.store.message.put([(there, MessageValue(-COMMITTED, b"body"))])
     assert counted(undo.restore(orders, snapshot=SNAPSHOT)) == (0, 0, 3, 0)
     assert orders.pointers() == [None, -COMMITTED]
@@ -726,7 +726,7 @@ def test_given_a_store_that_hides_what_is_put_when_restored_then_that_is_said_an
 ) -> None:
     """As HBase does under a delete mark from the future."""
     orders.plain(OLD_MS, OLD_MS + 1)
-    _, second = store.message.keys(b"", None, 10).items
+    _, second = store.message.read(KEYS, b"", None, 10).items
     undo.sweep(orders)
     put = store.message.put
     store.message.put = lambda rows: put([row for row in rows if row[0] != second])  # type: ignore[method-assign]

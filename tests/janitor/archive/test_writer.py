@@ -304,7 +304,7 @@ def test_given_any_keys_and_any_rows_when_picked_then_those_of_both_come_in_orde
 ) -> None:
     rows = sorted(number.to_bytes(2, "big") for number in there)
 
-    def read(start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+    def read(start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
         found = [row for row in rows if start <= row and (stop is None or row < stop)]
         return Page(found[:limit], found[limit - 1] + b"\x00" if len(found) > limit else None)
 
@@ -319,7 +319,7 @@ def test_given_rows_side_by_side_or_scattered_when_picked_then_it_costs_few_call
 ) -> None:
     asked: list[int] = []
 
-    def read(start: bytes, stop: bytes | None, limit: int) -> Page[int]:
+    def read(start: bytes, stop: bytes | None, limit: int) -> Page[list[int]]:
         assert stop == keys[-1] + b"\x00"
         first = int.from_bytes(start[:4], "big")
         asked.append(limit)

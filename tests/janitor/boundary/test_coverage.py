@@ -34,7 +34,7 @@ from tests.salted import BUCKETS, SaltedStore
 from tests.support import seeds
 from tms_core.errors import StateError, StoreError
 from tms_core.rowkey import salt
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import CELLS, MessageValue, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
 
@@ -69,15 +69,16 @@ class Parts(SaltedStore):
 
     def _part(self, number: int) -> Store:
         part = super()._part(number)
-        for name in ("keys", "cells", "delete", "invert"):
+        for name in ("read", "delete", "invert"):
             setattr(part.message, name, self._watched(number, name, getattr(part.message, name)))
         return part
 
     def _watched(self, number: int, name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
         def asked(*arguments: Any) -> Any:
-            self.hook(number, name)
+            called = arguments[0].part if name == "read" else name
+            self.hook(number, called)
             answer = operation(*arguments)
-            if name == "cells":
+            if called == "cells":
                 self.rows_read[number] += len(answer.items)
             return answer
 
@@ -105,7 +106,7 @@ def prepared(store: Parts, **options: Any) -> tuple[Rig, Topic]:
 def assert_true(rig: Rig, invalid: Sequence[int] = ()) -> None:
     """No row carries a positive pointer of an invalid transaction up to the claim."""
     claim = rig.state.claim()
-    left = [cell.pointer for cell in rig.store.message.cells(b"", None, 1_000_000).items if cell.pointer > 0]
+    left = [cell.pointer for cell in rig.store.message.read(CELLS, b"", None, 1_000_000).items if cell.pointer > 0]
     invalid = invalid or rig.snapshots.invalid
     assert claim is None or not [each for each in left if each in invalid and each <= claim.bound]
 
@@ -222,7 +223,7 @@ def test_given_a_pause_while_one_part_is_searched_when_it_ends_then_no_part_is_e
 
     store.hook = pause
     assert rig.engine.run_once().boundary is None
-    left = {salt(cell.key, BUCKETS) for cell in store.message.cells(b"", None, 1000).items if cell.pointer > 0}
+    left = {salt(cell.key, BUCKETS) for cell in store.message.read(CELLS, b"", None, 1000).items if cell.pointer > 0}
     assert left
     assert not {start for start, _ in spans(rig)} & left
     assert rig.state.claim() is None
@@ -425,7 +426,7 @@ def test_given_a_round_under_way_when_it_counts_no_more_then_the_next_run_search
         OLD, *range(NOW_MS - 20 * HOUR, NOW_MS, HOUR)
     )
     rig.engine.run_once()
-    left = {salt(cell.key, BUCKETS)[0] for cell in store.message.cells(b"", None, 1000).items if cell.pointer > 0}
+    left = {salt(cell.key, BUCKETS)[0] for cell in store.message.read(CELLS, b"", None, 1000).items if cell.pointer > 0}
     assert left == ({0, 1, 3} if goes_on else set())
 
 

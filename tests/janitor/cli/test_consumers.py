@@ -10,6 +10,7 @@ from tests.builders import DAY, MINUTE, NOW_MS
 from tests.janitor.cli.conftest import SETTINGS, Site
 from tms_core.consumers.positions import Position, Positions
 from tms_core.rowkey import MessageId
+from tms_core.tables.base import KEYS
 from tms_core.tables.leveldb.side import LevelDBSide, beside
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId, TopicMetadata
@@ -35,7 +36,9 @@ def read(site: Site, message: MessageId) -> None:
 
 def messages(site: Site) -> list[int]:
     with LevelDBStore(site.store) as store:
-        return [int.from_bytes(key[-10:-2], "big") for key in store.message.keys(b"default:orders:", b"e", 10).items]
+        return [
+            int.from_bytes(key[-10:-2], "big") for key in store.message.read(KEYS, b"default:orders:", b"e", 10).items
+        ]
 
 
 def test_given_a_consumer_when_planned_and_run_then_what_it_has_not_read_is_held_and_shown(consumer: Site) -> None:

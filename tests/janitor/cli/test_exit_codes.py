@@ -19,6 +19,7 @@ from tests.builders import DAY, HOUR, MINUTE, topic
 from tests.janitor.cli.conftest import SETTINGS, Site
 from tests.support import raising
 from tms_core.errors import StoreError
+from tms_core.tables.base import Origin
 from tms_core.tables.lease import Lease
 from tms_core.tables.leveldb.store import LevelDBMessageTable, LevelDBStore
 
@@ -249,10 +250,10 @@ def test_given_a_topic_that_cannot_be_done_when_run_then_5_and_the_others_are_do
 ) -> None:
     delete = LevelDBMessageTable.delete
 
-    def failing(table: LevelDBMessageTable, keys: Sequence[bytes]) -> None:
+    def failing(table: LevelDBMessageTable, keys: Sequence[bytes], origin: Origin | None) -> None:
         if keys[0].startswith(b"default:orders:"):
             raise StoreError("the disk is full.")
-        delete(table, keys)
+        delete(table, keys, origin)
 
     monkeypatch.setattr(LevelDBMessageTable, "delete", failing)
     partly = site.janitor("run --once --adopt --format json")

@@ -37,7 +37,7 @@ from tests.builders import (
 )
 from tests.janitor.state.entries import entry
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey, generation_prefix, time_prefix
-from tms_core.tables.base import MessageValue, Page, Store
+from tms_core.tables.base import MESSAGES, MessageValue, Page, Store
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import VisibilityState
@@ -205,7 +205,10 @@ def test_given_a_value_that_cannot_be_read_then_the_row_is_there_all_the_same(
     orders: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders.plain(PUBLISHED_MS)
-    monkeypatch.setattr(orders.store.message, "rows", lambda *_: Page([], None))
+    read = orders.store.message.read
+    monkeypatch.setattr(
+        orders.store.message, "read", lambda want, *rest: Page([], None) if want is MESSAGES else read(want, *rest)
+    )
     found = only(ask(orders, PUBLISHED_MS))
     assert (found.transaction, found.fate.action) == ("unreadable", "delete")
 

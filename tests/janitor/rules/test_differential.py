@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -37,13 +38,15 @@ from tms_core.clock import ManualClock
 from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import MetadataError
 from tms_core.rowkey import Cutoff, MessageId, MessageKey, PayloadKey, generation_prefix, java_abs
-from tms_core.tables.base import MessageValue, Page, Store, TxCell
+from tms_core.tables.base import MESSAGES, PAYLOADS, MessageValue, Page, Store, Want
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryMessageTable, MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId, TopicMetadata, encode_properties
 from tms_core.transaction.model import InProgress, InProgressType, VisibilityState
 from tms_core.transaction.source.source import Loaded
+
+T = TypeVar("T")
 
 LIFETIME = Lifetime(max_ms=90_000_000, grace_ms=86_400_000, allowance_ms=300_000)
 TERMS = Terms(hold_seconds=3600, protect=("b:*",), lifetime=LIFETIME, lifetime_known=True, snapshot_interval_seconds=60)
@@ -311,9 +314,11 @@ def judge(scene: Scene, *, tells: bool = True) -> tuple[dict[bytes, Verdict], di
 class SilentCells(MemoryMessageTable):
     """Messages in memory whose cells do not say which rows refer, as HBase's do not."""
 
-    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
-        page = super().cells(start, stop, limit)
-        return Page([cell._replace(refers=True) for cell in page.items], page.resume)
+    def read(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+        page: Page[Any] = super().read(want, start, stop, limit)
+        if want.part == "cells":
+            return page._replace(items=[cell._replace(refers=True) for cell in page.items])
+        return page
 
 
 @contextmanager
@@ -352,8 +357,8 @@ def sweep(scene: Scene, store: Store, batch_rows: int, workers: int = 1) -> tupl
 def check(scene: Scene, store: Store, batch_rows: int, workers: int = 1, *, tells: bool = True) -> None:
     planned, report = sweep(scene, store, batch_rows, workers)
     messages, payloads, either = judge(scene, tells=tells)
-    left_messages = dict(every(store.message.rows))
-    left_payloads = dict(every(store.payload.rows))
+    left_messages = dict(every(store.message, MESSAGES))
+    left_payloads = dict(every(store.payload, PAYLOADS))
 
     expected: dict[bytes, MessageValue] = {}
     for key, verdict in messages.items():
@@ -418,7 +423,7 @@ def test_given_a_reference_under_a_key_too_long_when_swept_then_its_payload_stay
     scene.payloads[PayloadKey(topic, 1, pointer, now_ms - 61_000, 0).pack()] = b"y"
     with memory_store() as store:
         check(scene, store, 1)
-        assert len(list(every(store.payload.rows))) == 1
+        assert len(list(every(store.payload, PAYLOADS))) == 1
 
 
 def test_given_cells_that_do_not_say_whether_they_refer_when_swept_then_all_count_as_if_they_did() -> None:
@@ -435,7 +440,7 @@ def test_given_cells_that_do_not_say_whether_they_refer_when_swept_then_all_coun
             if not tells:
                 store.message = SilentCells(store.calls)
             check(scene, store, 1, tells=tells)
-            assert len(list(every(store.payload.rows))) == left
+            assert len(list(every(store.payload, PAYLOADS))) == left
 
 
 @given(scenes() | processed_scenes(), st.integers(1, 7))
@@ -496,8 +501,8 @@ def test_given_a_plan_of_a_random_store_when_applied_later_then_exactly_what_it_
         # More has come due by then, which is none of the plan's business.
         clock.advance(min(later_ms, 100_000))
         applied = engine.carry_out(Path(folder) / "plan.json")
-        assert store.message.rows(b"", None, 10_000) == twin.message.rows(b"", None, 10_000)
-        payloads, others = (dict(every(one.payload.rows)) for one in (store, twin))
+        assert store.message.read(MESSAGES, b"", None, 10_000) == twin.message.read(MESSAGES, b"", None, 10_000)
+        payloads, others = (dict(every(one.payload, PAYLOADS)) for one in (store, twin))
         # Of some payloads both answers are right, but a plan is never exceeded.
         _, _, either = judge(scene)
         assert payloads.items() >= others.items()

@@ -10,7 +10,7 @@ import pytest
 from janitor.report import HISTORY_ENTRIES
 from janitor.rules.policy import Hold, Reason, Rule
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import MESSAGES, MessageValue
 from tms_core.tables.memory import MemoryStore
 
 OLD = pointer(NOW_MS - 10 * HOUR)
@@ -137,7 +137,7 @@ def test_given_rows_that_a_backup_brought_back_when_planned_then_the_next_run_do
     store: MemoryStore,
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, *range(NOW_MS - HOUR, NOW_MS - HOUR + 31))
-    backup = store.message.rows(b"", None, 100).items
+    backup = store.message.read(MESSAGES, b"", None, 100).items
     rig = janitor(store)
     rig.snapshots.invalid = [OLD]
     assert rig.engine.run_once(adopt=True).total(Rule.INVALID_TRANSACTION) == 31

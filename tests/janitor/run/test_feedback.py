@@ -28,7 +28,7 @@ from tms_core.errors import NoSnapshot, StoreError
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageKey
-from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.base import CELLS, MessageValue, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
@@ -87,7 +87,7 @@ class House:
         return list(self.manager.visibility().invalid)
 
     def pointers(self) -> list[int]:
-        return [cell.pointer for cell in self.store.message.cells(b"", None, 1_000_000).items]
+        return [cell.pointer for cell in self.store.message.read(CELLS, b"", None, 1_000_000).items]
 
     def plant(self, pointer: int) -> None:
         """Put a row that nobody expects, behind all others."""
@@ -520,12 +520,11 @@ def test_given_a_store_that_cannot_be_read_for_the_audit_then_nothing_leaves_the
     ready: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready.feed_back()
-    read = ready.store.message.cells
-    monkeypatch.setattr(ready.store.message, "cells", raising(StoreError("the disk is gone.")))
-    report = ready.run()
+    with monkeypatch.context() as broken:
+        broken.setattr(ready.store.message, "read", raising(StoreError("the disk is gone.")))
+        report = ready.run()
     assert said(report) == ["not all that is proven clean was taken off the invalid list: the disk is gone."]
     assert (report.errors, ready.invalid()) == ([], ready.aborted)
-    monkeypatch.setattr(ready.store.message, "cells", read)
     assert ready.run().truncated == 2
 
 

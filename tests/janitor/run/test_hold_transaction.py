@@ -15,6 +15,7 @@ from tests.janitor.run.house import ServedStore
 from tests.messaging.group_desk import ORDERS
 from tms_core.messaging.model import FetchRequest
 from tms_core.rowkey import LONG_MAX, Cutoff
+from tms_core.tables.base import KEYS
 
 HOLDING = {"ttl": "60", "hold": "transaction"}
 
@@ -69,8 +70,8 @@ def test_given_a_ttl_of_60_s_when_committed_after_61_s_then_it_is_seen_for_five_
     assert house.seen() == [b"late"]
     house.pass_time(20 * MINUTE)
     assert house.seen() == []
-    assert house.store.message.keys(b"", None, 10).items == []
-    assert house.store.payload.keys(b"", None, 10).items == [] or own_ttl is not None
+    assert house.store.message.read(KEYS, b"", None, 10).items == []
+    assert house.store.payload.read(KEYS, b"", None, 10).items == [] or own_ttl is not None
 
 
 def test_given_no_such_property_when_committed_after_its_ttl_then_it_is_never_seen(stack: ExitStack) -> None:
@@ -103,10 +104,10 @@ def test_given_no_snapshots_for_longer_than_a_transaction_lasts_then_what_is_due
     longest_ms = HOUR + LIFETIME.allowance_ms + SEEN_MS
     house.clock.advance(longest_ms)
     blind.engine.run_once()
-    assert len(house.store.message.keys(b"", None, 10).items) == 1
+    assert len(house.store.message.read(KEYS, b"", None, 10).items) == 1
     house.clock.advance(1)
     blind.engine.run_once()
-    assert house.store.message.keys(b"", None, 10).items == []
+    assert house.store.message.read(KEYS, b"", None, 10).items == []
 
 
 # -- what is known -----------------------------------------------------------------------------------------------------

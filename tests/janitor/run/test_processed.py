@@ -20,6 +20,7 @@ from tms_core.errors import StoreError
 from tms_core.messaging.groups.claims import GroupPoll, Order
 from tms_core.messaging.model import FetchRequest
 from tms_core.rowkey import MessageId, MessageKey
+from tms_core.tables.base import KEYS, MESSAGES
 from tms_core.tables.side import MemorySide, SideChange, SideTable
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import Transaction
@@ -55,7 +56,7 @@ class House(ServedStore):
         return self.rig.engine.run_once()
 
     def left(self) -> list[bytes]:
-        rows = self.store.message.rows(ORDERS.prefix, None, 1000).items
+        rows = self.store.message.read(MESSAGES, ORDERS.prefix, None, 1000).items
         return [value.payload or b"stored" for _, value in rows]
 
     def fetched(self, start: MessageId | None = None) -> list[bytes]:
@@ -64,7 +65,7 @@ class House(ServedStore):
         return [message.payload for page in self.service.fetch(ORDERS, request) for message in page]
 
     def ids(self) -> list[MessageId]:
-        keys = [MessageKey.parse(key) for key in self.store.message.keys(ORDERS.prefix, None, 1000).items]
+        keys = [MessageKey.parse(key) for key in self.store.message.read(KEYS, ORDERS.prefix, None, 1000).items]
         return [MessageId(key.publish_ms, key.sequence) for key in keys if key is not None]
 
     def metadata(self) -> TopicMetadata:
@@ -189,7 +190,7 @@ def test_given_stored_payloads_then_they_go_with_their_message(house: House) -> 
     house.clock.advance(2 * HOUR)
     planned, report = house.rig.engine.preview(), house.sweep(0)
     assert planned.total(Rule.PROCESSED) == report.total(Rule.PROCESSED) == 3
-    assert len(house.store.payload.keys(b"", None, 10).items) == 2
+    assert len(house.store.payload.read(KEYS, b"", None, 10).items) == 2
     assert [message.payload for message in _read(house)] == [b"x", b"y"]
 
 

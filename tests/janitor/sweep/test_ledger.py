@@ -36,7 +36,7 @@ from tests.builders import (
 from tests.janitor.state.entries import entry
 from tms_core.errors import StateBusy, StateError, StoreError
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix, time_prefix
-from tms_core.tables.base import Store
+from tms_core.tables.base import KEYS, MESSAGES, Store
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId, TopicMetadata
 
@@ -295,13 +295,13 @@ def die(rig: Rig, at_call: int) -> bool:
 
 def keys_of(store: Store) -> dict[str, set[bytes]]:
     return {
-        "message": set(store.message.keys(b"", None, 10_000).items),
-        "payload": set(store.payload.keys(b"", None, 10_000).items),
+        "message": set(store.message.read(KEYS, b"", None, 10_000).items),
+        "payload": set(store.payload.read(KEYS, b"", None, 10_000).items),
     }
 
 
 def pointers_of(store: Store) -> dict[bytes, int | None]:
-    return {key: pointer for key, (pointer, _) in store.message.rows(b"", None, 10_000).items}
+    return {key: pointer for key, (pointer, _) in store.message.read(MESSAGES, b"", None, 10_000).items}
 
 
 def test_given_a_process_that_dies_at_any_store_call_when_recovered_then_all_that_went_is_in_the_ledger() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,10 @@ from janitor.rules.policy import Rule
 from janitor.sweep.read_ahead import CellsAhead
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic
 from tms_core.errors import StoreError, StoreUnavailable
-from tms_core.tables.base import MessageValue, Page, TxCell
+from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, Page, TxCell, Want
 from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable, MemoryStore
+
+T = TypeVar("T")
 
 KEYS_PER_CALL = 100
 
@@ -25,15 +28,9 @@ class DearMessages(MemoryMessageTable):
     keys_per_call = KEYS_PER_CALL
     broken: bytes | None = None
 
-    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
-        page = super().keys(start, stop, limit)
-        if self.broken in page.items:
-            raise StoreUnavailable("a row cannot be read")
-        return page
-
-    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
-        page = super().cells(start, stop, limit)
-        if self.broken in [cell.key for cell in page.items]:
+    def read(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+        page: Page[Any] = super().read(want, start, stop, limit)
+        if self.broken in [item if isinstance(item, bytes) else item[0] for item in page.items]:
             raise StoreUnavailable("a row cannot be read")
         return page
 
@@ -72,18 +69,18 @@ def all_of(read: Any, start: bytes, stop: bytes | None, limit: int) -> list[Any]
     resume: bytes | None = start
     while resume is not None and (stop is None or resume < stop):
         page = read(resume, stop, limit)
-        assert len(page.items) <= limit or read.__name__ == "cells"
+        assert len(page.items) <= limit or isinstance(page.items[0], TxCell)
         found += page.items
         resume = page.resume
     return found
 
 
-KEYS = st.binary(min_size=1, max_size=2)
+ANY_KEYS = st.binary(min_size=1, max_size=2)
 
 
 @given(
-    st.lists(KEYS, unique=True, max_size=60),
-    st.lists(st.tuples(st.sampled_from(["first", "keys", "cells"]), KEYS, KEYS | st.none()), max_size=20),
+    st.lists(ANY_KEYS, unique=True, max_size=60),
+    st.lists(st.tuples(st.sampled_from(["first", "keys", "cells"]), ANY_KEYS, ANY_KEYS | st.none()), max_size=20),
     st.integers(1, 70),
     st.integers(1, 5),
 )
@@ -96,7 +93,8 @@ def test_given_any_questions_from_start_to_end_when_asked_then_each_answer_is_th
         if kind == "first":
             assert ahead.first(start) == store.message.first(start)
         elif stop is None or start < stop:
-            mine, its = getattr(ahead, kind), getattr(store.message, kind)
+            want: Want[Any] = KEYS if kind == "keys" else CELLS
+            mine, its = getattr(ahead, kind), partial(store.message.read, want)
             assert all_of(mine, start, stop, limit) == all_of(its, start, stop, limit)
 
 
@@ -113,13 +111,13 @@ def test_given_large_steps_when_taken_then_little_is_read_ahead_for_nothing() ->
     store = filled([b"%05d" % number for number in range(5000)])
     ahead = ahead_of(store)
     read: list[int] = []
-    keys = store.message.keys
+    read_page = store.message.read
 
-    def noted(start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+    def noted(want: Want[Any], start: bytes, stop: bytes | None, limit: int) -> Page[Any]:
         read.append(limit)
-        return keys(start, stop, limit)
+        return read_page(want, start, stop, limit)
 
-    vars(store.message)["keys"] = noted
+    vars(store.message)["read"] = noted
     for number in range(0, 5000, 500):
         ahead.first(b"%05d" % number)
     assert read == [KEYS_PER_CALL // 4] * 10
@@ -192,7 +190,7 @@ def test_given_many_small_topics_when_swept_then_keys_are_read_through_and_the_r
     assert list(report.entries) == list(plain.entries)
     assert report.total(Rule.EXPIRED) == 500 * 3
     assert report.total(Rule.INVALID_TRANSACTION) == 500
-    assert store.message.rows(b"", None, 10_000) == cheap.message.rows(b"", None, 10_000)
+    assert store.message.read(MESSAGES, b"", None, 10_000) == cheap.message.read(MESSAGES, b"", None, 10_000)
     assert plain.seeks_spared == 0
     assert plain.to_json()["seeks_spared"] == 0
     reads = ("keys", "cells")
@@ -210,8 +208,8 @@ def test_given_a_topic_that_moves_while_it_is_read_ahead_when_swept_then_each_ro
     deletes: list[int] = []
     delete = store.message.delete
 
-    def moving(keys: list[bytes]) -> None:
-        delete(keys)
+    def moving(keys: list[bytes], origin: Origin | None) -> None:
+        delete(keys, origin)
         deletes.append(len(keys))
         if len(deletes) == 1:
             topic(store, "default:orders", ttl_seconds=7200)
@@ -228,8 +226,8 @@ def test_given_rows_of_a_new_topic_between_two_steps_when_swept_then_the_next_st
     late = topic(store, "default:late", ttl_seconds=3600)
     delete = store.message.delete
 
-    def publishing(keys: list[bytes]) -> None:
-        delete(keys)
+    def publishing(keys: list[bytes], origin: Origin | None) -> None:
+        delete(keys, origin)
         late.tx(INVALID, NOW_MS - MINUTE).stored(FREE, NOW_MS - 2 * HOUR)
 
     vars(store.message)["delete"] = publishing

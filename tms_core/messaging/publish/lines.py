@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from threading import Lock
 from typing import NamedTuple, cast
@@ -30,7 +31,7 @@ from tms_core.messaging.model import MessageList
 from tms_core.messaging.producers.last_request import AnnouncedAhead
 from tms_core.messaging.producers.rows import ProducerName, first_unannounced, topics_requested
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix, stop_key
-from tms_core.tables.base import Store
+from tms_core.tables.base import KEYS, MESSAGES, Store
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import TX_PER_MS, transaction_ms
@@ -183,7 +184,7 @@ class Lines:
             table, prefix = self._store.payload, pointer_prefix(topic.topic.prefix, topic.generation, pointer)
             # Most transactions are new, and one read tells so.
             if table.first(prefix, stop_key(prefix)) is not None:
-                stored.ids.skip(first_free(table.keys, prefix, self._clock.now_ms()))
+                stored.ids.skip(first_free(partial(table.read, KEYS), prefix, self._clock.now_ms()))
             stored.pointers[pointer] = None
             if len(stored.pointers) > _KNOWN_POINTERS:
                 del stored.pointers[next(iter(stored.pointers))]
@@ -241,7 +242,7 @@ class Lines:
         prefix = generation_prefix(topic.topic.prefix, topic.generation)
         start: bytes | None = prefix + tail(position(max(0, transaction_ms(pointer) - self.allowance_ms)))
         while start is not None:
-            page = self._store.message.rows(start, stop_key(prefix), _PAGE_ROWS, _PAGE_BYTES)
+            page = self._store.message.read(MESSAGES.within(_PAGE_BYTES), start, stop_key(prefix), _PAGE_ROWS)
             if any(value == (pointer, None) for _, value in page.items):
                 return True
             start = page.resume
@@ -313,7 +314,15 @@ class Lines:
         # What has been read may be deleted by now, and no id at or before it would ever be read.
         unread = max(first_unread(self._side, prefix), announced_in(self._side, prefix))
         requested = first_unannounced(self._side, prefix)
-        line.ids.skip(max(announced, reserved, unread, requested, first_free(self._store.message.keys, prefix, now_ms)))
+        line.ids.skip(
+            max(
+                announced,
+                reserved,
+                unread,
+                requested,
+                first_free(partial(self._store.message.read, KEYS), prefix, now_ms),
+            )
+        )
         if line.ids.free and not line.unread:
             self._clock.note_past(milliseconds(line.ids.free - 1))
         line.mortal = line.mortal or announced > 0

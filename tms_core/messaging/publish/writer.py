@@ -29,7 +29,18 @@ from tms_core.messaging.publish.lines import Line
 from tms_core.messaging.publish.queue import Queue, WriterContext, WriteRequest, Written, ended
 from tms_core.messaging.publish.work import Once
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix
-from tms_core.tables.base import KeyTable, MessageTable, MessageValue, PayloadTable, TxCell, every
+from tms_core.tables.base import (
+    CELLS,
+    KEYS,
+    PAYLOADS,
+    KeyTable,
+    MessageTable,
+    MessageValue,
+    Page,
+    PayloadTable,
+    TxCell,
+    read_all,
+)
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 
@@ -302,18 +313,18 @@ class MessageWriter(Queue[RollbackRange | None]):
         run = CachedRun(last.first, request.pointer, request.messages or None, request.size)
         keys = _keys(prefix, run)
         # What no reader is shown does not count; cells have that, too.
-        found = _present(self._table, keys)
+        found, _, origin, *_ = _present(self._table, keys)
         if request.pointer is None:
             if 0 < len(found) < last.number and not keeps:
                 self._table.hide(keys)
-                self._table.delete(found)
+                self._table.delete(found, origin)
             return len(found) == last.number
         shown = frozenset(found)
-        cells = every(self._table.cells, keys[0], keys[-1] + b"\0")
-        own = [cell for cell in cells if cell.pointer == request.pointer and cell.key in shown]
+        cells = read_all(self._table, CELLS, keys[0], keys[-1] + b"\0")
+        own = [cell for cell in cells.items if cell.pointer == request.pointer and cell.key in shown]
         if 0 < len(own) < last.number and not keeps:
             self._table.hide(keys)
-            self._table.invert(own)
+            self._table.invert(own, cells.origin)
         return len(own) == last.number
 
     def _answer_again(self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None], first: int) -> None:
@@ -385,7 +396,8 @@ class PayloadWriter(Queue[None]):
     def _is_written(self, topic: TopicMetadata, request: WriteRequest[None], last: LastRequest, *, keeps: bool) -> bool:
         rows = dict(self._rows(topic, request, last.first))
         keys = list(rows)
-        found = [row for row in every(self._table.rows, keys[0], keys[-1] + b"\0") if row[0] in rows]
+        there = read_all(self._table, PAYLOADS, keys[0], keys[-1] + b"\0")
+        found = [row for row in there.items if row[0] in rows]
         if any(rows[key] != payload for key, payload in found):
             sent = cast(Sent, request.sent)
             raise BadRequest(
@@ -421,10 +433,10 @@ def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer
     stop = prefix + tail(last) + b"\0"
     done = 0
     while start is not None:
-        page = table.cells(start, stop, _CELLS)
+        page = table.read(CELLS, start, stop, _CELLS)
         cells = [cell for cell in page.items if cell.pointer == pointer]
         if cells:
-            done += sum(table.invert(cells))
+            done += sum(table.invert(cells, page.origin))
         start = page.resume
     return done
 
@@ -448,9 +460,9 @@ def _cells(prefix: bytes, run: CachedRun) -> list[TxCell]:
     return [TxCell(key, cast(int, run.pointer), run.payloads is None) for key in _keys(prefix, run)]
 
 
-def _present(table: KeyTable, keys: Sequence[bytes]) -> list[bytes]:
+def _present(table: KeyTable, keys: Sequence[bytes]) -> Page[list[bytes]]:
     """Those of some keys, which follow one another, that a table has."""
-    return list(every(table.keys, keys[0], keys[-1] + b"\0"))
+    return read_all(table, KEYS, keys[0], keys[-1] + b"\0")
 
 
 def _keys(prefix: bytes, run: CachedRun) -> list[bytes]:

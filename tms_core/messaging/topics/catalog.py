@@ -19,7 +19,7 @@ from tms_core.errors import BadRequest, MetadataError, PartitionsChanged, TopicE
 from tms_core.messaging.model import Ages
 from tms_core.messaging.topics.partitions import FAMILIES, layout_of
 from tms_core.rowkey import NEGATIVE, Cutoff, generation_prefix, time_prefix
-from tms_core.tables.base import MessageReads, MetadataTable
+from tms_core.tables.base import KEYS, MessageReads, MetadataTable
 from tms_core.topic import (
     BY_TTL,
     CONSUMED,
@@ -265,7 +265,7 @@ def count_ages(table: MessageReads, topic: TopicMetadata, older_than_seconds: in
     resume: bytes | None = _from(topic, Cutoff.at(now_ms, topic.ttl_seconds))
     newer, messages, older = _from(topic, Cutoff.at(now_ms, older_than_seconds)), 0, 0
     while resume is not None and messages < _MOST_COUNTED:
-        page = table.keys(resume, generation + NEGATIVE, _COUNTED_PAGE)
+        page = table.read(KEYS, resume, generation + NEGATIVE, _COUNTED_PAGE)
         messages += len(page.items)
         older += bisect_left(page.items, newer)
         resume = page.resume

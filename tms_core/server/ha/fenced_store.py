@@ -10,9 +10,9 @@ Topics are not fenced: each change of theirs compares what is there with what wa
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from tms_core.errors import StoreError, TooLarge, Unavailable
 from tms_core.messaging.producers.rows import is_of_producer
@@ -21,23 +21,28 @@ from tms_core.server.ha.leadership import Leadership, Term, not_leading, undecid
 from tms_core.server.ha.rota import Slots
 from tms_core.server.ha.sealed_ids import FRAME_ROWS, FailedWrite, Gaps, PositionRange, Seals
 from tms_core.tables.base import (
+    KeyReads,
     KeyTable,
+    MessageColumns,
+    MessageReads,
     MessageTable,
-    MessageValue,
+    MetadataTable,
+    Origin,
     Page,
     PayloadTable,
     Store,
-    TableName,
     TxCell,
+    Want,
     partly_written,
 )
 from tms_core.tables.side import SideChange, SideTable
+from tms_core.tables.wrapped import Hook, WrappedMessageTable, WrappedPayloadTable, WrappedStore
 
-K = TypeVar("K", bound=KeyTable)
+T = TypeVar("T")
 V = TypeVar("V")
 
 
-class FencedStore(Store):
+class FencedStore(WrappedStore, Store):
     """A store whose messages only the leader reads and writes.
 
     Args:
@@ -46,25 +51,13 @@ class FencedStore(Store):
         seals: know which rows are not shown.
     """
 
+    metadata: MetadataTable
+    message: MessageTable
+    payload: PayloadTable
+
     def __init__(self, store: Store, slots: Slots, seals: Seals) -> None:
-        self.calls = store.calls
-        self.metadata = store.metadata
-        self.message = FencedMessageTable(store.message, slots, seals)
-        self.payload = FencedPayloadTable(store.payload, slots)
-        self._store = store
-
-    def identity(self) -> str:
-        """That of the store itself."""
-        return self._store.identity()
-
-    def lineage(self) -> Mapping[str, Any]:
-        return self._store.lineage()
-
-    def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        return self._store.restored_since(known)
-
-    def close(self) -> None:
-        """Nothing was opened."""
+        message = WrappedMessageTable(store.message, MessageFence(slots, seals))
+        super().__init__(store, store.metadata, message, WrappedPayloadTable(store.payload, TableFence(slots)))
 
 
 class _Fence:
@@ -103,45 +96,41 @@ class _Fence:
             raise not_leading()
 
 
-class _Fenced(Generic[K]):
-    """What the message and the payload table let a leader do."""
+class TableFence(Hook):
+    """The fence of the payload table: only the leader reads and writes it.
 
-    def __init__(self, table: K, slots: Slots) -> None:
-        self._table = table
+    A late payload needs no gap. Its transaction cannot be committed, or its producer has stored it once more; and that
+    is in the same place (:class:`~tms_core.messaging.publish.writer.PayloadWriter`).
+    """
+
+    def __init__(self, slots: Slots) -> None:
         self._slots = slots
         fence = _Fence(slots)
         self._changing, self._reading = fence.changing, fence.reading
-        self.keys_per_call = table.keys_per_call
 
-    @property
-    def most_value_bytes(self) -> int | None:
-        return self._table.most_value_bytes
+    def read(self, table: KeyReads, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+        with self._reading(start):
+            return table.read(want, start, stop, limit)
 
-    def check_sizes(self, values: Sequence[bytes]) -> None:
-        self._table.check_sizes(values)
-
-    def delete(self, keys: Sequence[bytes]) -> None:
+    def delete(self, table: KeyTable, keys: Sequence[bytes], origin: Origin | None) -> None:
         for some in self._slots.divided(keys, lambda key: key):
             with self._changing(some[0]):
-                self._table.delete(some)
+                table.delete(some, origin)
 
-    def sync(self) -> None:
-        self._table.sync()
-
-    def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
-        return self._table.estimate_bytes(start, stop)
-
-    def compact(self, start: bytes, stop: bytes) -> None:
-        self._table.compact(start, stop)
+    def put(self, table: MessageTable | PayloadTable, rows: Sequence[tuple[bytes, Any]]) -> None:
+        leadership = self._slots.of(rows[0][0] if rows else b"")
+        pieces = (rows[first : first + FRAME_ROWS] for first in range(0, len(rows), FRAME_ROWS))
+        with leadership.writing() as term:
+            self._send(leadership, term, pieces, table.put)
 
     def _send(
         self,
         leadership: Leadership,
         term: Term,
-        pieces: Iterable[Sequence[tuple[bytes, V]]],
-        put: Callable[[Sequence[tuple[bytes, V]]], None],
+        pieces: Iterable[Sequence[tuple[bytes, Any]]],
+        put: Callable[[Sequence[tuple[bytes, Any]]], None],
     ) -> None:
-        """Write rows of one topic, piece by piece, and make sure behind the last one that all of them count."""
+        """Write rows of one topic, piece by piece, and make sure after the last one that all of them count."""
         try:
             for number, piece in enumerate(pieces):
                 if number and not leadership.is_still(term):
@@ -161,54 +150,42 @@ class _Fenced(Generic[K]):
         leadership.confirm(term)
 
 
-class FencedMessageTable(_Fenced[MessageTable], MessageTable):
-    """The message table, as a leader sees it."""
+class MessageFence(TableFence):
+    """The fence of the message table, which also hides late rows."""
 
-    name: TableName = "message"
-
-    def __init__(self, table: MessageTable, slots: Slots, seals: Seals) -> None:
-        super().__init__(table, slots)
+    def __init__(self, slots: Slots, seals: Seals) -> None:
+        super().__init__(slots)
         self._seals = seals
 
-    def reserved(self, prefix: bytes) -> int:
+    def reserved(self, table: MessageReads, prefix: bytes) -> int:
         with self._reading(prefix) as term:
             return self._gaps(term, prefix).end
 
-    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+    def read(self, table: KeyReads, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         with self._reading(start) as term:
+            # Asked before the table is read: of a row that comes between, it would not be known whether it is there.
             is_shown = self._shown(term, start)
-            page = self._table.keys(start, stop, limit)
-        return Page(list(filter(is_shown, page.items)), page.resume) if is_shown else page
+            page = table.read(want, start, stop, limit)
+        if is_shown is None or want.part == "cells":
+            # Cells of rows that no reader is shown are among them, too: they are negated as all others.
+            return page
+        return page._replace(items=_only(page.items, is_shown))
 
-    def rows(
-        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
-    ) -> Page[tuple[bytes, MessageValue]]:
-        with self._reading(start) as term:
-            is_shown = self._shown(term, start)
-            page = self._table.rows(start, stop, limit, most_bytes)
-        return Page([row for row in page.items if is_shown(row[0])], page.resume) if is_shown else page
-
-    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
-        """Those of rows that no reader is shown, too: they are negated as all others."""
-        with self._reading(start) as term:
-            self._shown(term, start)
-            return self._table.cells(start, stop, limit)
-
-    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
+    def invert(self, table: MessageTable, cells: Sequence[TxCell], origin: Origin | None) -> list[bool]:
         self._settle_all([cell.key for cell in cells])
         with self._changing(cells[0].key if cells else b""):
-            return self._table.invert(cells)
+            return table.invert(cells, origin)
 
-    def delete(self, keys: Sequence[bytes]) -> None:
+    def delete(self, table: KeyTable, keys: Sequence[bytes], origin: Origin | None) -> None:
         self._settle_all(keys)
-        super().delete(keys)
+        super().delete(table, keys, origin)
 
-    def hide(self, keys: Sequence[bytes]) -> None:
+    def hide(self, table: MessageTable, keys: Sequence[bytes]) -> None:
         prefix = keys[0][:-MESSAGE_TAIL_BYTES]
         with self._reading(prefix) as term, self._settling(prefix, term) as confirm:
             self._seals.hide(term, prefix, _span(keys[0], keys[-1]), confirm)
 
-    def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
+    def put(self, table: MessageTable | PayloadTable, rows: Sequence[tuple[bytes, Any]]) -> None:
         """Write rows of one generation, in the order of their positions."""
         if not rows:
             return
@@ -218,7 +195,7 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
         self._settle(prefix)
         with leadership.writing() as term:
             try:
-                self._send(leadership, term, _pieces(rows), self._table.put)
+                self._send(leadership, term, _pieces(rows), table.put)
             except TooLarge:
                 raise
             except BaseException:
@@ -261,10 +238,7 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
                 raise
 
     def _shown(self, term: Term, start: bytes) -> Callable[[bytes], bool] | None:
-        """Tell which keys readers are shown, by where the gaps of a generation are; None: all of them.
-
-        Asked before the table is read: of a row that comes between, it would not be known whether it is there.
-        """
+        """Tell which keys readers are shown, by where the gaps of a generation are; None: all of them."""
         prefix = _generation(start)
         if prefix is None:
             return None
@@ -273,32 +247,6 @@ class FencedMessageTable(_Fenced[MessageTable], MessageTable):
         if not gaps.spans:
             return None
         return lambda key: len(key) != size or not key.startswith(prefix) or not gaps.hides(_position(key))
-
-
-class FencedPayloadTable(_Fenced[PayloadTable], PayloadTable):
-    """The payload table, as a leader sees it.
-
-    A late payload needs no gap. Its transaction cannot be committed, or its producer has stored it once more; and that
-    is in the same place (:class:`~tms_core.messaging.publish.writer.PayloadWriter`).
-    """
-
-    name: TableName = "payload"
-
-    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
-        with self._reading(start):
-            return self._table.keys(start, stop, limit)
-
-    def rows(
-        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
-    ) -> Page[tuple[bytes, bytes]]:
-        with self._reading(start):
-            return self._table.rows(start, stop, limit, most_bytes)
-
-    def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        leadership = self._slots.of(rows[0][0] if rows else b"")
-        pieces = (rows[first : first + FRAME_ROWS] for first in range(0, len(rows), FRAME_ROWS))
-        with leadership.writing() as term:
-            self._send(leadership, term, pieces, self._table.put)
 
 
 class FencedSide(SideTable):
@@ -326,7 +274,7 @@ class FencedSide(SideTable):
         with self._fence.reading(_about(key)):
             return self._side.get(key)
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, bytes]]]:
         # A search through all topics is for what is of one; the change that follows is behind the lead of that.
         if is_of_producer(start) or (stop is not None and not _about(stop)):
             return self._side.rows(start, stop, limit)
@@ -353,6 +301,13 @@ class FencedSide(SideTable):
 
     def close(self) -> None:
         """Nothing was opened."""
+
+
+def _only(items: Any, is_shown: Callable[[bytes], bool]) -> Any:
+    """Return the items of a page that readers are shown."""
+    if isinstance(items, MessageColumns):
+        return items.only(list(map(is_shown, items.keys)))
+    return [item for item in items if is_shown(item if isinstance(item, bytes) else item[0])]
 
 
 def _position(key: bytes) -> int:

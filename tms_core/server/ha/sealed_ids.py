@@ -28,6 +28,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ from tms_core.errors import StoreUnavailable
 from tms_core.messaging.ids import POSITIONS, first_free, id_parts, position, tail
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
 from tms_core.server.ha.leadership import REACH_MS, Term
-from tms_core.tables.base import MessageTable
+from tms_core.tables.base import KEYS, MessageTable
 from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.side import SideTable
 
@@ -255,7 +256,7 @@ class Seals:
     def _empty(self, prefix: bytes, former: LeaseRecord, end: int) -> list[PositionRange]:
         """Where the former leader may have given ids, and there is no row; it gave none before ``end`` lately."""
         now_ms = self._clock.now_ms()
-        free = first_free(self._table.keys, prefix, now_ms)
+        free = first_free(partial(self._table.read, KEYS), prefix, now_ms)
         last_ms = min(former.renewed_ms + former.seconds * 1000, now_ms + _CLOCKS_MS)
         stop = min(POSITIONS, max(free, end, position(last_ms)) + position(_SLACK_MS))
         first = max(0, free - FRAME_ROWS, position(max(0, former.renewed_ms - REACH_MS)))
@@ -265,7 +266,7 @@ class Seals:
         found: list[int] = []
         start: bytes | None = prefix + tail(first)
         while start is not None and first < stop:
-            page = self._table.keys(start, prefix + tail(stop), FRAME_ROWS)
+            page = self._table.read(KEYS, start, prefix + tail(stop), FRAME_ROWS)
             found += positions(prefix, page.items)
             start = page.resume
         return found

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from itertools import islice
+from typing import Any, TypeVar, cast
 
 from tms_core.errors import StoreError, TooLarge
 from tms_core.rowkey import salt
@@ -15,16 +17,20 @@ from tms_core.tables.base import (
     UNREADABLE,
     Calls,
     KeyTable,
+    MessageColumns,
     MessageTable,
     MessageValue,
     MetadataTable,
+    Origin,
     Page,
     PayloadTable,
     TableName,
     TxCell,
+    Want,
+    searched,
 )
 from tms_core.tables.hbase.rows import KEYS, POINTERS, ROWS, HBaseRows, Query, Row, batches
-from tms_core.tables.hbase.salts import Buckets, SaltedPage, Salts
+from tms_core.tables.hbase.salts import Buckets, SaltedRows, Salts
 from tms_core.tables.hbase.schema import (
     METADATA_COLUMN,
     PAYLOAD_COLUMN,
@@ -32,6 +38,8 @@ from tms_core.tables.hbase.schema import (
     POINTER_COLUMN,
 )
 from tms_core.tables.hbase.thrift import RAISE_CELL_LIMIT
+
+T = TypeVar("T")
 
 _POINTER_BYTES = 8
 #: Room for what a cell has beside its value: row key, column, lengths.
@@ -72,19 +80,26 @@ class HBaseTable(KeyTable):
     def most_value_bytes(self) -> int:
         return self._limit.most_value_bytes
 
-    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
-        self._calls.count("keys")
-        page = self._page(start, stop, limit, KEYS)
-        return Page(page.keys, page.resume)
+    def read(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+        self._calls.count(want.call)
+        page = self._salts.page(start, stop, limit, _query(want))
+        items = self._wanted(want, page.items)
+        if want.call == "rows":
+            self._calls.count(UNREADABLE, len(page.items.keys) - len(items))
+        return cast(Page[T], page._replace(items=items, rows_read=len(page.items.keys)))
 
-    def delete(self, keys: Sequence[bytes]) -> None:
+    @abstractmethod
+    def _wanted(self, want: Want[T], found: SaltedRows) -> Any:
+        """Return the wanted part of the rows that can be read."""
+
+    def delete(self, keys: Sequence[bytes], origin: Origin | None = None) -> None:
         """Delete rows. Acknowledged is durable.
 
         Raises:
             StoreError: a row is still there, whatever was done; or as any call.
         """
         self._calls.count("delete")
-        self._salts.delete(keys)
+        self._salts.delete(keys, origin)
 
     def sync(self) -> None:
         """Nothing to do: what HBase has acknowledged survives."""
@@ -100,11 +115,6 @@ class HBaseTable(KeyTable):
         rewrites the rows of other topics too."""
         self._calls.count("compact")
         self._salts.rows.compact(self._salts.ranges(start, stop))
-
-    def _page(self, start: bytes, stop: bytes | None, limit: int, query: Query) -> SaltedPage:
-        page = self._salts.page(start, stop, limit, query)
-        self._salts.remember(start, stop, page)
-        return page
 
     def _put(self, rows: Iterable[tuple[bytes, dict[bytes, bytes | None]]], values: Iterable[bytes | None]) -> None:
         self._calls.count("put")
@@ -133,27 +143,21 @@ class HBaseMessageTable(HBaseTable, MessageTable):
         super().__init__(salts, calls, buckets, limit)
         self._threads = threads
 
-    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
-        self._calls.count("cells")
-        page = self._page(start, stop, limit, POINTERS)
-        cells = [(key, _pointer(row)) for key, row in zip(page.keys, page.rows, strict=True)]
-        # Whether there is a payload too was not asked for.
-        return Page([TxCell(key, pointer, True) for key, pointer in cells if pointer is not None], page.resume)
+    def _wanted(self, want: Want[T], found: SaltedRows) -> Any:
+        if want.part == "keys":
+            return found.keys
+        if want.part == "cells":
+            pointers = [(key, _pointer(row)) for key, row in zip(*found, strict=True)]
+            # Whether there is a payload too was not asked for.
+            cells = [TxCell(key, pointer, True) for key, pointer in pointers if pointer is not None]
+            return searched(Page(cells, None), want.pointers).items
+        rows = [(key, value) for key, row in zip(*found, strict=True) if (value := _message(row))]
+        return rows if want.part == "rows" else MessageColumns.of(rows)
 
-    def rows(
-        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
-    ) -> Page[tuple[bytes, MessageValue]]:
-        self._calls.count("rows")
-        page = self._page(start, stop, limit, _rows(most_bytes))
-        rows = [(key, value) for key, row in zip(page.keys, page.rows, strict=True) if (value := _message(row))]
-        self._calls.count(UNREADABLE, len(page.keys) - len(rows))
-        return Page(rows, page.resume)
-
-    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
+    def invert(self, cells: Sequence[TxCell], origin: Origin | None = None) -> list[bool]:
         """As of all stores; several at once over all connections. Several rows with the same key are all inverted."""
         self._calls.count("invert")
-        keys = [cell.key for cell in cells]
-        places = self._salts.places(keys, self._salts.seen(keys))
+        places = self._salts.places([cell.key for cell in cells], origin)
         changes = [
             (row, _packed(cell.pointer), _packed(-cell.pointer))
             for cell, rows in zip(cells, places, strict=True)
@@ -187,15 +191,11 @@ class HBasePayloadTable(HBaseTable, PayloadTable):
 
     name: TableName = "payload"
 
-    def rows(
-        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
-    ) -> Page[tuple[bytes, bytes]]:
-        self._calls.count("rows")
-        page = self._page(start, stop, limit, _rows(most_bytes))
-        found = [(key, row.columns.get(PAYLOAD_TABLE_COLUMN)) for key, row in zip(page.keys, page.rows, strict=True)]
-        rows = [(key, cell.value) for key, cell in found if cell is not None]
-        self._calls.count(UNREADABLE, len(found) - len(rows))
-        return Page(rows, page.resume)
+    def _wanted(self, want: Want[T], found: SaltedRows) -> Any:
+        if want.part == "keys":
+            return found.keys
+        cells = [(key, row.columns.get(PAYLOAD_TABLE_COLUMN)) for key, row in zip(*found, strict=True)]
+        return [(key, cell.value) for key, cell in cells if cell is not None]
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         self._put(((key, {PAYLOAD_TABLE_COLUMN: payload}) for key, payload in rows), (payload for _, payload in rows))
@@ -236,8 +236,10 @@ class HBaseMetadataTable(MetadataTable):
         return value
 
 
-def _rows(most_bytes: int | None) -> Query:
-    return ROWS if most_bytes is None else ROWS._replace(page_bytes=min(most_bytes, ROWS.page_bytes))
+def _query(want: Want[Any]) -> Query:
+    if want.call != "rows":
+        return KEYS if want.part == "keys" else POINTERS
+    return ROWS if want.most_bytes is None else ROWS._replace(page_bytes=min(want.most_bytes, ROWS.page_bytes))
 
 
 def _metadata(row: Row) -> bytes | None:

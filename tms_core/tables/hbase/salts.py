@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from heapq import merge
@@ -25,7 +24,7 @@ from typing import NamedTuple
 from tms_core.errors import StoreError
 from tms_core.logs.loggers import get_logger
 from tms_core.rowkey import java_hash, salt
-from tms_core.tables.base import KeyRange, TableName
+from tms_core.tables.base import KeyRange, Origin, Page, TableName
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import KEYS, HBaseRows, Query, Row, after_salt, newest
 from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, MAX_BUCKETS, buckets_of, table_name
@@ -34,49 +33,16 @@ from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, MAX_BUCKETS, buckets
 _CHECKED_ROWS = 64
 #: Rows under each salt that tell how many buckets there are.
 _SAMPLED_ROWS = 8
-#: Pages that are remembered: a batch to be deleted is from one of the last.
-_REMEMBERED = 16
 #: Rows read ahead under each salt, beside its share of a page.
 _AHEAD_ROWS = 16
 logger = get_logger(__name__)
 
 
-class SaltedPage(NamedTuple):
-    """Keys without salt, each with its row.
-
-    Attributes:
-        keys, rows: as many of the one as of the other. Of rows with the same key under several salts the first.
-        resume: where the next page starts, None at the end of the range.
-        newest_ms: the highest timestamp among the cells of all rows, other salts' too.
-        places: under which salts each key is; None: all under the one that is scanned.
-    """
+class SaltedRows(NamedTuple):
+    """Keys without salt, each with its row: of rows with the same key under several salts the first."""
 
     keys: list[bytes]
     rows: list[Row]
-    resume: bytes | None
-    newest_ms: int
-    places: dict[bytes, list[int]] | None = None
-
-
-class Seen(NamedTuple):
-    """The keys that a page has shown in a range.
-
-    Attributes:
-        start, stop: the range; all its rows were in the page.
-        newest_ms: the highest timestamp among the cells that came.
-        places: under which salts each key is; None: under the one that is scanned.
-    """
-
-    start: bytes
-    stop: bytes | None
-    newest_ms: int
-    places: dict[bytes, list[int]] | None
-
-    def had(self, keys: Sequence[bytes]) -> bool:
-        """Whether these keys were in it. One salt is scanned by one pass, and for that the range tells; a caller that
-        asks for all salts may come with keys that were put into the range since."""
-        in_range = self.start <= min(keys) and (self.stop is None or max(keys) < self.stop)
-        return in_range and (self.places is None or all(key in self.places for key in keys))
 
 
 class Salts(ABC):
@@ -84,10 +50,9 @@ class Salts(ABC):
 
     def __init__(self, rows: HBaseRows) -> None:
         self.rows = rows
-        self._seen: deque[Seen] = deque(maxlen=_REMEMBERED)
 
     @abstractmethod
-    def page(self, start: bytes, stop: bytes | None, limit: int, query: Query) -> SaltedPage:
+    def page(self, start: bytes, stop: bytes | None, limit: int, query: Query) -> Page[SaltedRows]:
         """Rows in key order, each key once."""
 
     @abstractmethod
@@ -95,28 +60,20 @@ class Salts(ABC):
         """Where the keys of a range lie in the table."""
 
     @abstractmethod
-    def places(self, keys: Sequence[bytes], seen: Seen | None) -> list[list[bytes]]:
+    def places(self, keys: Sequence[bytes], origin: Origin | None) -> list[list[bytes]]:
         """For each key the rows that may carry it."""
 
-    def remember(self, start: bytes, stop: bytes | None, page: SaltedPage) -> None:
-        """Keep what a page has shown, for deleting what it had."""
-        self._seen.append(Seen(start, page.resume or stop, page.newest_ms, page.places))
-
-    def seen(self, keys: Sequence[bytes]) -> Seen | None:
-        """What the last page has shown that had all these keys; None: none had."""
-        if not keys:
-            return None
-        return next((page for page in reversed(tuple(self._seen)) if page.had(keys)), None)
-
-    def delete(self, keys: Sequence[bytes]) -> None:
+    def delete(self, keys: Sequence[bytes], origin: Origin | None) -> None:
         """Delete every row of these keys."""
         if not keys:
             return
-        seen = self.seen(keys)
-        rows = [row for places in self.places(keys, seen) for row in places]
+        if origin and origin.salts is not None and not all(key in origin.salts for key in keys):
+            # A row that was put there since may be newer.
+            origin = None
+        rows = [row for places in self.places(keys, origin) for row in places]
         if not rows:
             return
-        self.rows.delete(rows, seen.newest_ms if seen else None)
+        self.rows.delete(rows, origin.newest_ms if origin else None)
         self.rows.regions.deleted(rows)
 
 
@@ -133,18 +90,18 @@ class OneSalt(Salts):
         self._end = after_salt(byte)
         self._buckets = buckets
 
-    def page(self, start: bytes, stop: bytes | None, limit: int, query: Query) -> SaltedPage:
+    def page(self, start: bytes, stop: bytes | None, limit: int, query: Query) -> Page[SaltedRows]:
         [(first, last)] = self.ranges(start, stop)
         rows, ended = self.rows.fetch(first, last, limit, query)
         keys = [row.row[1:] for row in rows]
         if self._buckets is not None:
             self.rows.count_wrong_salts(self._wrong(keys, self._buckets))
-        return SaltedPage(keys, rows, None if ended else keys[-1] + b"\x00", newest(rows))
+        return Page(SaltedRows(keys, rows), None if ended else keys[-1] + b"\x00", Origin(newest(rows)))
 
     def ranges(self, start: bytes, stop: bytes | None) -> list[KeyRange]:
         return [KeyRange(self._salt + start, self._end if stop is None else self._salt + stop)]
 
-    def places(self, keys: Sequence[bytes], seen: Seen | None) -> list[list[bytes]]:
+    def places(self, keys: Sequence[bytes], origin: Origin | None) -> list[list[bytes]]:
         return [[self._salt + key] for key in keys]
 
     def _wrong(self, keys: list[bytes], buckets: int) -> int:
@@ -166,10 +123,10 @@ class AllSalts(Salts):
         self._buckets = buckets
         self._threads = threads
 
-    def page(self, start: bytes, stop: bytes | None, limit: int, query: Query) -> SaltedPage:
+    def page(self, start: bytes, stop: bytes | None, limit: int, query: Query) -> Page[SaltedRows]:
         salts = self._salts()
         if not salts:
-            return SaltedPage([], [], None, 0, {})
+            return Page(SaltedRows([], []), None, Origin(0, {}))
         chunk = min(limit, limit // len(salts) * 2 + _AHEAD_ROWS)
         share = query._replace(page_bytes=query.page_bytes // len(salts) * 2 + 1)
         parts = [OneSalt(self.rows, byte, self._buckets) for byte in salts]
@@ -177,7 +134,7 @@ class AllSalts(Salts):
         streams = [_stream(part, head, stop, chunk, share) for part, head in zip(parts, heads, strict=True)]
         keys: list[bytes] = []
         firsts: list[Row] = []
-        places: dict[bytes, list[int]] = {}
+        places: dict[bytes, Sequence[int]] = {}
         resume, newest_ms, size = None, 0, 0
         for key, same in groupby(merge(*streams, key=itemgetter(0)), key=itemgetter(0)):
             if len(keys) == limit or size >= query.page_bytes:
@@ -189,14 +146,15 @@ class AllSalts(Salts):
             places[key] = [row.row[0] for row in rows]
             newest_ms = max(newest_ms, newest(rows))
             size += sum(len(cell.value) for cell in rows[0].columns.values()) if query.whole else 0
-        return SaltedPage(keys, firsts, resume, newest_ms, places)
+        return Page(SaltedRows(keys, firsts), resume, Origin(newest_ms, places))
 
     def ranges(self, start: bytes, stop: bytes | None) -> list[KeyRange]:
         return [where for byte in self._salts() for where in OneSalt(self.rows, byte, None).ranges(start, stop)]
 
-    def places(self, keys: Sequence[bytes], seen: Seen | None) -> list[list[bytes]]:
-        known = seen.places if seen and seen.places else dict.fromkeys(keys, self._salts())
-        return [[bytes([byte]) + key for byte in known[key]] for key in keys]
+    def places(self, keys: Sequence[bytes], origin: Origin | None) -> list[list[bytes]]:
+        known = origin.salts if origin and origin.salts is not None else {}
+        salts = () if known else self._salts()
+        return [[bytes([byte]) + key for byte in known.get(key, salts)] for key in keys]
 
     def _salts(self) -> list[int]:
         if self._buckets is None:
@@ -241,13 +199,13 @@ def sampled(rows: HBaseRows) -> SaltSample:
 
 
 def _stream(
-    part: OneSalt, page: SaltedPage, stop: bytes | None, chunk: int, query: Query
+    part: OneSalt, page: Page[SaltedRows], stop: bytes | None, chunk: int, query: Query
 ) -> Iterator[tuple[bytes, Row]]:
     """The rows of a page and of all behind it."""
-    yield from zip(page.keys, page.rows, strict=True)
+    yield from zip(*page.items, strict=True)
     while page.resume is not None:
         page = part.page(page.resume, stop, chunk, query)
-        yield from zip(page.keys, page.rows, strict=True)
+        yield from zip(*page.items, strict=True)
 
 
 class Buckets:

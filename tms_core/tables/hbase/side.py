@@ -52,7 +52,7 @@ class HBaseSide(SideTable):
             return None
         return value
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, bytes]]]:
         try:
             found, ended = self._rows.fetch(start, stop, limit, ROWS)
         except StoreNotFound:

@@ -25,7 +25,7 @@ from typing import Any
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreError
 from tms_core.settings.models import MAX_CELL_BYTES, HBaseSettings
-from tms_core.tables.base import Calls, KeyRange, MessageTable, PayloadTable, Store, TableName
+from tms_core.tables.base import Calls, KeyRange, MessageTable, MetadataTable, PayloadTable, Store, TableName
 from tms_core.tables.hbase.cdap import CdapWatch
 from tms_core.tables.hbase.cells import (
     CellLimit,
@@ -39,6 +39,7 @@ from tms_core.tables.hbase.salts import AllSalts, Buckets, OneSalt, Salts, sampl
 from tms_core.tables.hbase.schema import table_name
 from tms_core.tables.hbase.thrift import NotServed
 from tms_core.tables.hbase.wire.security import ThriftSecurity
+from tms_core.tables.wrapped import WrappedStore
 
 _TABLES: tuple[TableName, ...] = ("metadata", "message", "payload")
 #: A row that is asked for to see whether its table is there: no key of ours.
@@ -211,33 +212,21 @@ class HBaseStore(Store):
         return HBasePayloadTable(salts, self._calls, self._buckets, self._limit)
 
 
-class HBasePart(Store):
+class HBasePart(WrappedStore, Store):
     """The rows under one salt, beside the metadata of all. Closing it does nothing: the whole store is closed.
 
     Attributes:
         salt: the first byte of its rows in HBase.
     """
 
+    metadata: MetadataTable
+    message: MessageTable
+    payload: PayloadTable
+
     def __init__(self, whole: HBaseStore, salt: int, message: MessageTable, payload: PayloadTable) -> None:
+        super().__init__(whole, whole.metadata, message, payload)
         self.salt = salt
         self.span = KeyRange(bytes([salt]), after_salt(salt))
-        self.calls = whole.calls
-        self.metadata = whole.metadata
-        self.message = message
-        self.payload = payload
-        self._whole = whole
-
-    def identity(self) -> str:
-        return self._whole.identity()
-
-    def lineage(self) -> Mapping[str, Any]:
-        return self._whole.lineage()
-
-    def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        return self._whole.restored_since(known)
-
-    def close(self) -> None:
-        """Do nothing: the pool belongs to the whole store."""
 
 
 class TableStates:

@@ -42,26 +42,11 @@ _FIRST_ROWS = 8
 Change = Callable[[bytes | None], bytes | None]
 
 
-class RowColumns(NamedTuple):
-    """A page of rows, keys and values apart; ``resume`` as of :class:`~tms_core.tables.base.Page`."""
+class StoredColumns(NamedTuple):
+    """Rows column by column, with their values as they are stored."""
 
     keys: list[bytes]
     values: list[bytes]
-    resume: bytes | None
-
-
-class Matches(NamedTuple):
-    """The rows of a page that are asked for; ``resume`` as of :class:`~tms_core.tables.base.Page`.
-
-    Attributes:
-        read: how many rows were looked at.
-        behind: where there are no keys, as of :class:`~tms_core.tables.base.Search`.
-    """
-
-    rows: list[tuple[bytes, bytes]]
-    read: int
-    resume: bytes | None
-    behind: KeyRange | None = None
 
 
 class Database:
@@ -83,7 +68,7 @@ class Database:
         with translated(folder):
             self._handle = Handle(folder, create=create)
 
-    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
+    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
         """At most ``limit`` keys, past the block cache, which is the consumers'."""
         with (
             translated(self.folder),
@@ -98,12 +83,12 @@ class Database:
 
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int = PAGE_BYTES
-    ) -> Page[tuple[bytes, bytes]]:
+    ) -> Page[list[tuple[bytes, bytes]]]:
         """At most ``limit`` rows; fewer also where they are large: at ``most_bytes`` of values, and the last row's."""
-        page = self.apart(start, stop, limit, most_bytes)
-        return Page(list(zip(page.keys, page.values, strict=True)), page.resume)
+        (keys, values), resume, *_ = self.columns(start, stop, limit, most_bytes)
+        return Page(list(zip(keys, values, strict=True)), resume)
 
-    def apart(self, start: bytes, stop: bytes | None, limit: int, most_bytes: int) -> RowColumns:
+    def columns(self, start: bytes, stop: bytes | None, limit: int, most_bytes: int) -> Page[StoredColumns]:
         """As :meth:`rows`, keys and values apart."""
         with (
             translated(self.folder),
@@ -121,11 +106,11 @@ class Database:
                     break
             if len(keys) < limit and size < most_bytes:
                 _check_end(db, keys[-1] + b"\x00" if keys else start)
-                return RowColumns(keys, values, None)
-        return RowColumns(keys, values, keys[-1] + b"\x00")
+                return Page(StoredColumns(keys, values), None)
+        return Page(StoredColumns(keys, values), keys[-1] + b"\x00")
 
-    def columns(self, start: bytes, stop: bytes | None, limit: int) -> RowColumns:
-        """As :meth:`apart`, of at most ``PAGE_BYTES``; where rows are large, of some more."""
+    def measured(self, start: bytes, stop: bytes | None, limit: int) -> Page[StoredColumns]:
+        """As :meth:`columns`, of at most ``PAGE_BYTES``; where rows are large, of some more."""
         # Keys and values by turns, because a list that is filled by the library costs least.
         found: list[bytes] = []
         size = 0
@@ -140,11 +125,13 @@ class Database:
                 found.extend(islice(parts, min(2 * _MEASURED_ROWS, 2 * limit - before)))
                 if len(found) == before:
                     _check_end(db, found[-2] + b"\x00" if found else start)
-                    return RowColumns(found[::2], found[1::2], None)
+                    return Page(StoredColumns(found[::2], found[1::2]), None)
                 size += len(b"".join(found[before:]))
-        return RowColumns(found[::2], found[1::2], found[-2] + b"\x00")
+        return Page(StoredColumns(found[::2], found[1::2]), found[-2] + b"\x00")
 
-    def matching(self, start: bytes, stop: bytes | None, limit: int, wanted: Container[bytes], place: slice) -> Matches:
+    def matching(
+        self, start: bytes, stop: bytes | None, limit: int, wanted: Container[bytes], place: slice
+    ) -> Page[list[tuple[bytes, bytes]]]:
         """Of at most ``limit`` rows those whose value has one of some bytes at a place.
 
         The others cost little more than LevelDB's own going from row to row. The iterator knows no ``stop``: a row
@@ -159,7 +146,7 @@ class Database:
 
     def _matching(
         self, start: bytes, stop: bytes | None, limit: int, wanted: Container[bytes], place: slice, bound: bytes | None
-    ) -> Matches:
+    ) -> Page[list[tuple[bytes, bytes]]]:
         """Args: ``bound``: where LevelDB stops by itself; None: nowhere."""
         matches: list[tuple[bytes, bytes]] = []
         read, last, size = 0, start, _FIRST_ROWS
@@ -180,12 +167,12 @@ class Database:
                 read += len(some)
                 last = some[-1][0] + b"\x00" if some else last
                 if behind is not None:
-                    return Matches(matches, read, None, KeyRange(last, behind))
+                    return Page(matches, None, None, read, KeyRange(last, behind))
                 if ends:
                     _check_end(db, last)
-                    return Matches(matches, read, None)
+                    return Page(matches, None, None, read)
                 size = min(2 * size, _MEASURED_ROWS)
-        return Matches(matches, read, last)
+        return Page(matches, last, None, read)
 
     def all(self) -> list[tuple[bytes, bytes]]:
         """Every row; for the small metadata table."""

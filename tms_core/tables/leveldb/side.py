@@ -63,7 +63,7 @@ class LevelDBSide(SideTable):
         self._keep(changes, [(key, value)])
         return value
 
-    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[tuple[bytes, bytes]]:
+    def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, bytes]]]:
         return self._database.rows(start, stop, limit)
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:

@@ -19,34 +19,39 @@ from copy import copy
 from functools import lru_cache, partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from tms_core.errors import StoreError
 from tms_core.tables.base import (
     UNREADABLE,
+    KeyReads,
+    KeyTable,
     MessageColumns,
     MessageReads,
     MessageTable,
     MessageValue,
     MetadataReads,
     MetadataTable,
+    Origin,
     Page,
     PayloadReads,
     PayloadTable,
     PointerSet,
     RowsOfRequest,
-    Search,
     Store,
     TableName,
     TxCell,
-    columns_of,
+    Want,
+    searched,
 )
-from tms_core.tables.leveldb.database import PAGE_BYTES, Change, Database, RowColumns, WritableDatabase
+from tms_core.tables.leveldb.database import PAGE_BYTES, Change, Database, StoredColumns, WritableDatabase
 from tms_core.tables.leveldb.layout import disk_bytes, find_tables, holds_database, identity
 from tms_core.tables.leveldb.lineage import FolderTrace, StoreTrace, trace_folder
 from tms_core.tables.leveldb.lock import locked, sync, translated
 from tms_core.tables.leveldb.manifest import prepare, rename_tables
 from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable
+
+T = TypeVar("T")
 
 #: First byte of a message row's value (LevelDBMessageTable). CDAP writes these three and reads any other as the last.
 _PLAIN, _TRANSACTIONAL, _REFERENCE = 0, 1, 2
@@ -168,87 +173,83 @@ def _open(folder: Path, stack: ExitStack, *, create: bool) -> WritableDatabase:
     return database
 
 
-class LevelDBKeys:
+#: Whole rows with their values as they are stored, for callers that decode them by the page; of LevelDB only.
+STORED: Want[StoredColumns] = Want("stored")
+
+
+class LevelDBReads(KeyReads):
     """The reads that message table and payload table share."""
 
     def __init__(self, database: Database, calls: Counter[str]) -> None:
         self._database = database
         self._calls = calls
 
-    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[bytes]:
-        self._calls["keys"] += 1
-        return self._database.keys(start, stop, limit)
+    def read(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+        self._calls[want.call] += 1
+        return cast(Page[T], self._page(want, start, stop, limit))
 
-    def columns(self, start: bytes, stop: bytes | None, limit: int) -> RowColumns:
-        """Whole rows with their values as they are stored, for callers that decode them by the page."""
-        self._calls["rows"] += 1
-        return self._database.columns(start, stop, limit)
+    def _page(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[Any]:
+        if want.part == "keys":
+            return self._database.keys(start, stop, limit)
+        if want.part == "stored":
+            return self._database.measured(start, stop, limit)
+        return self._database.rows(start, stop, limit, want.most_bytes or PAGE_BYTES)
 
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
         return self._database.estimate_bytes(start, stop)
 
 
-class LevelDBMessageReads(LevelDBKeys, MessageReads):
+class LevelDBMessageReads(LevelDBReads, MessageReads):
     """Reading the message table."""
 
     name: TableName = "message"
 
-    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[TxCell]:
-        self._calls["cells"] += 1
-        page = self._database.rows(start, stop, limit)
-        return Page(_cells(page.items), page.resume)
+    def _page(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[Any]:
+        if want.part == "cells":
+            return self._cells(start, stop, limit, want.pointers)
+        if want.part not in ("rows", "columns"):
+            return super()._page(want, start, stop, limit)
+        page = self._database.columns(start, stop, limit, want.most_bytes or PAGE_BYTES)
+        if want.part == "rows":
+            return Page(self._decoded(page.items), page.resume)
+        return Page(self._columns(page.items), page.resume)
 
-    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: PointerSet) -> Search:
-        # A thorough pass looks at every row here.
-        if pointers.stored is None:
-            return super().search(start, stop, limit, pointers)
-        self._calls["cells"] += 1
+    def _cells(self, start: bytes, stop: bytes | None, limit: int, pointers: PointerSet | None) -> Page[list[TxCell]]:
+        # A full pass looks at every row here.
+        if pointers is None or pointers.stored is None:
+            page = self._database.rows(start, stop, limit)
+            return searched(Page(_cells(page.items), page.resume), pointers)
         found = self._database.matching(start, stop, limit, pointers.stored, _POINTER)
-        cells = [cell for cell in _cells(found.rows) if cell.pointer in pointers.among]
-        return Search(cells, found.read, found.resume, found.behind)
+        cells = [cell for cell in _cells(found.items) if cell.pointer in pointers.among]
+        return Page(cells, found.resume, None, found.rows_read, found.gap)
 
-    def rows(
-        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
-    ) -> Page[tuple[bytes, MessageValue]]:
-        self._calls["rows"] += 1
-        page = self._database.apart(start, stop, limit, most_bytes or PAGE_BYTES)
-        return Page(self._decoded(page), page.resume)
-
-    def apart(self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None) -> MessageColumns:
-        self._calls["rows"] += 1
-        page = self._database.apart(start, stop, limit, most_bytes or PAGE_BYTES)
-        keys, values, resume = page
+    def _columns(self, stored: StoredColumns) -> MessageColumns:
+        keys, values = stored
         # Nearly all rows of most tables are of these two kinds, and this is where a fetch spends its time.
         tags = set(map(_tag_in, values))
         if tags <= _PLAIN_ONLY:
-            return MessageColumns(keys, None, list(map(_plain_payload, values)), resume)
+            return MessageColumns(keys, None, list(map(_plain_payload, values)))
         if tags == _TX_ONLY and min(map(len, values)) >= _TX_BYTES:
             pointers = list(struct.unpack(f">{len(values)}q", b"".join(map(_pointer_in, values))))
-            return MessageColumns(keys, pointers, list(map(_tx_payload, values)), resume)
-        return columns_of(self._decoded(page), resume)
+            return MessageColumns(keys, pointers, list(map(_tx_payload, values)))
+        return MessageColumns.of(self._decoded(stored))
 
-    def _decoded(self, page: RowColumns) -> list[tuple[bytes, MessageValue]]:
+    def _decoded(self, stored: StoredColumns) -> list[tuple[bytes, MessageValue]]:
         """The rows that can be read; the others are counted."""
         rows = [
             (key, value)
-            for key, raw in zip(page.keys, page.values, strict=True)
+            for key, raw in zip(stored.keys, stored.values, strict=True)
             if (value := _plain((None, raw[1:])) if raw[:1] == _PLAIN_TAG else decode(raw)) is not None
         ]
-        if len(rows) < len(page.keys):
-            self._calls[UNREADABLE] += len(page.keys) - len(rows)
+        if len(rows) < len(stored.keys):
+            self._calls[UNREADABLE] += len(stored.keys) - len(rows)
         return rows
 
 
-class LevelDBPayloadReads(LevelDBKeys, PayloadReads):
+class LevelDBPayloadReads(LevelDBReads, PayloadReads):
     """Reading the payload table, whose values are the payloads as they are."""
 
     name: TableName = "payload"
-
-    def rows(
-        self, start: bytes, stop: bytes | None, limit: int, most_bytes: int | None = None
-    ) -> Page[tuple[bytes, bytes]]:
-        self._calls["rows"] += 1
-        return self._database.rows(start, stop, limit, most_bytes or PAGE_BYTES)
 
 
 class LevelDBMetadataReads(MetadataReads):
@@ -267,14 +268,14 @@ class LevelDBMetadataReads(MetadataReads):
         return self._database.get(key)
 
 
-class LevelDBTable(LevelDBKeys):
+class LevelDBTable(LevelDBReads, KeyTable):
     """The writes that message table and payload table share."""
 
     def __init__(self, database: WritableDatabase, calls: Counter[str]) -> None:
         super().__init__(database, calls)
         self._writable = database
 
-    def delete(self, keys: Sequence[bytes]) -> None:
+    def delete(self, keys: Sequence[bytes], origin: Origin | None = None) -> None:
         self._calls["delete"] += 1
         self._writable.delete(keys)
 
@@ -294,7 +295,7 @@ class LevelDBTable(LevelDBKeys):
 class LevelDBMessageTable(LevelDBTable, LevelDBMessageReads, MessageTable):
     """The message table."""
 
-    def invert(self, cells: Sequence[TxCell]) -> list[bool]:
+    def invert(self, cells: Sequence[TxCell], origin: Origin | None = None) -> list[bool]:
         self._calls["invert"] += 1
         changes = [(cell.key, _negation(cell.pointer)) for cell in cells]
         return self._writable.rewrite(changes, repeatable=True)
@@ -354,14 +355,14 @@ class LevelDBMetadataTable(LevelDBMetadataReads, MetadataTable):
 
 
 class AbsentMessageTable(MemoryMessageTable):
-    """A message table whose folder is not there: empty, and it cannot be written."""
+    """A message table without a folder: it is empty and cannot be written."""
 
     def put(self, rows: Sequence[tuple[bytes, MessageValue]]) -> None:
         raise _absent("message")
 
 
 class AbsentPayloadTable(MemoryPayloadTable):
-    """A payload table whose folder is not there: empty, and it cannot be written."""
+    """A payload table without a folder: it is empty and cannot be written."""
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         raise _absent("payload")
