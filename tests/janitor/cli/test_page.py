@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from janitor.cli.main import execute
 from tests.builders import DAY, NOW_MS
 from tests.interop.conftest import unpack
 from tests.janitor.cli.test_help import ALL, resolve
@@ -59,10 +58,3 @@ def test_every_other_command_line_parses() -> None:
 def test_every_command_has_a_worked_example(verb: str) -> None:
     typed = verb if verb.startswith("tms") else f"janitor {verb}"
     assert any(line.startswith(typed) for line, _ in consoles(PAGE))
-
-
-@pytest.mark.parametrize("verb", ALL)
-def test_every_option_is_on_the_page(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    execute([*verb.split(), "--help"])
-    options = set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", capsys.readouterr().out, flags=re.MULTILINE))
-    assert {option for option in options if f"{option}" not in TEXT} == set()
