@@ -69,7 +69,7 @@ class LeaseSettings(Section):
 class BoundarySettings(Section):
     feedback: Switch = setting(
         False,
-        "whether transactions proven clean are handed to the manager, to be taken off its invalid list; it takes "
+        "whether the manager removes transactions proven clean from its invalid list; it takes "
         "transactions.source manager or thrift, a known lifetime, and no other participant than messaging",
         reason="the list is shared with every table that uses the same transactions",
     )
@@ -122,12 +122,12 @@ class JanitorSettings(Section):
         60,
         "how often to sweep; never together with cron",
         unit="seconds",
-        reason="a sweep costs what is due, not the table",
+        reason="the cost of a sweep depends on the due rows, not on the table",
     )
     cron: Cron | None = setting(
         None,
         "when to sweep, instead of every_seconds: a crontab's five fields (minute hour day month weekday), in UTC. "
-        "Sunday is 0 or 7. Of day and weekday one has to fit, or both if one of them begins with `*`",
+        "Sunday is 0 or 7. Of day and weekday one has to fit, or both if one of them starts with `*`",
         reason="an interval fits most",
     )
     started_by: str | None = setting(
@@ -172,8 +172,8 @@ class JanitorSettings(Section):
     http: HttpSettings = HttpSettings()
     state: Path = setting(
         Path("data/messaging.janitor"),
-        "the folder of what the janitor remembers, beside the store and never inside it",
-        reason="beside the store: storage.leveldb.path with .janitor at its end",
+        "the folder of the janitor's state, next to the store and never inside it",
+        reason="next to the store: storage.leveldb.path with the suffix .janitor",
         place=True,
         beside=".janitor",
     )

@@ -196,7 +196,7 @@ class HBaseSettings(Section):
     )
     thrift2: Annotated[tuple[Address, ...], Field(min_length=1)] | None = setting(
         None,
-        "HOST:PORT of each HBase Thrift 2 server; null: what the tables say of themselves is not looked at",
+        "HOST:PORT of each HBase Thrift 2 server; null: the descriptors of the tables are not read",
         reason="cleaning needs the first interface only",
     )
     namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")] = setting(
@@ -218,7 +218,7 @@ class HBaseSettings(Section):
     )
     buckets: Annotated[int, Strict(), Field(ge=1, le=256)] = setting(
         16,
-        "salt buckets of tables that are made here, and of rows that are put; what the tables contradict is refused",
+        "salt buckets of created tables and of written rows; refused if the tables have another number",
         unit="buckets",
         reason="CDAP's default",
     )
@@ -250,7 +250,7 @@ class TransactionSettings(Section):
         "data/messaging.tx",
         "where snapshot files are, and where the manager writes its own: a path, or, to read only, "
         "webhdfs://[USER@]HOST:PORT[,HOST:PORT...]/PATH",
-        reason="beside the store: storage.leveldb.path with .tx at its end",
+        reason="next to the store: storage.leveldb.path with the suffix .tx",
         place=True,
         beside=".tx",
     )
@@ -263,21 +263,21 @@ class TransactionSettings(Section):
     token_file: Path | None = setting(
         None,
         "a file with a token that the transaction service of `tms serve` demands, and that commands which read these "
-        "settings show it; null: who reaches the port may end any transaction. Tephra's own client has no token",
+        "settings show it; null: every client of the port may abort any transaction. Tephra's own client has no token",
         reason="Tephra's protocol has no authentication, and its clients go on working",
         place=True,
     )
     admin_token_file: Path | None = setting(
         None,
         "a file with another token, without which the transaction service neither truncates the invalid list, resets, "
-        "nor gives a snapshot of its state; null: who may use the service may do these, too",
+        "nor gives a snapshot of its state; null: every client of the service may do these too",
         reason="one token is enough where all clients are trusted",
         place=True,
     )
     allow_without_token: Switch = setting(
         False,
         "whether the transaction service of `tms serve` may listen on an address of the network without a token, for "
-        "Tephra's own clients: who reaches the port may then end any transaction",
+        "Tephra's own clients: every client of the port may then abort any transaction",
         reason="other machines have to be trusted first",
     )
     tls: TlsSettings | None = setting(
@@ -395,10 +395,10 @@ class AuthSettings(Section):
     )
     rules: tuple[AuthRule, ...] = setting(
         (),
-        "who may do what: a list of {principal, topics, can: [admin, publish, consume, observe], consumers, "
+        "permissions: a list of {principal, topics, can: [admin, publish, consume, observe], consumers, "
         "producers}; principal * is each that is known; consumers and producers are patterns of the names that consume "
         "and publish may use, by default all",
-        reason="a principal may do only what a rule allows",
+        reason="a principal has only the permissions of its rules",
     )
     quotas: tuple[AuthQuota, ...] = setting(
         (),
@@ -483,8 +483,7 @@ class LeaderSettings(Section):
     )
     fencing_delay_seconds: CountOrZero = setting(
         5,
-        "how long after that a new leader waits before it begins, so that what HBase is still doing for the former one "
-        "comes to an end",
+        "delay of a new leader before its first request, so that HBase completes writes of the former leader",
         unit="seconds",
         reason="CDAP's messaging.ha.fencing.delay.seconds",
     )
@@ -503,7 +502,7 @@ class LeaderSettings(Section):
     )
     ordinal: Annotated[int, Strict(), Field(ge=0, le=9999)] | None = setting(
         None,
-        "which of the servers this is, from 0; null: the number at the end of its host's name (tms-server-2)",
+        "which of the servers this is, from 0; null: the trailing number of its host name (tms-server-2)",
         unit="an ordinal",
         reason="a StatefulSet's pods have it in their names",
     )
@@ -561,8 +560,8 @@ class ServerSettings(Section):
     )
     memory: Annotated[int, Strict(), Field(ge=64, le=INT_MAX)] = setting(
         256,
-        "memory that requests and answers take together, beside the cache: bodies while they come, what they are "
-        "unpacked and taken apart into, and answers that are not fetched yet; requests that need more wait, and "
+        "memory that requests and answers take together, beside the cache: arriving bodies, their "
+        "unpacked and decoded form, and unread responses; requests that need more wait, and "
         "clients that keep them waiting are cut off",
         unit="MB",
         reason="eight publishes of 10 MB at once",

@@ -26,9 +26,9 @@ configuration, which is `conf/standalone.yaml`; `conf/hbase.yaml` is a start for
 
 * **File.** YAML with the sections below. A setting that does not exist, or one written twice, is an error. Relative
   paths, the default ones too, start at the folder of the file, without a file at the working directory. A path may not
-  begin with `~`.
+  start with `~`.
 * **Environment.** `TMS_`, then the path of the setting in capitals with two underscores for each dot:
-  `TMS_STORAGE__LEVELDB__PATH=/srv/messaging`. Text is taken as it is, anything else as YAML:
+  `TMS_STORAGE__LEVELDB__PATH=/srv/messaging`. Text needs no quotes, anything else is YAML:
   `TMS_JANITOR__APPLY=false`, `TMS_JANITOR__PROTECT='["default:audit*"]'`; `null` or nothing is null. A name that starts
   with `TMS_` and the name of a section but is not a setting is an error. Kubernetes puts such names into every pod for
   a Service called `tms-server` or `tms-janitor` (`TMS_SERVER_PORT`): set `enableServiceLinks: false` in the pod.
@@ -63,7 +63,7 @@ def _table(section: str) -> str:
 
 
 def _row(path: str, field: FieldInfo) -> str:
-    default = "must be given" if field.is_required() else f"`{text(field.default)}`"
+    default = "required" if field.is_required() else f"`{text(field.default)}`"
     unit, reason = extra(field, "unit") or _choices(field), extra(field, "reason")
     return f"| `{path}` | {default} | {unit} | {field.description} | {reason} |"
 
