@@ -92,6 +92,8 @@ lock: $(STAMP) ## resolve the dependencies of pyproject.toml anew into requireme
 	$(VENV)/bin/uv pip compile pyproject.toml --extra archive --extra jwt --extra spark --universal \
 	  --python-version 3.11 --generate-hashes --no-annotate --constraint requirements.lock \
 	  --custom-compile-command 'make lock' --quiet --output-file image/spark.lock
+	echo gssapi | $(VENV)/bin/uv pip compile - --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --constraint requirements.lock --custom-compile-command 'make lock' --quiet --output-file image/kerberos.lock
 	$(VENV)/bin/uv pip compile image/build.in --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --constraint requirements.lock --custom-compile-command 'make lock' --quiet --output-file image/build.lock
 
@@ -179,6 +181,25 @@ engine: .tools/engine/.unpacked ## unpack Debian's container engine inside the t
 	@for package in .tools/engine/packages/*.deb; do dpkg-deb -x "$$package" .tools/engine; done
 	@rm -rf .tools/engine/packages; touch $@
 
+#: Debian's packages of a Kerberos server and of what gssapi, which has no wheels for Linux, is compiled against.
+KRB5 := krb5-kdc krb5-admin-server krb5-user libkrb5-dev krb5-multidev comerr-dev libcom-err2 libss2 libev4 libverto1 \
+  libverto-libev1 libgssapi-krb5-2 libkrb5-3 libkrb5support0 libk5crypto3 libgssrpc4 libkdb5-10 libkadm5srv-mit12 libkadm5clnt-mit12
+kerberos: .tools/krb5/.unpacked $(VENV)/.kerberos ## unpack Debian's Kerberos server inside the tree and compile gssapi (`make test` does it by itself)
+
+.tools/krb5/.unpacked:
+	@command -v apt-get >/dev/null || { echo "the Kerberos server of the tests comes from Debian's packages" >&2; exit 1; }
+	@rm -rf .tools/krb5; mkdir -p .tools/krb5/packages; chmod 777 .tools/krb5/packages
+	@cd .tools/krb5/packages && { apt-get download -qq $(KRB5) || { apt-get update -qq && apt-get download -qq $(KRB5); }; }
+	@for package in .tools/krb5/packages/*.deb; do dpkg-deb -x "$$package" .tools/krb5; done
+	@sed -i 's#=/usr#=$(CURDIR)/.tools/krb5/usr#' .tools/krb5/usr/bin/krb5-config.mit
+	@rm -rf .tools/krb5/packages; touch $@
+
+$(VENV)/.kerberos: image/kerberos.lock $(STAMP) .tools/krb5/.unpacked
+	@CPATH=$(CURDIR)/.tools/krb5/usr/include PATH=$(CURDIR)/.tools/krb5/usr/bin:$$PATH \
+	  GSSAPI_LINKER_ARGS="-L$$(echo $(CURDIR)/.tools/krb5/usr/lib/*/mit-krb5) -lgssapi_krb5 -lkrb5" \
+	  $(PY) -m pip install --quiet --no-deps --require-hashes -r image/kerberos.lock
+	@touch $@
+
 # --- using it --------------------------------------------------------------------------------------------------------
 
 run: $(RUN_STAMP) ## set up and serve a sample store with the janitor inside, and its status page, until Ctrl-C
@@ -230,13 +251,14 @@ lint: $(STAMP) ## ruff, mypy --strict, the layers, dependencies, prose
 
 #: Options of pip-audit, such as --ignore-vuln ID.
 AUDIT_OPTIONS ?=
-LOCKS := requirements.lock image/runtime.lock image/archive.lock image/spark.lock image/build.lock
+LOCKS := requirements.lock image/runtime.lock image/archive.lock image/spark.lock image/build.lock image/kerberos.lock
 audit: $(STAMP) ## look up known vulnerabilities of all locked packages, at osv.dev (needs the network)
 	$(VENV)/bin/pip-audit --vulnerability-service osv --require-hashes --disable-pip --progress-spinner off $(LOCKS:%=-r %) $(AUDIT_OPTIONS)
 
 # Coverage is judged on whole runs only: not when PYTEST_ARGS picks some of the tests.
 # The chart's tests come last: what they run may have to be built first.
 test: lint ## lint, then every test, then coverage of the law; of all with COVERAGE=1 or in CI: make test PYTEST_ARGS="-k ranges"
+	@$(MAKE) --no-print-directory kerberos || echo "test: no Kerberos server, so what needs one is skipped" >&2
 	@for tool in java mvn; do command -v $$tool >/dev/null || \
 	  echo "$$tool is missing, so the tests with CDAP's own classes cannot run; install it: apt-get install openjdk-17-jdk-headless maven" >&2; done
 ifeq ($(strip $(PYTEST_ARGS)),)

@@ -14,7 +14,13 @@ from tms_core.tables.hbase.cdap import STATE_TABLE
 from tms_core.tables.hbase.described import NEEDED
 from tms_core.tables.hbase.schema import SPLIT_POLICY, janitor_table_spec, table_specs
 
-NAMES = ("how-to/hbase", "how-to/hbase-servers", "how-to/migrate-from-cdap", "operate/hbase-slow")
+NAMES = (
+    "how-to/hbase",
+    "how-to/hbase-security",
+    "how-to/hbase-servers",
+    "how-to/migrate-from-cdap",
+    "operate/hbase-slow",
+)
 PAGE = "\n".join(
     (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in (*NAMES, "reference/hbase-messages")
 )
@@ -22,7 +28,11 @@ PAGE = "\n".join(
 KINDS = SPEAKING | {"ConnectionLost", "NotServed", "ScannerLost", "ThriftTimeout", "StoreNotFound", "StoreUnavailable"}
 KINDS |= {"StateBusy", "StateError", "StateUnavailable"}
 #: Says what a command cannot look at, and what any state says.
-BESIDE = (ROOT / "janitor/app/hbase_place.py", *sorted((ROOT / "janitor/state").glob("*.py")))
+BESIDE = (
+    ROOT / "janitor/app/hbase_place.py",
+    ROOT / "tms_core/kerberos.py",
+    *sorted((ROOT / "janitor/state").glob("*.py")),
+)
 
 
 def sources() -> Iterator[ast.Module]:

@@ -7,6 +7,7 @@
     │   ├── MetadataError        a topic's properties do not parse
     │   └── SnapshotError        a transaction snapshot that cannot be used
     │       └── UnsupportedSnapshotVersion
+    ├── LoginFailed              Kerberos gives no ticket, or a service refuses it
     ├── NoSnapshot               no snapshot where one was looked for
     ├── StoreError               the store could not be opened, read or written
     │   ├── StoreBusy            another process holds the store
@@ -122,6 +123,10 @@ def _again(kind: type[TmsError], args: tuple[object, ...], attributes: dict[str,
 
 class ConfigurationError(TmsError):
     """A setting is missing, unknown or has an impossible value."""
+
+
+class LoginFailed(TmsError):
+    """Kerberos gives no ticket, or a service refuses it; another try may succeed."""
 
 
 class FormatError(TmsError):

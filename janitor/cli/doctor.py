@@ -21,7 +21,7 @@ from tms_core.secret_file import read_token
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
-    from tms_core.settings.models import TlsSettings
+    from tms_core.settings.models import KerberosSettings, TlsSettings
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 #: Below this share of the disk a compaction may fail.
@@ -91,6 +91,10 @@ def _configured(current: Session) -> Iterator[Finding]:
         yield _guarded("feedback", _feedback, current)
     if settings.storage.kind == "hbase" and settings.storage.hbase.tls is not None:
         yield _guarded("hbase tls", _hbase_tls, current)
+    if settings.storage.kind == "hbase" and settings.storage.hbase.kerberos is not None:
+        yield _guarded("hbase kerberos", _hbase_kerberos, current)
+    if settings.transactions.kerberos is not None:
+        yield _guarded("hdfs kerberos", _hdfs_kerberos, current)
     if settings.transactions.token_file is not None:
         yield _guarded("transaction token", _transaction_token, current)
     if settings.server.tls is not None:
@@ -130,6 +134,21 @@ def _hbase_tls(current: Session) -> Finding:
     return Finding(
         "hbase tls", "ok", f"servers are checked by {wanted.ca_file or 'the authorities of the system'}{shown}"
     )
+
+
+def _hbase_kerberos(current: Session) -> Finding:
+    return _login("hbase kerberos", "storage.hbase.kerberos", current.settings.storage.hbase.kerberos)
+
+
+def _hdfs_kerberos(current: Session) -> Finding:
+    return _login("hdfs kerberos", "transactions.kerberos", current.settings.transactions.kerberos)
+
+
+def _login(name: str, setting: str, wanted: KerberosSettings | None) -> Finding:
+    """Fetch a ticket; whether a service accepts it, the checks of store and snapshots show."""
+    from tms_core.kerberos import KerberosLogin  # noqa: PLC0415 gssapi is of an extra
+
+    return Finding(name, "ok", KerberosLogin(setting, wanted).describe() if wanted else "")
 
 
 def _transaction_token(current: Session) -> Finding:

@@ -27,7 +27,8 @@ What :meth:`HBaseServer.command` takes (keys in hex, ``-`` for the empty one):
 ``start-server``                 one more; answers its number
 ``abort-server SERVER``          as if it had crashed; returns when it has ended
 ``restart-master``
-``start-thrift KIND PORT``       ``thrift`` or ``thrift2``; port 0: a free one; answers the port
+``start-thrift KIND PORT …``     ``thrift`` or ``thrift2``; port 0: a free one; more HBase settings as NAME=VALUE;
+                                 answers the port
 ``stop-thrift PORT``
 ===============================  ==============================================================================
 """

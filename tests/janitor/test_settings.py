@@ -48,7 +48,13 @@ def test_given_the_standalone_file_when_loaded_then_it_names_every_setting_and_c
     assert found.settings == built_in.settings
     unnamed = {entry.path for entry in found.entries() if entry.origin == "default"}
     named = (CONF / "standalone.yaml").read_text(encoding="utf-8")
-    sections = {"server.tls", "transactions.tls", "storage.hbase.tls"}
+    sections = {
+        "server.tls",
+        "transactions.tls",
+        "transactions.kerberos",
+        "storage.hbase.tls",
+        "storage.hbase.kerberos",
+    }
     assert unnamed == {*sections, "janitor.cron", "transactions.directory", "janitor.state"}
     assert all(f"# {name}: " in named for name in ("cron", "directory", "state")), "these stand there as comments"
 

@@ -177,6 +177,35 @@ class ClientTlsSettings(Section):
         return self
 
 
+class KerberosSettings(Section):
+    principal: Annotated[str, Field(min_length=1)] | None = setting(
+        None,
+        "who logs in, such as janitor@EXAMPLE.COM; null: whose ticket the cache has, or the first of the keytab",
+        reason="a keytab mostly has one principal",
+    )
+    keytab: Path | None = setting(
+        None,
+        "a file with the principal's key, which other users cannot read: tickets are fetched and renewed by it; null: "
+        "another program keeps a ticket in the cache",
+        reason="there is no safe default",
+        place=True,
+    )
+    ticket_cache: Annotated[str, Field(min_length=1)] | None = setting(
+        None,
+        "without a keytab: the ticket cache, such as FILE:/run/janitor/tickets; null: KRB5CCNAME, or the system's",
+        reason="where kinit puts tickets",
+    )
+
+
+class HBaseKerberosSettings(KerberosSettings):
+    service: Annotated[str, Field(pattern=r"^[^/@\s]+/[^/@\s]+(@[^/@\s]+)?$")] = setting(
+        "hbase/_HOST",
+        "the principal of the Thrift servers, HBase's hbase.thrift.kerberos.principal; _HOST is the host of each "
+        "address, and without @REALM the realm is krb5.conf's",
+        reason="HBase's custom",
+    )
+
+
 class LevelDbSettings(Section):
     path: Path = setting(
         Path("data/messaging"),
@@ -206,6 +235,12 @@ class HBaseSettings(Section):
         None,
         "TLS of the Thrift connections; null: none; {}: by the system's authorities, without a certificate",
         reason="HBase's Thrift servers speak TLS over HTTP only",
+    )
+    kerberos: HBaseKerberosSettings | None = setting(
+        None,
+        "Kerberos login (SASL) at Thrift servers that demand it (hbase.thrift.security.qop); null: none; {}: with the "
+        "ticket that kinit made",
+        reason="HBase's default is none",
     )
     connections: Count = setting(
         4, "Thrift connections kept open", unit="connections", reason="as many as the janitor has workers"
@@ -292,6 +327,12 @@ class TransactionSettings(Section):
         "over TLS; null: they speak TLS only where transactions.tls is set, and trust the system's authorities",
         reason="Tephra's protocol has no TLS",
         place=True,
+    )
+    kerberos: KerberosSettings | None = setting(
+        None,
+        "Kerberos login (SPNEGO) at WebHDFS or HttpFS, for a directory that is webhdfs:// or swebhdfs://; null: none; "
+        "{}: with the ticket that kinit made",
+        reason="HDFS' default is none",
     )
     snapshot_interval_seconds: Count = setting(
         60,

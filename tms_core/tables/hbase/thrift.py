@@ -341,7 +341,7 @@ def _refused(name: str, message: bytes) -> StoreError:
     if any(kind in java for kind in _NOT_FOUND):
         return StoreNotFound(text, "Make the tables (tms admin create-tables), or correct storage.hbase.namespace.")
     if "AccessDenied" in java:
-        return StoreError(text, "Grant the Thrift server's user read and write on the tables.")
+        return StoreError(text, "Grant that user read and write on the tables.")
     if "KeyValue size too large" in reason:
         # Its client checks the cells of a call before it sends the first one.
         return TooLarge("HBase refuses the message: it is above hbase.client.keyvalue.maxsize.", RAISE_CELL_LIMIT)

@@ -65,6 +65,9 @@ class ServiceSettings(Protocol):
     @property
     def is_over_tls(self) -> bool: ...
 
+    @property
+    def kerberos(self) -> Any: ...
+
     def snapshot_directory(self) -> str | None: ...
 
 
@@ -445,7 +448,7 @@ def source_of(wanted: ServiceSettings) -> SnapshotSource | None:
     if wanted.source == "thrift":
         return ServiceSource(wanted.thrift, opens=connecting(wanted))
     directory = wanted.snapshot_directory()
-    return None if directory is None else DirectorySource.at(directory)
+    return None if directory is None else DirectorySource.at(directory, wanted.kerberos, wanted.ca_file)
 
 
 #: The exception in each field of an answer, where it is not "not in progress".

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import NoSnapshot, SnapshotError, UnsupportedSnapshotVersion
@@ -193,21 +193,22 @@ class DirectorySource:
         self._clock = clock or SystemClock()
 
     @classmethod
-    def at(cls, place: str) -> DirectorySource:
-        """What the setting ``transactions.directory`` names.
+    def at(cls, place: str, kerberos: Any = None, ca_file: Path | None = None) -> DirectorySource:
+        """Return what the setting ``transactions.directory`` names.
 
         Args:
             place: a path or a ``webhdfs://`` URL.
+            kerberos, ca_file: as :class:`WebHdfsFolder` takes them.
 
         Raises:
-            ConfigurationError: it is another URL.
+            ConfigurationError: it is another URL, or a file cannot be used.
         """
         if "://" not in place:
             return cls(Path(place))
         # To read a folder needs no HTTP client.
         from tms_core.transaction.source.webhdfs import WebHdfsFolder  # noqa: PLC0415
 
-        return cls(WebHdfsFolder(place))
+        return cls(WebHdfsFolder(place, kerberos, ca_file))
 
     def latest(self) -> Loaded:
         """The newest file that can be used.

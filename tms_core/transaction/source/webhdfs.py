@@ -2,22 +2,28 @@
 
 Two requests of the REST interface (WebHDFS REST API of Hadoop 2 and 3; HttpFS speaks it too): LISTSTATUS says what lies
 there, and OPEN sends a file, by way of a redirect to a DataNode. A file is fetched whole before it is decoded, so that
-a connection that breaks is told apart from a file that was cut short. Traded: only HDFS' simple authentication is
-spoken. Where Kerberos guards it, the transaction service is the source to take.
+a connection that breaks is told apart from a file that was cut short. Where Kerberos guards HDFS, the NameNode demands
+a login (SPNEGO); its redirect to a DataNode carries a delegation token instead.
 """
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Iterator
+import ssl
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from tempfile import SpooledTemporaryFile
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import quote
 
 import httpx2
 
-from tms_core.errors import ConfigurationError, NoSnapshot
+from tms_core.errors import ConfigurationError, LoginFailed, NoSnapshot
+
+if TYPE_CHECKING:
+    from tms_core.kerberos import KerberosLogin
 
 #: webhdfs://[USER@]HOST:PORT[,HOST:PORT…]/PATH
 _URL = re.compile(
@@ -39,12 +45,15 @@ class WebHdfsFolder:
     Args:
         url: ``webhdfs://[USER@]HOST:PORT[,HOST:PORT…]/PATH``; ``swebhdfs`` for HTTPS. Several addresses are those of
             NameNodes of which one is active. USER is whom HDFS takes the reader for (``user.name``).
+        kerberos: the ``KerberosSettings`` of a login where HDFS demands it (applications of the client need no
+            settings); None: nobody does.
+        ca_file: the authorities of HTTPS; None: the system's.
 
     Raises:
-        ConfigurationError: the URL is none of these.
+        ConfigurationError: the URL is none of these, or a file cannot be used.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, kerberos: Any = None, ca_file: Path | None = None) -> None:
         match = _URL.fullmatch(url)
         if match is None:
             raise ConfigurationError(
@@ -56,6 +65,13 @@ class WebHdfsFolder:
         self._user = match[2]
         self._roots = [f"{scheme}://{address}/webhdfs/v1" for address in match[3].split(",")]
         self._path = match[4].rstrip("/")
+        self._verify = True if ca_file is None else _authorities(ca_file)
+        self._login = None
+        if kerberos is not None:
+            # gssapi is of an extra.
+            from tms_core.kerberos import KerberosLogin  # noqa: PLC0415
+
+            self._login = KerberosLogin("transactions.kerberos", kerberos)
 
     def __str__(self) -> str:
         return self._url
@@ -106,7 +122,12 @@ class WebHdfsFolder:
         refusals = []
         hooks = {"request": [self._refuse_weaker]}
         with httpx2.Client(
-            timeout=TIMEOUT_SECONDS, follow_redirects=True, trust_env=False, event_hooks=hooks
+            timeout=TIMEOUT_SECONDS,
+            follow_redirects=True,
+            trust_env=False,
+            event_hooks=hooks,
+            verify=self._verify,
+            auth=None if self._login is None else _Negotiate(self._login),
         ) as client:
             for root in self._roots:
                 request = client.build_request("GET", f"{root}{quote(self._path + suffix)}", params=parameters)
@@ -115,6 +136,8 @@ class WebHdfsFolder:
                 except httpx2.HTTPError as error:
                     refusals.append(f"{request.url.host}:{request.url.port} does not answer ({error})")
                     continue
+                except LoginFailed as error:
+                    raise OSError(f"{error.message.rstrip('.')} ({error.hint.rstrip('.')})") from error
                 try:
                     refusal = _refusal(answer)
                     if refusal is None:
@@ -138,6 +161,16 @@ class WebHdfsFolder:
             )
 
 
+def _authorities(ca_file: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise ConfigurationError(
+            f"transactions.ca_file is {ca_file}, which cannot be read: {error}.",
+            "Give the file of a certificate in PEM.",
+        ) from error
+
+
 def _refusal(answer: httpx2.Response) -> str | None:
     """Why an answer is none, if it says that another NameNode may know more.
 
@@ -154,7 +187,7 @@ def _refusal(answer: httpx2.Response) -> str | None:
     if answer.status_code == httpx2.codes.NOT_FOUND:
         raise FileNotFoundError(message or "there is no such path")
     if answer.status_code == httpx2.codes.UNAUTHORIZED:
-        raise OSError("it wants Kerberos, which this version does not speak")
+        raise OSError("it demands a Kerberos login, and refuses this one or got none; see transactions.kerberos")
     raise OSError(message or f"it answers with {answer.status_code}")
 
 
@@ -164,3 +197,36 @@ def _said(answer: httpx2.Response) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+class _Negotiate(httpx2.Auth):
+    """SPNEGO for an HTTP client (RFC 4559): answers a server that demands a login; others never see a token."""
+
+    def __init__(self, login: KerberosLogin) -> None:
+        self._login = login
+
+    def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
+        answer = yield request
+        demands = answer.status_code == httpx2.codes.UNAUTHORIZED and _token(answer) is not None
+        # A DataNode gets no ticket: the redirect carries a delegation token for it.
+        if not demands or answer.request.url.host != request.url.host:
+            return
+        exchange = self._login.exchange(f"HTTP/{request.url.host}", spnego=True)
+        token = base64.b64encode(exchange.step()).decode()
+        request.headers["authorization"] = f"Negotiate {token}"
+        answer = yield request
+        if answer.is_success and (found := _token(answer)):
+            # The service proves its name.
+            exchange.step(found)
+
+
+def _token(answer: httpx2.Response) -> bytes | None:
+    """Return the token of ``WWW-Authenticate: Negotiate``, empty in a demand; None without one."""
+    for given in answer.headers.get_list("www-authenticate", split_commas=True):
+        kind, _, value = given.strip().partition(" ")
+        if kind.lower() == "negotiate":
+            try:
+                return base64.b64decode(value, validate=True)
+            except ValueError:
+                return b""
+    return None

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
+from tms_core.errors import LoginFailed, StoreUnavailable
 from tms_core.settings.client_tls import ClientTls
 from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.wire.socket import TimedSocket
+
+if TYPE_CHECKING:
+    from tms_core.kerberos import KerberosLogin
 
 
 @dataclass(frozen=True)
@@ -16,9 +20,13 @@ class ThriftSecurity:
 
     Attributes:
         tls: checks the server and shows a certificate; None: no TLS.
+        login: logs in with Kerberos; None: nobody does.
+        service: the principal of the servers, with ``_HOST`` for the host of each address.
     """
 
     tls: ClientTls | None = None
+    login: KerberosLogin | None = None
+    service: str = ""
 
     @classmethod
     def configured(cls, wanted: HBaseSettings) -> Self:
@@ -27,8 +35,28 @@ class ThriftSecurity:
         Raises:
             ConfigurationError: a file that it names cannot be used.
         """
-        return cls(None if wanted.tls is None else ClientTls("storage.hbase.tls", wanted.tls))
+        tls = None if wanted.tls is None else ClientTls("storage.hbase.tls", wanted.tls)
+        if wanted.kerberos is None:
+            return cls(tls)
+        # gssapi is of an extra.
+        from tms_core.kerberos import KerberosLogin  # noqa: PLC0415
+
+        return cls(tls, KerberosLogin("storage.hbase.kerberos", wanted.kerberos), wanted.kerberos.service)
 
     def open(self, address: str, timeout_seconds: float) -> TimedSocket:
-        """Connect to ``HOST:PORT``; raises as :class:`TimedSocket`."""
-        return TimedSocket(address, timeout_seconds, self.tls)
+        """Connect to ``HOST:PORT``.
+
+        Raises:
+            OSError, EOFError: nothing listens there, or it closes the connection.
+            StoreUnavailable: the two sides do not agree on TLS, or the Kerberos login fails.
+        """
+        if self.login is None:
+            return TimedSocket(address, timeout_seconds, self.tls)
+        from tms_core.tables.hbase.wire.sasl import SaslSocket  # noqa: PLC0415 as in configured
+
+        try:
+            return SaslSocket(address, timeout_seconds, self.tls, self.login, self.service)
+        except LoginFailed as error:
+            raise StoreUnavailable(
+                f"HBase's Thrift server {address} cannot be used: {error.message}", error.hint
+            ) from error

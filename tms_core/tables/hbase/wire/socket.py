@@ -35,7 +35,7 @@ class TimedSocket:
     def __init__(self, address: str, timeout_seconds: float, tls: ClientTls | None = None) -> None:
         host, _, port = address.rpartition(":")
         self.host = host.strip("[]")
-        self._address = address
+        self.address = address
         self._socket = socket.create_connection((self.host, int(port)), timeout_seconds)
         self._ends = time.monotonic() + timeout_seconds
         self._held: list[bytes] | None = None
@@ -66,6 +66,9 @@ class TimedSocket:
         if self._held is not None:
             self._held.append(data)
             return
+        self._send(data)
+
+    def _send(self, data: bytes) -> None:
         self._socket.settimeout(self._left())
         with self._tls_failures():
             self._socket.sendall(data)
@@ -115,5 +118,5 @@ class TimedSocket:
             # With TLS 1.3 a server refuses the client's certificate only after the handshake, at the first read.
             said = getattr(error, "verify_message", "") or (error.reason or str(error)).replace("_", " ").lower()
             raise StoreUnavailable(
-                f"HBase's Thrift server {self._address} cannot be reached over TLS: {said}.", _TLS_HINT
+                f"HBase's Thrift server {self.address} cannot be reached over TLS: {said}.", _TLS_HINT
             ) from error

@@ -1,0 +1,26 @@
+"""A realm of a test run's process, and the environment by which MIT's library finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.kerberos.kdc import Realm
+
+
+@pytest.fixture(scope="session")
+def realm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
+    from tests.kerberos.kdc import Realm  # noqa: PLC0415 a module is skipped by it, not this file
+
+    with Realm(tmp_path_factory.mktemp("realm")) as realm:
+        yield realm
+
+
+@pytest.fixture(autouse=True)
+def _of_the_realm(realm: Realm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KRB5_CONFIG", str(realm.config))
+    monkeypatch.setenv("KRB5RCACHENAME", "none:")
+    monkeypatch.delenv("KRB5CCNAME", raising=False)

@@ -1,0 +1,132 @@
+"""A socket that demands a Kerberos login in front of a Thrift server, as HBase's demands one."""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from tests.kerberos.kdc import gssapi
+
+_LAYERS = {"auth": 1, "auth-int": 2, "auth-conf": 4}
+_LOOK_SECONDS = 0.05
+
+
+class SaslFront:
+    """Authenticates clients, and passes on what they send.
+
+    Args:
+        backend: ``HOST:PORT`` of the server.
+        keytab: with the key of ``hbase/localhost``.
+        qop: what it offers.
+        limit: the longest frame that it takes, wrapped.
+
+    Attributes:
+        users: who has logged in.
+        frames: how long the frames were that came, as they came.
+        damage: the next answer is damaged on its way.
+        refusal: what each login is refused with; empty: none is.
+    """
+
+    def __init__(self, backend: str, keytab: Path, qop: str = "auth-conf", limit: int = 65_536) -> None:
+        self._backend = backend.rpartition(":")
+        self._keytab = keytab
+        self._qop = qop
+        self._limit = limit
+        self.users: list[str] = []
+        self.frames: list[int] = []
+        self.damage = False
+        self.refusal = ""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._accept)]
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT``."""
+        return f"localhost:{self.port}"
+
+    def __enter__(self) -> Self:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._over.is_set():
+            with suppress(OSError):
+                connection, _ = self._listener.accept()
+                self._threads.append(threading.Thread(target=self._serve, args=[connection]))
+                self._threads[-1].start()
+
+    def _serve(self, outer: socket.socket) -> None:
+        with suppress(OSError, EOFError), outer:
+            context = self._log_in(outer)
+            host, _, port = self._backend
+            with socket.create_connection((host, int(port))) as inner:
+                while not self._over.is_set():
+                    for one in select.select([outer, inner], [], [], _LOOK_SECONDS)[0]:
+                        if one is outer:
+                            frame = _exactly(outer, *struct.unpack(">I", _exactly(outer, 4)))
+                            self.frames.append(len(frame))
+                            inner.sendall(frame if self._qop == "auth" else context.unwrap(frame).message)
+                        elif data := inner.recv(1 << 16):
+                            self._answer(outer, context, data)
+                        else:
+                            return
+
+    def _answer(self, outer: socket.socket, context: Any, data: bytes) -> None:
+        if self._qop != "auth":
+            data = context.wrap(data, self._qop == "auth-conf").message
+        if self.damage:
+            data = data[:-1] + bytes([data[-1] ^ 1])
+            self.damage = False
+        outer.sendall(struct.pack(">I", len(data)) + data)
+
+    def _log_in(self, outer: socket.socket) -> Any:
+        kind, mechanism = _status(outer)
+        assert (kind, mechanism) == (1, b"GSSAPI")
+        if self.refusal:
+            _send(outer, 4, self.refusal.encode())
+            raise EOFError
+        keys = gssapi.Credentials(usage="accept", store={b"keytab": str(self._keytab).encode()})
+        context = gssapi.SecurityContext(creds=keys, usage="accept")
+        while not context.complete:
+            _send(outer, 2, context.step(_status(outer)[1]) or b"")
+        assert _status(outer) == (2, b"")
+        offered = bytes([_LAYERS[self._qop]]) + (0 if self._qop == "auth" else self._limit).to_bytes(3, "big")
+        _send(outer, 2, context.wrap(offered, False).message)
+        chosen = context.unwrap(_status(outer)[1]).message
+        assert chosen[0] == _LAYERS[self._qop]
+        _send(outer, 5, b"")
+        self.users.append(str(context.initiator_name))
+        return context
+
+
+def _send(connection: socket.socket, status: int, body: bytes) -> None:
+    connection.sendall(struct.pack(">BI", status, len(body)) + body)
+
+
+def _status(connection: socket.socket) -> tuple[int, bytes]:
+    status, length = struct.unpack(">BI", _exactly(connection, 5))
+    return status, _exactly(connection, length)
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    parts = b""
+    while len(parts) < size:
+        data = connection.recv(size - len(parts))
+        if not data:
+            raise EOFError
+        parts += data
+    return parts

@@ -1,0 +1,169 @@
+"""A real HBase with ``hbase.security.authentication: kerberos``, and the janitor at its Thrift servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from janitor.cli.main import execute
+from janitor.state.hbase.state import HBaseState
+from tests import maven
+from tests.builders import HOUR, MINUTE, NOW_MS, pointer, topic, visibility
+from tests.hbase.server import HBaseServer, start
+from tests.kerberos.kdc import REALM, Realm
+from tests.support import require_or_skip
+from tms_core.clock import ManualClock
+from tms_core.errors import LeaseHeld, StoreError
+from tms_core.settings.models import HBaseKerberosSettings, HBaseSettings
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.schema import create_tables, table_specs
+from tms_core.tables.hbase.store import HBaseStore
+from tms_core.tables.hbase.wire.sasl import SaslSocket
+from tms_core.tables.lease import Lease
+from tms_core.transaction.codec.snapshot import write_snapshot
+from tms_core.transaction.model import Snapshot
+
+DOOMED = pointer(NOW_MS - 3 * HOUR)
+SERVICE = f"hbase/localhost@{REALM}"
+ACCESS = "org.apache.hadoop.hbase.security.access.AccessController"
+
+
+@pytest.fixture(scope="module")
+def hbase(realm: Realm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HBaseServer]:
+    """With permissions: ``hbase`` and ``janitor`` may do everything, others nothing."""
+    if reason := maven.missing():
+        require_or_skip(reason)
+    keytab = realm.keytab("hbase/localhost")
+    logins = {"master": "kerberos.principal", "regionserver": "kerberos.principal", "thrift": "kerberos.principal"}
+    properties = {
+        "hadoop.security.authentication": "kerberos",
+        "hbase.security.authentication": "kerberos",
+        "hbase.security.authorization": "true",
+        "hbase.coprocessor.master.classes": ACCESS,
+        "hbase.coprocessor.region.classes": ACCESS,
+        "hbase.superuser": "hbase,janitor",
+        # A Thrift server acts for whoever has logged in at it.
+        "hadoop.proxyuser.hbase.hosts": "*",
+        "hadoop.proxyuser.hbase.groups": "*",
+        "hbase.thrift.security.qop": "auth-conf",
+        **{f"hbase.{role}.{name}": SERVICE for role, name in logins.items()},
+        **{f"hbase.{role}.keytab.file": str(keytab) for role in logins},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAVA_TOOL_OPTIONS", f"-Djava.security.krb5.conf={realm.config}")
+        server = start(tmp_path_factory.mktemp("kerberos-hbase"), properties=properties)
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def keytab(realm: Realm) -> Path:
+    return realm.keytab("janitor")
+
+
+@pytest.fixture
+def settings(hbase: HBaseServer, keytab: Path, request: pytest.FixtureRequest) -> HBaseSettings:
+    """Of tables of the test's own."""
+    wanted = HBaseSettings(
+        thrift=(f"localhost:{hbase.address.thrift}",),
+        thrift2=(f"localhost:{hbase.address.thrift2}",),
+        namespace=f"n{abs(hash(request.node.name))}",
+        timeout_seconds=240,
+        buckets=4,
+        kerberos=HBaseKerberosSettings(principal="janitor", keytab=keytab, service="hbase/_HOST"),
+    )
+    with closing(HBasePool.configured(wanted, service="HbaseAdmin")) as admin:
+        create_tables(admin, table_specs(wanted.namespace, wanted.buckets, "NONE"))
+    return wanted
+
+
+@pytest.fixture
+def run(settings: HBaseSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Any]]:
+    """Runs a command and returns its exit code and its JSON."""
+    snapshots, config = tmp_path / "snapshots", tmp_path / "janitor.yaml"
+    snapshots.mkdir()
+    stream = BytesIO()
+    write_snapshot(stream, Snapshot(visibility(NOW_MS, [DOOMED])))
+    (snapshots / f"snapshot.{NOW_MS}").write_bytes(stream.getvalue())
+    transactions = {"source": "directory", "directory": str(snapshots), "max_lifetime_seconds": 3600}
+    storage = {"kind": "hbase", "hbase": settings.model_dump(mode="json")}
+    config.write_text(json.dumps({"storage": storage, "transactions": transactions}), encoding="utf-8")
+    clock = ManualClock(NOW_MS, running_ms=HOUR)
+
+    def asked(*arguments: str) -> tuple[int, Any]:
+        code = execute([*arguments, "--config", str(config), "--format", "json"], clock)
+        said = capsys.readouterr()
+        return code, json.loads(said.out) if said.out else said.err
+
+    return asked
+
+
+def test_sweep_and_inversion_after_a_login_do_what_they_do_elsewhere(
+    settings: HBaseSettings, run: Callable[..., tuple[int, Any]]
+) -> None:
+    live, doomed = (
+        list(range(NOW_MS - MINUTE, NOW_MS - MINUTE + 10)),
+        list(range(NOW_MS - HOUR // 2, NOW_MS - HOUR // 2 + 5)),
+    )
+    with HBaseStore.configured(settings) as store:
+        orders = topic(store, "default:orders", ttl_seconds=3600)
+        orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 40)).plain(*live).tx(DOOMED, *doomed)
+        orders.plain(NOW_MS - MINUTE + 20, body=b"x" * 300_000)
+        code, report = run("run", "--once", "--adopt")
+        assert (code, report["errors"], report["totals"]["expired"]) == (0, [], 40)
+        assert orders.times() == [*doomed, *live, NOW_MS - MINUTE + 20]
+        assert orders.pointers()[: len(doomed)] == [-DOOMED] * len(doomed)
+        code, findings = run("doctor")
+        found = {each["check"]: (each["status"], each["message"]) for each in findings}
+        assert found["store"][0] == found["state"][0] == found["tables"][0] == "ok"
+        status, said = found["hbase kerberos"]
+        assert (status, said.startswith(f"janitor@{REALM}, with a ticket for ")) == ("ok", True)
+
+
+def test_lease_in_the_state_keeps_a_second_janitor_out(settings: HBaseSettings) -> None:
+    clock = ManualClock(NOW_MS, running_ms=HOUR)
+    with HBaseState.configured(settings, clock) as one, HBaseState.configured(settings, clock) as other:
+        first = Lease(one, "one:1", 60, clock)
+        first.acquire()
+        with pytest.raises(LeaseHeld):
+            Lease(other, "other:1", 60, clock).acquire()
+        first.release()
+        Lease(other, "other:1", 60, clock).acquire()
+
+
+@pytest.mark.parametrize("qop", ["auth", "auth-int", "auth-conf"])
+def test_each_quality_of_protection_of_a_real_server_is_spoken(
+    qop: str, hbase: HBaseServer, settings: HBaseSettings
+) -> None:
+    port = hbase.command("start-thrift", "thrift", 0, f"hbase.thrift.security.qop={qop}")
+    wanted = settings.model_copy(update={"thrift": (f"localhost:{port}",)})
+    try:
+        with HBaseStore.configured(wanted) as store:
+            topic(store, "default:long", ttl_seconds=3600).plain(NOW_MS, body=b"x" * 1_000_000)
+            with store.pool.connection() as connection:
+                assert isinstance(connection._socket, SaslSocket)
+                assert connection._socket.qop == qop
+        with HBaseStore.configured(wanted) as store:
+            [(_, value)] = topic(store, "default:long", ttl_seconds=3600).messages()
+            assert value.payload == b"x" * 1_000_000
+    finally:
+        hbase.command("stop-thrift", port)
+
+
+def test_user_without_permission_is_refused_by_hbase_itself(settings: HBaseSettings, realm: Realm) -> None:
+    stranger = HBaseKerberosSettings(principal="stranger", keytab=realm.keytab("stranger"))
+    with pytest.raises(StoreError, match=r"AccessDenied.*user .stranger"):
+        HBaseStore.configured(settings.model_copy(update={"kerberos": stranger}))
+
+
+def test_server_whose_key_is_not_the_realms_refuses_the_login(settings: HBaseSettings, realm: Realm) -> None:
+    realm.admin("addprinc -randkey nothbase/localhost")
+    wrong = settings.kerberos.model_copy(update={"service": "nothbase/_HOST"}) if settings.kerberos else None
+    with pytest.raises(StoreError, match="refuses the Kerberos login: GSS initiate failed"):
+        HBaseStore.configured(settings.model_copy(update={"kerberos": wrong}))

@@ -1,0 +1,128 @@
+"""Tickets: from a keytab and from a cache, renewed, and each failure in one sentence with a hint."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.kerberos.kdc import REALM, Realm, gssapi
+from tms_core.errors import ConfigurationError, LoginFailed
+from tms_core.kerberos import KerberosLogin
+from tms_core.settings.models import KerberosSettings
+
+
+def login(**wanted: object) -> KerberosLogin:
+    return KerberosLogin("storage.hbase.kerberos", KerberosSettings.model_validate(wanted))
+
+
+def failure(one: KerberosLogin, service: str = "hbase/localhost") -> str:
+    with pytest.raises(LoginFailed) as caught:
+        one.exchange(service).step()
+    assert caught.value.hint
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def service(realm: Realm) -> Path:
+    return realm.keytab("hbase/localhost")
+
+
+@pytest.mark.usefixtures("service")
+def test_keytab_without_principal_logs_in_as_its_first_one(realm: Realm) -> None:
+    one = login(keytab=realm.keytab("first", "second"))
+    assert one.describe().startswith(f"first@{REALM}, with a ticket for ")
+    assert one.exchange("hbase/localhost").step()
+
+
+@pytest.mark.usefixtures("service")
+def test_ticket_that_expires_is_fetched_again_by_the_keytab(realm: Realm) -> None:
+    one = login(keytab=realm.keytab("short", options="-maxlife 2s"), principal="short")
+    exchange = one.exchange("hbase/localhost")
+    exchange.step()
+    first = one.credentials().lifetime
+    assert first is not None
+    assert first <= 2
+    # MIT's library reads the clock of the machine.
+    time.sleep(3)
+    assert one.exchange("hbase/localhost").step()
+    assert (one.credentials().lifetime or 0) > 0
+
+
+@pytest.mark.usefixtures("service")
+def test_ticket_cache_that_is_filled_again_is_read_again(realm: Realm) -> None:
+    keytab = realm.keytab("cached")
+    cache = realm.ticket(keytab, "cached", "-l", "1s")
+    one = login(ticket_cache=cache)
+    time.sleep(2)
+    assert "the ticket has expired. Renew it (kinit PRINCIPAL), or set storage.hbase.kerberos.keytab." in failure(one)
+    assert realm.ticket(keytab, "cached") == cache
+    assert one.exchange("hbase/localhost").step()
+    assert one.describe().startswith(f"cached@{REALM}")
+
+
+def test_cache_without_a_ticket_is_named(tmp_path: Path) -> None:
+    said = failure(login(ticket_cache=f"FILE:{tmp_path}/none", principal="somebody"))
+    assert "there is no ticket. Make one (kinit somebody)" in said
+
+
+def test_principal_that_the_realm_does_not_know_is_named(realm: Realm) -> None:
+    keytab = realm.keytab("gone")
+    realm.admin("delprinc -force gone")
+    said = failure(login(keytab=keytab, principal="gone"))
+    assert "Kerberos login failed (storage.hbase.kerberos): the realm does not know the principal gone. Correct" in said
+
+
+def test_principal_that_is_not_in_the_keytab_is_named(realm: Realm) -> None:
+    keytab = realm.keytab("present")
+    said = failure(login(keytab=keytab, principal="absent"))
+    assert f"{keytab} has no key of absent. See what it has (klist -k {keytab})." in said
+
+
+def test_key_that_is_not_the_realms_any_more_is_named(realm: Realm) -> None:
+    keytab = realm.keytab("stale")
+    realm.admin("cpw -randkey stale")
+    assert "the key of stale is not the realm's. Make" in failure(login(keytab=keytab, principal="stale"))
+
+
+def test_principal_that_has_expired_is_named(realm: Realm) -> None:
+    keytab = realm.keytab("old", options="-expire yesterday")
+    assert "old has expired. Have" in failure(login(keytab=keytab, principal="old"))
+
+
+def test_service_that_the_realm_does_not_know_is_named(realm: Realm) -> None:
+    one = login(keytab=realm.keytab("curious"))
+    service = f"hbase/elsewhere@{REALM}"
+    assert f"the realm does not know the service {service}. Correct" in failure(one, service)
+
+
+def test_realm_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    with Realm(tmp_path / "other") as other, pytest.MonkeyPatch.context() as patch:
+        keytab = other.keytab("patient")
+        other.stop()
+        patch.setenv("KRB5_CONFIG", str(other.config))
+        assert "no server of the realm can be reached. See kdc in" in failure(login(keytab=keytab))
+
+
+def test_clock_that_is_wrong_is_named(realm: Realm) -> None:
+    one = login(keytab=realm.keytab("late"))
+    # A KDC tells the library its clock; a service that refuses an old ticket says so by this number.
+    error = gssapi.exceptions.GSSError(851968, (-1765328384 & 0xFFFFFFFF) + 37)
+    assert "the clocks of this machine and of the service are too far apart. Set both right" in str(one.failure(error))
+
+
+def test_keytab_that_is_missing_or_open_to_others_is_refused_at_the_start(realm: Realm, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"storage.hbase.kerberos.keytab .*none cannot be read: No such file"):
+        login(keytab=tmp_path / "none")
+    keytab = realm.keytab("open")
+    keytab.chmod(0o644)
+    with pytest.raises(ConfigurationError, match="can be read or written by other users"):
+        login(keytab=keytab)
+
+
+def test_keytab_that_is_taken_away_later_is_named(realm: Realm) -> None:
+    keytab = realm.keytab("moved")
+    one = login(keytab=keytab)
+    keytab.unlink()
+    assert f"storage.hbase.kerberos.keytab {keytab} cannot be read: No such file" in failure(one)

@@ -1,0 +1,131 @@
+"""Thrift calls after a Kerberos login: every quality of protection, long values, and what is said when it fails."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.kerberos.kdc import REALM, Realm
+from tests.kerberos.sasl_front import SaslFront
+from tests.server.test_protocol import make_certificate
+from tests.tables.fake_thrift import FakeThrift
+from tests.tables.test_hbase_pool import LONG_SECONDS, get
+from tests.tables.tls_front import TlsFront
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreUnavailable
+from tms_core.settings.models import ClientTlsSettings, HBaseKerberosSettings, HBaseSettings
+from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.thrift import Call, ThriftTimeout
+from tms_core.tables.hbase.wire.sasl import SaslSocket
+
+QOPS = ("auth", "auth-int", "auth-conf")
+
+
+@pytest.fixture(scope="module")
+def service(realm: Realm) -> Path:
+    return realm.keytab("hbase/localhost")
+
+
+@pytest.fixture(scope="module")
+def keytab(realm: Realm) -> Path:
+    return realm.keytab("janitor")
+
+
+@pytest.fixture
+def thrift() -> Iterator[FakeThrift]:
+    with FakeThrift() as server:
+        yield server
+
+
+def pool_of(
+    address: str, keytab: Path, *, seconds: float = LONG_SECONDS, tls: ClientTlsSettings | None = None
+) -> closing[HBasePool]:
+    wanted = HBaseSettings(thrift=(address,), kerberos=HBaseKerberosSettings(keytab=keytab), tls=tls)
+    return closing(HBasePool.configured(wanted, timeout_seconds=seconds, clock=ManualClock(0)))
+
+
+@pytest.mark.parametrize("qop", QOPS)
+def test_calls_are_answered_with_the_quality_that_the_server_offers(
+    qop: str, thrift: FakeThrift, service: Path, keytab: Path
+) -> None:
+    long = b"x" * 300_000
+    with SaslFront(thrift.address, service, qop) as front, pool_of(front.address, keytab) as pool:
+        assert [get(pool, row) for row in (b"a", long, b"b")] == [b"a", long, b"b"]
+        with pool.connection() as connection:
+            assert isinstance(connection._socket, SaslSocket)
+            assert connection._socket.qop == qop
+            calls: list[Call] = [("getRow", (b"table", row, {})) for row in (b"c", b"d")]
+            assert [rows[0].row for rows in connection.calls(calls)] == [b"c", b"d"]
+        assert front.users == [f"janitor@{REALM}"]
+        # Longer frames are refused by a server that announces a limit.
+        assert (max(front.frames) > 65_536) == (qop == "auth")
+
+
+def test_server_that_refuses_the_login_is_quoted(thrift: FakeThrift, service: Path, keytab: Path) -> None:
+    with SaslFront(thrift.address, service) as front, pool_of(front.address, keytab) as pool:
+        front.refusal = "GSS initiate failed"
+        with pytest.raises(StoreUnavailable) as caught:
+            get(pool, b"a")
+    assert str(caught.value).startswith(
+        f"HBase's Thrift server {front.address} cannot be used: it refuses the Kerberos login: GSS initiate failed. See"
+    )
+
+
+def test_ticket_that_cannot_be_had_is_said_with_the_server(thrift: FakeThrift, service: Path, realm: Realm) -> None:
+    keytab = realm.keytab("dropped")
+    realm.admin("delprinc -force dropped")
+    with (
+        SaslFront(thrift.address, service) as front,
+        pool_of(front.address, keytab) as pool,
+        pytest.raises(StoreUnavailable, match=r"cannot be used: Kerberos login failed .*does not know the principal"),
+    ):
+        get(pool, b"a")
+    assert front.users == []
+
+
+@pytest.mark.usefixtures("service")
+def test_server_that_does_not_answer_the_login_is_named(keytab: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pool_of(f"localhost:{silent.getsockname()[1]}", keytab, seconds=0.5) as pool,
+    ):
+        with pytest.raises(StoreUnavailable, match="refuses the Kerberos login: it does not answer") as caught:
+            get(pool, b"a")
+        assert not isinstance(caught.value, ThriftTimeout)
+
+
+@pytest.mark.parametrize("qop", ["auth-int", "auth-conf"])
+def test_answer_that_was_changed_on_its_way_is_never_used(
+    qop: str, thrift: FakeThrift, service: Path, keytab: Path
+) -> None:
+    with SaslFront(thrift.address, service, qop) as front, pool_of(front.address, keytab) as pool:
+        assert get(pool, b"a") == b"a"
+        front.damage = True
+        # Over another connection.
+        assert get(pool, b"b") == b"b"
+        assert len(front.users) == 2
+
+
+def test_connection_whose_ticket_has_expired_is_not_used_again(
+    thrift: FakeThrift, service: Path, keytab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SaslFront(thrift.address, service) as front, pool_of(front.address, keytab) as pool:
+        assert get(pool, b"a") == b"a"
+        monkeypatch.setattr("tms_core.kerberos.Exchange.is_expired", True)
+        assert get(pool, b"b") == b"b"
+        assert len(front.users) == 2
+
+
+def test_login_over_tls_has_both(thrift: FakeThrift, service: Path, keytab: Path, tmp_path: Path) -> None:
+    tls = make_certificate(tmp_path / "server.pem", tmp_path / "server.key")
+    with (
+        SaslFront(thrift.address, service) as front,
+        TlsFront(front.address, tls) as outer,
+        pool_of(outer.address, keytab, tls=ClientTlsSettings(ca_file=tls.certificate)) as pool,
+    ):
+        assert get(pool, b"a") == b"a"
+        assert (front.users, outer.connections) == ([f"janitor@{REALM}"], 1)

@@ -1,0 +1,127 @@
+"""Snapshots on an HDFS that demands a Kerberos login: SPNEGO at the NameNode, over HTTP and HTTPS."""
+
+from __future__ import annotations
+
+import base64
+import ssl
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from tests.kerberos.kdc import REALM, Realm, gssapi
+from tests.server.test_protocol import make_certificate
+from tests.transaction.test_webhdfs import FOLDER, DataNode, Hdfs, NameNode, content
+from tms_core.errors import ConfigurationError, NoSnapshot
+from tms_core.settings.models import KerberosSettings, TransactionSettings
+from tms_core.transaction.rpc.client import source_of
+from tms_core.transaction.source.source import DirectorySource
+
+
+class Guarded(NameNode):
+    """Lets nobody in who has not logged in, and proves who it is, or tries to with ``proof``."""
+
+    keytab: Path
+    users: list[str]
+    proof: bytes | None = None
+    token = b""
+
+    def do_GET(self) -> None:  # noqa: N802
+        kind, _, given = self.headers.get("Authorization", "").partition(" ")
+        if kind != "Negotiate":
+            self.answer(401, b"", **{"WWW-Authenticate": "Negotiate"})
+            return
+        keys = gssapi.Credentials(usage="accept", store={b"keytab": str(self.keytab).encode()})
+        context = gssapi.SecurityContext(creds=keys, usage="accept")
+        self.token = context.step(base64.b64decode(given)) or b""
+        self.users.append(str(context.initiator_name))
+        super().do_GET()
+
+    def answer(self, status: int, content: bytes = b"", **headers: str) -> None:
+        if self.token:
+            proof = self.token if self.proof is None else self.proof
+            headers["WWW-Authenticate"] = f"Negotiate {base64.b64encode(proof).decode()}"
+        super().answer(status, content, **headers)
+
+
+@pytest.fixture(scope="module")
+def keytabs(realm: Realm) -> tuple[Path, Path]:
+    """Of the NameNode and of the janitor."""
+    return realm.keytab("HTTP/localhost"), realm.keytab("reader")
+
+
+@pytest.fixture
+def hdfs() -> Hdfs:
+    hdfs = Hdfs()
+    hdfs.files = {f"{FOLDER}/snapshot.1": content(1), f"{FOLDER}/snapshot.2": content(2)}
+    return hdfs
+
+
+@pytest.fixture(params=["http", "https"])
+def guarded(request: pytest.FixtureRequest, hdfs: Hdfs, keytabs: tuple[Path, Path], tmp_path: Path) -> Iterator[str]:
+    """Where the folder is."""
+    Guarded.keytab, Guarded.users, Guarded.proof, Guarded.hdfs = keytabs[0], [], None, hdfs
+    plain = type("Data", (DataNode,), {"hdfs": hdfs})
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), kind) for kind in (Guarded, plain)]
+    if request.param == "https":
+        tls = make_certificate(tmp_path / "server.pem", tmp_path / "server.key")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls.certificate, tls.key)
+        for server in servers:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+    for server in servers:
+        Thread(target=server.serve_forever, args=[0.05]).start()
+    name, data = (f"localhost:{server.server_address[1]}" for server in servers)
+    hdfs.datanode = f"{request.param}://{data}"
+    yield f"{'s' if request.param == 'https' else ''}webhdfs://{name}{FOLDER}"
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def source(place: str, keytab: Path, tmp_path: Path) -> DirectorySource:
+    ca_file = tmp_path / "server.pem"
+    found = source_of(
+        TransactionSettings(
+            source="directory",
+            directory=place,
+            kerberos=KerberosSettings(keytab=keytab),
+            ca_file=ca_file if ca_file.exists() else None,
+        )
+    )
+    assert isinstance(found, DirectorySource)
+    return found
+
+
+def test_snapshot_is_read_after_a_login_at_the_namenode(
+    guarded: str, keytabs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    assert source(guarded, keytabs[1], tmp_path).latest().name == "snapshot.2"
+    assert set(Guarded.users) == {f"reader@{REALM}"}
+
+
+def test_namenode_that_cannot_prove_who_it_is_is_not_believed(
+    guarded: str, keytabs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    Guarded.proof = b"anything"
+    with pytest.raises(NoSnapshot, match="Kerberos login failed"):
+        source(guarded, keytabs[1], tmp_path).latest()
+
+
+def test_login_that_fails_and_login_that_is_not_set_are_said(guarded: str, realm: Realm, tmp_path: Path) -> None:
+    keytab = realm.keytab("expelled")
+    realm.admin("delprinc -force expelled")
+    with pytest.raises(NoSnapshot) as caught:
+        source(guarded, keytab, tmp_path).latest()
+    assert "Kerberos login failed (transactions.kerberos): the realm does not know the principal" in str(caught.value)
+    assert Guarded.users == []
+    ca_file = tmp_path / "server.pem" if guarded.startswith("s") else None
+    with pytest.raises(NoSnapshot, match="demands a Kerberos login, and refuses this one or got none"):
+        DirectorySource.at(guarded, ca_file=ca_file).latest()
+
+
+def test_authority_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"transactions\.ca_file is .*none, which cannot be read"):
+        DirectorySource.at("swebhdfs://localhost:1/tx", ca_file=tmp_path / "none")

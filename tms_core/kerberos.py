@@ -1,0 +1,198 @@
+"""Logging in to services with Kerberos, by a keytab or a ticket cache.
+
+No other module imports gssapi, of the extra ``[kerberos]``. It binds MIT's library, which finds realms and their
+servers in ``krb5.conf``. Each new connection takes a valid ticket. With a keytab the library renews tickets after half
+of their life; a ticket cache is read again.
+
+One limit: the library has its own time-outs for servers of the realm, which a caller cannot shorten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+from tms_core.errors import ConfigurationError, LoginFailed
+from tms_core.secret_file import check_secret_file
+from tms_core.settings.models import KerberosSettings
+
+try:
+    import gssapi
+except ImportError as error:  # the extra, or MIT's library
+    _MISSING: ImportError | None = error
+else:
+    _MISSING = None
+
+#: What MIT's numbers of errors start at (krb5_err.et), as GSSAPI gives them: unsigned.
+_BASE = -1765328384 & 0xFFFFFFFF
+_SPNEGO = "1.3.6.1.5.5.2"
+
+
+class KerberosLogin:
+    """A login at services of a realm; threads may share it.
+
+    Args:
+        setting: the name of the settings' section, for messages.
+        wanted: principal, and keytab or ticket cache.
+
+    Raises:
+        ConfigurationError: gssapi is not installed, or the keytab cannot be used.
+    """
+
+    def __init__(self, setting: str, wanted: KerberosSettings) -> None:
+        if _MISSING is not None:
+            raise ConfigurationError(
+                f"{setting} is set, and gssapi cannot be used: {_MISSING}.",
+                "Install tms-janitor[kerberos] and MIT's library: apt-get install gcc libkrb5-dev.",
+            )
+        if wanted.keytab is not None:
+            check_secret_file(f"{setting}.keytab", wanted.keytab)
+        self._setting = setting
+        self._wanted = wanted
+        self._store = {}
+        if wanted.keytab is not None:
+            # In memory, and one for all logins of the principal, or each pool of connections would fetch its own.
+            cache = hashlib.sha256(f"{wanted.principal}\n{wanted.keytab}".encode()).hexdigest()
+            self._store = {b"client_keytab": str(wanted.keytab).encode(), b"ccache": f"MEMORY:tms-{cache}".encode()}
+        elif wanted.ticket_cache is not None:
+            self._store = {b"ccache": wanted.ticket_cache.encode()}
+
+    def credentials(self) -> gssapi.Credentials:
+        """Return a valid ticket, fetched or renewed if necessary.
+
+        Raises:
+            LoginFailed: no ticket could be had.
+        """
+        principal, keytab = self._wanted.principal, self._wanted.keytab
+        if keytab is not None:
+            try:
+                keytab.open("rb").close()
+            except OSError as error:
+                raise LoginFailed(
+                    f"{self._setting}.keytab {keytab} cannot be read: {error.strerror}.",
+                    "Give a file that this user may read.",
+                ) from error
+        try:
+            name = None if principal is None else gssapi.Name(principal, gssapi.NameType.kerberos_principal)
+            found = gssapi.Credentials(name=name, usage="initiate", store=self._store or None)
+            # Asked for, because a ticket that has expired is found only so.
+            _ = found.lifetime
+        except gssapi.exceptions.GSSError as error:
+            raise self.failure(error) from error
+        return found
+
+    def exchange(self, service: str, *, spnego: bool = False) -> Exchange:
+        """Start to log in to a service.
+
+        Args:
+            service: its principal, ``NAME/HOST@REALM``; without a realm, ``krb5.conf`` finds the host's realm.
+            spnego: as HTTP negotiates it.
+
+        Raises:
+            LoginFailed: there is no ticket.
+        """
+        credentials = self.credentials()
+        kind = gssapi.NameType.kerberos_principal if "@" in service else gssapi.NameType.hostbased_service
+        text = service if "@" in service else service.replace("/", "@", 1)
+        flag = gssapi.RequirementFlag
+        context = gssapi.SecurityContext(
+            name=gssapi.Name(text, kind),
+            creds=credentials,
+            mech=gssapi.OID.from_int_seq(_SPNEGO) if spnego else gssapi.MechType.kerberos,
+            usage="initiate",
+            flags=flag.mutual_authentication | flag.integrity | flag.confidentiality | flag.out_of_sequence_detection,
+        )
+        return Exchange(self, context, service)
+
+    def describe(self) -> str:
+        """Return the principal and the lifetime of its ticket.
+
+        Raises:
+            LoginFailed: no ticket could be had.
+        """
+        found = self.credentials()
+        return f"{found.name}, with a ticket for {found.lifetime or 0} s"
+
+    def failure(self, error: gssapi.exceptions.GSSError, service: str = "") -> LoginFailed:
+        """Return the failure as one sentence; krb5_err.et has the numbers."""
+        keytab, who = self._wanted.keytab, self._wanted.principal or "its principal"
+        ticket = f"kinit {self._wanted.principal or 'PRINCIPAL'}"
+        number = (error.min_code & 0xFFFFFFFF) - _BASE
+        if isinstance(error, gssapi.exceptions.ExpiredCredentialsError):
+            number = 32
+        reasons = {
+            1: (f"{who} has expired", "Have the realm's administrator extend it (modprinc -expire)."),
+            6: (
+                f"the realm does not know the principal {who}",
+                f"Correct {self._setting}.principal, or have it added.",
+            ),
+            7: (f"the realm does not know the service {service}", "Correct the host of the address, or the service."),
+            24: (f"the key of {who} is not the realm's", f"Make {keytab} again: kadmin ktadd -k FILE PRINCIPAL."),
+            31: (f"the key of {who} is not the realm's", f"Make {keytab} again: kadmin ktadd -k FILE PRINCIPAL."),
+            32: ("the ticket has expired", f"Renew it ({ticket}), or set {self._setting}.keytab."),
+            37: ("the clocks of this machine and of the service are too far apart", "Set both right: timedatectl."),
+            156: ("no server of the realm can be reached", "See kdc in /etc/krb5.conf (KRB5_CONFIG), and the network."),
+            195: ("there is no ticket", f"Make one ({ticket}), or set {self._setting}.keytab."),
+        }
+        if number == 195 and keytab is not None:
+            reason, hint = f"{keytab} has no key of {who}", f"See what it has (klist -k {keytab})."
+        else:
+            said = error.gen_message().rpartition("): ")[2]
+            reason, hint = reasons.get(number, (said, "See /etc/krb5.conf (KRB5_CONFIG), and the log of the realm."))
+        return LoginFailed(f"Kerberos login failed ({self._setting}): {reason}.", hint)
+
+
+class Exchange:
+    """A login at a service, and the protection of bytes after it."""
+
+    def __init__(self, login: KerberosLogin, context: gssapi.SecurityContext, service: str) -> None:
+        self._login = login
+        self._context = context
+        self._service = service
+        self._ends: float | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether both sides are authenticated."""
+        return bool(self._context.complete)
+
+    @property
+    def is_expired(self) -> bool:
+        """Return whether the ticket has expired since, so that the service may refuse more calls."""
+        return self._ends is not None and time.monotonic() > self._ends
+
+    def step(self, token: bytes | None = None) -> bytes:
+        """Take a token of the service, and return the next token for it.
+
+        Raises:
+            LoginFailed: one side refuses the other.
+        """
+        try:
+            answer = self._context.step(token)
+            if self._context.complete:
+                self._ends = time.monotonic() + self._context.lifetime
+        except gssapi.exceptions.GSSError as error:
+            raise self._login.failure(error, self._service) from error
+        return answer or b""
+
+    def wrap(self, data: bytes, *, encrypt: bool) -> bytes:
+        """Protect bytes that are sent."""
+        return self._context.wrap(data, encrypt).message
+
+    def unwrap(self, data: bytes, *, encrypted: bool = False) -> bytes:
+        """Check bytes that came.
+
+        Raises:
+            LoginFailed: they were changed on the way, or are not encrypted although they should be.
+        """
+        try:
+            found = self._context.unwrap(data)
+        except gssapi.exceptions.GSSError as error:
+            raise self._login.failure(error, self._service) from error
+        if encrypted and not found.encrypted:
+            raise LoginFailed(f"The service {self._service} sent bytes that are not encrypted.", "See who sends them.")
+        return found.message
+
+    def room(self, size: int, *, encrypt: bool) -> int:
+        """Return how many bytes fit into ``size`` bytes when they are wrapped."""
+        return self._context.get_wrap_size_limit(size, encrypt)

@@ -1,0 +1,139 @@
+"""SASL over a connection to a Thrift server: the mechanism GSSAPI (RFC 4752) in the frames of Thrift's TSaslTransport.
+
+thriftpy2 has such a transport, in Python and in Cython. The second, which the fast binary protocol needs, cannot write
+a value above its buffer of 4 KiB. Therefore this one stands below the buffered transport.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from tms_core.errors import LoginFailed
+from tms_core.kerberos import Exchange, KerberosLogin
+from tms_core.settings.client_tls import ClientTls
+from tms_core.tables.hbase.wire.socket import TimedSocket
+
+_START, _OK, _BAD, _ERROR, _COMPLETE = range(1, 6)
+_STATUS = struct.Struct(">BI")
+_LENGTH = struct.Struct(">I")
+#: What a server may offer, the strongest first: bits of RFC 4752, and ``hbase.thrift.security.qop``.
+_LAYERS = ((4, "auth-conf"), (2, "auth-int"), (1, "auth"))
+#: The largest frame that the server may send by RFC 4752; Java's servers send larger ones all the same.
+_ANNOUNCED_BYTES = 0xFFFFFF
+_LARGEST_BYTES = 1 << 30
+_LARGEST_SASL_BYTES = 1 << 20
+
+
+class SaslSocket(TimedSocket):
+    """A connection that is logged in.
+
+    Args:
+        address, timeout_seconds, tls: as of the class above.
+        login: who logs in.
+        service: the principal of the server; ``_HOST`` stands for the host of the address.
+
+    Attributes:
+        qop: what the server offered, and the strongest of it: ``auth``, ``auth-int`` or ``auth-conf``.
+
+    Raises:
+        LoginFailed: there is no ticket, or the server refuses it.
+    """
+
+    def __init__(
+        self, address: str, timeout_seconds: float, tls: ClientTls | None, login: KerberosLogin, service: str
+    ) -> None:
+        super().__init__(address, timeout_seconds, tls)
+        self.qop = ""
+        self._frame_bytes = 0
+        self._unread = memoryview(b"")
+        try:
+            self._exchange = login.exchange(service.replace("_HOST", self.host.lower()))
+            self.allow(timeout_seconds)
+            self._log_in(self._exchange)
+        except TimeoutError as error:
+            self.close()
+            raise self._refusal("it does not answer") from error
+        except EOFError as error:
+            self.close()
+            raise ConnectionError("it closed the connection during the Kerberos login") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, size: int) -> bytes:
+        if not self._unread:
+            (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, _LARGEST_BYTES))
+            frame = self._exactly(length, _LARGEST_BYTES)
+            if self.qop != "auth":
+                try:
+                    frame = self._exchange.unwrap(frame, encrypted=self.qop == "auth-conf")
+                except LoginFailed as error:
+                    raise ConnectionError(error.message) from error
+            self._unread = memoryview(frame)
+        data, self._unread = self._unread[:size], self._unread[size:]
+        return bytes(data)
+
+    def is_quiet(self) -> bool:
+        return not self._unread and not self._exchange.is_expired and super().is_quiet()
+
+    def _send(self, data: bytes) -> None:
+        frames = []
+        for start in range(0, len(data), self._frame_bytes):
+            frame = data[start : start + self._frame_bytes]
+            if self.qop != "auth":
+                frame = self._exchange.wrap(frame, encrypt=self.qop == "auth-conf")
+            frames += [_LENGTH.pack(len(frame)), frame]
+        super()._send(b"".join(frames))
+
+    def _log_in(self, exchange: Exchange) -> None:
+        """Authenticate, then agree on what protects the bytes that follow.
+
+        Raises:
+            LoginFailed: the server refuses.
+        """
+        self._send_status(_START, b"GSSAPI")
+        token = exchange.step()
+        while not exchange.is_complete:
+            self._send_status(_OK, token)
+            token = exchange.step(self._challenge())
+        self._send_status(_OK, token)
+        offer = exchange.unwrap(self._challenge())
+        layer, self.qop = next((one for one in _LAYERS if offer[:1] and offer[0] & one[0]), (0, ""))
+        if not layer:
+            raise LoginFailed("The Thrift server offers no quality of protection.", "See hbase.thrift.security.qop.")
+        largest = 0 if layer == 1 else _ANNOUNCED_BYTES
+        self._send_status(_OK, exchange.wrap(bytes([layer]) + largest.to_bytes(3, "big"), encrypt=False))
+        while self._status()[0] != _COMPLETE:
+            """A challenge without content, of a server that has not read ours."""
+        limit = int.from_bytes(offer[1:4], "big")
+        self._frame_bytes = _LARGEST_BYTES if layer == 1 else exchange.room(limit, encrypt=layer == 4)
+
+    def _send_status(self, status: int, body: bytes) -> None:
+        super()._send(_STATUS.pack(status, len(body)) + body)
+
+    def _challenge(self) -> bytes:
+        return self._status()[1]
+
+    def _status(self) -> tuple[int, bytes]:
+        status, length = _STATUS.unpack(self._exactly(_STATUS.size, _LARGEST_SASL_BYTES))
+        body = self._exactly(length, _LARGEST_SASL_BYTES)
+        if status in (_OK, _COMPLETE):
+            return status, body
+        said = body[:300].decode(errors="replace") if status in (_BAD, _ERROR) else "it does not speak SASL"
+        raise self._refusal(said)
+
+    def _refusal(self, said: str) -> LoginFailed:
+        return LoginFailed(
+            f"it refuses the Kerberos login: {said}.",
+            "See that hbase.thrift.security.qop is set there, that its keytab has the key of "
+            "storage.hbase.kerberos.service, that the clocks of both machines agree, and what its log says.",
+        )
+
+    def _exactly(self, size: int, largest: int) -> bytes:
+        if size > largest:
+            raise OSError(f"a frame of {size} bytes")
+        parts = []
+        while size:
+            parts.append(super().read(min(size, 1 << 18)))
+            size -= len(parts[-1])
+        return b"".join(parts)

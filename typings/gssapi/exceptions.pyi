@@ -1,0 +1,6 @@
+class GSSError(Exception):
+    maj_code: int
+    min_code: int
+    def gen_message(self) -> str: ...
+
+class ExpiredCredentialsError(GSSError): ...
