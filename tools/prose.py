@@ -45,6 +45,10 @@ PATTERNS: Mapping[str, re.Pattern[str]] = {
         r"\b(?:anew|any more|meanwhile|besides|for ever|but for|at the least|of (?:ours|theirs|its own))\b", re.I
     ),
 }
+#: How often a pattern may occur in 1,000 words of documentation. A docstring counts if it has one of these patterns.
+BARS: Mapping[str, float] = {"free relative clause": 1, "reporting passive": 0.4, "begin or end": 0.5}
+DOCSTRINGS_PERCENT = 5
+VERBS_PERCENT = 80
 #: First words of a function's docstring that show that it does not start with a verb.
 _NOT_A_VERB = re.compile(
     r"(?:The|An?|Whether|What|Where|How|Who|Whose|Why|When|Which|Those|These|That|This|There|One|All|As|No|Nothing|Every\w*|"
@@ -84,15 +88,42 @@ def docstrings(source: str) -> Iterator[tuple[ast.AST, str]]:
 
 def counts(root: Path) -> dict[str, Counter[str]]:
     """Return the counts of each file below a checkout that has any, by its path."""
-    pages = {path: count for path in [*root.glob("*.md"), *root.glob("docs/**/*.md")] if path.name != "CHANGELOG.md"}
-    modules = {
-        path: count_docstrings for package in ("tms_core", "janitor") for path in root.glob(f"{package}/**/*.py")
-    }
+    counters = {**dict.fromkeys(pages(root), count), **dict.fromkeys(modules(root), count_docstrings)}
     found = {
         path.relative_to(root).as_posix(): counter(path.read_text(encoding="utf-8"))
-        for path, counter in sorted({**pages, **modules}.items())
+        for path, counter in sorted(counters.items())
     }
     return {path: counted for path, counted in found.items() if counted}
+
+
+def totals(root: Path) -> Iterator[str]:
+    """Yield each pattern per 1,000 words of documentation, and the shares of docstrings, with their bars."""
+    texts = [path.read_text(encoding="utf-8") for path in pages(root)]
+    words = sum(len(_CODE.sub(" ", text).split()) for text in texts)
+    found: Counter[str] = Counter()
+    for text in texts:
+        found += count(text)
+    yield f"{words:,} words of documentation, without code; for each 1,000 words:"
+    for pattern, number in found.most_common():
+        bar = f"at most {BARS[pattern]}" if pattern in BARS else ""
+        yield f"{number * 1000 / words:8.2f}  {pattern:22} {bar}".rstrip()
+    nodes = [each for path in modules(root) for each in docstrings(path.read_text(encoding="utf-8"))]
+    functions = [text for node, text in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    shown = sum(any(count(text)[pattern] for pattern in BARS) for _, text in nodes)
+    verbs = sum(_NOT_A_VERB.match(text) is None for text in functions)
+    yield f"{len(nodes):,} docstrings:"
+    yield f"{shown * 100 / len(nodes):7.1f} %  with one of these patterns, at most {DOCSTRINGS_PERCENT} %"
+    yield f"{verbs * 100 / len(functions):7.1f} %  of functions start with a verb, at least {VERBS_PERCENT} %"
+
+
+def pages(root: Path) -> list[Path]:
+    """Return the pages that are counted: all but the changelog."""
+    return sorted(path for path in [*root.glob("*.md"), *root.glob("docs/**/*.md")] if path.name != "CHANGELOG.md")
+
+
+def modules(root: Path) -> list[Path]:
+    """Return the modules of the product."""
+    return sorted(path for package in ("tms_core", "janitor") for path in root.glob(f"{package}/**/*.py"))
 
 
 def risen(today: Mapping[str, Mapping[str, int]], recorded: Mapping[str, Mapping[str, int]]) -> list[str]:
@@ -131,11 +162,8 @@ def main(arguments: list[str]) -> int:
         for line in lines_risen:
             print(line)
         return 1 if lines_risen else 0
-    total: Counter[str] = Counter()
-    for counted in today.values():
-        total.update(counted)
-    for pattern, number in total.most_common():
-        print(f"{number:6}  {pattern}")
+    for line in totals(ROOT):
+        print(line)
     return 0
 
 
