@@ -209,6 +209,7 @@ _OWN: dict[str, Schema] = {
     "extraVolumes": _OBJECTS,
     "extraVolumeMounts": _OBJECTS,
     "existingSecret": _TEXT,
+    "krb5Conf": _TEXT,
     "podLabels": _LABELS,
     "revisionHistoryLimit": _whole(),
     "dnsConfig": _OBJECT,

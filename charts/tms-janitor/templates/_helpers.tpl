@@ -187,7 +187,9 @@ podFailurePolicy:
 {{- $env := list }}
 {{- /* Neither a variable of the site's nor one out of a Secret switches deleting on: a variable that stands here wins over those. */}}
 {{- $apply := dict "name" "TMS_JANITOR__APPLY" "value" (toString .root.Values.janitor.apply) }}
-{{- range append (.env | default list) $apply }}
+{{- $given := append (.env | default list) $apply }}
+{{- if .root.Values.krb5Conf }}{{ $given = append $given (dict "name" "KRB5_CONFIG" "value" "/etc/tms/krb5.conf") }}{{ end }}
+{{- range $given }}
 {{- if and (hasPrefix "TMS_" .name) (has .name $capitals) }}
 {{- fail (printf "extraEnv: %s is what the chart itself tells the pods of this release; leave it out" .name) }}
 {{- else if not (has .name $names) }}
