@@ -124,6 +124,11 @@ class _Reading(NamedTuple):
     ahead_ms: int
 
 
+#: How far wall time may get ahead of running time at once, and the clocks of several machines may differ, in
+#: milliseconds: far beyond any correction by NTP, and not enough to matter to a ttl.
+CLOCK_ALLOWANCE_MS = 300_000
+
+
 class HonestClock:
     """Wall time, checked against running time; threads may share it.
 
@@ -145,7 +150,7 @@ class HonestClock:
             rate of a thousandth of running time, twice of what a clock is off that can be kept right at all.
     """
 
-    def __init__(self, clock: Clock, allowance_ms: int) -> None:
+    def __init__(self, clock: Clock, allowance_ms: int = CLOCK_ALLOWANCE_MS) -> None:
         self._clock = clock
         self._allowance_ms = allowance_ms
         self._lock = Lock()

@@ -37,7 +37,7 @@ def restart(desk: GroupDesk, folder: Path) -> None:
     desk.service.close()
     desk.manager._storage.close()
     desk.manager = TransactionManager(DirectoryStorage(folder), desk.clock)
-    find_undecided(desk.store, desk.side, desk.manager, 1000)
+    find_undecided(desk.store, desk.side, desk.manager)
     desk.service = desk.serve()
 
 
@@ -150,7 +150,7 @@ def test_abort_after_a_roll_back_that_failed_makes_it_invalid(monkeypatch: pytes
         desk.publish(b"a", b"b", tx=tx)
         invert = MemoryMessageTable.invert
         # Half of it, and then the store goes away.
-        monkeypatch.setattr(MemoryMessageTable, "invert", lambda self, cells: [*invert(self, cells[:1]), False])
+        monkeypatch.setattr(MemoryMessageTable, "invert", lambda self, cells, _: [*invert(self, cells[:1]), False])
         desk.service.rollback(ORDERS, tx.write_pointer)
         desk.manager.abort(tx)
         assert (invalid(desk), seen(desk, ORDERS)) == ([tx.transaction_id], [])

@@ -101,7 +101,7 @@ def test_given_a_server_that_starts_anew_then_it_finds_where_transactions_in_pro
         before.publish(ORDERS, [b"one", b"two"], pointer=pointer)
         before.publish(ORDERS, [b"three"])
     assert not server.manager.published()
-    find_undecided(server.store, MemorySide(), server.manager, 1000)
+    find_undecided(server.store, MemorySide(), server.manager)
     assert server.manager.published() == {pointer: {str(ORDERS): NOW_MS + 5}}
 
 

@@ -63,15 +63,9 @@ class Node:
     ) -> None:
         lease = Lease(SideCell(side, b"l"), name, SECONDS, clock, wall_clocks=False)
         self.leadership = Leadership(lease, clock, fencing_delay_seconds=0)
-        self.shared = SharedManager(
-            side,
-            self.leadership,
-            clock,
-            clock_allowance_seconds=300,
-            opens=partial(SocketConnection, token_file=token_file),
-            former=former,
-            begun=self.begun,
-        )
+        storage = SideStorage(side, self.leadership.tenure, former)
+        manager, opens = TransactionManager(storage, clock), partial(SocketConnection, token_file=token_file)
+        self.shared = SharedManager(manager, storage, self.leadership, side, clock, opens=opens, on_takeover=self.begun)
         token = None if token_file is None else token_file.read_bytes
         self.service = TransactionService(
             self.shared.manager, port=0, cleanup_seconds=0.01, snapshot_seconds=0.01, token=token, several=self.shared
@@ -250,7 +244,7 @@ def test_given_a_manager_that_takes_long_to_begin_when_looked_then_the_server_do
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node, go_on = Node(MemorySide(), "a", ManualClock(NOW_MS)), Event()
-    monkeypatch.setattr(node.shared, "_begun", lambda _: go_on.wait())
+    monkeypatch.setattr(node.shared, "_on_takeover", lambda _: go_on.wait())
     with monkeypatch.context() as impatient:
         impatient.setattr(shared_manager, "_WAIT_SECONDS", 0)
         assert not node.look()

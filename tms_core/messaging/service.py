@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Self
 
-from tms_core.clock import Clock, HonestClock
+from tms_core.clock import CLOCK_ALLOWANCE_MS, Clock, HonestClock
 from tms_core.consumers.claims import Backoff
 from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import BadRequest, ClockJumped, MetadataError, TopicNotFound, TransactionEnded
@@ -51,7 +51,6 @@ class ServiceOptions:
         max_lifetime_seconds: how long after its begin a transaction may write.
         grace_seconds: how long after that it stays listed as invalid at least.
         cache_bytes: how much of the newest rows is kept in memory; 0: nothing.
-        clock_allowance_seconds: how far the wall clock may get ahead of running time (rule S7).
         consumer_hold_seconds: how long after its ttl a message lives that a consumer has not read; None: no longer.
         retry_seconds: how long a consumer group waits before a message that failed once comes again; 0: not at all.
         longest_retry_seconds: how long it waits at most, after several failures.
@@ -61,7 +60,6 @@ class ServiceOptions:
     max_lifetime_seconds: int = 90_000
     grace_seconds: int = 86_400
     cache_bytes: int = 30 << 20
-    clock_allowance_seconds: int = 300
     consumer_hold_seconds: int | None = None
     retry_seconds: int = 0
     longest_retry_seconds: int = 60
@@ -99,7 +97,6 @@ class MessagingService:
     ) -> None:
         options = options or ServiceOptions()
         self._transactions = transactions
-        self._allowance_ms = options.clock_allowance_seconds * 1000
         self._store = store
         # With a longer ttl, rows would be shown from the cache that the janitor took while it was shorter.
         self._topics = TopicRegistry(
@@ -109,13 +106,13 @@ class MessagingService:
         )
         self.side = side
         self.expiries = Expiries(side)
-        self._clock = honest = HonestClock(clock, self._allowance_ms)
+        self._clock = honest = HonestClock(clock)
         kept = fenced_side or side
         floor = None
         if options.consumer_hold_seconds is not None:
             floor = Floor(Positions(kept), store, options.consumer_hold_seconds)
         self.cache = MessageCache(options.cache_bytes)
-        self._lines = Lines(store, honest, self.cache, self.expiries, kept, self._allowance_ms)
+        self._lines = Lines(store, honest, self.cache, self.expiries, kept, CLOCK_ALLOWANCE_MS)
         self.work = work or Work()
         lifetime_ms = options.max_lifetime_seconds * 1000
         requests = Requests(self._topics, kept, honest, lifetime_ms, transactions, partial(store.message.read, KEYS))
@@ -127,7 +124,7 @@ class MessagingService:
         self._shelf = Shelf(
             store, self._lines, self.cache, self.expiries, honest, cached_ms, self.first_reads, floor, lifetime_ms
         )
-        self.consumers = ConsumerRegistry(self._topics, self._shelf, kept, self._allowance_ms, transactions)
+        self.consumers = ConsumerRegistry(self._topics, self._shelf, kept, CLOCK_ALLOWANCE_MS, transactions)
         # By the table itself: groups are registered and looked for also in partitions that other servers lead.
         self._families = Families(self._topics, store, self._lines, honest, side, self._writers.settle)
         backoff = Backoff(options.retry_seconds * 1000, options.longest_retry_seconds * 1000)
@@ -367,7 +364,7 @@ class MessagingService:
         if isinstance(published, int):
             _check_pointer(published)
             # No row of a transaction is older than it is, but for what clocks of several machines differ.
-            first_ms = max(0, transaction_ms(published) - self._allowance_ms)
+            first_ms = max(0, transaction_ms(published) - CLOCK_ALLOWANCE_MS)
             published = RollbackRange(published, first_ms, 0, LONG_MAX, _MAX_SEQUENCE)
         pointer, start_ms, start_sequence, end_ms, end_sequence = published
         _check_pointer(pointer)

@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tms_core.clock import Clock
+from tms_core.clock import CLOCK_ALLOWANCE_MS, Clock
 from tms_core.consumers.claim_rows import all_claims, free_void
 from tms_core.errors import ConfigurationError, StoreError, TmsError, TransactionError
 from tms_core.logs.loggers import get_logger
@@ -28,7 +28,7 @@ from tms_core.messaging.ids import id_parts, position, tail
 from tms_core.messaging.producers.rows import all_begun, mark_void
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, NEGATIVE, generation_prefix
 from tms_core.secret_file import check_secret_file, read_token
-from tms_core.server.ha.manager_log import root_of
+from tms_core.server.ha.manager_log import SideStorage, root_of
 from tms_core.server.ha.shared_manager import SharedManager
 from tms_core.server.recording import RecordedStorage, check_directory, check_snapshots
 from tms_core.settings.certificate import ServerCertificate
@@ -102,7 +102,7 @@ def managed(
         ConfigurationError: the manager's place cannot be one, or the service's port cannot be had.
         TmsError: the manager cannot begin.
     """
-    wanted, allowance_seconds = settings.transactions, settings.server.clock_allowance_seconds
+    wanted = settings.transactions
     if wanted.source == "directory":
         check_snapshots(wanted.directory, side)
     if wanted.source != "manager":
@@ -113,16 +113,10 @@ def managed(
         check_alone(settings, side)
     storage = _storage(settings, side, created=created)
     manager = stack.enter_context(
-        TransactionManager(
-            storage,
-            clock,
-            clock_allowance_seconds=allowance_seconds,
-            offset=offset,
-            release=partial(release_rows, side),
-        )
+        TransactionManager(storage, clock, offset=offset, release=partial(release_rows, side))
     )
     # Before a client can abort one of them.
-    find_undecided(store, side, manager, allowance_seconds * 1000)
+    find_undecided(store, side, manager)
     service = _service(manager, wanted, stack)
     return Managed(manager, manager, manager, service.address, service=service)
 
@@ -174,7 +168,7 @@ def _among_several(
     settings: Settings, clock: Clock, store: Store, side: SideTable, member: HaMember, stack: ExitStack
 ) -> Managed:
     wanted, server = settings.transactions, settings.server
-    one_leader, allowance_ms = server.leader.slots == 1, server.clock_allowance_seconds * 1000
+    one_leader, leadership = server.leader.slots == 1, member.slots.leaderships[0]
 
     def begun(manager: TransactionManager) -> None:
         root = root_of(side)
@@ -183,23 +177,16 @@ def _among_several(
             record_transactions(side, Recorded(root.log, place, manager.last_pointer, root.taken_ms))
         # With several slots the manager is not told where is published: other servers do that, too.
         if one_leader:
-            find_undecided(store, side, manager, allowance_ms)
+            find_undecided(store, side, manager)
 
     if root_of(side) is None:
         # Also looked at when the log is begun, which may be hours later.
         _check_former(wanted.directory, store, side)
+    storage = SideStorage(side, leadership.tenure, partial(_left_in, wanted.directory, store, side))
+    manager = TransactionManager(storage, clock, offset=offset, release=partial(release_rows, side))
+    opens = connecting(wanted, server.leader.certificate_name)
     shared = stack.enter_context(
-        SharedManager(
-            side,
-            member.slots.leaderships[0],
-            clock,
-            clock_allowance_seconds=server.clock_allowance_seconds,
-            offset=offset,
-            release=partial(release_rows, side),
-            opens=connecting(wanted, server.leader.certificate_name),
-            former=partial(_left_in, wanted.directory, store, side),
-            begun=begun,
-        )
+        SharedManager(manager, storage, leadership, side, clock, opens=opens, on_takeover=begun)
     )
     service = _service(shared.manager, wanted, stack, shared)
     reached = _reached(server.leader.advertise or "", service)
@@ -351,12 +338,11 @@ class TransactionMetrics(Collector):
             oldest.add_metric([], transaction_ms(min(opened)) / 1000)
 
 
-def find_undecided(store: Reads, side: SideTable, manager: TransactionManager, allowance_ms: int) -> None:
+def find_undecided(store: Reads, side: SideTable, manager: TransactionManager) -> None:
     """Tell the manager what its transactions in progress have written before it was there.
 
     Args:
         store, side: are only read.
-        allowance_ms: how far the clocks of several machines differ.
 
     Raises:
         StoreError: the store could not be read.
@@ -370,7 +356,7 @@ def find_undecided(store: Reads, side: SideTable, manager: TransactionManager, a
     for pointer, place in chain(claims, begun_rows):
         if pointer in began:
             manager.note_written(pointer, place)
-    first = tail(position(max(0, transaction_ms(min(began)) - allowance_ms)))
+    first = tail(position(max(0, transaction_ms(min(began)) - CLOCK_ALLOWANCE_MS)))
     for topic in living_topics(store.metadata.rows()):
         prefix = generation_prefix(topic.topic.prefix, topic.generation)
         start: bytes | None = prefix + first

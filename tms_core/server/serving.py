@@ -208,7 +208,6 @@ def _messaging(
             max_lifetime_seconds=transactions.max_lifetime_seconds or ASSUMED_LIFETIME_SECONDS,
             grace_seconds=transactions.grace_seconds,
             cache_bytes=server.cache_mb << 20,
-            clock_allowance_seconds=server.clock_allowance_seconds,
             consumer_hold_seconds=server.consumers.hold_seconds,
             retry_seconds=server.consumers.retry_seconds,
             longest_retry_seconds=server.consumers.longest_retry_seconds,

@@ -612,13 +612,6 @@ class ServerSettings(Section):
         False, "whether each request is logged", reason="a line costs as much as a small request"
     )
     cache_mb: CountOrZero = setting(30, "memory for recent messages; 0: none", unit="MB", reason="CDAP's default")
-    clock_allowance_seconds: CountOrZero = setting(
-        300,
-        "how far the clock may get ahead of this machine's running time at once; further, and nothing is "
-        "published until it is right again",
-        unit="seconds",
-        reason="far beyond any NTP correction, and not enough to matter to a ttl",
-    )
     system_topics: tuple[SystemTopic, ...] = setting(
         (),
         "topics created at start: NAMESPACE:TOPIC; NAMESPACE:TOPIC:N is TOPIC0 to TOPIC(N-1); without a namespace it "

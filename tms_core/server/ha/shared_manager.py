@@ -21,7 +21,6 @@ from tms_core.tables.side import SideTable
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import MessageKind
 from tms_core.transaction.manager.manager import TransactionManager
-from tms_core.transaction.manager.storage import Recovered
 from tms_core.transaction.rpc.line import (
     ANSWER_YOURSELF,
     NOT_HERE,
@@ -45,9 +44,10 @@ class SharedManager:
     """One server's side of it; threads may share it.
 
     Args:
-        side: where the log is; stays the caller's.
+        manager: the manager of this server; closed with this.
+        storage: the storage of the manager.
         leadership: of slot 0.
-        clock_allowance_seconds, offset, release: see :class:`TransactionManager`.
+        side: where the log is; stays the caller's.
         opens: makes a connection to the service of another server, from address and timeout.
 
     Attributes:
@@ -56,29 +56,21 @@ class SharedManager:
 
     def __init__(
         self,
-        side: SideTable,
+        manager: TransactionManager,
+        storage: SideStorage,
         leadership: Leadership,
+        side: SideTable,
         clock: Clock,
         *,
-        clock_allowance_seconds: int,
-        offset: Callable[[], int] | None = None,
-        release: Callable[[Callable[[int], bool]], object] | None = None,
         opens: Callable[[str, float], SocketConnection] = SocketConnection,
-        former: Callable[[], Recovered] | None = None,
-        begun: Callable[[TransactionManager], object] = lambda _: None,
+        on_takeover: Callable[[TransactionManager], object] = lambda _: None,
     ) -> None:
-        self._side = side
+        self.manager = manager
+        self._storage = storage
         self._leadership = leadership
+        self._side = side
         self._opens = opens
-        self._begun = begun
-        self._storage = SideStorage(side, leadership.tenure, former)
-        self.manager = TransactionManager(
-            self._storage,
-            clock,
-            clock_allowance_seconds=clock_allowance_seconds,
-            offset=offset,
-            release=release,
-        )
+        self._on_takeover = on_takeover
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="manager")
         self._beginning: Future[Still] | None = None
         self._closed = False
@@ -144,7 +136,7 @@ class SharedManager:
         """Have the manager take over; returns what says whether that still counts."""
         still = self._leadership.tenure()
         self.manager.begin()
-        self._begun(self.manager)
+        self._on_takeover(self.manager)
         with self._lock:
             self._replace(None)
         return still

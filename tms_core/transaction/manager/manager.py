@@ -66,9 +66,7 @@ class TransactionManager(DurableState):
     Args:
         storage: where its state is kept; closed with the manager. If another manager has it now, it answers nothing
             until :meth:`begin`.
-        clock: whose wall time ids go by, and whose running time timeouts go by.
-        clock_allowance_seconds: how far wall time may get ahead of running time at once; what is more is a jump, which
-            ids do not follow (rule S7).
+        clock: whose wall time ids go by, and whose running time timeouts go by. Ids do not follow a jump (rule S7).
         offset: where in its millisecond the first id begins, from 0 to below ``TX_PER_MS``; drawn for each id, so that
             nobody guesses one. None: at its beginning, as Tephra's.
         release: gives up what would count once ids have left the invalid list, such as claims; called before they do,
@@ -87,11 +85,10 @@ class TransactionManager(DurableState):
         *,
         max_timeout_seconds: int = MAX_TIMEOUT_SECONDS,
         limits: ChangeLimits | None = None,
-        clock_allowance_seconds: int = 300,
         offset: Callable[[], int] | None = None,
         release: Callable[[Callable[[int], bool]], object] | None = None,
     ) -> None:
-        super().__init__(storage, HonestClock(clock, clock_allowance_seconds * 1000))
+        super().__init__(storage, HonestClock(clock))
         self._max_timeout_seconds = max_timeout_seconds
         self._limits = limits or ChangeLimits()
         self._offset = offset or (lambda: 0)
