@@ -192,7 +192,7 @@ class Report:
         return {key.topic: key.held for key in self.entries if key.held is not None}
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON values; 64-bit ids are decimal strings."""
+        """Return the report as JSON values; 64-bit ids are decimal strings."""
         kept = {str(reason): self.kept.get(reason, 0) for reason in COUNTED_REASONS}
         kept[str(Reason.HELD)] = self.held_rows()
         snapshot = self.snapshot
@@ -219,7 +219,9 @@ class Report:
         }
 
     def to_history(self) -> dict[str, Any]:
-        """The report as it is remembered: of very many entries only those with the most rows, and how many more."""
+        """Return the report as it is remembered: of very many entries only those with the most rows, and how many
+        more.
+        """
         report = self.to_json()
         topics = sorted(report["topics"], key=lambda entry: entry["rows"], reverse=True)
         if len(topics) > HISTORY_ENTRIES:
@@ -234,7 +236,9 @@ class Report:
 
 
 def counts_as_done(mode: Mode, held: Hold | None) -> bool:
-    """Whether rows under this hold are in the totals: a plan's first contact is what ``apply --adopt`` will do."""
+    """Return whether rows under this hold are in the totals: a plan's first contact is what ``apply --adopt`` will
+    do.
+    """
     return held is None or (mode == "plan" and held is Hold.FIRST_CONTACT)
 
 

@@ -33,7 +33,7 @@ _CRON_FIELDS = (
 
 
 def crontab(text: str) -> str:
-    """A crontab line, checked: five fields as crontab(5) and Debian's cron read them, in UTC (:mod:`cronsim`).
+    """Return a crontab line, checked: five fields as crontab(5) and Debian's cron read them, in UTC (:mod:`cronsim`).
 
     Raises:
         ValueError: it is none, says which field is wrong; or it never fires.
@@ -203,7 +203,7 @@ class Settings(core.Settings):
 
     @property
     def lifetime(self) -> Lifetime:
-        """How long transactions may write; assumed where it is not set."""
+        """Return how long transactions may write; assumed where it is not set."""
         return Lifetime(
             max_ms=(self.transactions.max_lifetime_seconds or core.ASSUMED_LIFETIME_SECONDS) * 1000,
             grace_ms=self.transactions.grace_seconds * 1000,
@@ -220,7 +220,8 @@ class Settings(core.Settings):
 
 
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> LoadedSettings[Settings]:
-    """The settings of ``janitor``; like :func:`tms_core.settings.models.load`, which reads all but its own section.
+    """Return the settings of ``janitor``; like :func:`tms_core.settings.models.load`, which reads all but its own
+    section.
 
     Raises:
         ConfigurationError: names the setting, where it came from and what to write.
@@ -229,7 +230,7 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
 
 
 def config_digest(settings: Settings) -> str:
-    """A SHA-256, in hex, over what decides which rows may go; a plan fits only where it is the same.
+    """Return a SHA-256, in hex, over what decides which rows may go; a plan fits only where it is the same.
 
     Which store it is, is not part of it: a plan names its store apart.
     """

@@ -169,11 +169,11 @@ class HonestClock:
             self._past_ms = max(self._past_ms, past_ms)
 
     def now_ms(self) -> int:
-        """The time to read by: what a jumped clock calls old is not, and what was too old once stays so."""
+        """Return the time to read by: what a jumped clock calls old is not, and what was too old once stays so."""
         return self._read().now_ms
 
     def publish_ms(self) -> int:
-        """The time to publish by, which is that to read by.
+        """Return the time to publish by, which is that to read by.
 
         Raises:
             ClockJumped: the wall clock is ahead by more than the allowance.
@@ -191,7 +191,7 @@ class HonestClock:
         return self._read().right_ms
 
     def running_ms(self) -> int:
-        """The machine's running time, which no wrong clock changes."""
+        """Return the machine's running time, which no wrong clock changes."""
         return self._clock.running_ms()
 
     def _read(self) -> _Reading:
@@ -213,7 +213,7 @@ class HonestClock:
             return _Reading(self._now_ms, wall_ms - ahead_ms if jumped else wall_ms, ahead_ms)
 
     def _was_behind(self, wall_ms: int, ahead_ms: int) -> bool:
-        """Whether the clock has caught up with what had passed before the program started."""
+        """Return whether the clock has caught up with what had passed before the program started."""
         past_ms = self._past_ms - self._allowance_ms
         return wall_ms - ahead_ms < past_ms <= wall_ms <= self._past_ms + OFF_MS and ahead_ms > self._allowance_ms
 

@@ -115,7 +115,7 @@ class TmsError(Exception):
 
 
 def _again(kind: type[TmsError], args: tuple[object, ...], attributes: dict[str, object]) -> TmsError:
-    """An error that was copied, or sent to another process."""
+    """Return an error that was copied, or sent to another process."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(attributes)
     return error

@@ -43,7 +43,7 @@ class MessageKey(NamedTuple):
 
     @classmethod
     def parse(cls, key: bytes) -> MessageKey | None:
-        """The key's parts, or None when the bytes are not a message key of ours (rule L0)."""
+        """Return the key's parts, or None when the bytes are not a message key of ours (rule L0)."""
         topic = TopicId.from_prefix(key[: -_MESSAGE.size])
         if topic is None:
             return None
@@ -54,7 +54,7 @@ class MessageKey(NamedTuple):
 
     @property
     def time_ms(self) -> int:
-        """The time its age is measured from: the publish time."""
+        """Return the time its age is measured from: the publish time."""
         return self.publish_ms
 
 
@@ -69,7 +69,7 @@ class PayloadKey(NamedTuple):
 
     @classmethod
     def parse(cls, key: bytes) -> PayloadKey | None:
-        """The key's parts, or None when the bytes are not a payload key of ours (rule L0)."""
+        """Return the key's parts, or None when the bytes are not a payload key of ours (rule L0)."""
         topic = TopicId.from_prefix(key[: -_PAYLOAD.size])
         if topic is None:
             return None
@@ -80,7 +80,7 @@ class PayloadKey(NamedTuple):
 
     @property
     def time_ms(self) -> int:
-        """The time its age is measured from: its own write time, not its message's publish time."""
+        """Return the time its age is measured from: its own write time, not its message's publish time."""
         return self.write_ms
 
 
@@ -141,11 +141,11 @@ class Cutoff:
 
     @classmethod
     def at(cls, now_ms: int, ttl_seconds: int) -> Cutoff:
-        """The cut-off of a topic at ``now_ms``: ``max(0, now - ttl)``."""
+        """Return the cut-off of a topic at ``now_ms``: ``max(0, now - ttl)``."""
         return cls(max(0, now_ms - ttl_seconds * 1000))
 
     def expires(self, time_ms: int) -> bool:
-        """Whether a row of this time is strictly older than the ttl."""
+        """Return whether a row of this time is strictly older than the ttl."""
         return time_ms < self.ms
 
 
@@ -181,7 +181,7 @@ def pointer_prefix(prefix: bytes, generation: int, write_pointer: int) -> bytes:
 
 
 def stop_key(prefix: bytes) -> bytes | None:
-    """The first key after all keys that start with ``prefix``; None means there is no such key (all bytes ff)."""
+    """Return the first key after all keys that start with ``prefix``; None means there is no such key (all bytes ff)."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
@@ -200,7 +200,7 @@ def java_hash(key: bytes) -> int:
 
 
 def salt(key: bytes, buckets: int) -> bytes:
-    """The salt byte HBase rows start with: Java's ``abs(hash) % buckets``, as one byte.
+    """Return the salt byte HBase rows start with: Java's ``abs(hash) % buckets``, as one byte.
 
     Java's abs leaves -2^31 negative, and its remainder takes the sign of the dividend, so a bucket count that is not
     a power of two gives a byte outside the buckets for that one hash. We repeat that: it is where the row is.

@@ -68,7 +68,9 @@ class TopicId:
 
     @classmethod
     def from_prefix(cls, prefix: bytes) -> TopicId | None:
-        """The topic whose rows start with ``prefix`` (``namespace:topic:``), or None when the grammar does not fit."""
+        """Return the topic whose rows start with ``prefix`` (``namespace:topic:``), or None when the grammar does not
+        fit.
+        """
         parts = prefix.split(b":")
         if len(parts) != 3 or parts[2]:
             return None
@@ -78,7 +80,7 @@ class TopicId:
 
     @property
     def prefix(self) -> bytes:
-        """The metadata row key, with which every data row of the topic starts."""
+        """Return the metadata row key, with which every data row of the topic starts."""
         return f"{self.namespace}:{self.topic}:".encode("ascii")
 
     def __str__(self) -> str:
@@ -86,7 +88,7 @@ class TopicId:
 
 
 def parse_java_int(text: str) -> int | None:
-    """A 32-bit integer in Java's grammar (``Integer.parseInt``), or None. Leading zeros do not count."""
+    """Return a 32-bit integer in Java's grammar (``Integer.parseInt``), or None. Leading zeros do not count."""
     match = _JAVA_INT.fullmatch(text)
     if match is None or max(text) > _LAST_CHAR:
         return None
@@ -140,12 +142,12 @@ class TopicMetadata:
 
     @property
     def consumed(self) -> bool:
-        """Whether messages go once all consumers have processed them (rule L7)."""
+        """Return whether messages go once all consumers have processed them (rule L7)."""
         return self.properties.get(RETENTION) == CONSUMED and not self.deleted
 
     @property
     def holds_transactions(self) -> bool:
-        """Whether messages are there for a while after their transaction has ended, however long it was."""
+        """Return whether messages are there for a while after their transaction has ended, however long it was."""
         return self.properties.get(HOLD) == TRANSACTION and not self.deleted
 
     @property
@@ -154,7 +156,7 @@ class TopicMetadata:
         return first_kept_generation(self.generation)
 
     def is_old(self, data_generation: int) -> bool:
-        """Whether rows of ``data_generation`` belong to an earlier life of the topic (CDAP's MessagingUtils)."""
+        """Return whether rows of ``data_generation`` belong to an earlier life of the topic (CDAP's MessagingUtils)."""
         return data_generation < self.old_below
 
 
@@ -185,7 +187,7 @@ def remembered(number: int, length: Callable[..., int] = _length) -> Callable[[C
 
 
 def readable_topics(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[TopicMetadata]:
-    """The topics of rows of the metadata table; rows that do not parse are left out."""
+    """Yield the topics of rows of the metadata table; rows that do not parse are left out."""
     for row in rows:
         with suppress(MetadataError):
             yield TopicMetadata.parse(*row)
@@ -202,12 +204,12 @@ def no_topic(topic: TopicId) -> TopicNotFound:
 
 
 def first_kept_generation(metadata_generation: int) -> int:
-    """The lowest data generation that is not old: ``|m|`` of a living topic, one above it for a deleted one."""
+    """Return the lowest data generation that is not old: ``|m|`` of a living topic, one above it for a deleted one."""
     return metadata_generation if metadata_generation > 0 else 1 - metadata_generation
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """The bytes Gson writes for a sorted map of strings: compact, sorted, HTML characters escaped."""
+    """Return the bytes Gson writes for a sorted map of strings: compact, sorted, HTML characters escaped."""
     by_java_order = sorted(properties.items(), key=lambda item: item[0].encode("utf-16-be", "surrogatepass"))
     text = json.dumps(dict(by_java_order), separators=(",", ":"), ensure_ascii=False)
     for char in "=<>&'\u2028\u2029":

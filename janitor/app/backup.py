@@ -52,7 +52,7 @@ class Folders(NamedTuple):
     state: Path
 
     def named(self) -> dict[str, Path]:
-        """The folders by their names in a backup; the store is the last one."""
+        """Return the folders by their names in a backup; the store is the last one."""
         found = {f"{STORE}.side": self.side, f"{STORE}.janitor": self.state}
         if self.transactions is not None:
             found[f"{STORE}.tx"] = self.transactions
@@ -60,7 +60,7 @@ class Folders(NamedTuple):
 
 
 def folders_of(settings: Settings) -> Folders:
-    """The folders that the settings name; of a store in LevelDB."""
+    """Return the folders that the settings name; of a store in LevelDB."""
     transactions, store = settings.transactions, settings.storage.leveldb.path
     is_here = transactions.source in ("manager", "directory") and "://" not in transactions.directory
     log = Path(transactions.directory) if is_here else None

@@ -83,11 +83,11 @@ class Exporter:
         return ""
 
     def status(self) -> Status:
-        """The status as of the last refresh; of a janitor that has done nothing yet, before the first."""
+        """Return the status as of the last refresh; of a janitor that has done nothing yet, before the first."""
         return self._status
 
     def past(self) -> AbstractContextManager[State | None]:
-        """The state, open while the block runs; None as long as there is none.
+        """Return the state, open while the block runs; None as long as there is none.
 
         Raises:
             StoreError: it cannot be opened.
@@ -95,7 +95,7 @@ class Exporter:
         return self._place.state() if self._place.has_state() else nullcontext()
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
-        """The metrics' text and its content type."""
+        """Return the metrics' text and its content type."""
         return self._metrics.render(accept)
 
     def alive(self) -> str:

@@ -22,7 +22,7 @@ class Common:
     log_format: LogFormat = "auto"
 
     def arguments(self, *, anywhere: bool = False) -> str:
-        """The options that name the store, to be typed again after another verb.
+        """Return the options that name the store, to be typed again after another verb.
 
         Args:
             anywhere: in whatever folder that is: with absolute paths.

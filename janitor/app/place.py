@@ -50,7 +50,7 @@ class Place(Protocol):
         ...
 
     def writable(self) -> AbstractContextManager[Store]:
-        """The store itself.
+        """Return the store itself.
 
         Raises:
             StoreBusy: another process has it open.
@@ -58,7 +58,7 @@ class Place(Protocol):
         ...
 
     def readable(self) -> AbstractContextManager[Reads]:
-        """The store's contents, with nothing that could write (rule S5).
+        """Return the store's contents, with nothing that could write (rule S5).
 
         Raises:
             StoreBusy: another process has it open.
@@ -66,15 +66,15 @@ class Place(Protocol):
         ...
 
     def has_state(self) -> bool:
-        """Whether there is a state already."""
+        """Return whether there is a state already."""
         ...
 
     def state(self) -> AbstractContextManager[State]:
-        """The state, made where there is none."""
+        """Return the state, made where there is none."""
         ...
 
     def side(self, *, read_only: bool) -> AbstractContextManager[SideTable | None]:
-        """The table of messages with a ttl of their own (rule L6) and of consumers; None where there are none.
+        """Return the table of messages with a ttl of their own (rule L6) and of consumers; None where there are none.
 
         Args:
             read_only: read a copy where another process may have it open.
@@ -82,5 +82,5 @@ class Place(Protocol):
         ...
 
     def table_settings(self) -> list[TableSettings]:
-        """How the tables are set, where they can be."""
+        """Return how the tables are set, where they can be."""
         ...

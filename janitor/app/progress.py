@@ -27,7 +27,8 @@ _WHAT = {
 
 
 def in_words(done: int, expected: int, passed_ms: int) -> str:
-    """How much of what is due is done and how long the rest takes, behind a comma; empty where that is not known.
+    """Return how much of what is due is done and how long the rest takes, behind a comma; empty where that is not
+    known.
 
     What is expected is an estimate, so that all of it may be done and there is more.
     """

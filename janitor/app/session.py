@@ -90,12 +90,12 @@ class Session:
         return 0
 
     def arguments(self) -> str:
-        """The options that led here, to be typed again after another verb."""
+        """Return the options that led here, to be typed again after another verb."""
         return self.common.arguments()
 
     @cached_property
     def place(self) -> Place:
-        """Where the store and its state are.
+        """Return where the store and its state are.
 
         Raises:
             ConfigurationError: the store is of a kind that cannot be cleaned from here.
@@ -130,7 +130,7 @@ class Session:
         )
 
     def source(self) -> SnapshotSource | None:
-        """Where snapshots come from; raises as :func:`source_of` does.
+        """Return where snapshots come from; raises as :func:`source_of` does.
 
         Raises:
             ConfigurationError: ``--snapshots`` names a folder that is not there.
@@ -157,13 +157,13 @@ class Session:
             yield Feedback(manager, wanted.participants)
 
     def transactions(self) -> AbstractContextManager[LateSource | None]:
-        """The transaction manager as it tells who is late; None where there is none to be asked."""
+        """Return the transaction manager as it tells who is late; None where there is none to be asked."""
         if self.settings.transactions.source != "thrift":
             return nullcontext()
         return TransactionClient.configured(self.settings.transactions)
 
     def truncator(self) -> AbstractContextManager[Truncator]:
-        """The transaction manager, at its address.
+        """Return the transaction manager, at its address.
 
         Raises:
             ConfigurationError: there is none.
@@ -179,7 +179,7 @@ class Session:
         return TransactionClient.configured(transactions)
 
     def holder(self, observer: Observer = ignore_progress) -> RemoteEngine | None:
-        """The janitor that holds the store, where one answers in the state folder.
+        """Return the janitor that holds the store, where one answers in the state folder.
 
         Args:
             observer: told how far its answers are.
@@ -313,7 +313,7 @@ class Session:
             yield engine
 
     def held_store(self) -> AbstractContextManager[Store]:
-        """The store, opened to be written.
+        """Return the store, opened to be written.
 
         Raises:
             StoreBusy: another process holds it; if that is a janitor, the hint says how to reach it.
@@ -346,7 +346,7 @@ class Session:
     def lease(
         self, state: State, store: Reads, standby: Event | None = None, until: Event | None = None
     ) -> AbstractContextManager[Lease]:
-        """The lease on the store, held while the block runs (rule S12).
+        """Return the lease on the store, held while the block runs (rule S12).
 
         Args:
             standby: for one that may wait where several can have the store open, until this is set.
@@ -364,7 +364,7 @@ class Session:
         return held(wanted, state, self.clock, sole=exclusive and ours, standby=standby, until=until)
 
     def archive(self) -> ParquetArchive | None:
-        """Where rows go before they are deleted; None where the settings want none.
+        """Return where rows go before they are deleted; None where the settings want none.
 
         Raises:
             ConfigurationError: pyarrow is not installed, or the place is none on this machine.
@@ -408,7 +408,7 @@ class Session:
         return Deps(store, state, source or self.source(), self.clock, self.terms(), **{**own, **options})
 
     def engine(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:
-        """An engine by the settings; ``options`` as of :meth:`deps`."""
+        """Return an engine by the settings; ``options`` as of :meth:`deps`."""
         return Engine(self.deps(store, state, source=source, **options))
 
     @contextmanager

@@ -168,7 +168,7 @@ class Conflicts:
 
     @property
     def any_in_doubt(self) -> bool:
-        """Whether there are transactions of which all that was archived has to be compared."""
+        """Return whether there are transactions of which all that was archived has to be compared."""
         return any(map(self._in_doubt, self._origins))
 
     def _in_doubt(self, pointer: int) -> bool:
@@ -181,7 +181,9 @@ class Conflicts:
                 yield pointer
 
     def _mixes(self, pointer: int) -> bool:
-        """Whether no generation has by itself all that the target has of a transaction and all that comes to it."""
+        """Return whether no generation has by itself all that the target has of a transaction and all that comes to
+        it.
+        """
         archived = {origin: self._archived.get(pointer, {}).get(origin, {}) for origin in self._origins[pointer]}
         present = self._present.get(pointer, {})
         if self._home in archived:
@@ -201,7 +203,7 @@ class Conflicts:
                 yield from ((key, _digest(None, value)) for key, value in stored)
 
     def _stored_pointers(self, wanted: Iterable[int]) -> set[int]:
-        """Which of these transactions the target has payloads of."""
+        """Return which of these transactions the target has payloads of."""
         found: set[int] = set()
         start: bytes | None = self._start
         while start is not None:
@@ -221,7 +223,7 @@ class Conflicts:
             start = page.resume
 
     def _references(self, wanted: set[int]) -> Iterator[tuple[bytes, int]]:
-        """The target's messages that take their payload from one of these transactions' rows."""
+        """Yield the target's messages that take their payload from one of these transactions' rows."""
         start: bytes | None = self._start
         while start is not None:
             page = self._store.message.read(CELLS, start, self._stop, _PAGE_ROWS)
@@ -239,6 +241,6 @@ def _named(pointers: list[int]) -> str:
 
 
 def _digest(pointer: int | None, payload: bytes | None) -> bytes:
-    """A digest of a row's value."""
+    """Return a digest of a row's value."""
     head = f"{None if pointer is None else java_abs(pointer)} {payload is None} ".encode()
     return blake2b(head + (payload or b""), digest_size=16).digest()

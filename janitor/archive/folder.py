@@ -46,7 +46,7 @@ class DayFolder(NamedTuple):
     day: date
 
     def files(self) -> list[Path]:
-        """The files of rows, in order of name.
+        """Return the files of rows, in order of name.
 
         Raises:
             ArchiveError: the folder cannot be read.
@@ -58,7 +58,7 @@ class DayFolder(NamedTuple):
 
 
 def local_folder(path: str) -> Path:
-    """The folder that the setting ``janitor.archive.path`` names.
+    """Return the folder that the setting ``janitor.archive.path`` names.
 
     Raises:
         ConfigurationError: it is a URL.
@@ -72,17 +72,17 @@ def local_folder(path: str) -> Path:
 
 
 def day_of(ms: int) -> date:
-    """The day of a moment, in UTC."""
+    """Return the day of a moment, in UTC."""
     return datetime.fromtimestamp(ms / 1000, UTC).date()
 
 
 def day_path(folder: Path, topic: TopicId, day: date) -> Path:
-    """Where rows of a topic go that are deleted on that day."""
+    """Return where rows of a topic go that are deleted on that day."""
     return _topic_path(folder, topic) / f"day={day.isoformat()}"
 
 
 def file_name(run_id: str, number: int) -> str:
-    """A file's name.
+    """Return a file's name.
 
     Raises:
         ValueError: the run's id has characters that do not belong into one.
@@ -93,7 +93,7 @@ def file_name(run_id: str, number: int) -> str:
 
 
 def days(folder: Path, topic: TopicId | None = None) -> Iterator[DayFolder]:
-    """The days of an archive, in order of name.
+    """Yield the days of an archive, in order of name.
 
     Args:
         folder: the archive's; need not exist.

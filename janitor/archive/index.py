@@ -62,7 +62,7 @@ class Selection:
         return self._meets(run_id, time_ms, time_ms)
 
     def may_take(self, summary: Summary) -> bool:
-        """Whether there can be such rows in a file."""
+        """Return whether there can be such rows in a file."""
         return self._meets(summary.run_id, summary.oldest_ms, summary.newest_ms)
 
     def _meets(self, run_id: str, oldest_ms: int, newest_ms: int) -> bool:
@@ -106,7 +106,7 @@ class Group:
 
 
 def find(folder: Path, patterns: tuple[str, ...] = ()) -> Listing:
-    """The files of an archive, without reading their rows.
+    """Return the files of an archive, without reading their rows.
 
     Args:
         folder: the archive's; need not exist.
@@ -120,7 +120,7 @@ def find(folder: Path, patterns: tuple[str, ...] = ()) -> Listing:
 
 
 def find_topic(folder: Path, topic: TopicId) -> list[ArchivedFile]:
-    """The files of one topic.
+    """Return the files of one topic.
 
     Raises:
         ArchiveError: one of them is damaged, and what it holds might be meant; or there is none.
@@ -135,7 +135,7 @@ def find_topic(folder: Path, topic: TopicId) -> list[ArchivedFile]:
 
 
 def run_of(folder: Path, topic: TopicId, publish_ms: int, sequence: int) -> str | None:
-    """The run that archived a message last; None where no file that can be read has it.
+    """Return the run that archived a message last; None where no file that can be read has it.
 
     Args:
         sequence: the message's number within its millisecond.

@@ -155,7 +155,7 @@ def summarise(path: Path) -> Summary:
 
 
 def read(path: Path, columns: Sequence[str]) -> Iterator[list[tuple[Any, ...]]]:
-    """The values of some columns, some rows at a time.
+    """Yield the values of some columns, some rows at a time.
 
     Raises:
         ArchiveError: as :func:`summarise`, or a checksum is wrong.
@@ -223,7 +223,7 @@ def _schema(pa: ModuleType) -> Any:
 
 
 def _span(footer: Any, column: str) -> tuple[Any, Any]:
-    """The lowest and the highest value of a column that has one in every row."""
+    """Return the lowest and the highest value of a column that has one in every row."""
     index = [c.name for c in COLUMNS].index(column)
     found = [footer.row_group(number).column(index).statistics for number in range(footer.num_row_groups)]
     if not found or any(statistics is None or not statistics.has_min_max for statistics in found):

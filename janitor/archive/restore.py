@@ -264,7 +264,7 @@ class _Restore:
         return self._store
 
     def finish(self) -> Restored:
-        """The result, with what there is to say about it."""
+        """Return the result, with what there is to say about it."""
         result = self._result
         lacking = sum(not self._has_payload(pointer) for _, pointer in self._referenced - self._archived)
         if lacking:
@@ -287,7 +287,7 @@ class _Restore:
     # -- the target ----------------------------------------------------------------------------------------------
 
     def _target(self, topic: TopicId) -> TopicMetadata:
-        """The target as it is now.
+        """Return the target as it is now.
 
         Raises:
             Refused: nothing may be written to it.
@@ -324,14 +324,14 @@ class _Restore:
     # -- rows ----------------------------------------------------------------------------------------------------
 
     def _meant(self, file: ArchivedFile, rows: list[tuple[Any, ...]]) -> Iterator[_Row]:
-        """The rows that are selected or needed, as they come back."""
+        """Yield the rows that are selected or needed, as they come back."""
         for key, pointer, payload, recorded in rows:
             parts = self._parts(file, key)
             if self._is_meant(file, parts):
                 yield _Row(self._new_key(parts), parts.time_ms, self._signed(file, pointer, recorded), payload)
 
     def _is_meant(self, file: ArchivedFile, parts: MessageKey | PayloadKey) -> bool:
-        """Whether it was asked for, or a message that comes back refers to it."""
+        """Return whether it was asked for, or a message that comes back refers to it."""
         if isinstance(parts, PayloadKey):
             transaction = (parts.generation, java_abs(parts.write_pointer))
             self._archived.add(transaction)
@@ -343,12 +343,12 @@ class _Restore:
         return parts._replace(topic=self._topic.topic, generation=self._topic.generation).pack()
 
     def _has_payload(self, pointer: int) -> bool:
-        """Whether the target has any payload of the transaction."""
+        """Return whether the target has any payload of the transaction."""
         start = pointer_prefix(self._topic.topic.prefix, self._topic.generation, pointer)
         return self._store.payload.first(start, stop_key(start)) is not None
 
     def _signed(self, file: ArchivedFile, pointer: int | None, recorded: str) -> int | None:
-        """The pointer a message comes back with: positive only where it is known that it may be seen."""
+        """Return the pointer a message comes back with: positive only where it is known that it may be seen."""
         if pointer is None or pointer <= 0:
             return pointer
         # Whatever an archive of before says of an old generation's row, by itself it cannot have known it.
@@ -360,7 +360,7 @@ class _Restore:
         return pointer in self._void or (self._snapshot is not None and self._snapshot.is_invalid(pointer))
 
     def _missing(self, table: KeyReads, keys: list[bytes]) -> list[bytes]:
-        """Those of the keys that have no row in the target."""
+        """Return those of the keys that have no row in the target."""
         there = {key for page in pick(partial(table.read, KEYS), lambda key: key, len, keys) for key in page}
         return [key for key in keys if key not in there and key not in self._would_write]
 

@@ -217,7 +217,7 @@ class RunArchive:
                 yield [_payload(key, value, self._snapshot, rule) for key, value in stored]
 
     def _next_path(self, day: Path) -> Path:
-        """A path that no file has, in a folder that is there for good."""
+        """Return a path that no file has, in a folder that is there for good."""
         if day not in self._made:
             archive_folder.make_durable(day, self._folder)
             self._made.add(day)

@@ -62,7 +62,7 @@ class Boundary:
 
 
 def claim(evidence: Sequence[Evidence], open_pointers: Iterable[int], lifetime: Lifetime) -> Boundary:
-    """The prune boundary that the evidence proves.
+    """Return the prune boundary that the evidence proves.
 
     Args:
         evidence: intervals left clean.
@@ -91,13 +91,13 @@ def claim(evidence: Sequence[Evidence], open_pointers: Iterable[int], lifetime: 
 
 
 def newest_settled(started_ms: int, lifetime: Lifetime) -> int:
-    """The newest pointer under which nothing could be published any more when a pass began."""
+    """Return the newest pointer under which nothing could be published any more when a pass began."""
     late_ms = max(lifetime.grace_ms, lifetime.allowance_ms)
     return (started_ms - lifetime.max_ms - late_ms) * TX_PER_MS - 1
 
 
 def in_force(claim: Claim, evidence: Iterable[Evidence], now_ms: int, lifetime: Lifetime) -> bool:
-    """Whether a claim still stands: not made by a clock set back since, nor with a lifetime raised since.
+    """Return whether a claim still stands: not made by a clock set back since, nor with a lifetime raised since.
 
     Args:
         evidence: what there is now; a round of passes ends later than its claim is dated.
@@ -107,12 +107,14 @@ def in_force(claim: Claim, evidence: Iterable[Evidence], now_ms: int, lifetime: 
 
 
 def covered_since_ms(evidence: Sequence[Evidence]) -> int | None:
-    """When the oldest pass began that the evidence rests on: all keys were covered since; None where some were not."""
+    """Return when the oldest pass began that the evidence rests on: all keys were covered since; None where some were
+    not.
+    """
     return None if find_gap(evidence) is not None else min(interval.started_ms for interval in evidence)
 
 
 def with_newer(known: Iterable[Evidence], newer: Sequence[Evidence]) -> list[Evidence]:
-    """The evidence there is once other intervals were covered, too: for each key only the newer counts."""
+    """Return the evidence there is once other intervals were covered, too: for each key only the newer counts."""
     covered = [_interval(item) for item in newer]
     rest = [
         replace(item, start=left.start, stop=left.stop)
@@ -123,7 +125,7 @@ def with_newer(known: Iterable[Evidence], newer: Sequence[Evidence]) -> list[Evi
 
 
 def find_gap(evidence: Iterable[Evidence]) -> str | None:
-    """Where the intervals leave keys uncovered, in words; None when they cover everything."""
+    """Return where the intervals leave keys uncovered, in words; None when they cover everything."""
     intervals = [_interval(item) for item in evidence]
     if not intervals:
         return "no complete pass has covered the message table yet"
@@ -137,7 +139,7 @@ def find_gap(evidence: Iterable[Evidence]) -> str | None:
 
 
 def _alike(evidence: Iterable[Evidence]) -> list[Evidence]:
-    """The intervals, with neighbours put together of which the same can be said."""
+    """Return the intervals, with neighbours put together of which the same can be said."""
     found: list[Evidence] = []
     for item in sorted(evidence, key=lambda item: item.start):
         if found and item == replace(found[-1], start=item.start, stop=item.stop) and item.start == found[-1].stop:
@@ -148,7 +150,9 @@ def _alike(evidence: Iterable[Evidence]) -> list[Evidence]:
 
 
 def _limits(interval: Evidence, of_snapshot: int, lifetime: Lifetime) -> list[Limit]:
-    """How far one interval allows the boundary; ``of_snapshot`` is its snapshot's own where no row had to stay."""
+    """Return how far one interval allows the boundary; ``of_snapshot`` is its snapshot's own where no row had to
+    stay.
+    """
     between = _between(interval.start, interval.stop)
     snapshot = f"snapshot {interval.snapshot_timestamp_ms}, used {between}"
     if interval.bound < of_snapshot:
@@ -161,7 +165,7 @@ def _limits(interval: Evidence, of_snapshot: int, lifetime: Lifetime) -> list[Li
 
 
 def _between(start: bytes, stop: bytes | None) -> str:
-    """An interval of keys, in words; where it is the keys of one salt, with the salt."""
+    """Return an interval of keys, in words; where it is the keys of one salt, with the salt."""
     first, last = start.hex() or "the beginning", "the end" if stop is None else stop.hex()
     is_salt = len(start) == 1 and stop == (bytes([start[0] + 1]) if start < b"\xff" else None)
     return f"from {first} to {last}" + (f" (salt {start[0]})" if is_salt else "")

@@ -64,11 +64,11 @@ class Round:
     payloads_done: Reach = nowhere
 
     def has_done(self, part: Reads) -> bool:
-        """Whether an earlier run has covered this part."""
+        """Return whether an earlier run has covered this part."""
         return not remainder(part.span, self.done)
 
     def first_undone(self, part: Reads) -> bytes:
-        """The first key of a part that no earlier run has covered, where these have covered all before it."""
+        """Return the first key of a part that no earlier run has covered, where these have covered all before it."""
         left = remainder(part.span, self.done)
         return left[0].start if len(left) == 1 and left[0].stop == part.span.stop else part.span.start
 
@@ -80,7 +80,7 @@ class Round:
 
 
 def is_whole(parts: Sequence[Reads]) -> bool:
-    """Whether a store is in one piece."""
+    """Return whether a store is in one piece."""
     return [part.span for part in parts] == [ALL_KEYS]
 
 
@@ -158,7 +158,7 @@ class Refutation(NamedTuple):
 
 
 def refutation(state: State) -> Refutation | None:
-    """How the last claim was refuted; None once another one was made, or when none ever was.
+    """Return how the last claim was refuted; None once another one was made, or when none ever was.
 
     Raises:
         StateError: the state could not be read.

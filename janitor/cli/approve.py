@@ -25,13 +25,13 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 
 def once_for_option(command: _F) -> _F:
-    """The option ``--once-for``."""
+    """Return the option ``--once-for``."""
     text = "Do this once for each TEXT, such as a date; what was done for it is remembered."
     return click.option("--once-for", metavar="TEXT", help=text)(command)
 
 
 def is_done(current: Session, verb: str, text: str | None) -> bool:
-    """Whether this was decided and done before; says so."""
+    """Return whether this was decided and done before; says so."""
     if text is None or not current.place.has_state():
         return False
     with current.place.state() as state:

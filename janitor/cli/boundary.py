@@ -61,7 +61,7 @@ def command(explain: bool) -> None:
 
 
 def _limit(limit: Limit) -> dict[str, str | None]:
-    """A limit as JSON values; the key is in hex, and null where it is about a transaction."""
+    """Return a limit as JSON values; the key is in hex, and null where it is about a transaction."""
     return {
         "bound": str(limit.bound),
         "reason": limit.reason,

@@ -38,7 +38,7 @@ def show() -> None:
 
 
 def _plain(value: object) -> object:
-    """The value as JSON has it."""
+    """Return the value as JSON has it."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value if isinstance(value, bool | int | float | str | None) else str(value)

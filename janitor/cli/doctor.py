@@ -106,7 +106,7 @@ def _configured(current: Session) -> Iterator[Finding]:
 
 
 def _archive(current: Session) -> Finding:
-    """Whether pyarrow is installed, and the folder can be written and has space."""
+    """Return whether pyarrow is installed, and the folder can be written and has space."""
     current.archive()
     folder = Path(current.settings.janitor.archive.path)
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
@@ -183,7 +183,7 @@ def _auth(current: Session) -> Finding:
 
 
 def _spark() -> Finding:
-    """Whether janitor spark would start; no other command needs it."""
+    """Return whether janitor spark would start; no other command needs it."""
     from janitor.spark import session as on  # noqa: PLC0415 not for a help text
 
     try:
@@ -222,7 +222,7 @@ def _store(current: Session) -> Finding:
 
 
 def _look_inside(current: Session) -> tuple[int, str, str]:
-    """How many topics the store has, whether plans have to copy its files, and who holds it."""
+    """Return how many topics the store has, whether plans have to copy its files, and who holds it."""
     holder = current.holder()
     if holder is not None:
         topics = sum(holder.inspect("metadata", (), 0).counts.values())
@@ -302,14 +302,14 @@ def _leveldb() -> Finding:
 
 
 def _cdap(current: Session) -> Finding:
-    """Whether CDAP still does by itself, in HBase, what this janitor does."""
+    """Return whether CDAP still does by itself, in HBase, what this janitor does."""
     with current.place.readable() as store:
         found = [*store.obstacles(), *current.place.unseen]
     return _of("cdap", found, "", "neither its observers nor its pruning are at work on these tables")
 
 
 def _tables(current: Session) -> Finding:
-    """Whether HBase keeps what a sweep deletes, or deletes what it keeps."""
+    """Return whether HBase keeps what a sweep deletes, or deletes what it keeps."""
     from tms_core.tables.hbase.described import NEEDED  # noqa: PLC0415 HBase's Thrift is not for a help text
 
     found = [
@@ -326,7 +326,7 @@ def _tables(current: Session) -> Finding:
 
 
 def _regions(current: Session) -> Finding:
-    """Whether each bucket has a region of its own, so that buckets are swept and compacted by themselves."""
+    """Return whether each bucket has a region of its own, so that buckets are swept and compacted by themselves."""
     found = [
         f"{table.name} has no region that begins at {', '.join(f'x{start.hex()}' for start in table.missing_starts)}"
         for table in current.place.table_settings()
@@ -348,5 +348,5 @@ def _remembered(current: Session) -> tuple[StoreRecord | None, RunRecord | None]
 
 
 def _path(current: Session) -> Path:
-    """The LevelDB folder."""
+    """Return the LevelDB folder."""
     return Path(current.settings.storage.leveldb.path)

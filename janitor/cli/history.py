@@ -70,7 +70,8 @@ def command(run_id: str | None, limit: int, since: Moment | None) -> None:
 
 
 def status(run: RunRecord, now_ms: int, lease_seconds: int) -> str:
-    """How a run ended; of one that did not, whether it goes on or has not shown a sign of life for too long (S10).
+    """Return how a run ended; of one that did not, whether it goes on or has not shown a sign of life for too long
+    (S10).
 
     Args:
         lease_seconds: how long a run may be silent.

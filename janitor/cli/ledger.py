@@ -60,7 +60,7 @@ def command(patterns: tuple[str, ...], run_id: str | None, limit: int) -> None:
 
 
 def parts(entry: LedgerEntry, key: bytes) -> dict[str, int]:
-    """The numbers in a key of an entry, by name; of a bound that ends early only those it has."""
+    """Return the numbers in a key of an entry, by name; of a bound that ends early only those it has."""
     rest = key[len(entry.topic.prefix) :]
     found = {}
     for name, size, signed in (("generation", GENERATION_BYTES, True), *_PARTS[entry.table]):
@@ -72,7 +72,7 @@ def parts(entry: LedgerEntry, key: bytes) -> dict[str, int]:
 
 
 def cells(entry: LedgerEntry) -> list[str]:
-    """An entry as a row of a table."""
+    """Return an entry as a row of a table."""
     rows = "unknown" if entry.rows is None else f"{entry.rows:,}"
     snapshot = "none" if entry.snapshot_timestamp_ms is None else render.moment(entry.snapshot_timestamp_ms)
     ends = [_place(entry, key) for key in (entry.start, entry.stop)]
@@ -91,7 +91,7 @@ def cells(entry: LedgerEntry) -> list[str]:
 
 
 def policy(entry: LedgerEntry) -> str:
-    """The policy that an entry was taken by, in words."""
+    """Return the policy that an entry was taken by, in words."""
     if entry.rule == Rule.EXPIRED:
         return f"ttl {duration(entry.ttl_seconds * 1000)}, cut-off {render.moment(entry.cutoff_ms)}"
     if entry.rule == Rule.PROCESSED:
@@ -100,7 +100,7 @@ def policy(entry: LedgerEntry) -> str:
 
 
 def _place(entry: LedgerEntry, key: bytes) -> str:
-    """Where in its generation a key lies, for people."""
+    """Return where in its generation a key lies, for people."""
     found = parts(entry, key)
     if found.get("generation") != entry.generation:
         return "the end"

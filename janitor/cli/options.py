@@ -79,7 +79,7 @@ topic_patterns = click.option(
 
 
 def session() -> Session:
-    """The session of the command that is running; call it once the options have been read.
+    """Return the session of the command that is running; call it once the options have been read.
 
     What commands work with is imported here: a help text and a completion do without it.
     """

@@ -26,7 +26,7 @@ def typed(current: Session, words: str) -> str:
 
 
 def next_pass(current: Session) -> str:
-    """How what is due gets done: by the daemon that has the store, or by a run, which a daemon would refuse."""
+    """Return how what is due gets done: by the daemon that has the store, or by a run, which a daemon would refuse."""
     if not _is_held(current):
         return typed(current, "run --once")
     if current.place.exclusive:
@@ -35,7 +35,7 @@ def next_pass(current: Session) -> str:
 
 
 def adoption(current: Session) -> str:
-    """How a store met for the first time gets adopted: with a run, or alone where a daemon would refuse one."""
+    """Return how a store met for the first time gets adopted: with a run, or alone where a daemon would refuse one."""
     return typed(current, "adopt" if _is_held(current) else "run --once --adopt")
 
 
@@ -58,14 +58,14 @@ def for_held(current: Session, report: Report, holds: set[Hold]) -> str:
 
 
 def _paused(current: Session) -> str:
-    """The pattern that is paused, as resume takes it; none where everything is, or where there are several."""
+    """Return the pattern that is paused, as resume takes it; none where everything is, or where there are several."""
     with open_state(current) as state:
         patterns = [pause.pattern for pause in state.pauses()] if state else []
     return f" {shlex.quote(patterns[0])}" if len(patterns) == 1 and patterns[0] != EVERYTHING else ""
 
 
 def _is_held(current: Session) -> bool:
-    """Whether a daemon has the store now."""
+    """Return whether a daemon has the store now."""
     if current.place.exclusive:
         try:
             return current.holder() is not None

@@ -139,7 +139,7 @@ def print_next(steps: str, style: str = "") -> None:
 
 
 def grid(columns: Sequence[str], right: Sequence[int] = ()) -> Table:
-    """An empty table; ``right`` are the columns with numbers."""
+    """Return an empty table; ``right`` are the columns with numbers."""
     table = _PlainTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for number, column in enumerate(columns):
         # The first column is the one that may be long; the others would only be torn apart.
@@ -151,7 +151,7 @@ def grid(columns: Sequence[str], right: Sequence[int] = ()) -> Table:
 
 
 def styled(text: str, style: str) -> Text:
-    """A cell with a colour."""
+    """Return a cell with a colour."""
     return Text(text, style=style)
 
 
@@ -181,7 +181,7 @@ def messages(
     counted_ms: int | None = None,
     began_ms: int | None = None,
 ) -> str:
-    """How many of how many messages a run or a plan takes; empty where that is not known.
+    """Return how many of how many messages a run or a plan takes; empty where that is not known.
 
     Args:
         began_ms: when it began; None to say nothing of the age of the count.
@@ -199,7 +199,7 @@ def on_disk(present: int | None) -> str:
 
 
 def age(ms: int | None, report: Report) -> str:
-    """How long before the report's moment; ``in`` for a time that is still to come."""
+    """Return how long before the report's moment; ``in`` for a time that is still to come."""
     if ms is None:
         return ""
     past_ms = report.effective_now_ms - ms
@@ -207,13 +207,13 @@ def age(ms: int | None, report: Report) -> str:
 
 
 def when(ms: int, now_ms: int) -> str:
-    """A moment, and how far from now it is."""
+    """Return a moment, and how far from now it is."""
     away = duration(now_ms - ms, rough=True)
     return f"{moment(ms)} ({f'{away} ago' if ms <= now_ms else f'in {away}'})"
 
 
 def line(name: str, *parts: str, style: str = "") -> Text:
-    """A line of a list: a word on the left and what there is to say of it."""
+    """Return a line of a list: a word on the left and what there is to say of it."""
     text = Text(f"{name:<{_LEFT}}", style="bold")
     return text.append(Text("; ".join(part for part in parts if part), style=style))
 
@@ -267,7 +267,7 @@ def _totals(report: Report) -> Text:
 
 
 def _gained(report: Report) -> Iterator[str]:
-    """How many of how many messages go, and what is free by that, as far as it is known."""
+    """Yield how many of how many messages go, and what is free by that, as far as it is known."""
     if left := messages(report.mode, **report.messages._asdict(), began_ms=report.started_ms):
         yield f"messages: {left}"
     if freed := report.deleted_bytes():

@@ -60,7 +60,7 @@ def _resume(state: State, pattern: str) -> tuple[list[str], list[str]]:
 
 
 def _within(pattern: str, wider: str) -> bool:
-    """Whether the one pattern is the other, or plainly lies within it."""
+    """Return whether the one pattern is the other, or plainly lies within it."""
     return pattern == wider or fnmatchcase(pattern, wider)
 
 

@@ -170,7 +170,7 @@ def source_options(current: Session, patterns: tuple[str, ...], partitions: int 
 
 
 def _absolute(place: str) -> str:
-    """A path or a URL, for processes that work in other folders."""
+    """Return a path or a URL, for processes that work in other folders."""
     return place if "://" in place else str(Path(place).absolute())
 
 

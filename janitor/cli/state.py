@@ -41,7 +41,9 @@ def open_state(current: Session) -> Iterator[State | None]:
 
 
 def complete_topics(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """The topics that begin so, for a shell to complete: those of the last run; none where the state cannot be read."""
+    """Return the topics that begin so, for a shell to complete: those of the last run; none where the state cannot be
+    read.
+    """
     before = context.find_root().params
     config, leveldb, hbase = (context.params.get(name) or before.get(name) for name in ("config", "leveldb", "hbase"))
     try:
@@ -54,7 +56,9 @@ def complete_topics(context: click.Context, _: click.Parameter, incomplete: str)
 
 
 def place_of(config: Path | None, leveldb: str | None, hbase: str | None) -> Place:
-    """Where the state is; of a LevelDB store without loading the settings, for which a shell would have to wait."""
+    """Return where the state is; of a LevelDB store without loading the settings, for which a shell would have to
+    wait.
+    """
     folder = None if hbase else _state_folder(config, leveldb)
     if folder is not None:
         from janitor.app.leveldb_place import LevelDBPlace  # noqa: PLC0415 a run on HBase needs no LevelDB
@@ -66,7 +70,9 @@ def place_of(config: Path | None, leveldb: str | None, hbase: str | None) -> Pla
 
 
 def _state_folder(config: Path | None, leveldb: str | None) -> Path | None:
-    """The state folder of a LevelDB store, as flags, environment and file say it; None for another kind of store."""
+    """Return the state folder of a LevelDB store, as flags, environment and file say it; None for another kind of
+    store.
+    """
     content = yaml_file.read(config) if config else {}
 
     def setting(path: str, default: str = "") -> str:
@@ -85,7 +91,7 @@ def _state_folder(config: Path | None, leveldb: str | None) -> Path | None:
 
 
 def beginning(state: State | None) -> dict[str, Any]:
-    """When the state was made and the store was adopted, as JSON values."""
+    """Return when the state was made and the store was adopted, as JSON values."""
     record = state.store() if state else None
     return {
         "known_since_ms": state.created_ms() if state else None,

@@ -93,7 +93,7 @@ def _show(current: Session, *, clear: bool = False) -> None:
 
 
 def _check(current: Session) -> int:
-    """One line as monitoring plugins print it; returns their exit code."""
+    """Return one line as monitoring plugins print it; returns their exit code."""
     try:
         health = judge(_status(current))
     except TmsError as error:
@@ -137,7 +137,7 @@ def _status(current: Session, *, fresh: bool = True) -> Status:
 
 
 def _under_way(current: Session, state: State, now_ms: int) -> Running | None:
-    """A run of another process that has shown a sign of life; how far it has come is not known here."""
+    """Return a run of another process that has shown a sign of life; how far it has come is not known here."""
     lease_seconds = current.settings.janitor.lease.seconds
     for run in state.unfinished_runs():
         if run_status(run, now_ms, lease_seconds) == RUNNING:
@@ -146,7 +146,7 @@ def _under_way(current: Session, state: State, now_ms: int) -> Running | None:
 
 
 def lines(status: Status, health: Health, arguments: str = "") -> Iterator[Text]:
-    """The status in lines.
+    """Yield the status in lines.
 
     Args:
         arguments: options to be typed after a command.
@@ -264,7 +264,7 @@ def _transactions(status: Status) -> Iterator[Text]:
 
 
 def _consumers(status: Status) -> Iterator[Text]:
-    """Those that are furthest behind."""
+    """Yield those that are furthest behind."""
     behind = sorted((one for one in status.consumers if one.lag_messages), key=lambda one: -one.lag_messages)
     for one in behind[:_NAMED]:
         oldest = one.oldest_unread_ms

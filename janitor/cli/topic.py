@@ -95,7 +95,7 @@ def lines(current: Session, topic: TopicId, found: Mapping[str, Any]) -> Iterato
 
 
 def lag(consumer: Mapping[str, Any], now_ms: int) -> str:
-    """How far a consumer is behind, in words."""
+    """Return how far a consumer is behind, in words."""
     if not consumer["lag_messages"]:
         return f"has read all, {render.when(consumer['updated_ms'], now_ms)}"
     behind = f"{consumer['lag_messages']:,} messages behind"

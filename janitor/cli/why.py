@@ -64,7 +64,7 @@ def command(topic: TopicId, message_id: MessageId) -> None:
 
 
 def _archived(current: Session, answer: Why) -> Iterator[str]:
-    """The commands that bring the message back, where it is gone and its archive has it."""
+    """Yield the commands that bring the message back, where it is gone and its archive has it."""
     place, at_ms = current.settings.janitor.archive.path, answer.message_id.publish_ms
     if "://" in place or not Path(place).is_dir() or all(one.table != "message" for one in answer.missing):
         return
@@ -78,7 +78,7 @@ def _archived(current: Session, answer: Why) -> Iterator[str]:
 
 
 def lines(answer: Why, arguments: str = "") -> Iterator[str]:
-    """The answer in sentences.
+    """Yield the answer in sentences.
 
     Args:
         arguments: options to be typed after a command.
@@ -133,7 +133,7 @@ def _fate(answer: Why, found: Found, arguments: str) -> str:
 
 
 def _due(fate: Fate, now_ms: int) -> str:
-    """When the ttl is over, of a row that only time takes."""
+    """Return when the ttl is over, of a row that only time takes."""
     if fate.due_ms is None or fate.due_ms <= now_ms:
         return f"has expired {render.moment(fate.due_ms or 0)}"
     return f"expires {render.moment(fate.due_ms)}, in {duration(fate.due_ms - now_ms, rough=True)}"

@@ -98,7 +98,7 @@ class Decider(Decides, Protocol):
     """What decides in the process that holds the store: its engine, or something before that."""
 
     def at_work(self) -> bool:
-        """Whether a run is under way, which a decision of ``WAITING`` has to wait for."""
+        """Return whether a run is under way, which a decision of ``WAITING`` has to wait for."""
         ...
 
 
@@ -135,7 +135,7 @@ class Greeting(NamedTuple):
 
 
 def methods(kind: type) -> frozenset[str]:
-    """The names of a protocol's methods."""
+    """Return the names of a protocol's methods."""
     return frozenset(name for name in vars(kind) if not name.startswith("_"))
 
 
@@ -202,7 +202,7 @@ def greeting(store: str, settings: str) -> Greeting:
 
 
 def answer(behind: Behind, method: str, body: bytes, observe: Observer, gone: Event) -> Any:
-    """The result of a question, as JSON values.
+    """Return the result of a question, as JSON values.
 
     Args:
         observe: told how far it is.
@@ -284,7 +284,7 @@ def _call(engine: object, protocol: type, method: str, arguments: Mapping[str, A
 
 
 def not_understood(why: str) -> TmsError:
-    """The error of a request that is none."""
+    """Return the error of a request that is none."""
     return TmsError(f"The request was not understood: {why}.")
 
 

@@ -261,7 +261,7 @@ class _SocketProtocol(Protocol):
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """The user whose process is at the other end."""
+    """Return the user whose process is at the other end."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(credentials)
     return int(uid)

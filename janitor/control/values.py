@@ -45,7 +45,7 @@ _PLAIN = (str, int, float, bool)
 
 
 def pack(value: Any) -> Any:
-    """The value as JSON has it.
+    """Return the value as JSON has it.
 
     Bytes become hex, a dataclass or a named tuple an object; a mapping becomes an object where all its keys are
     strings, and a list of pairs where not.
@@ -127,7 +127,7 @@ def _unpack_union(kind: Any, arguments: tuple[Any, ...], value: Any) -> Any:
 
 
 def _checked(kind: type, value: Any) -> Any:
-    """The value, if it is of that very type; a whole number will do for a float."""
+    """Return the value, if it is of that very type; a whole number will do for a float."""
     if type(value) is kind or (kind is float and type(value) is int):
         return value
     raise ValueError(f"{type(value).__name__} where there should be {kind.__name__}")
@@ -135,7 +135,7 @@ def _checked(kind: type, value: Any) -> Any:
 
 @cache
 def _fields(kind: Any) -> Mapping[str, Any]:
-    """The fields of a dataclass or a named tuple, and their types; none of other types."""
+    """Return the fields of a dataclass or a named tuple, and their types; none of other types."""
     if not dataclasses.is_dataclass(kind) and not hasattr(kind, "_fields"):
         return {}
     hints = typing.get_type_hints(kind)
@@ -144,7 +144,7 @@ def _fields(kind: Any) -> Mapping[str, Any]:
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """One line.
+    """Return one line.
 
     Raises:
         StoreError: it is longer than the other side takes.
@@ -159,7 +159,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def lines(pieces: Iterable[bytes], max_bytes: int = MAX_BYTES) -> Iterator[dict[str, Any]]:
-    """The messages in the pieces of an answer; a last one that is cut short is left out.
+    """Yield the messages in the pieces of an answer; a last one that is cut short is left out.
 
     Raises:
         ValueError: a line is no message, or too long.
@@ -180,12 +180,12 @@ def lines(pieces: Iterable[bytes], max_bytes: int = MAX_BYTES) -> Iterator[dict[
 
 
 def encode_error(error: TmsError) -> bytes:
-    """An error as the last line of an answer."""
+    """Return an error as the last line of an answer."""
     return encode({"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}})
 
 
 def read_error(found: Any) -> TmsError:
-    """The error that the other side raised; of an unknown kind: the root of ours."""
+    """Return the error that the other side raised; of an unknown kind: the root of ours."""
     given = found if isinstance(found, dict) else {}
     kind = KINDS.get(str(given.get("kind")), TmsError)
     return kind(str(given.get("message", "no reason was given")), str(given.get("hint", "")))

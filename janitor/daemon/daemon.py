@@ -207,7 +207,7 @@ class Daemon:
             return self.engine.restore(folder, request)
 
     def at_work(self) -> bool:
-        """Whether a run is under way."""
+        """Return whether a run is under way."""
         return self.engine.at_work()
 
     # -- jobs ------------------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class Daemon:
         self._metrics.update(status)
 
     def _newest(self, judged: SnapshotFigures) -> SnapshotFigures:
-        """The snapshot that was read last, which may be newer than the one the last run judged by."""
+        """Return the snapshot that was read last, which may be newer than the one the last run judged by."""
         seen = self._source.seen if self._source is not None else None
         if seen is None or (judged.timestamp_ms is not None and seen.snapshot.timestamp_ms <= judged.timestamp_ms):
             return judged
@@ -339,7 +339,7 @@ class Daemon:
         )
 
     def _leads(self) -> bool:
-        """Whether this process holds the lease; one that lost it tries to get it back."""
+        """Return whether this process holds the lease; one that lost it tries to get it back."""
         leads = self.engine.regain_lease()
         if not leads and self._led:
             logger.warning("no sweep as long as another process has the lease")
@@ -372,15 +372,15 @@ class Daemon:
         return self._status
 
     def runs(self, limit: int) -> list[RunSummary]:
-        """The last runs, newest first."""
+        """Return the last runs, newest first."""
         return [collect.summary(run) for run in self._state.runs(limit)]
 
     def past(self) -> AbstractContextManager[State]:
-        """The state, which has the past."""
+        """Return the state, which has the past."""
         return nullcontext(self._state)
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
-        """The metrics' text and its content type, as a scraper's ``Accept`` header wants it."""
+        """Return the metrics' text and its content type, as a scraper's ``Accept`` header wants it."""
         return self._metrics.render(accept)
 
     def alive(self) -> str:

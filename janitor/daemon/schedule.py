@@ -90,7 +90,7 @@ class Schedule:
         )
 
     def next_run_ms(self, name: str) -> int | None:
-        """When a job runs next, by the wall clock; None when the schedule has not started, or has ended."""
+        """Return when a job runs next, by the wall clock; None when the schedule has not started, or has ended."""
         job = self._scheduler.get_job(name) if self._scheduler.running else None
         if job is None or job.next_run_time is None:
             return None
@@ -187,7 +187,7 @@ class Schedule:
 
 
 def _errors_only() -> logging.Logger:
-    """The scheduler's own log; that a run was left out, because the last one is still going on, is no news."""
+    """Return the scheduler's own log; that a run was left out, because the last one is still going on, is no news."""
     logger = logging.getLogger(f"{__name__}.apscheduler")
     logger.setLevel(logging.ERROR)
     return logger

@@ -28,7 +28,7 @@ class Interval(BaseTrigger):
         self._due_ms: int | None = None
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime | None:
-        """The next run, told when one starts. APScheduler asks twice for the same run, and must hear the same."""
+        """Return the next run, told when one starts. APScheduler asks twice for the same run, and must hear the same."""
         running_ms = self._clock.running_ms()
         if self._due_ms is None:
             self._due_ms = running_ms + self._interval_ms
@@ -40,7 +40,7 @@ class Interval(BaseTrigger):
         return max(now, wall_time(self._clock)) + (self._due_ms - running_ms) * _MILLISECOND
 
     def due(self, planned: datetime, now: datetime) -> datetime:
-        """Where the run that was planned ought to be, by the clock as it stands now."""
+        """Return where the run that was planned ought to be, by the clock as it stands now."""
         if self._due_ms is None:
             return planned
         return now + (self._due_ms - self._clock.running_ms()) * _MILLISECOND
@@ -57,7 +57,7 @@ class Calendar(BaseTrigger):
         self._last: datetime | None = None
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime | None:
-        """The first run in the future: those between the last one and now are past, however many they are."""
+        """Return the first run in the future: those between the last one and now are past, however many they are."""
         self._last = previous_fire_time
         return self.after(now if previous_fire_time is None else max(previous_fire_time, now))
 
@@ -67,7 +67,7 @@ class Calendar(BaseTrigger):
         return min(planned, self.after(found) if found == self._last else found)
 
     def after(self, moment: datetime) -> datetime:
-        """The first minute it fires that is later than a moment, in UTC."""
+        """Return the first minute it fires that is later than a moment, in UTC."""
         return next(CronSim(self._text, moment))
 
     def __str__(self) -> str:
@@ -94,5 +94,5 @@ def cron(text: str) -> Trigger:
 
 
 def wall_time(clock: Clock) -> datetime:
-    """The wall clock as APScheduler reads it."""
+    """Return the wall clock as APScheduler reads it."""
     return datetime.fromtimestamp(0, UTC) + clock.now_ms() * _MILLISECOND

@@ -60,5 +60,5 @@ class Watched:
         return self._running
 
     def silent_ms(self) -> int:
-        """How long a run under way has shown no sign of life; 0 without one. Takes no lock."""
+        """Return how long a run under way has shown no sign of life; 0 without one. Takes no lock."""
         return self._clock.running_ms() - self._seen_ms if self._running is not None else 0

@@ -57,11 +57,11 @@ class StatusViews(Protocol):
     """What the server shows. Any of it may be called by several threads at once."""
 
     def status(self) -> Status:
-        """The status now; kept ready, never collected for a request."""
+        """Return the status now; kept ready, never collected for a request."""
         ...
 
     def past(self) -> AbstractContextManager[State | None]:
-        """The state, open while the block runs; None as long as there is none.
+        """Return the state, open while the block runs; None as long as there is none.
 
         Raises:
             StoreError: it cannot be opened.
@@ -69,7 +69,7 @@ class StatusViews(Protocol):
         ...
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
-        """The metrics in a text format of Prometheus, as the ``Accept`` header wants it, and its content type."""
+        """Return the metrics in a text format of Prometheus, as the ``Accept`` header wants it, and its content type."""
         ...
 
     def alive(self) -> str:
@@ -82,7 +82,7 @@ class StatusViews(Protocol):
 
 
 def make_app(views: StatusViews, host: str = "127.0.0.1", arguments: str = "") -> Starlette:
-    """The application.
+    """Return the application.
 
     Args:
         views: where the answers come from.
@@ -118,7 +118,7 @@ def make_app(views: StatusViews, host: str = "127.0.0.1", arguments: str = "") -
 
 
 def make_waiting_app(reason: str) -> Starlette:
-    """The application of a janitor that has not begun yet: alive, not ready, and nothing else.
+    """Return the application of a janitor that has not begun yet: alive, not ready, and nothing else.
 
     Args:
         reason: why it has not begun, in a sentence.
@@ -191,7 +191,7 @@ class _Routes:
         return _probe(self._views.ready())
 
     def _status_body(self) -> bytes:
-        """The status as JSON; made once per status, however many ask."""
+        """Return the status as JSON; made once per status, however many ask."""
         status, alive, ready = self._views.status(), self._views.alive(), self._views.ready()
         made = self._made
         if made is None or made[0] is not status or made[1:3] != (alive, ready):
@@ -267,7 +267,9 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 def content_security_policy(page: str) -> str:
-    """A policy that allows the inline style and script of a page, its data: icon, and talking to its own server."""
+    """Return a policy that allows the inline style and script of a page, its data: icon, and talking to its own
+    server.
+    """
     styles, scripts = (_hashes(page, tag) for tag in ("style", "script"))
     return (
         f"default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; connect-src 'self'; "

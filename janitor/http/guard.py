@@ -65,7 +65,7 @@ def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None
 
 
 def _shown(scope: Scope) -> bytes:
-    """The token that a request shows; empty: none."""
+    """Return the token that a request shows; empty: none."""
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     scheme, _, shown = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
     if scheme.lower() == b"bearer":

@@ -123,7 +123,7 @@ class Why:
     consumed: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as JSON values; keys and ids are in hex, write pointers are decimal strings."""
+        """Return the answer as JSON values; keys and ids are in hex, write pointers are decimal strings."""
         return {
             "tms_namespace": self.topic.namespace,
             "topic": self.topic.topic,

@@ -43,7 +43,7 @@ class Fate:
 
     @property
     def doomed(self) -> bool:
-        """Whether the law takes it now, and nothing is in the way but perhaps that the store is not adopted."""
+        """Return whether the law takes it now, and nothing is in the way but perhaps that the store is not adopted."""
         return self.action == "delete" or (self.reason is Reason.HELD and self.hold is Hold.FIRST_CONTACT)
 
 
@@ -91,24 +91,24 @@ def _now(verdict: Verdict, stopped: Hold | None, invert: bool) -> Fate:
 
 
 def _stopped(context: RunContext, topic: TopicId) -> Hold | None:
-    """The hold that keeps runs from changing anything in a topic; None for none."""
+    """Return the hold that keeps runs from changing anything in a topic; None for none."""
     if context.is_paused(topic.prefix):
         return Hold.PAUSED
     return Hold.QUARANTINED if context.is_quarantined(topic.prefix) else context.label
 
 
 def _inverts(context: RunContext, row: Row) -> bool:
-    """Whether the law would negate the row's pointer, if no other rule took it."""
+    """Return whether the law would negate the row's pointer, if no other rule took it."""
     return isinstance(decide(row, None, None, context.transactions, False, None), Invert)
 
 
 def _due_ms(key: MessageKey | PayloadKey, work: TopicWork) -> int:
-    """The first moment whose cut-off lies behind the row's time: a row exactly at the cut-off lives."""
+    """Return the first moment whose cut-off lies behind the row's time: a row exactly at the cut-off lives."""
     return key.time_ms + work.topic.ttl_seconds * 1000 + 1
 
 
 def _rule_in_time(context: RunContext, key: MessageKey | PayloadKey, work: TopicWork) -> Rule | None:
-    """The rule that takes the row once it is due and nothing holds it or needs it."""
+    """Return the rule that takes the row once it is due and nothing holds it or needs it."""
     if key.time_ms == LONG_MAX:
         return None
     ripe = Frontier.open(max(context.now_ms, _due_ms(key, work)), work.topic)
@@ -118,7 +118,9 @@ def _rule_in_time(context: RunContext, key: MessageKey | PayloadKey, work: Topic
 
 
 def _in_time(context: RunContext, work: TopicWork, key: MessageKey | PayloadKey, fate: Fate, goes: bool) -> Fate:
-    """When time alone takes the row: when it is due, or when the hold on the frontier (S8) has come to its end."""
+    """Return when time alone takes the row: when it is due, or when the hold on the frontier (S8) has come to its
+    end.
+    """
     ripe_ms = max(context.now_ms, fate.due_ms or 0)
     if work.frontier.hold is Hold.CONSUMER and not goes and fate.due_ms is not None and fate.due_ms <= context.now_ms:
         end_ms = fate.due_ms + (context.terms.consumer_hold_seconds or 0) * 1000

@@ -82,7 +82,7 @@ class Audit:
 
     @property
     def refutation(self) -> str:
-        """How it refutes the boundary, as a clause; only where it does."""
+        """Return how it refutes the boundary, as a clause; only where it does."""
         return (
             f"the boundary {self.bound} is refuted, and withdrawn: {self.refuted} rows carry the pointer "
             f"of an invalid transaction, the first one is {self.sample_keys[0].hex()}; the invalid list must stay as "
@@ -204,7 +204,7 @@ def metadata(store: Reads, patterns: tuple[str, ...]) -> Inspected:
 
 
 def snapshot_figures(state: VisibilityState, name: str, limit: int) -> dict[str, Any]:
-    """A transaction snapshot, as JSON values; the longest lists are cut to ``limit``."""
+    """Return a transaction snapshot, as JSON values; the longest lists are cut to ``limit``."""
     return {
         "source": name,
         "timestamp_ms": state.timestamp_ms,
@@ -240,7 +240,7 @@ def pointer_state(pointer: int | None, snapshot: VisibilityState | None) -> str:
 
 
 def _ranges(table: KeyReads, patterns: tuple[str, ...]) -> Iterator[tuple[bytes, bytes | None]]:
-    """The key ranges of the topics asked for, also of those without metadata; the whole table for no patterns."""
+    """Yield the key ranges of the topics asked for, also of those without metadata; the whole table for no patterns."""
     if not patterns:
         yield b"", None
         return
@@ -274,7 +274,7 @@ def _smaller(known: int | None, pointer: int) -> int:
 
 
 def _is_foreign(key: MessageKey | PayloadKey | None) -> bool:
-    """Whether the key is none of ours (rule L0)."""
+    """Return whether the key is none of ours (rule L0)."""
     return key is None or key.generation <= 0 or key.time_ms < 0
 
 

@@ -43,7 +43,7 @@ def why(
     now_ms: int,
     history_days: int,
 ) -> Why:
-    """Which rule will take a message, when, and what holds it; or which run has taken it. Nothing is written.
+    """Return which rule will take a message, when, and what holds it; or which run has taken it. Nothing is written.
 
     Args:
         context: as a thorough plan judges, its topics loaded.
@@ -73,7 +73,7 @@ def why(
 
 
 def remembered(state: State, now_ms: int, history_days: int) -> LedgerReach:
-    """How far back the state's ledger can be relied on.
+    """Return how far back the state's ledger can be relied on.
 
     Raises:
         StateError: the state could not be read.
@@ -113,7 +113,7 @@ class _Question:
         return found, missing
 
     def _messages(self) -> Iterator[tuple[MessageKey, MessageValue | None]]:
-        """The rows of every generation under the id's time and sequence; None for a value that cannot be read."""
+        """Yield the rows of every generation under the id's time and sequence; None for a value that cannot be read."""
         table, prefix = self.store.message, self.topic.prefix
         start, stop = prefix, topic_stop(prefix)
         while start < stop and (first := table.first(start, stop)) is not None:
@@ -159,7 +159,7 @@ class _Question:
         )
 
     def _is_referenced(self, key: PayloadKey) -> bool:
-        """Whether another message that stays refers to the row; looked for only where the law asks."""
+        """Return whether another message that stays refers to the row; looked for only where the law asks."""
         work = self.context.topics.get(self.topic.prefix)
         if work is None:
             return False
@@ -174,7 +174,7 @@ class _Question:
         return bool(find_referenced(self.store.message, windows, {key.write_pointer}, PAGE_ROWS, lambda: None))
 
     def _candidates(self) -> list[MessageKey]:
-        """The keys the message may have had, by what the ledger and the announcements know of generations."""
+        """Return the keys the message may have had, by what the ledger and the announcements know of generations."""
         known = {*self.state.ledger_generations(self.topic), *(entry.generation for entry in self._announced())}
         return [MessageKey(self.topic, generation, *self.message_id[:2]) for generation in sorted(known)]
 
@@ -200,7 +200,7 @@ class _Question:
 
 
 def _may_have(entry: LedgerEntry, time_ms: int) -> bool:
-    """Whether a row of that time can have been among those of an entry."""
+    """Return whether a row of that time can have been among those of an entry."""
     if entry.oldest_ms is not None and entry.newest_ms is not None:
         return entry.oldest_ms <= time_ms <= entry.newest_ms
     return entry.rule != Rule.EXPIRED or Cutoff(entry.cutoff_ms).expires(time_ms)

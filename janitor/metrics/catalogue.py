@@ -50,7 +50,7 @@ class Definition:
         return {label: frozenset(series[at] for series in self.known) for at, label in enumerate(self.labels)}
 
     def family(self, parts: Mapping[str, Series]) -> Metric:
-        """The metric with its values.
+        """Return the metric with its values.
 
         Args:
             parts: values by what follows the name: ``_sum`` and ``_count`` of a summary, else nothing.
@@ -67,17 +67,19 @@ class Definition:
         return family
 
     def empty(self) -> Metric:
-        """The metric without values, as prometheus-client has it: a counter's family is named without ``_total``."""
+        """Return the metric without values, as prometheus-client has it: a counter's family is named without
+        ``_total``.
+        """
         return Metric(self.name.removesuffix("_total"), self.help, self.kind)
 
 
 def legible(value: str) -> str:
-    """A label value that can be written in UTF-8; the text formats' own escapes are prometheus-client's work."""
+    """Return a label value that can be written in UTF-8; the text formats' own escapes are prometheus-client's work."""
     return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
 
 
 def seconds(moment_ms: int | None) -> float | None:
-    """A moment as Prometheus has it."""
+    """Return a moment as Prometheus has it."""
     return None if moment_ms is None else moment_ms / 1000
 
 
@@ -108,12 +110,12 @@ PREFIX = "tms_janitor_"
 
 
 def _counter(name: str, text: str, **labels: Iterable[str]) -> Definition:
-    """A counter whose labels take every combination of these values."""
+    """Return a counter whose labels take every combination of these values."""
     return Definition(f"{PREFIX}{name}_total", "counter", text, tuple(labels), _combinations(*labels.values()))
 
 
 def _gauge(name: str, text: str, **labels: Iterable[str]) -> Definition:
-    """A gauge, likewise."""
+    """Return a gauge, likewise."""
     return Definition(f"{PREFIX}{name}", "gauge", text, tuple(labels), _combinations(*labels.values()))
 
 
@@ -180,7 +182,7 @@ GAUGES = (
 
 
 def _of_topic(name: str, text: str) -> Definition:
-    """A gauge of every topic."""
+    """Return a gauge of every topic."""
     return Definition(f"tms_topic_{name}", "gauge", text, ("tms_namespace", "topic"), None)
 
 
@@ -193,7 +195,7 @@ TOPICS = (MESSAGES, SIZE, COUNTED, OLDEST, NEWEST)
 
 
 def _of_consumer(name: str, text: str) -> Definition:
-    """A gauge of every consumer of every topic."""
+    """Return a gauge of every consumer of every topic."""
     return Definition(f"tms_consumer_{name}", "gauge", text, ("tms_namespace", "topic", "consumer"), None)
 
 

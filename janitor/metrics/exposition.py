@@ -67,7 +67,7 @@ class Metrics(Collector):
         )
 
     def render(self, accept: str | None = None) -> tuple[bytes, str]:
-        """The metrics as text, and its content type.
+        """Return the metrics as text, and its content type.
 
         Args:
             accept: the request's ``Accept`` header; OpenMetrics when it asks for that.
@@ -82,7 +82,9 @@ class Metrics(Collector):
 
 
 def wants_openmetrics(accept: str) -> bool:
-    """Whether an ``Accept`` header asks for OpenMetrics, in the version that is written here, rather than for text."""
+    """Return whether an ``Accept`` header asks for OpenMetrics, in the version that is written here, rather than for
+    text.
+    """
     asked = {OPENMETRICS: 0.0, TEXT: 0.0}
     for part in accept.lower().replace(" ", "").split(","):
         kind, *rest = part.split(";")
@@ -95,7 +97,7 @@ def wants_openmetrics(accept: str) -> bool:
 
 
 def _quality(text: str) -> float:
-    """A quality as HTTP writes it; 1 for nonsense."""
+    """Return a quality as HTTP writes it; 1 for nonsense."""
     return float(text) if re.fullmatch(r"[01](\.[0-9]{0,3})?", text) else 1.0
 
 
@@ -103,14 +105,14 @@ def _quality(text: str) -> float:
 
 
 def _counters(counters: Mapping[CounterKey, float]) -> Iterator[Metric]:
-    """Every counter of the catalogue; what else is in the state was written by a newer version and is left out."""
+    """Yield every counter of the catalogue; what else is in the state was written by a newer version and is left out."""
     for definition in COUNTERS:
         yield definition.family({"": _counted(definition, "", counters)})
     yield PHASE_DURATION.family({suffix: _counted(PHASE_DURATION, suffix, counters) for suffix in ("_count", "_sum")})
 
 
 def _counted(definition: Definition, suffix: str, counters: Mapping[CounterKey, float]) -> dict[Labels, float]:
-    """A counter's values, those that are known beforehand and have not counted yet at 0."""
+    """Return a counter's values, those that are known beforehand and have not counted yet at 0."""
     name = definition.name.removeprefix(PREFIX) + suffix
     values = dict.fromkeys(definition.known or (), 0.0)
     for key, value in counters.items():
@@ -125,7 +127,7 @@ def _counted(definition: Definition, suffix: str, counters: Mapping[CounterKey, 
 
 
 def _gauges(status: Status) -> Iterator[Metric]:
-    """Every gauge of the catalogue that is not a topic's."""
+    """Yield every gauge of the catalogue that is not a topic's."""
     values = {**_janitor(status), **_rows(status), **_transactions(status), **_statistics(status)}
     for definition in GAUGES:
         yield definition.family({"": values[definition.name.removeprefix(PREFIX)]})

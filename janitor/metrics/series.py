@@ -70,18 +70,20 @@ def shown(sizes: Mapping[N, int | None], before: Collection[N], per_topic: PerTo
 
 
 def sizes_of(topics: Iterable[TopicFigures]) -> dict[TopicName, int | None]:
-    """How large topics are."""
+    """Return how large topics are."""
     return {TopicName(topic.tms_namespace, topic.topic): topic.size_bytes for topic in topics}
 
 
 def largest(sizes: Mapping[N, int], before: Collection[N], top: int) -> frozenset[N]:
-    """The largest, where one of ``before`` leaves only when it is more than a fifth smaller than one that comes."""
+    """Return the largest, where one of ``before`` leaves only when it is more than a fifth smaller than one that
+    comes.
+    """
     weighed = ((-(5 if name in before else 4) * size, name not in before, name) for name, size in sizes.items())
     return frozenset(name for *_, name in heapq.nsmallest(top, weighed))
 
 
 def families(topics: Sequence[TopicFigures], named: Collection[TopicName]) -> list[Metric]:
-    """The series of the topics named, and of all others together."""
+    """Return the series of the topics named, and of all others together."""
     own = [topic for topic in topics if (topic.tms_namespace, topic.topic) in named]
     others = [topic for topic in topics if (topic.tms_namespace, topic.topic) not in named]
     # One set of labels for all series of a topic: they are never changed, and there can be very many.
@@ -140,12 +142,14 @@ OTHER_CONSUMERS = ConsumerName(_OTHER, _OTHER, _OTHER)
 
 
 def lags_of(consumers: Iterable[ConsumerFigures]) -> dict[ConsumerName, int | None]:
-    """How far consumers are behind; one message more, or nothing would keep those who have read all where they are."""
+    """Return how far consumers are behind; one message more, or nothing would keep those who have read all where they
+    are.
+    """
     return {_name(found): found.lag_messages + 1 for found in consumers}
 
 
 def consumer_families(consumers: Sequence[ConsumerFigures], named: Collection[ConsumerName]) -> list[Metric]:
-    """The series of the consumers named, and of all others together."""
+    """Return the series of the consumers named, and of all others together."""
     own = {_name(found): [found] for found in consumers if _name(found) in named}
     others = [found for found in consumers if _name(found) not in named]
     series = own | ({OTHER_CONSUMERS: others} if others else {})
@@ -166,5 +170,5 @@ def _name(found: ConsumerFigures) -> ConsumerName:
 
 
 def _first(moments: Iterable[int | None]) -> float | None:
-    """The earliest that is known."""
+    """Return the earliest that is known."""
     return seconds(min((moment for moment in moments if moment is not None), default=None))

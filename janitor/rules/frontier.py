@@ -32,17 +32,17 @@ def elapsed_ms(since: ClockAnchor, now: ClockAnchor) -> int:
 
 
 def admit(topic: TopicMetadata, now: ClockAnchor) -> FrontierRecord:
-    """A record that lets everything go that is due now."""
+    """Return a record that lets everything go that is due now."""
     return _applied(_unseen(now), topic, Cutoff.at(now.wall_ms, topic.ttl_seconds), now)
 
 
 def stand_still(record: FrontierRecord | None, now: ClockAnchor) -> FrontierRecord:
-    """A record of a topic that was passed by, so that what gathered meanwhile is a jump once it is no longer."""
+    """Return a record of a topic that was passed by, so that what gathered meanwhile is a jump once it is no longer."""
     return replace(record or _unseen(now), at=now, pending=None, approved=None)
 
 
 def approve(record: FrontierRecord, topic: TopicMetadata) -> FrontierRecord:
-    """A record whose held jump, as it stands now, will be let go by the next run."""
+    """Return a record whose held jump, as it stands now, will be let go by the next run."""
     return replace(record, approved=_target(topic))
 
 
@@ -81,7 +81,7 @@ def advance(
 
 
 def _lies_ahead(since: ClockAnchor, now: ClockAnchor) -> bool:
-    """Whether a reading cannot be compared with this moment, so that a wait has to begin again."""
+    """Return whether a reading cannot be compared with this moment, so that a wait has to begin again."""
     return not since.comparable(now) or (since.boot_id != now.boot_id and since.wall_ms > now.wall_ms)
 
 

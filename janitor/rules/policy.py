@@ -86,13 +86,13 @@ class Frontier:
 
     @classmethod
     def open(cls, now_ms: int, topic: TopicMetadata) -> Frontier:
-        """A frontier that goes as far as the law."""
+        """Return a frontier that goes as far as the law."""
         due = Cutoff.at(now_ms, topic.ttl_seconds)
         return cls(now_ms, due, due, topic.generation)
 
     @classmethod
     def closed(cls, now_ms: int, topic: TopicMetadata, hold: Hold) -> Frontier:
-        """A frontier behind which nothing may be deleted."""
+        """Return a frontier behind which nothing may be deleted."""
         return cls(now_ms, Cutoff.at(now_ms, topic.ttl_seconds), Cutoff(0), 0, hold)
 
     @property
@@ -116,7 +116,7 @@ class Frontier:
         return replace(same, cutoff=cutoff, generation=generation, hold=self.hold or other.hold or Hold.FRONTIER)
 
     def is_processed(self, key: MessageKey | PayloadKey) -> bool:
-        """Whether all consumers have done with a row of the current generation (L7).
+        """Return whether all consumers have done with a row of the current generation (L7).
 
         A payload is older than each message that refers to it, so it has to lie before the last millisecond.
         """
@@ -129,11 +129,11 @@ class Transactions(Protocol):
     """What is known of transactions when a run starts."""
 
     def is_invalid(self, pointer: int) -> bool:
-        """Whether a usable snapshot lists the pointer as invalid."""
+        """Return whether a usable snapshot lists the pointer as invalid."""
         ...
 
     def is_undecided(self, pointer: int) -> bool:
-        """Whether the transaction may still commit."""
+        """Return whether the transaction may still commit."""
         ...
 
 
@@ -169,7 +169,7 @@ def decide(
     referenced: bool,
     expires_ms: int | None,
 ) -> Verdict:
-    """The law's verdict on one row.
+    """Return the law's verdict on one row.
 
     Args:
         row: the row.
@@ -214,7 +214,7 @@ def _claim(
 def _within_reach(
     key: MessageKey | PayloadKey, topic: TopicMetadata, frontier: Frontier, expires_ms: int | None
 ) -> bool:
-    """Whether this run's frontier lets go of a row that the law takes (S8)."""
+    """Return whether this run's frontier lets go of a row that the law takes (S8)."""
     if _old_either_way(key, topic, frontier):
         return True
     if key.generation not in (frontier.generation, topic.generation):
@@ -226,7 +226,7 @@ def _within_reach(
 
 
 def _old_either_way(key: MessageKey | PayloadKey, topic: TopicMetadata, frontier: Frontier) -> bool:
-    """Whether both the law and the frontier take the row for its generation, so that L5 does not ask."""
+    """Return whether both the law and the frontier take the row for its generation, so that L5 does not ask."""
     return key.generation < min(frontier.old_below, topic.old_below)
 
 

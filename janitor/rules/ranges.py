@@ -85,7 +85,7 @@ def payload_spans(topic: TopicMetadata, frontier: Frontier, newest_pointer: int 
 
 
 def newest_expired_pointer(frontier: Frontier, allowance_ms: int) -> int | None:
-    """A payload whose transaction began after this pointer is younger than the cut-off, clocks agreeing.
+    """Return a payload whose transaction began after this pointer is younger than the cut-off, clocks agreeing.
 
     None when the number would not fit a pointer, so that there is no such bound.
     """
@@ -94,7 +94,7 @@ def newest_expired_pointer(frontier: Frontier, allowance_ms: int) -> int | None:
 
 
 def beyond(topic: TopicMetadata) -> bytes:
-    """Where the message rows start that no span and no live row reaches: negative times and newer generations."""
+    """Return where the message rows start that no span and no live row reaches: negative times and newer generations."""
     prefix = topic.topic.prefix
     if topic.deleted:
         return generation_prefix(prefix, topic.old_below)
@@ -102,7 +102,7 @@ def beyond(topic: TopicMetadata) -> bytes:
 
 
 def topic_stop(prefix: bytes) -> bytes:
-    """The first key after all rows of a topic; never unbounded, since the prefix ends in a colon."""
+    """Return the first key after all rows of a topic; never unbounded, since the prefix ends in a colon."""
     stop = stop_key(prefix)
     if stop is None:
         raise ValueError(f"{prefix!r} is not a topic's prefix")
@@ -110,7 +110,7 @@ def topic_stop(prefix: bytes) -> bytes:
 
 
 def intersect(spans: Iterable[Span], allowed: Sequence[KeyRange]) -> list[Span]:
-    """The parts of ``spans`` that lie inside ``allowed``; both are in key order."""
+    """Return the parts of ``spans`` that lie inside ``allowed``; both are in key order."""
     pieces = []
     for span in spans:
         for piece in allowed:
@@ -145,7 +145,7 @@ def _old_generations(topic: TopicMetadata, frontier: Frontier) -> list[Span]:
 
 
 def _held_generation(topic: TopicMetadata, frontier: Frontier) -> int | None:
-    """The generation that was current when the frontier last moved and has become old since."""
+    """Return the generation that was current when the frontier last moved and has become old since."""
     return frontier.generation if 0 < frontier.generation < topic.old_below else None
 
 

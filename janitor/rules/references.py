@@ -37,15 +37,19 @@ class Lifetime(NamedTuple):
 
     @property
     def undecided_ms(self) -> int:
-        """How long after its begin, by our clock, a transaction of which nothing more is known may still commit."""
+        """Return how long after its begin, by our clock, a transaction of which nothing more is known may still
+        commit.
+        """
         return self.max_ms + self.allowance_ms
 
     def window_end_ms(self, pointer: int) -> int:
-        """The first moment at which nothing of the transaction can be published any more, by any machine's clock."""
+        """Return the first moment at which nothing of the transaction can be published any more, by any machine's
+        clock.
+        """
         return pointer // TX_PER_MS + self.max_ms + max(self.grace_ms, self.allowance_ms)
 
     def window_start_ms(self, pointer: int) -> int:
-        """The first moment at which something of the transaction can have been published."""
+        """Return the first moment at which something of the transaction can have been published."""
         return pointer // TX_PER_MS - self.allowance_ms
 
 
@@ -56,7 +60,7 @@ class Progress(Protocol):
 
 
 def stays(_: bytes) -> bool:
-    """No message that is there goes."""
+    """Return no message that is there goes."""
     return False
 
 
@@ -68,7 +72,7 @@ def search_range(
     lifetime: Lifetime,
     processed: int = 0,
 ) -> KeyRange:
-    """Where messages that refer to any of ``payloads`` can lie.
+    """Return where messages that refer to any of ``payloads`` can lie.
 
     Args:
         since_ms: messages published before this moment go in this run (the applied cut-off).
@@ -90,7 +94,7 @@ def search_range(
 
 
 def timeless_range(topic: TopicId, generation: int) -> KeyRange:
-    """Where message rows of a negative time lie; they stay whatever happens (L0), and CDAP reads them."""
+    """Return where message rows of a negative time lie; they stay whatever happens (L0), and CDAP reads them."""
     start = generation_prefix(topic.prefix, generation)
     return KeyRange(start + NEGATIVE, generation_prefix(topic.prefix, generation + 1))
 
@@ -103,7 +107,7 @@ def find_referenced(
     progress: Progress,
     goes: Callable[[bytes], bool] = stays,
 ) -> set[int]:
-    """Which of ``pointers`` are referred to by a message row in one of ``windows``.
+    """Return which of ``pointers`` are referred to by a message row in one of ``windows``.
 
     Pointers are compared as CDAP reads them: by Java's absolute value, since a reader without a transaction sees
     rolled-back messages too. Memory is bounded by ``pointers``.

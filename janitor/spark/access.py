@@ -56,7 +56,7 @@ class Access:
         return self.settings.storage.kind == "leveldb"
 
     def at(self, path: Path) -> Access:
-        """The way to a LevelDB store that is the same but for where its folders are."""
+        """Return the way to a LevelDB store that is the same but for where its folders are."""
         leveldb = self.settings.storage.leveldb.model_copy(update={"path": str(path.absolute())})
         storage = self.settings.storage.model_copy(update={"leveldb": leveldb})
         return Access(self.settings.model_copy(update={"storage": storage}))
@@ -141,7 +141,7 @@ class Access:
             yield None if side is None else Expiries(side)
 
     def hbase(self) -> HBaseStore:
-        """The store in HBase itself, which can be written.
+        """Return the store in HBase itself, which can be written.
 
         Raises:
             ConfigurationError: the store is of another kind.
@@ -157,7 +157,7 @@ class Access:
         return HBaseStore.configured(self.settings.storage.hbase)
 
     def transactions(self, now_ms: int, clock: Clock | None = None) -> TransactionView:
-        """The newest snapshot that may be judged by, or what stands in for a missing one (rule S14).
+        """Return the newest snapshot that may be judged by, or what stands in for a missing one (rule S14).
 
         Args:
             now_ms: the moment rows are judged by.
@@ -173,7 +173,7 @@ class Access:
         return TransactionView(state.usable, now_ms, lifetime.undecided_ms)
 
     def policy(self, store: Reads, now_ms: int, changes: tuple[WhatIf, ...] = ()) -> Policy:
-        """The law as it stands at a moment: no frontier holds anything, but what is protected is protected.
+        """Return the law as it stands at a moment: no frontier holds anything, but what is protected is protected.
 
         Args:
             changes: to topics' ttls, for a look at what they would do.

@@ -208,14 +208,14 @@ class Policy:
         return dict(zip(_TERMS, by_row.T, strict=True))
 
     def _invalid(self, pointers: Longs) -> Flags:
-        """Which stored pointers are positive and listed as invalid."""
+        """Return which stored pointers are positive and listed as invalid."""
         snapshot = self.transactions.snapshot
         if snapshot is None:
             return np.zeros(len(pointers), dtype=np.bool_)
         return (pointers > 0) & _among(np.asarray(snapshot.invalid), pointers)
 
     def _undecided(self, pointers: Longs) -> Flags:
-        """Which transactions may still commit."""
+        """Return which transactions may still commit."""
         view = self.transactions
         if view.snapshot is None:
             return (pointers // TX_PER_MS) + view.undecided_ms > view.now_ms
@@ -260,7 +260,7 @@ def _terms_of(topic: TopicMetadata | None, frontier: Frontier | None) -> tuple[i
 
 
 def _among(ascending: Longs, wanted: Longs) -> Flags:
-    """Which values occur in an ascending array."""
+    """Return which values occur in an ascending array."""
     if not len(ascending):
         return np.zeros(len(wanted), dtype=np.bool_)
     at = np.minimum(np.searchsorted(ascending, wanted), len(ascending) - 1)

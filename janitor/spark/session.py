@@ -238,7 +238,7 @@ class _Progress:
         logger.info("%s: %d of %d tasks done after %.0f s", self._name, done, tasks, now - self._began)
 
     def _stages(self) -> list[tuple[int, int]]:
-        """How many tasks of each stage under way have ended, and how many there are."""
+        """Return how many tasks of each stage under way have ended, and how many there are."""
         tracker = self._spark.sparkContext.statusTracker()
         found = (tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds())
         return [(stage.numCompletedTasks, stage.numTasks) for stage in found if stage is not None]
@@ -289,7 +289,7 @@ def _environment(master: str, environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def _wanted_log_level() -> str:
-    """The log level that Spark was submitted with; empty where none was given."""
+    """Return the log level that Spark was submitted with; empty where none was given."""
     from pyspark import SparkConf  # noqa: PLC0415
 
     return str(SparkConf().get("spark.log.level", "FATAL"))
@@ -326,7 +326,7 @@ def error_of(text: str) -> TmsError:
 
 
 def _reason(text: str) -> str:
-    """The one line of a stack that says what happened."""
+    """Return the one line of a stack that says what happened."""
     first = next((line.strip() for line in text.splitlines() if line.strip()), "it did not say why")
     if "Traceback (most recent call last)" in text and (raised := _RAISED.findall(text)):
         return str(raised[-1])
@@ -336,7 +336,7 @@ def _reason(text: str) -> str:
 
 
 def plain_kind(kind: type) -> type[TmsError]:
-    """The nearest kind of error in the tree of :mod:`tms_core.errors` that is made of a message and a hint."""
+    """Return the nearest kind of error in the tree of :mod:`tms_core.errors` that is made of a message and a hint."""
     tree = (found for found in kind.__mro__ if found.__module__ == errors.__name__ and found is not errors.Conflict)
     found = next(tree, TmsError)
     return found if issubclass(found, TmsError) else TmsError

@@ -186,7 +186,7 @@ def write(spark: SparkSession, found: list[GenerationStats], folder: str, day: s
 
 
 def living(store: Reads) -> dict[TopicId, int]:
-    """The topics that exist, and their generations.
+    """Return the topics that exist, and their generations.
 
     Raises:
         StoreError: the metadata could not be read.
@@ -247,12 +247,12 @@ def _size(*, pointer: bool) -> Column:
 
 
 def _ruled(action: str, rule: Rule) -> Column:
-    """How many rows have this decision."""
+    """Return how many rows have this decision."""
     return F.sum(F.when((F.col("action") == action) & (F.col("rule") == str(rule)), 1).otherwise(0))
 
 
 def _bars(now_ms: int) -> list[tuple[str, Column]]:
-    """The bars of the age histogram; each age is in one."""
+    """Return the bars of the age histogram; each age is in one."""
     age, low = F.lit(now_ms) - F.col("publish_ms"), F.lit(-(2**62))
     bars = []
     for high_ms, name in AGES:
@@ -262,7 +262,7 @@ def _bars(now_ms: int) -> list[tuple[str, Column]]:
 
 
 def _undecided(transactions: TransactionView) -> Column:
-    """Which messages no transactional reader may pass."""
+    """Return which messages no transactional reader may pass."""
     pointer, snapshot = F.col("write_pointer"), transactions.snapshot
     if snapshot is None:
         return F.lit(False)

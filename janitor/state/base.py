@@ -77,7 +77,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
     """
 
     def store(self) -> StoreRecord | None:
-        """The store this state is about; None before the first contact."""
+        """Return the store this state is about; None before the first contact."""
         row = self._json("store")
         return StoreRecord(*row) if row else None
 
@@ -104,7 +104,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         self._write(save)
 
     def anchor(self) -> ClockAnchor | None:
-        """The clocks as last seen."""
+        """Return the clocks as last seen."""
         row = self._json("anchor")
         return ClockAnchor(*row) if row else None
 
@@ -116,7 +116,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         return self.driver.clock_ms()
 
     def frontiers(self) -> dict[TopicId, FrontierRecord]:
-        """The frontier of every topic ever met."""
+        """Return the frontier of every topic ever met."""
         return {topic: _frontier(*row) for topic, row in self._by_topic("frontiers")}
 
     def save_frontiers(self, records: Mapping[TopicId, FrontierRecord]) -> None:
@@ -146,7 +146,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         self._save("claim", claim)
 
     def last_thorough_ms(self) -> int | None:
-        """When the last pass that looked at everything was completed; None: none was."""
+        """Return when the last pass that looked at everything was completed; None: none was."""
         completed_ms: int | None = self._json("thorough")
         return completed_ms
 
@@ -185,7 +185,9 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
     # -- the lease (rule S12): never part of a transaction, whose end might come too late for it ----------------------
 
     def lease(self) -> bytes | None:
-        """The lease as its holder wrote it; None when there never was one. Cheap: it is asked before every batch."""
+        """Return the lease as its holder wrote it; None when there never was one. Cheap: it is asked before every
+        batch.
+        """
         return self.driver.lease()
 
     def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
@@ -195,7 +197,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
     # -- the state itself, and what others leave in it ----------------------------------------------------------------
 
     def created_ms(self) -> int | None:
-        """When this state began; None before that was recorded. Nothing older is known."""
+        """Return when this state began; None before that was recorded. Nothing older is known."""
         created_ms: int | None = self._json("created")
         return created_ms
 
@@ -230,7 +232,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         self._save_by_topic("counts", changed)
 
     def note(self, name: str) -> Any:
-        """A small JSON value that was left under a name; None without one."""
+        """Return a small JSON value that was left under a name; None without one."""
         return self._json(f"note.{name}")
 
     def save_note(self, name: str, value: Any) -> None:
@@ -238,7 +240,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         self._save(f"note.{name}", value)
 
     def _by_topic(self, name: str) -> Iterable[tuple[TopicId, list[Any]]]:
-        """The records of a value that has one for each topic, in the order of topics."""
+        """Return the records of a value that has one for each topic, in the order of topics."""
         return ((TopicId(namespace, topic), row) for namespace, topic, *row in self._json(name, []))
 
     def _save_by_topic(self, name: str, changed: Mapping[TopicId, object]) -> None:

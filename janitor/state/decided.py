@@ -17,12 +17,12 @@ REMEMBERED = 1_000
 
 
 def approval(patterns: tuple[str, ...], *, clock: bool) -> str:
-    """The verb under which an approval is remembered: what it lets go is part of it."""
+    """Return the verb under which an approval is remembered: what it lets go is part of it."""
     return " ".join(("approve", *patterns, *(["--clock"] if clock else [])))
 
 
 def was_done(state: State, verb: str, text: str) -> bool:
-    """Whether this was carried out before.
+    """Return whether this was carried out before.
 
     Raises:
         StateError: the state could not be read.

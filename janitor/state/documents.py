@@ -39,7 +39,7 @@ class View(Protocol):
     """The values of one moment, as bytes: JSON, or columns of ids."""
 
     def value(self, name: str) -> bytes | None:
-        """A value; None without one.
+        """Return a value; None without one.
 
         Raises:
             ValueGone: it was replaced meanwhile.
@@ -47,7 +47,7 @@ class View(Protocol):
         ...
 
     def names(self) -> set[str]:
-        """The names of all values."""
+        """Return the names of all values."""
         ...
 
 
@@ -55,7 +55,7 @@ class KeyedRows(Protocol):
     """Rows by key."""
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """The values there are."""
+        """Return the values there are."""
         ...
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
@@ -132,7 +132,7 @@ class Driver(Protocol):
     def loose(self) -> LooseRows: ...
 
     def present(self) -> AbstractContextManager[View]:
-        """The values that count now, all of one moment."""
+        """Return the values that count now, all of one moment."""
         ...
 
     def transaction(self) -> AbstractContextManager[Changes]:
@@ -213,7 +213,7 @@ class Documents:
         raise crowded(self.driver.name)
 
     def _json(self, name: str, default: Any = None) -> Any:
-        """One value; a new object each time."""
+        """Return one value; a new object each time."""
         value = self._read(lambda view: view.value(name))
         return default if value is None else json.loads(value)
 
@@ -282,30 +282,30 @@ class Documents:
 
 
 def packed(value: Any) -> bytes:
-    """A JSON value as it is kept, or one with records in it."""
+    """Return a JSON value as it is kept, or one with records in it."""
     return _JSON.encode(value).encode()
 
 
 def oldest_first(number: int) -> bytes:
-    """A signed 64-bit number as eight bytes that sort as it does."""
+    """Return a signed 64-bit number as eight bytes that sort as it does."""
     return (number + 2**63).to_bytes(8, "big")
 
 
 def newest_first(number: int) -> bytes:
-    """A signed 64-bit number as eight bytes that sort the other way round."""
+    """Return a signed 64-bit number as eight bytes that sort the other way round."""
     return (2**63 - 1 - number).to_bytes(8, "big")
 
 
 def after(prefix: bytes) -> bytes:
-    """The first key after all that begin with a prefix; its last byte must not be 0xff."""
+    """Return the first key after all that begin with a prefix; its last byte must not be 0xff."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 def lost(where: str) -> LostRace:
-    """The error for a transaction that read values which are different now."""
+    """Return the error for a transaction that read values which are different now."""
     return LostRace(f"{where} was changed by another process at this moment.", _AGAIN)
 
 
 def crowded(where: str) -> StateBusy:
-    """The error for a transaction that other processes overtook too often."""
+    """Return the error for a transaction that other processes overtook too often."""
     return StateBusy(f"{where} is being written by other processes all the time.", _AGAIN)

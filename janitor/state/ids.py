@@ -70,7 +70,7 @@ class IdColumns:
 
     @classmethod
     def of(cls, records: Sequence[OpenIdRecord]) -> IdColumns:
-        """The columns of records, in their order."""
+        """Return the columns of records, in their order."""
         return cls(
             array("q", [record.pointer for record in records]),
             array("q", [record.first_seen_ms for record in records]),
@@ -92,7 +92,7 @@ class IdColumns:
         return cls(pointers, seen, scanned, closed, bytearray(packed[4 * size :]))
 
     def pack(self) -> bytes:
-        """The columns as they are kept."""
+        """Return the columns as they are kept."""
         numbers = (self.pointers, self.seen, self.scanned, self.closed)
         return zlib.compress(b"".join([*(_swapped(column) for column in numbers), self.known]), 1)
 
@@ -122,7 +122,7 @@ class IdColumns:
         self.known += other.known
 
     def without(self, pointers: array[int], before_ms: int | None = None) -> IdColumns:
-        """Those that are not among the pointers, and, unless it is None, those that were not closed before."""
+        """Return those that are not among the pointers, and, unless it is None, those that were not closed before."""
         left, begin = IdColumns(), 0
         if before_ms is None and self.pointers == pointers:
             return left
@@ -140,7 +140,7 @@ class IdColumns:
         return left
 
     def merged(self, other: IdColumns) -> IdColumns:
-        """These and the others, none of which is among these."""
+        """Return these and the others, none of which is among these."""
         if not self.pointers or not other.pointers:
             return self if self.pointers else other
         new, mine, theirs = IdColumns(), 0, 0
@@ -207,7 +207,7 @@ class InvalidIds(Documents):
         return self._read(read)
 
     def lowest_open(self, limit: int) -> tuple[int, list[OpenIdRecord]]:
-        """How many ids no thorough pass has closed, and the lowest ``limit`` of them."""
+        """Return how many ids no thorough pass has closed, and the lowest ``limit`` of them."""
 
         def read(view: View) -> tuple[int, list[OpenIdRecord]]:
             number, lowest = 0, list[OpenIdRecord]()
@@ -299,7 +299,7 @@ class InvalidIds(Documents):
 
 
 def _apart(records: Sequence[OpenIdRecord]) -> tuple[IdColumns, IdColumns]:
-    """The open and the closed ones; of those of one pointer the last."""
+    """Return the open and the closed ones; of those of one pointer the last."""
     given, opened, closed = IdColumns.of(records), IdColumns(), IdColumns()
     closings = given.known.count(_CLOSED) + given.known.count(_CLOSED | _SCANNED)
     if closings in (0, len(given.pointers)) and all(map(lt, given.pointers, islice(given.pointers, 1, None))):
@@ -331,7 +331,9 @@ def _leaves(kind: str, view: View) -> tuple[Leaf, ...]:
 
 @lru_cache(maxsize=4)
 def _parsed(value: bytes) -> tuple[Leaf, ...]:
-    """A list of leaves, which may be a thousand: it is the same for hours, and asked for several times a minute."""
+    """Return a list of leaves, which may be a thousand: it is the same for hours, and asked for several times a
+    minute.
+    """
     return tuple(Leaf(*each) for each in json.loads(value))
 
 
@@ -344,7 +346,7 @@ def _leaf(kind: str, leaf: Leaf, view: View) -> IdColumns:
 
 
 def _all(kind: str, view: View) -> Iterator[IdColumns]:
-    """The leaves, in order of pointer."""
+    """Return the leaves, in order of pointer."""
     return (_leaf(kind, leaf, view) for leaf in _leaves(kind, view))
 
 
@@ -353,13 +355,13 @@ def _by_pointer(records: Iterable[OpenIdRecord]) -> dict[int, OpenIdRecord]:
 
 
 def _counts(record: OpenIdRecord, now_ms: int, window_ms: int) -> bool:
-    """Whether the pass that closed it began after its window, and not after now."""
+    """Return whether the pass that closed it began after its window, and not after now."""
     scanned_ms = record.scanned_ms
     return scanned_ms is not None and transaction_ms(record.pointer) + window_ms <= scanned_ms <= now_ms
 
 
 def _swapped(column: array[int]) -> array[int]:
-    """A column of this machine as one of little-endian numbers, or the other way round."""
+    """Return a column of this machine as one of little-endian numbers, or the other way round."""
     if sys.byteorder == "little":
         return column
     swapped = column[:]

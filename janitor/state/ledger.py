@@ -55,7 +55,7 @@ class LedgerPage(NamedTuple):
 
     @property
     def tail(self) -> bytes:
-        """Its key without the first byte."""
+        """Return its key without the first byte."""
         numbers = newest_first(self.first) + oldest_first(self.earliest_ms)
         return numbers + self.entries.to_bytes(2, "big") + self.token
 
@@ -86,7 +86,7 @@ class RecordedLedger(Documents):
         key: bytes | None = None,
         patterns: Sequence[str] = (),
     ) -> list[LedgerEntry]:
-        """The last ``limit`` entries, newest first.
+        """Return the last ``limit`` entries, newest first.
 
         Args:
             topic: only of this topic.
@@ -177,7 +177,7 @@ class RecordedLedger(Documents):
 
 
 def entry_row(entry: LedgerEntry) -> list[Any]:
-    """An entry as JSON values, first those that its key under the topic tells."""
+    """Return an entry as JSON values, first those that its key under the topic tells."""
     run_id, at_ms, topic, generation, table, rule, start, stop, *rest = row_of(entry)
     prefix = topic.prefix
     keys = _short(start, prefix), _short(stop, prefix)
@@ -185,7 +185,7 @@ def entry_row(entry: LedgerEntry) -> list[Any]:
 
 
 def entry_of(row: Sequence[Any]) -> LedgerEntry:
-    """An entry from JSON values."""
+    """Return an entry from JSON values."""
     namespace, topic, generation, run_id, at_ms, table, rule, start, stop, *rest = row
     name = TopicId(namespace, topic)
     prefix = name.prefix
@@ -194,7 +194,7 @@ def entry_of(row: Sequence[Any]) -> LedgerEntry:
 
 
 def _short(key: bytes, prefix: bytes) -> str:
-    """A key in hex, of one of the topic only what comes after the topic."""
+    """Return a key in hex, of one of the topic only what comes after the topic."""
     return _OF_TOPIC + key[len(prefix) :].hex() if key.startswith(prefix) else key.hex()
 
 
@@ -203,7 +203,7 @@ def _long(text: str, prefix: bytes) -> bytes:
 
 
 def _rows(value: bytes) -> list[list[Any]]:
-    """The numbered entries of a page."""
+    """Return the numbered entries of a page."""
     heads, parts = json.loads(value)
     return [head + part for head, part in zip(heads, parts, strict=True)]
 

@@ -80,7 +80,7 @@ class StoreRecord:
 
     @classmethod
     def first_contact(cls, identity: str, token_hex: Callable[[int], str]) -> StoreRecord:
-        """A record of a store met just now, not adopted.
+        """Return a record of a store met just now, not adopted.
 
         Args:
             identity: ``Store.identity()``.
@@ -102,7 +102,7 @@ class ClockAnchor:
     boot_id: str
 
     def comparable(self, other: ClockAnchor) -> bool:
-        """Whether the time between the two readings can be told."""
+        """Return whether the time between the two readings can be told."""
         known = self.wall_ms < UNKNOWN_MS
         if known != (other.wall_ms < UNKNOWN_MS):
             return False
@@ -255,7 +255,7 @@ class LedgerEntry:
     snapshot_timestamp_ms: int | None
 
     def to_json(self) -> dict[str, Any]:
-        """The entry as JSON values; keys are in hex."""
+        """Return the entry as JSON values; keys are in hex."""
         return {
             "run": self.run_id,
             "at_ms": self.at_ms,
@@ -329,13 +329,13 @@ class Claim:
 
 
 def is_among(ascending: array[int], pointer: int) -> bool:
-    """Whether an ascending array holds the pointer."""
+    """Return whether an ascending array holds the pointer."""
     at = bisect_left(ascending, pointer)
     return at < len(ascending) and ascending[at] == pointer
 
 
 def row_of(record: Any) -> tuple[Any, ...]:
-    """A record as it is kept: its fields in their order.
+    """Return a record as it is kept: its fields in their order.
 
     Args:
         record: of one of the classes above, or a topic's name.

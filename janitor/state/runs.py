@@ -91,7 +91,7 @@ class RecordedRuns(Documents):
         self._write(finish)
 
     def runs(self, limit: int, before_ms: int | None = None, *, before_run: str | None = None) -> list[RunRecord]:
-        """The last ``limit`` runs, the last recorded first, whatever the clock showed when they began.
+        """Return the last ``limit`` runs, the last recorded first, whatever the clock showed when they began.
 
         Args:
             before_ms: only those that began before; None: all.
@@ -112,7 +112,7 @@ class RecordedRuns(Documents):
         return [run for run, _ in found[:limit]]
 
     def run(self, run_id: str) -> RunRecord | None:
-        """One run; None when it is unknown or was forgotten."""
+        """Return one run; None when it is unknown or was forgotten."""
         _, going = self._going()
         return self._found(run_id, going)[0]
 
@@ -168,7 +168,7 @@ class RecordedRuns(Documents):
         self.driver.loose.delete([key for key, value in announced if entry_of(json.loads(value)).run_id not in going])
 
     def counters(self) -> dict[CounterKey, float]:
-        """Every counter since this state began, with what runs have booked that go on."""
+        """Return every counter since this state began, with what runs have booked that go on."""
         booked = self._booked_of(self._going()[1])
         # Both of one moment, and after what was booked: a run that ends meanwhile is then counted once.
         told, runs = self._read(lambda view: (view.value("counters"), view.value("runs")))
@@ -211,7 +211,7 @@ class RecordedRuns(Documents):
         return {keys[key]: _sums(json.loads(row)) for key, row in found.items()}
 
     def _going(self) -> tuple[int, dict[str, _Going]]:
-        """The number of the next run, and the runs that go on."""
+        """Return the number of the next run, and the runs that go on."""
         told = self._json("runs", {"next": 1, "going": []})
         return told["next"], {each[0]: _Going(*each) for each in told["going"]}
 
@@ -229,7 +229,7 @@ class RecordedRuns(Documents):
         return found
 
     def _found(self, run_id: str, going: dict[str, _Going]) -> tuple[RunRecord | None, int]:
-        """A run and its number."""
+        """Return a run and its number."""
         if run_id in going:
             return self._alive({run_id: going[run_id]})[0]
         row = self._row(_run_key(run_id))
@@ -248,12 +248,12 @@ def _finished(row: bytes) -> tuple[RunRecord, int]:
 
 
 def _older(before_ms: int) -> bytes:
-    """The first key of runs that began before."""
+    """Return the first key of runs that began before."""
     return RUN_BY_TIME + newest_first(before_ms) + b"\xff" * 8
 
 
 def _began_ms(key: bytes) -> int:
-    """When a run began, out of its key by number."""
+    """Return when a run began, out of its key by number."""
     return 2**63 - 1 - int.from_bytes(key[9:_ID_AT], "big")
 
 

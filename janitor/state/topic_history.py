@@ -75,7 +75,7 @@ def save_topics(state: State, topics: Iterable[TopicMetadata], now_ms: int) -> N
 
 
 def changes(state: State) -> dict[str, list[Change]]:
-    """The changes of each topic, oldest first, by ``NS:TOPIC``; topics that never changed are not in it."""
+    """Return the changes of each topic, oldest first, by ``NS:TOPIC``; topics that never changed are not in it."""
     return {name: [Change(*row) for row in rows] for name, rows in (state.note(_CHANGES_NOTE) or {}).items()}
 
 
@@ -108,7 +108,7 @@ def thinned(former: Sequence[Size], newest: Size) -> list[Size]:
 
 
 def sketches(state: State) -> dict[str, list[tuple[int, int]]]:
-    """The sizes of each of the largest topics as pairs of time and bytes, oldest first, by ``NS:TOPIC``.
+    """Return the sizes of each of the largest topics as pairs of time and bytes, oldest first, by ``NS:TOPIC``.
 
     At most ``SKETCHED_SIZES`` of each, spread over the time that they span; the first and the last are among them.
     """
@@ -125,5 +125,5 @@ def sketches(state: State) -> dict[str, list[tuple[int, int]]]:
 
 
 def sizes(state: State, topic: str) -> list[Size]:
-    """The sizes of a topic, oldest first; of none that is not among the largest."""
+    """Return the sizes of a topic, oldest first; of none that is not among the largest."""
     return [Size(*row) for row in (state.note(_SIZES_NOTE) or {}).get(topic, ())]

@@ -121,7 +121,7 @@ class LagCount:
         return False
 
     def begin(self, life: Life) -> Generator[int, None, list[ConsumerCount]]:
-        """A new count of a topic."""
+        """Yield a new count of a topic."""
         topic, positions = self._present[life]
         reader = self._reader()
         moved: list[Position] = []
@@ -183,7 +183,7 @@ class LateSource(Protocol):
     """What a transaction manager, here or at an address, tells of transactions in progress."""
 
     def published(self) -> dict[int, dict[str, int]]:
-        """Where they have published, with the time of the first message in milliseconds."""
+        """Return where they have published, with the time of the first message in milliseconds."""
         ...
 
     def clients(self) -> dict[int, str]:

@@ -30,15 +30,15 @@ class Counts(Protocol[T]):
     """What is counted."""
 
     def living(self) -> Sequence[Life]:
-        """The topics there are now, in the order in which they are to be counted."""
+        """Return the topics there are now, in the order in which they are to be counted."""
         ...
 
     def outdated(self, life: Life) -> bool:
-        """Whether the last count of one of them is known to be wrong by now, however young it is."""
+        """Return whether the last count of one of them is known to be wrong by now, however young it is."""
         ...
 
     def begin(self, life: Life) -> Generator[int, None, T]:
-        """A new count of one of them."""
+        """Return a new count of one of them."""
         ...
 
     def finished(self, life: Life, found: T) -> None:

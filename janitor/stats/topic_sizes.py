@@ -126,11 +126,11 @@ class Census:
         return [(topic, living[topic]) for topic in order]
 
     def outdated(self, life: Life) -> bool:
-        """Whether a topic was swept since it was counted."""
+        """Return whether a topic was swept since it was counted."""
         return life[0] in self._swept
 
     def begin(self, life: Life) -> Generator[int, None, TopicCount]:
-        """A new count of a topic."""
+        """Yield a new count of a topic."""
         tally = _Tally.begin(*life)
         while not tally.done:
             size_bytes = tally.size_bytes
@@ -201,7 +201,7 @@ class _Tally:
         return TopicCount(self.messages, self.size_bytes, self.oldest_ms, self.newest_ms, now_ms)
 
     def read(self, store: Reads) -> int:
-        """One page more, of the message table first; returns how many rows it had."""
+        """Return one page more, of the message table first; returns how many rows it had."""
         before = self.size_bytes
         if self.messages_from is not None:
             rows, resume = self._read_messages(store, self.messages_from)
@@ -245,5 +245,5 @@ class _Tally:
 
 
 def _time_ms(key: bytes) -> int:
-    """The publish or write time in a key: of either table it is what stands before the last two bytes."""
+    """Return the publish or write time in a key: of either table it is what stands before the last two bytes."""
     return int.from_bytes(key[-10:-2], "big", signed=True)

@@ -157,7 +157,7 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
 def _process(
     state: State, runs: Sequence[RunRecord], now_ms: int, sign_ms: int | None
 ) -> Literal["between_runs", "down"]:
-    """Whether a janitor should be running now: the last daemon, or else runs that are started from outside."""
+    """Return whether a janitor should be running now: the last daemon, or else runs that are started from outside."""
     starts = _in_order([run.started_ms for run in reversed(runs) if run.started_ms <= now_ms])
     longest_ms = max((later - earlier for earlier, later in pairwise(starts)), default=0)
     if state.note(DAEMON_NOTE) or sign_ms is None or now_ms - sign_ms > max(SILENT_MS, 2 * longest_ms):
@@ -166,7 +166,9 @@ def _process(
 
 
 def _in_order(times: Iterable[int]) -> list[int]:
-    """The longest part of recorded times that leads to the last without a step back: without those of a wrong clock."""
+    """Return the longest part of recorded times that leads to the last without a step back: without those of a wrong
+    clock.
+    """
     parts: list[list[int]] = []
     for ms in times:
         parts.append([*max((part for part in parts if part[-1] <= ms), key=len, default=[]), ms])
@@ -174,7 +176,7 @@ def _in_order(times: Iterable[int]) -> list[int]:
 
 
 def summary(run: RunRecord) -> RunSummary:
-    """One run in a line."""
+    """Return one run in a line."""
     report = report_of(run)
     totals = report.get("totals", {})
     return RunSummary(
@@ -198,13 +200,13 @@ def summary(run: RunRecord) -> RunSummary:
 
 
 def report_of(run: RunRecord | None) -> dict[str, Any]:
-    """A run's report as it is remembered; empty where there is none."""
+    """Return a run's report as it is remembered; empty where there is none."""
     found = json.loads(run.report) if run is not None and run.report else {}
     return found if isinstance(found, dict) else {}
 
 
 def _last_sign(state: State, runs: Sequence[RunRecord], latest_ms: int) -> int | None:
-    """When the run recorded last showed that it was alive; None: by a clock that was wrong, or there is no run.
+    """Return when the run recorded last showed that it was alive; None: by a clock that was wrong, or there is no run.
 
     Args:
         latest_ms: the latest time that is believed.
@@ -277,7 +279,7 @@ def _late(found: Mapping[str, Any], arguments: str) -> BlockedReaders:
 
 
 def _with_end(held: HeldTopic, ttl_seconds: int | None, terms: Terms) -> HeldTopic:
-    """When its oldest row goes, where that waits for a consumer."""
+    """Return when its oldest row goes, where that waits for a consumer."""
     longest = terms.consumer_hold_seconds
     if held.reason != Hold.CONSUMER or held.oldest_ms is None or ttl_seconds is None or longest is None:
         return held
@@ -292,7 +294,7 @@ def _held_topic(
     arguments: str,
     count: TopicCount | None,
 ) -> HeldTopic | None:
-    """One topic; None when what held it in the last run does so no longer."""
+    """Return one topic; None when what held it in the last run does so no longer."""
     reason = str(Hold.FRONTIER) if until_ms is not None else items[0]["held"]
     pattern = next((pause for pause in pauses if matches(TopicId.parse(name), (pause,))), None)
     if pattern is not None:

@@ -85,7 +85,7 @@ class RunHistory:
         self._counted: str | None = None
 
     def range(self, state: State, name: str, now_ms: int) -> dict[str, Any]:
-        """A range of time in steps. One with runs that only planned and none that applied tells of the plans.
+        """Return a range of time in steps. One with runs that only planned and none that applied tells of the plans.
 
         Args:
             name: of ``RANGES``.
@@ -152,7 +152,7 @@ def _ended(state: State, from_ms: int, counted: str | None) -> Iterator[RunSumma
 
 
 def runs_between(state: State, limit: int, from_ms: int | None = None, to_ms: int | None = None) -> list[RunSummary]:
-    """The last ``limit`` runs that began in a half-open stretch of time, the last recorded first.
+    """Return the last ``limit`` runs that began in a half-open stretch of time, the last recorded first.
 
     Args:
         from_ms, to_ms: None for no bound.
@@ -164,7 +164,7 @@ def runs_between(state: State, limit: int, from_ms: int | None = None, to_ms: in
 
 
 def run_detail(state: State, run_id: str) -> dict[str, Any] | None:
-    """One run with its report; None when it is unknown or was forgotten.
+    """Return one run with its report; None when it is unknown or was forgotten.
 
     Raises:
         StateError: the state cannot be read.
@@ -176,7 +176,7 @@ def run_detail(state: State, run_id: str) -> dict[str, Any] | None:
 
 
 def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any] | None:
-    """All that is known of one topic; None when the janitor has not met it.
+    """Return all that is known of one topic; None when the janitor has not met it.
 
     Args:
         status: as it was taken last.

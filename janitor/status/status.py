@@ -176,7 +176,7 @@ class RunSummary:
 
     @property
     def bad(self) -> bool:
-        """Whether it has not done its work, and that is no matter of adoption, which is said elsewhere."""
+        """Return whether it has not done its work, and that is no matter of adoption, which is said elsewhere."""
         return self.result in _BAD_RESULTS and tuple(self.stopped_by) != ("adoption",)
 
 
@@ -349,7 +349,7 @@ class Status:
     counters: Mapping[CounterKey, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The status as JSON values; counters are for the metrics and not in it."""
+        """Return the status as JSON values; counters are for the metrics and not in it."""
         rest = {name: getattr(self, name) for name in self.__slots__ if name not in ("counters", "topics")}
         document = {name: _plain(value) for name, value in rest.items()}
         document["paused"] = [{"pattern": pattern, "since_ms": since_ms} for pattern, since_ms in self.paused]
@@ -359,7 +359,7 @@ class Status:
 
 
 def _plain(value: Any) -> Any:
-    """A value of the status as JSON has it."""
+    """Return a value of the status as JSON has it."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return value._asdict()
     if isinstance(value, (list, tuple)):

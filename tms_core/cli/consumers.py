@@ -227,7 +227,7 @@ def delete(options: Remote, topic: TopicId, name: str, *, force: bool) -> None:
 
 
 def matching_topics(client: Client, pattern: str) -> list[TopicId]:
-    """The topics whose names fit a pattern."""
+    """Return the topics whose names fit a pattern."""
     namespace, colon, name = pattern.partition(":")
     if not (namespace and colon and name) or not namespace.replace("_", "").isalnum():
         raise click.UsageError(f"{pattern!r} is no pattern: write NAMESPACE:TOPIC, as in 'default:*'.")

@@ -76,7 +76,7 @@ class LazyGroup(click.Group):
 
 
 def completion(program: str) -> click.Command:
-    """The command of a program that prints its completion script."""
+    """Return the command of a program that prints its completion script."""
 
     @click.command("completion", help=_HELP.format(program=program))
     @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))

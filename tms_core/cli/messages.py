@@ -95,7 +95,7 @@ def publish(
 
 
 def _lines(file: BinaryIO) -> Iterator[list[bytes]]:
-    """The lines of a file without their ends, as many at once as there are."""
+    """Yield the lines of a file without their ends, as many at once as there are."""
     read: Callable[[int], bytes] = getattr(file, "read1", file.read)
     rest, number = b"", 1
     while piece := read(_READ_BYTES):

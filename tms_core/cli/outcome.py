@@ -39,7 +39,9 @@ def completing() -> Iterator[None]:
 
 
 def arguments() -> str:
-    """The options that lead to where the running command works, to be typed again; not what the environment says."""
+    """Return the options that lead to where the running command works, to be typed again; not what the environment
+    says.
+    """
     context = click.get_current_context()
     given = {
         option.opts[0]: context.params[option.name]

@@ -70,7 +70,7 @@ class Remote(Answering):
     format: str
 
     def client(self) -> Client:
-        """The server that is meant, and the transaction service of the settings.
+        """Return the server that is meant, and the transaction service of the settings.
 
         Raises:
             ConfigurationError: a setting is wrong, or the certificate cannot be read.
@@ -85,7 +85,7 @@ class Remote(Answering):
         )
 
     def urls(self) -> list[str]:
-        """The servers that are meant: those that were named, or that of the settings.
+        """Return the servers that are meant: those that were named, or that of the settings.
 
         Raises:
             ConfigurationError: a setting is wrong.
@@ -97,7 +97,7 @@ class Remote(Answering):
         return [f"{'https' if wanted.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{wanted.port}"]
 
     def transactions(self) -> TransactionClient:
-        """The transaction service of the settings.
+        """Return the transaction service of the settings.
 
         Raises:
             ConfigurationError: a setting is wrong.
@@ -131,7 +131,7 @@ class Remote(Answering):
 
 
 def remote(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of every such command, handed to it as one."""
+    """Return the options of every such command, handed to it as one."""
 
     @click.option("--server", metavar="URL[,…]", envvar="TMS_URL", help="The server; by default that of the settings.")
     @click.option(
@@ -164,7 +164,7 @@ def remote(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _topics(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """The first server's topics that begin so, for a shell to complete; none where none answers soon."""
+    """Return the first server's topics that begin so, for a shell to complete; none where none answers soon."""
     namespace = incomplete.partition(":")[0] if ":" in incomplete else "default"
     server, token, authority, config = map(context.params.get, ("server", "token_file", "ca_file", "config"))
     meant = Remote(server, token, authority, config, "table")
@@ -179,7 +179,9 @@ def _topics(context: click.Context, _: click.Parameter, incomplete: str) -> list
 
 
 def _asked(url: str, namespace: str, token_file: Path | None, tls: ssl.SSLContext | None) -> list[str]:
-    """A namespace's topics, asked for without the client: importing it takes longer than a person waits for a key."""
+    """Return a namespace's topics, asked for without the client: importing it takes longer than a person waits for a
+    key.
+    """
     from http.client import HTTPConnection, HTTPException, HTTPSConnection  # noqa: PLC0415
     from urllib.parse import quote, urlsplit  # noqa: PLC0415
 

@@ -27,7 +27,7 @@ ALLOWANCE = timedelta(minutes=5)
 
 
 def _changes(command: Command) -> Command:
-    """The options that say what a topic shall be like."""
+    """Return the options that say what a topic shall be like."""
     for option in (
         click.option("--partitions", type=int, metavar="N", help="How many partitions its messages are spread over."),
         click.option(
@@ -196,12 +196,14 @@ def _properties(given: tuple[str, ...], retention: str | None, partitions: int |
 
 
 def _count(client: Client, topic: TopicId) -> int:
-    """How many messages a reader outside a transaction gets."""
+    """Return how many messages a reader outside a transaction gets."""
     return sum(1 for _ in client.poll(topic))
 
 
 def _ahead_ms(client: Client, topic: TopicId) -> int | None:
-    """The time of the first message that is dated ahead of this clock; None without one, or if they may not be read."""
+    """Return the time of the first message that is dated ahead of this clock; None without one, or if they may not be
+    read.
+    """
     latest = datetime.fromtimestamp(SystemClock().now_ms() / 1000, UTC) + ALLOWANCE
     with suppress(Forbidden):
         return next((message.id.publish_ms for message in client.poll(topic, start=latest, limit=1)), None)

@@ -63,7 +63,7 @@ class CommandOptions(Answering):
 
 
 def common(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of every command, handed to it as one."""
+    """Return the options of every command, handed to it as one."""
 
     @click.option("--server", metavar="HOST:PORT", help="The transaction service (transactions.thrift).")
     @config_option
@@ -253,13 +253,13 @@ def _print_invalid(options: CommandOptions, state: VisibilityState) -> None:
 
 
 def _transactions(state: VisibilityState) -> list[InProgress]:
-    """The transactions in progress, without the checkpoints that belong to one of them."""
+    """Return the transactions in progress, without the checkpoints that belong to one of them."""
     children = {pointer for entry in state.in_progress for pointer in entry.checkpoints}
     return [entry for entry in state.in_progress if entry.write_pointer not in children]
 
 
 def _entry(state: VisibilityState, pointer: int) -> InProgress | None:
-    """The transaction that has the pointer, if it is in progress."""
+    """Return the transaction that has the pointer, if it is in progress."""
     return next((one for one in _transactions(state) if pointer in (one.write_pointer, *one.checkpoints)), None)
 
 
@@ -286,7 +286,7 @@ def _summary(state: VisibilityState) -> dict[str, Any]:
 
 
 def _held(entry: InProgress, state: VisibilityState, clients: dict[int, str]) -> dict[str, Any]:
-    """One in progress; times are by the service's clock."""
+    """Return one in progress; times are by the service's clock."""
     return {
         "id": str(entry.write_pointer),
         "type": (entry.type or InProgressType.SHORT).name.lower(),

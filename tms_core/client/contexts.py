@@ -49,7 +49,7 @@ class _Context:
 
     @property
     def transaction(self) -> Transaction:
-        """Its pointers, as methods of the client take them (``transaction=tx.transaction``)."""
+        """Return its pointers, as methods of the client take them (``transaction=tx.transaction``)."""
         return self._work.transaction
 
     def roll_back(self) -> None:
@@ -99,7 +99,7 @@ class _Context:
             await self._work.commit()
 
     def _rotation(self, topic: Topic, consumer: str) -> Rotation:
-        """Where the consumer goes on; the client remembers which partition it had last."""
+        """Return where the consumer goes on; the client remembers which partition it had last."""
         return self._rotations.setdefault((str(topic), consumer), Rotation(self._core, topic))
 
     def _poll(self, topic: Topic, start: Start, limit: int | None, *, inclusive: bool) -> calls.Ask:
@@ -108,7 +108,7 @@ class _Context:
 
 
 def standing_for(context: C, begun: ClientTransaction) -> C:
-    """A context whose transaction has begun already."""
+    """Return a context whose transaction has begun already."""
     context._entered, context._begun = True, begun
     return context
 

@@ -47,12 +47,12 @@ class LocalClient(Client):
         logging.getLogger("httpx2").removeFilter(self._is_wanted)
 
     def _is_wanted(self, record: logging.LogRecord) -> bool:
-        """Whether a line of the HTTP library is a warning, or of another server."""
+        """Return whether a line of the HTTP library is a warning, or of another server."""
         return record.levelno >= logging.WARNING or self.server.url not in record.getMessage()
 
 
 def open(folder: Path | str) -> LocalClient:  # noqa: A001 it is called as tms_core.client.open
-    """A client on a folder, with a server of its own, the transactions and the janitor, all in this process.
+    """Return a client on a folder, with a server of its own, the transactions and the janitor, all in this process.
 
         with tms_core.client.open("data/") as client:
             client.create_topic("default:orders")

@@ -137,7 +137,7 @@ class Instance:
         return {pointer: "committed" if pointer in committed else "aborted" for pointer in pointers}
 
     async def _transactions_of(self, pointers: Sequence[int]) -> set[int]:
-        """The transactions of pointers that are not committed, of which some may be of checkpoints."""
+        """Return the transactions of pointers that are not committed, of which some may be of checkpoints."""
         if not pointers:
             return set()
         blocking = self.core.wire.blocking
@@ -195,12 +195,12 @@ class _Producer:
 
     @property
     def generation(self) -> int:
-        """The number of this instance; each new one has a higher one."""
+        """Return the number of this instance; each new one has a higher one."""
         return self._instance.generation
 
     @property
     def former(self) -> FormerTransaction | None:
-        """The last transaction of the instances before, and what became of it; None: there was none."""
+        """Return the last transaction of the instances before, and what became of it; None: there was none."""
         return self._instance.former
 
     def _transaction(self, kind: type[C], label: str, timeout_seconds: int | None, *, long: bool) -> C:
@@ -266,7 +266,7 @@ class Producer(_Producer):
     def of(
         cls, core: Core, service: TransactionClient, limits: Limits, rotations: Rotations, home: Topic, name: str
     ) -> Self:
-        """A producer that is not registered yet."""
+        """Return a producer that is not registered yet."""
         return cls(Instance(core, service, home, name, _ThreadLock()), service, limits, rotations)
 
     def __enter__(self) -> Self:
@@ -279,7 +279,7 @@ class Producer(_Producer):
     def transaction(
         self, label: str = "", *, timeout_seconds: int | None = None, long: bool = False
     ) -> TransactionContext:
-        """A transaction as of :meth:`Client.transaction`, which the next instance is told of.
+        """Return a transaction as of :meth:`Client.transaction`, which the next instance is told of.
 
         Args:
             label: what it is called: which file it reads, say; at most 1,000 bytes.

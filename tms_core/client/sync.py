@@ -313,7 +313,7 @@ class Client(Topics):
     # --- transactions ------------------------------------------------------------------------------------------------
 
     def transaction(self, *, timeout_seconds: int | None = None, long: bool = False) -> TransactionContext:
-        """A transaction: ``with client.transaction() as tx:``.
+        """Return a transaction: ``with client.transaction() as tx:``.
 
         What is published in it becomes visible when the block ends, together with what its participants wrote, or not
         at all; it begins when the block does. Readers that are in transactions of their own see nothing of it before.
@@ -338,7 +338,7 @@ class Client(Topics):
         )
 
     def producer(self, topic: Topic, name: str) -> Producer:
-        """A producer by name: ``with client.producer("default:bills", "importer-7") as producer:``.
+        """Return a producer by name: ``with client.producer("default:bills", "importer-7") as producer:``.
 
         What it publishes is there once, also where requests have to be repeated. The block begins with a registration:
         instances of the same producer that began before are refused from then on, and the transactions that they have

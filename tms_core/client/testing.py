@@ -67,15 +67,15 @@ class InProcess:
     clock: Clock
 
     def transactions(self) -> TransactionClient:
-        """A client of its transaction service."""
+        """Return a client of its transaction service."""
         return TransactionClient("in this process", opens=lambda _, __: _Handover(self.manager))
 
     def client(self, **options: Any) -> Client:
-        """A client of it; takes what ``Client`` takes besides."""
+        """Return a client of it; takes what ``Client`` takes besides."""
         return Client(**self._given(options))
 
     def async_client(self, **options: Any) -> AsyncClient:
-        """An asynchronous client of it; takes what ``AsyncClient`` takes besides."""
+        """Return an asynchronous client of it; takes what ``AsyncClient`` takes besides."""
         return AsyncClient(**self._given(options))
 
     def _given(self, options: dict[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class AsyncTopics:
         await self._core.ask(calls.update_topic(topic, ttl, properties))
 
     async def topic(self, topic: Topic) -> TopicMetadata:
-        """A topic's ttl, its generation and all its properties.
+        """Return a topic's ttl, its generation and all its properties.
 
         Raises:
             TopicNotFound: there is none.
@@ -58,7 +58,7 @@ class AsyncTopics:
         return await self._core.ask(calls.show_topic(topic))
 
     async def ages(self, topic: Topic, older_than: timedelta | int | str) -> Ages:
-        """How many messages live, and how many of them a ttl of ``older_than`` (whole seconds) would hide.
+        """Return how many messages live, and how many of them a ttl of ``older_than`` (whole seconds) would hide.
 
         Raises:
             TopicNotFound: there is none.
@@ -76,7 +76,7 @@ class AsyncTopics:
         await self._core.ask(calls.ping())
 
     async def topics(self, namespace: str | None = "default") -> list[TopicId]:
-        """The topics of a namespace; of all namespaces with None."""
+        """Return the topics of a namespace; of all namespaces with None."""
         return await self._core.ask(calls.list_topics(namespace))
 
     async def delete_topic(self, topic: Topic) -> None:
@@ -88,7 +88,7 @@ class AsyncTopics:
         await self._core.ask(calls.delete_topic(topic))
 
     async def position(self, topic: Topic, consumer: str) -> MessageId:
-        """The last message that a consumer has said to have read.
+        """Return the last message that a consumer has said to have read.
 
         Raises:
             ConsumerNotFound: there is no such consumer, or no such topic.
@@ -136,15 +136,15 @@ class AsyncTopics:
         await self._core.ask(consumer_calls.delete_position(topic, consumer, force=force))
 
     async def positions(self, topic: Topic) -> list[ConsumerPosition]:
-        """The consumers of a topic by their names, and how far each is behind. Looking consumes nothing."""
+        """Return the consumers of a topic by their names, and how far each is behind. Looking consumes nothing."""
         return await self._core.ask(consumer_calls.positions(topic))
 
     async def producers(self, topic: Topic) -> list[ProducerState]:
-        """The producers of a topic by their names."""
+        """Return the producers of a topic by their names."""
         return await self._core.ask(producer_calls.list_producers(topic))
 
     async def producer_state(self, topic: Topic, name: str) -> ProducerState:
-        """A producer as the server knows it; it is not registered by this.
+        """Return a producer as the server knows it; it is not registered by this.
 
         Raises:
             ProducerNotFound: there is no such producer, or no such topic.

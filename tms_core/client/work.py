@@ -194,7 +194,7 @@ class Worker:
                 raise
 
     async def _claim(self) -> list[Message]:
-        """The next batch; none where there is nothing, after a wait."""
+        """Return the next batch; none where there is nothing, after a wait."""
         await self._disclaim()
         options = self._options
         current = self._current or await self._begin()
@@ -288,7 +288,7 @@ class Worker:
 
 
 def dead_letters_of(topic: TopicId) -> TopicId:
-    """The topic that takes the messages of another one that cannot be processed.
+    """Return the topic that takes the messages of another one that cannot be processed.
 
     Raises:
         BadRequest: its name would be too long.
@@ -313,7 +313,7 @@ class UnorderedReading:
         self.stop = worker.stop
 
     async def more(self, done: MessageId | None) -> list[Message]:
-        """The next messages; waits until there are some. None at all once it was stopped, or its client closed.
+        """Return the next messages; waits until there are some. None at all once it was stopped, or its client closed.
 
         Raises:
             MessagingError: what does not pass by waiting: no such topic, no right to it.

@@ -35,13 +35,13 @@ _TAIL_BYTES = {CLAIM: _TAIL.size, _DRAINED: 0}
 
 
 def pack(group: ConsumerGroup, claim: GroupClaim) -> tuple[bytes, bytes]:
-    """A claim as a row: its key and its value."""
+    """Return a claim as a row: its key and its value."""
     key = group.prefix + _TAIL.pack(claim.first.pack(), claim.pointer)
     return key, _VALUE.pack(claim.last.pack(), min(claim.tries, _MOST_TRIES), claim.size, claim.retry_ms)
 
 
 def claims_of(side: SideTable, group: ConsumerGroup) -> list[tuple[bytes, GroupClaim]]:
-    """The claims and marks of a group, each with its key, in the order of their keys.
+    """Return the claims and marks of a group, each with its key, in the order of their keys.
 
     Raises:
         FormatError: a row is damaged.
@@ -51,7 +51,7 @@ def claims_of(side: SideTable, group: ConsumerGroup) -> list[tuple[bytes, GroupC
 
 
 def all_claims(side: SideTable, start: bytes = TRANSACTIONAL) -> Iterator[tuple[bytes, ConsumerGroup, GroupClaim]]:
-    """The claims and marks of all groups, each with its key; of generations that are gone, too.
+    """Yield the claims and marks of all groups, each with its key; of generations that are gone, too.
 
     Raises:
         FormatError: a row is damaged.
@@ -73,13 +73,13 @@ def pack_drained(group: ConsumerGroup, pointer: int) -> tuple[bytes, bytes]:
 
 
 def drained_key(group: ConsumerGroup) -> bytes:
-    """The key of that row."""
+    """Return the key of that row."""
     start = generation_prefix(group.topic.prefix, group.generation)
     return TRANSACTIONAL + start + _DRAINED + group.name.encode("ascii") + b"\0"
 
 
 def drained_in(side: SideTable, group: ConsumerGroup) -> int | None:
-    """The transaction in which a group has read a sealed partition to its end; None: there is no row.
+    """Return the transaction in which a group has read a sealed partition to its end; None: there is no row.
 
     Raises:
         FormatError: the row is damaged.
@@ -145,14 +145,15 @@ def _free(side: SideTable, group: ConsumerGroup, key: bytes, claim: GroupClaim) 
 
 
 def former_claims(side: SideTable, topic: TopicMetadata) -> list[bytes]:
-    """The keys of such rows of a topic's earlier generations."""
+    """Return the keys of such rows of a topic's earlier generations."""
     start = TRANSACTIONAL + generation_prefix(topic.topic.prefix, 0)
     stop = TRANSACTIONAL + generation_prefix(topic.topic.prefix, topic.generation)
     return [key for key, _ in every(side.rows, start, stop)]
 
 
 def first_unread(side: SideTable, prefix: bytes) -> int:
-    """The first position (``milliseconds * 65,536 + sequence``) behind all that consumers have read or were given.
+    """Return the first position (``milliseconds * 65,536 + sequence``) behind all that consumers have read or were
+    given.
 
     Args:
         prefix: the start of a topic's and generation's row keys.
@@ -170,7 +171,7 @@ def _rows(side: SideTable, prefix: bytes, start: bytes | None = None) -> Iterato
 
 
 def _group(key: bytes) -> tuple[bytes, ConsumerGroup | None]:
-    """The kind of the row with this key, and whose it is; None: no group's."""
+    """Return the kind of the row with this key, and whose it is; None: no group's."""
     prefix = topic_prefix(key[1:])
     topic = None if prefix is None else TopicId.from_prefix(prefix)
     if topic is None or prefix is None:

@@ -82,18 +82,18 @@ class ConsumerGroup(NamedTuple):
 
     @classmethod
     def of(cls, topic: TopicMetadata, name: str) -> ConsumerGroup:
-        """A group of a topic as it is now."""
+        """Return a group of a topic as it is now."""
         return cls(topic.topic, topic.generation, name)
 
     @property
     def prefix(self) -> bytes:
-        """The start of the keys of its claims."""
+        """Return the start of the keys of its claims."""
         start = generation_prefix(self.topic.prefix, self.generation)
         return TRANSACTIONAL + start + CLAIM + self.name.encode("ascii") + b"\0"
 
     @property
     def label(self) -> str:
-        """Its name in a sentence."""
+        """Return its name in a sentence."""
         return f"claims of {self.name} on {self.topic}"
 
 
@@ -180,7 +180,9 @@ class Look(NamedTuple):
 
 
 def rank(message: MessageId) -> Rank:
-    """Where an id lies among others. One without a payload part stands for its row, behind all payloads of that."""
+    """Return where an id lies among others. One without a payload part stands for its row, behind all payloads of
+    that.
+    """
     if message.in_payload_table:
         return message
     return (message.publish_ms, message.sequence, LONG_MAX, _MOST_SEQUENCE)
@@ -297,7 +299,7 @@ def never_given(claims: Sequence[GroupClaim], taken: Sequence[GroupClaim]) -> tu
 
 
 def together(limit: int, tries: int, max_deliveries: int | None) -> int:
-    """How many messages to give out together at most that were given out so often; alone the last time.
+    """Return how many messages to give out together at most that were given out so often; alone the last time.
 
     Args:
         max_deliveries: how often a message is given out at most; None: for ever.
@@ -308,7 +310,8 @@ def together(limit: int, tries: int, max_deliveries: int | None) -> int:
 
 
 def share_of(segment: Segment, found: int) -> int:
-    """How many of a segment's first messages to give out, so that the one that cannot be processed ends up alone.
+    """Return how many of a segment's first messages to give out, so that the one that cannot be processed ends up
+    alone.
 
     Half of a batch that failed. More messages than a batch had are of several that failed next to each other, as in an
     outage; :func:`together` halves those.
@@ -319,7 +322,7 @@ def share_of(segment: Segment, found: int) -> int:
 
 
 def marks(free: Sequence[GroupClaim], base: MessageId, taken: Sequence[GroupClaim]) -> list[GroupClaim]:
-    """The marks that are left of void claims, none of which overlap."""
+    """Return the marks that are left of void claims, none of which overlap."""
     if not free:
         return []
     return [
@@ -332,7 +335,7 @@ def marks(free: Sequence[GroupClaim], base: MessageId, taken: Sequence[GroupClai
 def runs(
     after: MessageId, until: MessageId, holes: Iterable[tuple[MessageId, MessageId]]
 ) -> list[tuple[MessageId, MessageId]]:
-    """A range of ids without some others in it; the first id of each is exclusive."""
+    """Return a range of ids without some others in it; the first id of each is exclusive."""
     covered = sorted((GroupClaim(first, last, 0, 0) for first, last in holes), key=_start)
     return [(first, last) for first, last in _without(after, until, covered) if last is not None]
 

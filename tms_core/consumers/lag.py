@@ -57,7 +57,7 @@ class Lag(NamedTuple):
     expired: bool
 
     def seconds(self, now_ms: int) -> float:
-        """The age of the oldest message that it has not read; 0 when it has read all."""
+        """Return the age of the oldest message that it has not read; 0 when it has read all."""
         return 0.0 if self.oldest_ms is None else max(0, now_ms - self.oldest_ms) / 1000
 
 
@@ -219,7 +219,7 @@ class _RangeCount:
         return pointer_prefix(self._topic.topic.prefix, self._topic.generation, java_abs(pointer))
 
     def _there(self, keys: list[bytes]) -> list[bytes]:
-        """Those of some keys, in order, that are messages, and that no ttl of their own has taken."""
+        """Return those of some keys, in order, that are messages, and that no ttl of their own has taken."""
         keys = [key for key in keys if len(key) == self._key_bytes]
         moments = self._expiries.moments(keys)
         return [key for key in keys if moments.get(key, self._now_ms + 1) > self._now_ms] if moments else keys

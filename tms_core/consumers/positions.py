@@ -107,7 +107,7 @@ class Positions:
                 return
 
     def get(self, topic: TopicMetadata, name: str) -> Position | None:
-        """A consumer's position; None when there is no such consumer of this generation."""
+        """Return a consumer's position; None when there is no such consumer of this generation."""
         value = self._table.get(names(topic.topic, topic.generation) + name.encode("ascii"))
         return None if value is None else _position(name, value)
 
@@ -121,13 +121,15 @@ class Positions:
         self._table.delete([key for key, _ in self._rows(start, stop)])
 
     def of(self, topic: TopicMetadata) -> list[Position]:
-        """The positions of a topic's consumers, in the order of their names."""
+        """Return the positions of a topic's consumers, in the order of their names."""
         prefix = names(topic.topic, topic.generation)
         rows = self._rows(prefix, stop_key(prefix))
         return [_position(key[len(prefix) :].decode("ascii"), value) for key, value in rows]
 
     def all(self) -> dict[tuple[TopicId, int], list[Position]]:
-        """The positions of all consumers by topic and generation, those of generations that are gone among them."""
+        """Return the positions of all consumers by topic and generation, those of generations that are gone among
+        them.
+        """
         found: dict[tuple[TopicId, int], list[Position]] = {}
         for key, value in self._rows(_CONSUMER, stop_key(_CONSUMER)):
             prefix = topic_prefix(key[len(_CONSUMER) :])
@@ -156,11 +158,11 @@ class Floor:
         self._max_hold_ms = max_hold_seconds * 1000
 
     def cutoff(self, topic: TopicMetadata, due: Cutoff) -> Cutoff:
-        """A topic's cut-off: as :meth:`lowered`, for the consumers it has now."""
+        """Return a topic's cut-off: as :meth:`lowered`, for the consumers it has now."""
         return self.lowered(topic, due, self.positions.of(topic))
 
     def lowered(self, topic: TopicMetadata, due: Cutoff, positions: Iterable[Position]) -> Cutoff:
-        """The cut-off of a topic with these consumers: the oldest message that one of them has not read lives.
+        """Return the cut-off of a topic with these consumers: the oldest message that one of them has not read lives.
 
         Args:
             due: where the ttl puts it; the answer is never above it.
@@ -189,7 +191,7 @@ class Floor:
 
 
 def cutoff_at(topic: TopicMetadata, now_ms: int, floor: Floor | None, from_ms: int = 0, lifetime_ms: int = 0) -> Cutoff:
-    """The cut-off that readers go by (rule L3).
+    """Return the cut-off that readers go by (rule L3).
 
     Args:
         floor: what may lower it; None: nothing.
@@ -203,7 +205,7 @@ def cutoff_at(topic: TopicMetadata, now_ms: int, floor: Floor | None, from_ms: i
 
 
 def unread_from(store: Reads, topic: TopicMetadata, position: Position, cutoff: Cutoff) -> bytes:
-    """The first key that a message can have which a consumer has not read.
+    """Return the first key that a message can have which a consumer has not read.
 
     Where a position lies inside the stored payloads of a transaction, that is the row that stands for them, as long as
     there are more of them.
@@ -220,7 +222,7 @@ def unread_from(store: Reads, topic: TopicMetadata, position: Position, cutoff: 
 
 
 def _has_more(store: Reads, topic: TopicMetadata, key: bytes, message: MessageId) -> bool:
-    """Whether a message with a payload of its own is followed by more of the same row."""
+    """Return whether a message with a payload of its own is followed by more of the same row."""
     if not message.in_payload_table:
         return False
     for _, (pointer, payload) in store.message.read(MESSAGES, key, key + b"\0", 1).items:
@@ -232,7 +234,7 @@ def _has_more(store: Reads, topic: TopicMetadata, key: bytes, message: MessageId
 
 
 def highest_id(side: SideTable, prefix: bytes) -> MessageId:
-    """The highest id up to which a consumer has read; all zeros: there is none.
+    """Return the highest id up to which a consumer has read; all zeros: there is none.
 
     One that was set to a time that had not come yet does not count: its consumer leaves out what comes until then.
 
@@ -246,7 +248,7 @@ def highest_id(side: SideTable, prefix: bytes) -> MessageId:
 
 
 def names(topic: TopicId, generation: int) -> bytes:
-    """The start of the keys of a topic's consumers, which their names follow."""
+    """Return the start of the keys of a topic's consumers, which their names follow."""
     return _CONSUMER + generation_prefix(topic.prefix, generation)
 
 

@@ -22,7 +22,8 @@ _ANNOUNCED = b"r"
 
 
 def processed(side: SideTable, topic: TopicMetadata, reader: Transaction) -> int:
-    """The first position (``milliseconds * 65,536 + sequence``) that a consumer has not processed; 0 without consumers.
+    """Return the first position (``milliseconds * 65,536 + sequence``) that a consumer has not processed; 0 without
+    consumers.
 
     What a group has claimed counts once its transaction is committed and nothing before it is missing, as in the
     group's next poll.
@@ -42,12 +43,12 @@ def processed(side: SideTable, topic: TopicMetadata, reader: Transaction) -> int
 
 
 def announced(side: SideTable, topic: TopicMetadata) -> int:
-    """The first position that was not let go; 0 where nothing was."""
+    """Return the first position that was not let go; 0 where nothing was."""
     return announced_in(side, generation_prefix(topic.topic.prefix, topic.generation))
 
 
 def announced_in(side: SideTable, prefix: bytes) -> int:
-    """The same, of the topic and generation whose row keys begin so."""
+    """Return the same, of the topic and generation whose row keys begin so."""
     return int.from_bytes(side.get(_ANNOUNCED + prefix) or b"", "big")
 
 
@@ -67,13 +68,15 @@ def announce(side: SideTable, topic: TopicMetadata, upto: int) -> None:
 
 
 def begin(side: SideTable, topic: TopicMetadata, message: MessageId) -> MessageId:
-    """The id behind which a consumer begins that wants to begin behind this one: what was let go is not its own."""
+    """Return the id behind which a consumer begins that wants to begin behind this one: what was let go is not its
+    own.
+    """
     first = announced(side, topic)
     return max(message, MessageId(first - 1 >> 16, first - 1 & 0xFFFF), key=rank) if first else message
 
 
 def _behind(base: MessageId) -> int:
-    """The first position behind what is processed; of a row with several payloads all must be."""
+    """Return the first position behind what is processed; of a row with several payloads all must be."""
     at = base.publish_ms << 16 | base.sequence
     return at if base.in_payload_table or not at else at + 1
 

@@ -55,7 +55,7 @@ class HarmlessLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 def get_logger(name: str) -> HarmlessLogger:
-    """The logger of a module that handles messages."""
+    """Return the logger of a module that handles messages."""
     return HarmlessLogger(logging.getLogger(name))
 
 
@@ -111,7 +111,7 @@ class TextFormatter(logging.Formatter):
         self._timed = timed
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 the name is logging's
-        """One line, whatever the names in it are; only a traceback has several."""
+        """Return one line, whatever the names in it are; only a traceback has several."""
         return printable(super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:

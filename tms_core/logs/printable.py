@@ -40,7 +40,7 @@ def printable(text: str) -> str:
 
 
 def duration(milliseconds: int, *, rough: bool = False) -> str:
-    """A span of time, back or ahead, in its two largest units: ``2 d 18 h``.
+    """Return a span of time, back or ahead, in its two largest units: ``2 d 18 h``.
 
     Args:
         rough: without the smaller one where there are ten or more of the larger.
@@ -56,7 +56,7 @@ def duration(milliseconds: int, *, rough: bool = False) -> str:
 
 
 def moment(milliseconds: int) -> str:
-    """A time in UTC; the number itself where no calendar reaches."""
+    """Return a time in UTC; the number itself where no calendar reaches."""
     try:
         return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):
@@ -64,7 +64,7 @@ def moment(milliseconds: int) -> str:
 
 
 def complete(text: str, arguments: str) -> str:
-    """A text in which each command that it names has the options that lead to the same store or server.
+    """Return a text in which each command that it names has the options that lead to the same store or server.
 
     Args:
         arguments: options as they were typed, each with its value; of these a command gets those that it takes.

@@ -67,7 +67,7 @@ class CachedRun(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The first position behind it."""
+        """Return the first position behind it."""
         return self.first + self.rows
 
     @property
@@ -76,7 +76,7 @@ class CachedRun(NamedTuple):
         return _RUN_BYTES + self.size + _PAYLOAD_BYTES * self.rows
 
     def messages(self, first: int, stop: int) -> MessageList:
-        """The messages from one position to another."""
+        """Return the messages from one position to another."""
         payloads = (self.payloads or ())[first - self.first : stop - self.first]
         return MessageList([tail(at) + INLINE for at in range(first, stop)], list(payloads))
 
@@ -114,7 +114,7 @@ class _CachedLine:
         return run.weight
 
     def since(self, at: int) -> int:
-        """The index of the run that has the position, or of the first behind it."""
+        """Return the index of the run that has the position, or of the first behind it."""
         index = bisect_right(self.firsts, at, lo=self.gone)
         return index - 1 if index > self.gone and self.runs[index - 1].stop > at else index
 
@@ -196,7 +196,9 @@ class MessageCache:
             return found
 
     def messages(self, run: CachedRun, first: int, stop: int) -> Iterator[MessageList]:
-        """The messages of a run from one position to another, part by part; a part all of which is wanted is shared."""
+        """Yield the messages of a run from one position to another, part by part; a part all of which is wanted is
+        shared.
+        """
         parts = run.shared
         if parts is None:
             yield run.messages(first, stop)

@@ -147,7 +147,7 @@ class Families:
             self._delete(row)
 
     def shown(self, topic: TopicId) -> dict[str, str]:
-        """All properties of a topic; a change of its partitions that was cut off is finished before.
+        """Return all properties of a topic; a change of its partitions that was cut off is finished before.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`TopicRegistry.get`.
@@ -160,7 +160,7 @@ class Families:
         return dict(row.properties)
 
     def before(self, part: TopicMetadata) -> list[TopicId]:
-        """The partitions that a group in order reads to their ends before this one.
+        """Return the partitions that a group in order reads to their ends before this one.
 
         Raises:
             MetadataError, StoreError: as :meth:`update`.
@@ -176,7 +176,7 @@ class Families:
         self._settle(topic)
 
     def drained(self, topic: TopicId, name: str) -> int | None:
-        """The transaction in which a group has read a sealed partition to its end, 0 if that is not known or the
+        """Return the transaction in which a group has read a sealed partition to its end, 0 if that is not known or the
         partition is gone; None: it has not, or was set back since.
 
         Raises:
@@ -192,7 +192,7 @@ class Families:
         return None if noted == NOT_DRAINED else noted
 
     def is_newborn(self, topic: TopicMetadata) -> bool:
-        """Whether this process made the topic as it is, in its first life, and there was not a row of it.
+        """Return whether this process made the topic as it is, in its first life, and there was not a row of it.
 
         So what of it comes due does so by time alone, and by no mistake in its settings (rule S8).
         """
@@ -324,7 +324,9 @@ class Families:
             raise BadRequest(f"Topic {topic.topic} is part of {whole}.", f"Change {whole}.")
 
     def _whole(self, part: TopicMetadata) -> TopicId | None:
-        """The topic that this one is made and deleted with; None: it stands alone, or was left by a request cut off."""
+        """Return the topic that this one is made and deleted with; None: it stands alone, or was left by a request cut
+        off.
+        """
         with suppress(TopicNotFound):
             if PART_OF in part.properties:
                 whole = self._topics.get(TopicId(part.topic.namespace, part.properties[PART_OF]))
@@ -334,7 +336,7 @@ class Families:
         return None
 
     def _holds_rows(self, layout: Layout, family: Family) -> bool:
-        """Whether a sealed family has messages, those included that were being written when it was sealed."""
+        """Return whether a sealed family has messages, those included that were being written when it was sealed."""
         with suppress(Unavailable):
             for member in layout.members(family):
                 self._settle(member)
@@ -388,7 +390,7 @@ def _tree(
     others: Mapping[str, str],
     part_of: TopicId | None = None,
 ) -> Iterator[Made]:
-    """A topic with its parts before it, as they are made."""
+    """Yield a topic with its parts before it, as they are made."""
     own = dict(others) if part_of is None else {**others, PART_OF: part_of.topic}
     if partitions is not None:
         layout = Layout(topic, (Family(1, partitions),))

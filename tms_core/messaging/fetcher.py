@@ -99,7 +99,7 @@ class Fetch:
 
     @property
     def position(self) -> MessageId | None:
-        """Where a later fetch of the same reader may begin, that message included, and miss nothing.
+        """Return where a later fetch of the same reader may begin, that message included, and miss nothing.
 
         It is behind the last row that was read, or at the first that cannot be decided yet. None: nothing was read, or
         the limit has ended the fetch, so that the last message says where to go on.
@@ -110,22 +110,22 @@ class Fetch:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether all that there was has been read; not so where something cannot be decided yet."""
+        """Return whether all that there was has been read; not so where something cannot be decided yet."""
         return self._at >= self._end and not self._undecided
 
     @property
     def is_sealed(self) -> bool:
-        """Whether the topic takes no more messages, because other partitions do."""
+        """Return whether the topic takes no more messages, because other partitions do."""
         return SEALED in self._topic.properties or FAMILIES in self._topic.properties
 
     @property
     def has_more(self) -> bool:
-        """Whether messages came to the topic since this began."""
+        """Return whether messages came to the topic since this began."""
         return self._line.ids.end > self._behind
 
     @property
     def largest_bytes(self) -> int:
-        """The largest payload that was ever read of this topic here."""
+        """Return the largest payload that was ever read of this topic here."""
         return self._line.largest_bytes
 
     @contextmanager
@@ -138,7 +138,7 @@ class Fetch:
             del self._line.wakes[wake]
 
     def pages(self) -> Iterator[MessageList]:
-        """The messages, in pages of about ``PAGE_BYTES``; one read of the store at most between two of them.
+        """Yield the messages, in pages of about ``PAGE_BYTES``; one read of the store at most between two of them.
 
         A page is empty where a read has found too little, so that the caller can see to other things meanwhile.
 
@@ -175,7 +175,7 @@ class Fetch:
         return page
 
     def _pieces(self) -> Iterator[tuple[MessageList, int]]:
-        """The messages in lists of at most about a page, each with its bytes; an empty one ends each read."""
+        """Yield the messages in lists of at most about a page, each with its bytes; an empty one ends each read."""
         for messages in self._lists():
             if not messages:
                 yield messages, 0
@@ -199,11 +199,11 @@ class Fetch:
 
     @property
     def _is_full(self) -> bool:
-        """Whether a limit is reached."""
+        """Return whether a limit is reached."""
         return not self._left or self._left_bytes <= 0
 
     def _lists(self) -> Iterator[MessageList]:
-        """The messages, as they come together; an empty list ends each read."""
+        """Yield the messages, as they come together; an empty list ends each read."""
         while self._at < self._end and not self._is_full:
             runs = self._cached()
             yield from filter(None, self._from_store() if runs is None else self._from_cache(runs))
@@ -251,7 +251,7 @@ class Fetch:
         self._at = behind
 
     def _living(self, run: CachedRun) -> int:
-        """The first position of a run that no ttl of its own has taken; they come due in order."""
+        """Return the first position of a run that no ttl of its own has taken; they come due in order."""
         first = run.first
         if run.ttl_ms is not None:
             now_ms = self._expiring_ms()
@@ -280,7 +280,7 @@ class Fetch:
             self._note_read(_position(page.items.keys[-1] + b"\0", len(prefix)))
 
     def _shown(self, rows: MessageColumns) -> MessageColumns:
-        """Those of some rows that are messages and that the reader sees, up to the first that is undecided."""
+        """Return those of some rows that are messages and that the reader sees, up to the first that is undecided."""
         keys, size = rows.keys, len(self._line.prefix) + MESSAGE_TAIL_BYTES
         if not set(map(len, keys)) <= {size}:
             rows = rows.only([len(key) == size for key in keys])
@@ -294,7 +294,7 @@ class Fetch:
     def _chosen(
         self, keys: list[bytes], pointers: list[int | None], visible: Mapping[int | None, bool | None]
     ) -> list[bool]:
-        """Which rows the reader sees, up to the first that is undecided."""
+        """Return which rows the reader sees, up to the first that is undecided."""
         chosen: list[bool] = []
         for key, pointer in zip(keys, pointers, strict=True):
             sees = visible[pointer]
@@ -316,7 +316,7 @@ class Fetch:
                 yield from self._reference(_position(key, len(self._line.prefix)), pointer)
 
     def _reference(self, at: int, pointer: int) -> Iterator[MessageList]:
-        """The payloads that a row stands for: all of its transaction, in the order they were stored."""
+        """Yield the payloads that a row stands for: all of its transaction, in the order they were stored."""
         if self._transaction is None or pointer >= self._transaction.transaction_id:
             # More may be stored in it yet.
             self._notes_read = False
@@ -336,7 +336,9 @@ class Fetch:
             start = page.resume
 
     def _rows(self) -> int:
-        """How many rows to read: not many more than are wanted, unless the last reads showed that few of them are."""
+        """Return how many rows to read: not many more than are wanted, unless the last reads showed that few of them
+        are.
+        """
         return min(self._page_rows, self._left << min(self._reads, SEQUENCE_BITS))
 
     def _learn(self, size: int, rows: int) -> int:
@@ -350,16 +352,16 @@ class Fetch:
         self._line.largest_bytes = max(self._line.largest_bytes, max(map(len, payloads), default=0))
 
     def _gone(self, keys: list[bytes]) -> frozenset[bytes]:
-        """Those of some rows, in key order, that a ttl of their own has taken."""
+        """Return those of some rows, in key order, that a ttl of their own has taken."""
         now_ms = self._expiring_ms()
         return frozenset(key for key, moment_ms in self._shelf.expiries.moments(keys).items() if moment_ms <= now_ms)
 
     def _expiring_ms(self) -> int:
-        """The moment by which ttls of messages' own are judged."""
+        """Return the moment by which ttls of messages' own are judged."""
         return self._shelf.clock.now_ms() - (self._shelf.lifetime_ms if self._topic.holds_transactions else 0)
 
     def _limited(self, messages: MessageList) -> MessageList:
-        """As many as are still wanted."""
+        """Return as many as are still wanted."""
         if len(messages) > self._left:
             messages = messages[: self._left]
         self._left -= len(messages)
@@ -367,7 +369,7 @@ class Fetch:
 
 
 def _from_ms(request: FetchRequest) -> int:
-    """The lowest publish time there can be among what is wanted."""
+    """Return the lowest publish time there can be among what is wanted."""
     start = request.start
     if start is None:
         return 0
@@ -375,7 +377,7 @@ def _from_ms(request: FetchRequest) -> int:
 
 
 def _start(request: FetchRequest, cutoff: Cutoff) -> tuple[int, tuple[int, bytes] | None]:
-    """The position to begin at, and, where that is inside a reference, its position and where in its payloads.
+    """Return the position to begin at, and, where that is inside a reference, its position and where in its payloads.
 
     An id that has expired is as good as none: not only its position, but also its payload part and whether it is
     included mean nothing any more.
@@ -394,7 +396,7 @@ def _start(request: FetchRequest, cutoff: Cutoff) -> tuple[int, tuple[int, bytes
 
 
 def _see(transaction: Transaction | None, pointer: int | None) -> bool | None:
-    """Whether a reader sees a row; None: undecided yet, so the fetch ends here (``TransactionMessageFilter``)."""
+    """Return whether a reader sees a row; None: undecided yet, so the fetch ends here (``TransactionMessageFilter``)."""
     if transaction is None or pointer is None:
         return True
     if pointer < 0:
@@ -411,12 +413,12 @@ def _is_there(payload: bytes | None) -> TypeGuard[bytes]:
 
 
 def _page_rows(row_bytes: int) -> int:
-    """How many rows fill a page."""
+    """Return how many rows fill a page."""
     return min(-(-PAGE_BYTES // row_bytes), MAX_PAGE_ROWS)
 
 
 def _position(key: bytes, plain: int) -> int:
-    """The first position at or after a key whose position begins after ``plain`` bytes."""
+    """Return the first position at or after a key whose position begins after ``plain`` bytes."""
     rest = key[plain:]
     at = int.from_bytes(rest[:MESSAGE_TAIL_BYTES].ljust(MESSAGE_TAIL_BYTES, b"\0"), "big")
     return at + 1 if len(rest) > MESSAGE_TAIL_BYTES else at

@@ -36,12 +36,12 @@ ReadKeys = Callable[[bytes, bytes | None, int], Page[list[bytes]]]
 
 
 def position(ms: int, sequence: int = 0) -> int:
-    """Where an id lies on its topic's line."""
+    """Return where an id lies on its topic's line."""
     return ms << SEQUENCE_BITS | sequence
 
 
 def milliseconds(at: int) -> int:
-    """The publish time of a position."""
+    """Return the publish time of a position."""
     return at >> SEQUENCE_BITS
 
 
@@ -51,12 +51,12 @@ def id_parts(at: int) -> tuple[int, int]:
 
 
 def expires_ms(at: int, ttl_ms: int) -> int:
-    """The first moment at which a ttl takes the row at a position; at the age of exactly its ttl it lives."""
+    """Return the first moment at which a ttl takes the row at a position; at the age of exactly its ttl it lives."""
     return milliseconds(at) + ttl_ms + 1
 
 
 def tail(at: int) -> bytes:
-    """The last ten bytes of the key of a position."""
+    """Return the last ten bytes of the key of a position."""
     return at.to_bytes(MESSAGE_TAIL_BYTES, "big")
 
 
@@ -75,7 +75,7 @@ class Ids:
         self._lock = Lock()
 
     def first(self, now_ms: int) -> int:
-        """The next position there is at that time."""
+        """Return the next position there is at that time."""
         return max(self._free, position(now_ms))
 
     def skip(self, free: int) -> None:
@@ -106,12 +106,12 @@ class Ids:
 
     @property
     def free(self) -> int:
-        """The lowest position that is not taken."""
+        """Return the lowest position that is not taken."""
         return self._free
 
     @property
     def end(self) -> int:
-        """The lowest position that is not acknowledged: readers see what is before it."""
+        """Return the lowest position that is not acknowledged: readers see what is before it."""
         with self._lock:
             return self._free if self._in_flight is None else self._in_flight
 
@@ -125,7 +125,7 @@ def _check(free: int) -> None:
 
 
 def first_free(read: ReadKeys, prefix: bytes, now_ms: int) -> int:
-    """The first position after the last key that starts with ``prefix`` and goes on with a position.
+    """Return the first position after the last key that starts with ``prefix`` and goes on with a position.
 
     A table can only be read forwards, so the last key is searched for: backwards from now in growing steps, then by
     halving. That is about ten reads for a topic in use, and never more than some hundred.
@@ -151,7 +151,7 @@ def first_free(read: ReadKeys, prefix: bytes, now_ms: int) -> int:
 
 
 def _behind_last(read: ReadKeys, prefix: bytes, low: int, high: int) -> int:
-    """The first position behind the last key, which is at ``low`` or between it and ``high``."""
+    """Return the first position behind the last key, which is at ``low`` or between it and ``high``."""
     while True:
         middle = (low + high + 1) // 2
         found = _last_of_page(read, prefix, middle, high)
@@ -166,7 +166,7 @@ def _behind_last(read: ReadKeys, prefix: bytes, low: int, high: int) -> int:
 
 
 def _last_of_page(read: ReadKeys, prefix: bytes, start: int, stop: int) -> tuple[int, bool] | None:
-    """The last position of the first page of a range, and whether there may be more; None: the range is empty."""
+    """Return the last position of the first page of a range, and whether there may be more; None: the range is empty."""
     first: bytes | None = prefix + tail(start)
     last = prefix + (NEGATIVE if stop >= POSITIONS else tail(stop))
     while first is not None and first < last:

@@ -69,7 +69,7 @@ class MessageList(Sequence[Message]):
 
     @property
     def size(self) -> int:
-        """Their bytes, with what each takes beside its payload."""
+        """Return their bytes, with what each takes beside its payload."""
         return sum(map(len, self.payloads)) + MESSAGE_BYTES * len(self.payloads)
 
     def __len__(self) -> int:

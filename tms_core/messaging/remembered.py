@@ -35,7 +35,7 @@ class RememberedRows:
         self._lock = Lock()
 
     def get(self, key: bytes, *, again: bool = False) -> bytes | None:
-        """A row's value; what was read while it was changed is not remembered.
+        """Return a row's value; what was read while it was changed is not remembered.
 
         Args:
             again: read it, remembered or not.
@@ -129,7 +129,7 @@ class CountedNames:
 
 
 def _changed(change: SideChange) -> Sequence[bytes]:
-    """The keys of the rows that it changes."""
+    """Return the keys of the rows that it changes."""
     if not change.puts and not change.deletes:
         return (change.key,)
     return (change.key, *(key for key, _ in change.puts), *change.deletes)

@@ -165,7 +165,7 @@ class MessagingService:
         self._families.update(topic, properties, permit)
 
     def topic(self, topic: TopicId) -> dict[str, str]:
-        """All properties of a topic, its generation among them.
+        """Return all properties of a topic, its generation among them.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
@@ -187,7 +187,7 @@ class MessagingService:
         return True
 
     def count_ages(self, topic: TopicId, older_than_seconds: int) -> Ages:
-        """How many messages live, and how many are older than so many seconds; at most 100,000 are counted.
+        """Return how many messages live, and how many are older than so many seconds; at most 100,000 are counted.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
@@ -195,7 +195,7 @@ class MessagingService:
         return count_ages(self._store.message, self._topics.get(topic), older_than_seconds, self._clock.now_ms())
 
     def topics(self, namespace: str) -> list[str]:
-        """The names of a namespace's topics, in key order.
+        """Return the names of a namespace's topics, in key order.
 
         Raises:
             StoreError: the store failed.

@@ -84,7 +84,7 @@ Start = Callable[[Host], Companion]
 
 
 def installed() -> Iterable[EntryPoint]:
-    """The entry points there are."""
+    """Return the entry points there are."""
     return entry_points(group=GROUP)
 
 
@@ -122,7 +122,7 @@ class Standby:
 
     @property
     def hold_seconds(self) -> int | None:
-        """The companion's, once it runs."""
+        """Return the companion's, once it runs."""
         return None if self._companion is None else self._companion.hold_seconds
 
     def run_now(self) -> None:
@@ -153,7 +153,7 @@ class Standby:
 
 
 def started(name: str, start: Callable[[], Companion]) -> Companion:
-    """A companion that runs, or does so as soon as no other server's does.
+    """Return a companion that runs, or does so as soon as no other server's does.
 
     Raises:
         TmsError: it cannot run, and waiting does not help.

@@ -90,7 +90,7 @@ def managed(
     *,
     created: bool = False,
 ) -> Managed:
-    """The manager that the settings want.
+    """Return the manager that the settings want.
 
     Args:
         store: is only read.
@@ -122,7 +122,7 @@ def managed(
 
 
 def offset() -> int:
-    """Where in its millisecond a transaction's id begins: nobody who knows the time can guess one."""
+    """Return where in its millisecond a transaction's id begins: nobody who knows the time can guess one."""
     return secrets.randbelow(TX_PER_MS)
 
 
@@ -288,7 +288,7 @@ def _is_folder(directory: str) -> bool:
 
 
 def _reached(advertise: str, service: TransactionService) -> str:
-    """Where other servers reach a service: at the host it listens at, or the one they know this server by."""
+    """Return where other servers reach a service: at the host it listens at, or the one they know this server by."""
     host, port = split_address(service.address)
     if host in _ALL or is_loopback(host):
         host = urlsplit(advertise).hostname or host
@@ -375,7 +375,7 @@ def find_undecided(store: Reads, side: SideTable, manager: TransactionManager) -
 
 
 def may_have_undecided(store: Reads) -> bool:
-    """Whether there may be messages that only a transaction manager's state can tell to be committed or not.
+    """Return whether there may be messages that only a transaction manager's state can tell to be committed or not.
 
     Args:
         store: is only read.

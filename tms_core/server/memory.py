@@ -72,11 +72,11 @@ class Memory:
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """Return how many wait."""
         return len(self._waiting)
 
     def share(self, abort: Callable[[], None]) -> Share:
-        """A share for one request, empty at first.
+        """Return a share for one request, empty at first.
 
         Args:
             abort: ends the connection of the request at once.

@@ -109,7 +109,7 @@ class ServerMetrics:
         self._of(topic).fetched.inc(messages)
 
     def _of(self, topic: TopicId) -> TopicMetrics:
-        """The series of a topic; once there are as many as may be, those of all others."""
+        """Return the series of a topic; once there are as many as may be, those of all others."""
         found = self._topics.get(topic)
         if found is not None:
             return found
@@ -146,7 +146,7 @@ class ServerMetrics:
                 family.remove(topic.namespace, topic.topic)
 
     def text(self, accept: str) -> tuple[bytes, str]:
-        """Everything in the registry, as the ``Accept`` header wants it, and its content type."""
+        """Return everything in the registry, as the ``Accept`` header wants it, and its content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 

@@ -52,7 +52,7 @@ class RecordedStorage:
         return replace(found, edits=self._checked(found))
 
     def log(self, timestamp_ms: int) -> Log:
-        """A new log."""
+        """Return a new log."""
         return self._storage.log(timestamp_ms)
 
     def save(self, snapshot: Snapshot) -> None:
@@ -70,7 +70,7 @@ class RecordedStorage:
         self._storage.close()
 
     def _checked(self, found: Recovered) -> Iterator[Edit]:
-        """The edits; at their end, before anything is written, the highest pointer is held against the record."""
+        """Yield the edits; at their end, before anything is written, the highest pointer is held against the record."""
         highest = found.snapshot.visibility.write_pointer if found.snapshot else 0
         for edit in found.edits:
             if edit.state in _ISSUED:

@@ -198,7 +198,7 @@ def _messaging(
     stack: ExitStack,
     **more: Any,
 ) -> MessagingService:
-    """The service; ``more`` is handed to it as it is."""
+    """Return the service; ``more`` is handed to it as it is."""
     server, transactions = settings.server, settings.transactions
     service = MessagingService(
         store,
@@ -226,7 +226,7 @@ def _make_topics(names: Sequence[str], service: MessagingService) -> None:
 
 
 def _side(settings: Settings, clock: Clock, stack: ExitStack, opened: _Opened) -> SideTable:
-    """Where messages with a ttl of their own are noted, and more; beside a LevelDB store, never in it."""
+    """Return where messages with a ttl of their own are noted, and more; beside a LevelDB store, never in it."""
     storage = settings.storage
     if storage.kind == "leveldb":
         folder, log = beside(storage.leveldb.path), Path(settings.transactions.directory)
@@ -298,7 +298,7 @@ def _listen(
 
 
 def exposed(settings: Settings) -> Iterator[str]:
-    """A sentence for each thing that is open, or shut to everybody.
+    """Yield a sentence for each thing that is open, or shut to everybody.
 
     None of it is refused, since what makes it safe may stand outside: a proxy that ends TLS, a network policy.
     """

@@ -57,14 +57,14 @@ def wrong(name: str, problem: str) -> PydanticCustomError:
 
 
 def text(value: object) -> str:
-    """A value as one would write it into the file."""
+    """Return a value as one would write it into the file."""
     if isinstance(value, Path):
         value = str(value)
     return json.dumps(value, default=_plain, ensure_ascii=False)
 
 
 def fields(model: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every setting of a model by its path, sections gone through."""
+    """Yield every setting of a model by its path, sections gone through."""
     for name, field in model.model_fields.items():
         inner = section_of(field)
         if inner is None:
@@ -74,7 +74,7 @@ def fields(model: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldI
 
 
 def kinds(annotation: Any) -> Iterator[Any]:
-    """The members of a union, of an annotated type the type itself."""
+    """Yield the members of a union, of an annotated type the type itself."""
     if get_origin(annotation) is Annotated:
         yield from kinds(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, types.UnionType):
@@ -85,7 +85,7 @@ def kinds(annotation: Any) -> Iterator[Any]:
 
 
 def section_of(field: FieldInfo) -> type[Section] | None:
-    """The section a field is, None for a single setting."""
+    """Return the section a field is, None for a single setting."""
     return next(
         (kind for kind in kinds(field.annotation) if isinstance(kind, type) and issubclass(kind, Section)), None
     )

@@ -52,7 +52,7 @@ class LoadedSettings(Generic[S]):
         return self.origins.get(path, DEFAULT)
 
     def entries(self) -> list[SettingEntry]:
-        """Every setting with its value and origin, in the order of the models."""
+        """Return every setting with its value and origin, in the order of the models."""
         return [SettingEntry(path, value, self.origin(path)) for path, value in _values(self.settings, "")]
 
 
@@ -152,7 +152,7 @@ def _from_flags(flags: Mapping[str, object], known_flags: Flags) -> dict[str, _G
 
 
 def _scalar(path: str, field: FieldInfo, value: str, origin: str) -> object:
-    """A value of the environment: text as it is, everything else as YAML."""
+    """Return a value of the environment: text as it is, everything else as YAML."""
     accepted = list(kinds(field.annotation))
     if type(None) in accepted and value in ("", "null"):
         return None
@@ -182,7 +182,7 @@ def _placed(path: str, field: FieldInfo, given: _Given) -> object:
 def _beside_store(
     known: Mapping[str, FieldInfo], values: Mapping[str, object], origins: Mapping[str, str]
 ) -> dict[str, str]:
-    """The defaults that follow the LevelDB store, whatever names it: two stores have nothing in common."""
+    """Return the defaults that follow the LevelDB store, whatever names it: two stores have nothing in common."""
     store = values.get(STORE)
     if not isinstance(store, str):
         return {}
@@ -215,7 +215,7 @@ def _values(section: Section, prefix: str) -> Iterator[tuple[str, object]]:
 def explained(
     errors: Iterable[ErrorDetails], known: Mapping[str, FieldInfo], origins: Mapping[str, str]
 ) -> ConfigurationError:
-    """One error of ours out of pydantic's.
+    """Return one error of ours out of pydantic's.
 
     Args:
         known: every setting by its path.
@@ -258,18 +258,18 @@ def _problem(error: ErrorDetails) -> str:
 
 
 def shown(value: object) -> str:
-    """A wrong value, of whatever kind and size, for a message."""
+    """Return a wrong value, of whatever kind and size, for a message."""
     return repr(value)[:200]
 
 
 def help_text(field: FieldInfo) -> str:
-    """The meaning of a setting, and its default as an example of what to write."""
+    """Return the meaning of a setting, and its default as an example of what to write."""
     default = "" if field.is_required() else f"; default: {text(field.default)}"
     return f"Meaning: {field.description}{default}."
 
 
 def meant(path: str, model: type[Section], prefix: str) -> str:
-    """The setting that was probably meant by an unknown one in this section, else those there are."""
+    """Return the setting that was probably meant by an unknown one in this section, else those there are."""
     names = [f"{prefix}{name}" for name in model.model_fields]
     inside = [f"{prefix}{name}" for name, _ in fields(model)]
     close = closest(path, [*names, *inside])
@@ -277,7 +277,9 @@ def meant(path: str, model: type[Section], prefix: str) -> str:
 
 
 def closest(path: str, known: Iterable[str]) -> str | None:
-    """The setting that was probably meant: one written with the wrong separator, or nearly alike in its last part."""
+    """Return the setting that was probably meant: one written with the wrong separator, or nearly alike in its last
+    part.
+    """
     for name in known:
         if name.replace(".", "_") == path.replace(".", "_"):
             return name

@@ -74,7 +74,7 @@ def _system_topic(entry: str) -> str:
 
 
 def expanded(entry: str) -> list[TopicId]:
-    """The topics that an entry of ``server.system_topics`` names: ``[NAMESPACE:]TOPIC[:N]``.
+    """Return the topics that an entry of ``server.system_topics`` names: ``[NAMESPACE:]TOPIC[:N]``.
 
     Without a namespace it is ``system``, where CDAP's are; with a number they are ``TOPIC0`` to ``TOPIC(N-1)``, as in
     ``messaging.system.topics`` (``MessagingServiceUtils``). So a last part that is a number is never a topic's name.
@@ -108,7 +108,7 @@ def _rule_pattern(pattern: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine reach a host: ``localhost``, 127.0.0.0/8, ::1."""
+    """Return whether only programs of this machine reach a host: ``localhost``, 127.0.0.0/8, ::1."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -343,12 +343,12 @@ class TransactionSettings(Section):
 
     @property
     def shown_token_file(self) -> Path | None:
-        """The file of the token that this process shows: the one that is good for more."""
+        """Return the file of the token that this process shows: the one that is good for more."""
         return self.admin_token_file or self.token_file
 
     @property
     def is_over_tls(self) -> bool:
-        """Whether clients that read these settings speak TLS with the transaction service."""
+        """Return whether clients that read these settings speak TLS with the transaction service."""
         return self.tls is not None or self.ca_file is not None
 
     max_lifetime_seconds: Count | None = setting(
@@ -366,7 +366,7 @@ class TransactionSettings(Section):
     )
 
     def snapshot_directory(self) -> str | None:
-        """Where a program outside the server finds snapshot files; None: it works without.
+        """Return where a program outside the server finds snapshot files; None: it works without.
 
         A manager is out of reach there, but it writes its snapshots into ``directory``, if it ever ran on this machine.
         """
@@ -490,7 +490,7 @@ class ConsumerSettings(Section):
 
     @property
     def hold_seconds(self) -> int | None:
-        """How long unread messages are held after their ttl; None: not at all."""
+        """Return how long unread messages are held after their ttl; None: not at all."""
         return self.max_hold_seconds if self.floor else None
 
 
@@ -700,7 +700,7 @@ FLAGS: Flags = {
 
 
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> LoadedSettings[Settings]:
-    """The settings of ``tms``, from flags, else the environment, else the file, else the defaults.
+    """Return the settings of ``tms``, from flags, else the environment, else the file, else the defaults.
 
     Args:
         file: a YAML file; None: the built-in standalone configuration.

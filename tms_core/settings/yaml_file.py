@@ -25,7 +25,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def read(file: Path) -> dict[Any, object]:
-    """The mapping a YAML file holds; an empty file is an empty one.
+    """Return the mapping a YAML file holds; an empty file is an empty one.
 
     Raises:
         ConfigurationError: it cannot be read, is not YAML, is not a mapping, or names a key twice.

@@ -41,7 +41,7 @@ class KeyRange(NamedTuple):
     stop: bytes | None
 
     def holds(self, key: bytes) -> bool:
-        """Whether a key is one of these."""
+        """Return whether a key is one of these."""
         return self.start <= key and (self.stop is None or key < self.stop)
 
 
@@ -95,7 +95,7 @@ class Page(NamedTuple, Generic[T]):
 def every(
     read: Callable[[bytes, bytes | None, int], Page[list[Item]]], start: bytes, stop: bytes | None, limit: int = 1000
 ) -> Iterator[Item]:
-    """All items of a range, page by page.
+    """Yield all items of a range, page by page.
 
     Args:
         limit: how many items a page has.
@@ -147,7 +147,7 @@ class MessageColumns:
         return cls([key for key, _ in rows], [value.pointer for _, value in rows], [value.payload for _, value in rows])
 
     def only(self, chosen: Sequence[bool]) -> MessageColumns:
-        """Those of the rows that are chosen; none after the last that is spoken of."""
+        """Return those of the rows that are chosen; none after the last that is spoken of."""
         pointers = None if self.pointers is None else list(compress(self.pointers, chosen))
         return MessageColumns(list(compress(self.keys, chosen)), pointers, list(compress(self.payloads, chosen)))
 
@@ -202,7 +202,7 @@ class Want(NamedTuple, Generic[T]):
 
     @property
     def call(self) -> str:
-        """The name under which ``Store.calls`` counts the page."""
+        """Return the name under which ``Store.calls`` counts the page."""
         return self.part if self.part in ("keys", "cells") else "rows"
 
     def within(self, most_bytes: int | None) -> Want[T]:
@@ -263,7 +263,7 @@ class KeyReads(ABC):
         """
 
     def first(self, start: bytes, stop: bytes | None = None) -> bytes | None:
-        """The first key of the range; None when it has none."""
+        """Return the first key of the range; None when it has none."""
         resume: bytes | None = start
         limit = 1
         while resume is not None:
@@ -304,7 +304,7 @@ class KeyTable(KeyReads):
 
     @property
     def most_value_bytes(self) -> int | None:
-        """The largest message or payload that can be put, in bytes; None: the store has no limit."""
+        """Return the largest message or payload that can be put, in bytes; None: the store has no limit."""
         return None
 
     def check_sizes(self, values: Sequence[bytes]) -> None:
@@ -322,7 +322,9 @@ class KeyTable(KeyReads):
 
     @property
     def compacts_beside(self) -> bool:
-        """Whether :meth:`compact` may be called by another thread while rows are read and written, at this moment."""
+        """Return whether :meth:`compact` may be called by another thread while rows are read and written, at this
+        moment.
+        """
         return False
 
     @abstractmethod
@@ -358,7 +360,7 @@ class MessageReads(KeyReads):
 
 
 def partly_written(error: TooLarge) -> StoreError:
-    """A refusal that met a later piece of a write, so that the pieces before it are there."""
+    """Return a refusal that met a later piece of a write, so that the pieces before it are there."""
     return StoreError(f"A part of the messages is written. {error.message}", error.hint)
 
 
@@ -426,11 +428,11 @@ class MetadataReads(ABC):
 
     @abstractmethod
     def rows(self) -> list[tuple[bytes, bytes]]:
-        """All rows in key order, deleted topics and rows that do not parse among them."""
+        """Return all rows in key order, deleted topics and rows that do not parse among them."""
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | None:
-        """One row's value."""
+        """Return one row's value."""
 
 
 class MetadataTable(MetadataReads):
@@ -458,11 +460,12 @@ class Reads(ABC):
 
     @property
     def operations(self) -> int:
-        """How many operations were asked for so far; ``calls`` without what is no operation."""
+        """Return how many operations were asked for so far; ``calls`` without what is no operation."""
         return self.calls.total() - self.calls[UNREADABLE]
 
     def parts(self) -> Sequence[Reads]:
-        """The store cut in pieces that can be scanned side by side, each in key order; a whole store is its only one.
+        """Return the store cut in pieces that can be scanned side by side, each in key order; a whole store is its only
+        one.
 
         A part shows the rows of its piece and shares everything else. To find rows wherever they are, ask the whole
         store. No two parts' spans have a key in common; where no part has keys, there are no messages.
@@ -470,7 +473,7 @@ class Reads(ABC):
         return (self,)
 
     def region(self, row: bytes) -> str:
-        """Where a row of the message table, as it is stored, is kept now, for people; empty: there is one place.
+        """Return where a row of the message table, as it is stored, is kept now, for people; empty: there is one place.
 
         Raises:
             StoreError: the store could not be asked.
@@ -478,7 +481,9 @@ class Reads(ABC):
         return ""
 
     def apart(self) -> Self:
-        """The same store with a count of operations of its own, where that costs nothing; closing it does nothing."""
+        """Return the same store with a count of operations of its own, where that costs nothing; closing it does
+        nothing.
+        """
         return self
 
     def obstacles(self) -> Sequence[str]:
@@ -487,7 +492,7 @@ class Reads(ABC):
         return ()
 
     def disk_bytes(self) -> int | None:
-        """How much room the store takes on its disk now; None where that cannot be told without a search."""
+        """Return how much room the store takes on its disk now; None where that cannot be told without a search."""
         return None
 
     @abstractmethod
@@ -496,7 +501,8 @@ class Reads(ABC):
 
     @abstractmethod
     def lineage(self) -> Mapping[str, Any]:
-        """The marks that a backup of this store would not have, as JSON values: recorded after each pass (rule S13).
+        """Return the marks that a backup of this store would not have, as JSON values: recorded after each pass (rule
+        S13).
 
         Raises:
             StoreError: it cannot be found out now.
@@ -504,7 +510,7 @@ class Reads(ABC):
 
     @abstractmethod
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """How it shows that this is a backup put back in the store's place, or another store.
+        """Return how it shows that this is a backup put back in the store's place, or another store.
 
         Args:
             known: the lineage that was remembered; empty: nothing was.

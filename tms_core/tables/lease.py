@@ -31,7 +31,7 @@ class LeaseCell(Protocol):
     """Where a lease is kept."""
 
     def lease(self) -> bytes | None:
-        """The cell's value; None when it was never written."""
+        """Return the cell's value; None when it was never written."""
         ...
 
     def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
@@ -72,7 +72,7 @@ class LeaseRecord:
             return None
 
     def is_renewed(self, now_ms: int) -> bool:
-        """Whether a living process has the lease: one that goes on renewing it.
+        """Return whether a living process has the lease: one that goes on renewing it.
 
         Two machines' clocks differ a little; a renewal far ahead was dated by a clock that was wrong.
         """
@@ -125,7 +125,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether it was held when last checked."""
+        """Return whether it was held when last checked."""
         return self._mine is not None
 
     @property
@@ -266,11 +266,13 @@ class Lease:
         self._mine = present
 
     def _is_own(self, record: LeaseRecord | None, fence: int) -> bool:
-        """Whether only this holder can have written a record: another one, of the same name too, has another fence."""
+        """Return whether only this holder can have written a record: another one, of the same name too, has another
+        fence.
+        """
         return record is not None and fence > 0 and (record.holder, record.fence) == (self._holder, fence)
 
     def _is_over(self, present: bytes | None, record: LeaseRecord | None) -> bool:
-        """Whether its holder has let it expire, or there has been none for as long."""
+        """Return whether its holder has let it expire, or there has been none for as long."""
         time_ms = (self._seconds if record is None else record.seconds) * 1000
         if record and self._wall_clocks and self._clock.now_ms() - record.renewed_ms > time_ms + WALL_ALLOWANCE_MS:
             return True

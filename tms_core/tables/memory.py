@@ -56,7 +56,7 @@ class _Rows(Generic[V]):
 
     @abstractmethod
     def _payload(self, value: V) -> bytes | None:
-        """The payload of a row."""
+        """Return the payload of a row."""
 
     def delete(self, keys: Sequence[bytes], origin: Origin | None = None) -> None:
         self._calls["delete"] += 1

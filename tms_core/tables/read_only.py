@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def read_only(store: Reads) -> Reads:
-    """The store for reading only. Closing it does nothing: the caller that opened the store closes it."""
+    """Return the store for reading only. Closing it does nothing: the caller that opened the store closes it."""
     return ReadOnlyStore(store)
 
 
@@ -46,7 +46,7 @@ class ReadOnlyStore(WrappedStore):
         self.calls = self._calls = counted
 
     def parts(self) -> Sequence[Reads]:
-        """The parts of the store itself, for reading only: a plan scans as many at once as a run does."""
+        """Return the parts of the store itself, for reading only: a plan scans as many at once as a run does."""
         parts = self._store.parts()
         if [part.span for part in parts] == [ALL_KEYS]:
             return (self,)
@@ -85,7 +85,7 @@ class ReadOnlyMetadataTable(MetadataReads):
 
 
 def read_only_error() -> StoreError:
-    """The error for a run that was given a store for reading only."""
+    """Return the error for a run that was given a store for reading only."""
     return StoreError(
         "This command only reads the store; it cannot write to it.",
         "The commands that write are janitor run and janitor apply.",

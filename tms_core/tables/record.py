@@ -47,7 +47,7 @@ class Recorded(NamedTuple):
 
 
 def recorded_transactions(side: SideTable) -> Recorded | None:
-    """The transaction system of a store; None: none is recorded.
+    """Return the transaction system of a store; None: none is recorded.
 
     Raises:
         FormatError: the row cannot be read.
@@ -56,7 +56,7 @@ def recorded_transactions(side: SideTable) -> Recorded | None:
 
 
 def recorded_state(side: SideTable) -> Recorded | None:
-    """The janitor's state that knows a store; None: none is recorded.
+    """Return the janitor's state that knows a store; None: none is recorded.
 
     Raises:
         FormatError: the row cannot be read.

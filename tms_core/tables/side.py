@@ -52,7 +52,7 @@ class SideTable(ABC):
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | None:
-        """One row's value."""
+        """Return one row's value."""
 
     @abstractmethod
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, bytes]]]:
@@ -92,7 +92,7 @@ class SideTable(ABC):
         """As :meth:`exchange` of each, in one write where it can be; returns for each whether it was done."""
 
     def have_one_leader(self, *keys: bytes) -> bool:
-        """Whether it is always one server that leads what all these rows are about."""
+        """Return whether it is always one server that leads what all these rows are about."""
         return True
 
     @abstractmethod
@@ -170,7 +170,7 @@ class Expiry(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """The message's row key."""
+        """Return the message's row key."""
         return MessageKey(self.topic, self.generation, self.publish_ms, self.sequence).pack()
 
 
@@ -201,7 +201,7 @@ class Expiries:
         return [expiry for key, _ in page.items if (expiry := _expiry(key)) is not None]
 
     def due_pages(self, now_ms: int, limit: int) -> Iterator[list[Expiry]]:
-        """All of them, at most ``limit`` at a time; what is forgotten or put meanwhile does no harm."""
+        """Yield all of them, at most ``limit`` at a time; what is forgotten or put meanwhile does no harm."""
         start: bytes | None = _BY_TIME
         while start is not None:
             page = self._table.rows(start, _BY_TIME + _pack(now_ms + 1), limit)
@@ -209,19 +209,21 @@ class Expiries:
             start = page.resume
 
     def expires_ms(self, key: bytes) -> int | None:
-        """The first moment at which a message is gone; None when it lives as long as its topic says."""
+        """Return the first moment at which a message is gone; None when it lives as long as its topic says."""
         value = self._table.get(_BY_MESSAGE + key)
         return None if value is None else int.from_bytes(value, "big")
 
     def between(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, int]]]:
-        """The messages of a range of keys that have a ttl of their own, each with its moment."""
+        """Return the messages of a range of keys that have a ttl of their own, each with its moment."""
         last = stop_key(_BY_MESSAGE) if stop is None else _BY_MESSAGE + stop
         page = self._table.rows(_BY_MESSAGE + start, last, limit)
         items = [(key[len(_BY_MESSAGE) :], int.from_bytes(value, "big")) for key, value in page.items]
         return Page(items, page.resume and page.resume[len(_BY_MESSAGE) :])
 
     def moments(self, keys: Sequence[bytes]) -> dict[bytes, int]:
-        """The moments of those that lie between the first and the last of some messages' keys, which are in order."""
+        """Return the moments of those that lie between the first and the last of some messages' keys, which are in
+        order.
+        """
         found: dict[bytes, int] = {}
         start = keys[0] if keys else None
         while start is not None:

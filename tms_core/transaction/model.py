@@ -81,24 +81,24 @@ class Transaction:
     visibility_level: VisibilityLevel = VisibilityLevel.SNAPSHOT
 
     def is_in_progress(self, version: int) -> bool:
-        """Whether another transaction held the version when this one started."""
+        """Return whether another transaction held the version when this one started."""
         return _contains(self.in_progress, version)
 
     def is_excluded(self, version: int) -> bool:
-        """Whether the version is invalid or was in progress."""
+        """Return whether the version is invalid or was in progress."""
         return self.is_in_progress(version) or _contains(self.invalids, version)
 
     def is_checkpoint(self, version: int) -> bool:
-        """Whether the version is one of this transaction's own checkpoints."""
+        """Return whether the version is one of this transaction's own checkpoints."""
         return _contains(self.checkpoint_write_pointers, version)
 
     def is_current_write(self, version: int) -> bool:
-        """Whether this transaction itself wrote the version."""
+        """Return whether this transaction itself wrote the version."""
         own = version == self.transaction_id or version == self.write_pointer
         return own or (bool(self.checkpoint_write_pointers) and self.is_checkpoint(version))
 
     def is_visible(self, version: int) -> bool:
-        """Whether this transaction may read the version. There is no lower bound."""
+        """Return whether this transaction may read the version. There is no lower bound."""
         if version <= self.read_pointer and not self.is_excluded(version):
             return True
         if not self.is_current_write(version):
@@ -106,13 +106,13 @@ class Transaction:
         return version != self.write_pointer or self.visibility_level != VisibilityLevel.SNAPSHOT_EXCLUDE_CURRENT
 
     def visibility_upper_bound(self) -> int:
-        """Every version up to this one is either visible to this transaction or invalid."""
+        """Return every version up to this one is either visible to this transaction or invalid."""
         if self.in_progress:
             return self.in_progress[0] - 1
         return min(self.transaction_id - 1, self.read_pointer)
 
     def prune_upper_bound(self) -> int:
-        """The highest invalid id that may be forgotten once the data up to it is clean (``TxUtils``)."""
+        """Return the highest invalid id that may be forgotten once the data up to it is clean (``TxUtils``)."""
         if not self.invalids and not self.in_progress:
             return self.read_pointer - 1
         first_in_progress = self.in_progress[0] if self.in_progress else NO_TX_IN_PROGRESS
@@ -140,7 +140,9 @@ class InProgress:
 
     @property
     def is_long(self) -> bool:
-        """Whether it is a long transaction. Without a type, a negative expiration says so (``TransactionManager``)."""
+        """Return whether it is a long transaction. Without a type, a negative expiration says so
+        (``TransactionManager``).
+        """
         return self.expiration_ms < 0 if self.type is None else self.type is InProgressType.LONG
 
 
@@ -171,11 +173,11 @@ class VisibilityState:
         object.__setattr__(self, "_open", frozenset(_pointers(entries)))
 
     def is_invalid(self, pointer: int) -> bool:
-        """Whether the transaction failed, so that no reader may see what it wrote."""
+        """Return whether the transaction failed, so that no reader may see what it wrote."""
         return _contains(self.invalid, pointer)
 
     def is_undecided(self, pointer: int) -> bool:
-        """Whether the pointer's transaction may still commit.
+        """Return whether the pointer's transaction may still commit.
 
         True for what was in progress, for checkpoints of it (before Tephra 0.10 they have no entry of their own), and
         for everything that began after the snapshot.
@@ -184,7 +186,7 @@ class VisibilityState:
 
     @property
     def open_pointers(self) -> frozenset[int]:
-        """All that was in progress: ids, and pointers of checkpoints."""
+        """Return all that was in progress: ids, and pointers of checkpoints."""
         return self._open
 
     def implausible(self) -> str:
@@ -207,11 +209,11 @@ class VisibilityState:
         return self.in_progress[0].visibility_upper_bound if self.in_progress else self.read_pointer
 
     def prune_upper_bound(self) -> int:
-        """The highest invalid id that may be forgotten once the data up to it is clean; 0 or less: none."""
+        """Return the highest invalid id that may be forgotten once the data up to it is clean; 0 or less: none."""
         return self.dummy_transaction().prune_upper_bound()
 
     def dummy_transaction(self) -> Transaction:
-        """A transaction that reads as one started at the snapshot would, and writes nothing."""
+        """Return a transaction that reads as one started at the snapshot would, and writes nothing."""
         short = (entry.write_pointer for entry in self.in_progress if not entry.is_long)
         return Transaction(
             read_pointer=self.read_pointer,
@@ -239,12 +241,12 @@ class Snapshot:
 
 
 def transaction_ms(pointer: int) -> int:
-    """When a pointer was issued, in milliseconds since the epoch."""
+    """Return when a pointer was issued, in milliseconds since the epoch."""
     return pointer // TX_PER_MS
 
 
 def ascending(pointers: Iterable[int]) -> array[int]:
-    """The pointers as 64-bit numbers, sorted, each once.
+    """Return the pointers as 64-bit numbers, sorted, each once.
 
     Args:
         pointers: in any order, also with duplicates. An array that is already strictly ascending is returned as it is.
@@ -283,14 +285,15 @@ class LateTransaction:
 
     @property
     def since_ms(self) -> int:
-        """When the first of its messages was published."""
+        """Return when the first of its messages was published."""
         return min(publish_ms for _, publish_ms in self.topics)
 
 
 def late_transactions(
     published: Mapping[int, Mapping[str, int]], clients: Mapping[int, str], before_ms: int
 ) -> list[LateTransaction]:
-    """Those that have published before a moment and are still in progress, those that did so first before the others.
+    """Return those that have published before a moment and are still in progress, those that did so first before the
+    others.
 
     Args:
         published: where transactions in progress have published, as the transaction manager tells.

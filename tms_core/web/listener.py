@@ -118,17 +118,17 @@ class Listener(ThreadedServer):
 
 
 def names_loopback(scope: Scope) -> bool:
-    """Whether a request's ``Host`` header is a loopback name."""
+    """Return whether a request's ``Host`` header is a loopback name."""
     return _is_loopback_header(next((value for name, value in scope["headers"] if name == b"host"), b""))
 
 
 def names_two_hosts(scope: Scope) -> bool:
-    """Whether a request has two ``Host`` headers: a proxy may go by the other one (RFC 9112, 3.2)."""
+    """Return whether a request has two ``Host`` headers: a proxy may go by the other one (RFC 9112, 3.2)."""
     return [name for name, _ in scope["headers"]].count(b"host") > 1
 
 
 def is_of_foreign_page(scope: Scope) -> bool:
-    """Whether a browser asks on behalf of a page that is not this server's own (RFC 6454, Fetch Metadata).
+    """Return whether a browser asks on behalf of a page that is not this server's own (RFC 6454, Fetch Metadata).
 
     A page of another port of this machine is foreign, too; what a user types, or follows a link to, is not.
     """

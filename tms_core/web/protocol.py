@@ -59,14 +59,17 @@ _IDLE_SECONDS = 5.0
 
 
 def places(most_connections: int) -> int:
-    """How many connections there may be: no more than half of the files that the process may open (``ulimit -n``): the
-    store needs files, too."""
+    """Return how many connections there may be: no more than half of the files that the process may open (``ulimit
+    -n``): the store needs files, too.
+    """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most_connections if files == resource.RLIM_INFINITY else min(most_connections, max(1, files // 2))
 
 
 def bounded(most_connections: int) -> type[Protocol]:
-    """The protocol of a server that has at most so many connections, and no more than there are :func:`places`."""
+    """Return the protocol of a server that has at most so many connections, and no more than there are
+    :func:`places`.
+    """
     most = places(most_connections)
     if most < most_connections:
         logger.warning(
@@ -154,13 +157,13 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether all that was asked is answered, and the client has taken it."""
+        """Return whether all that was asked is answered, and the client has taken it."""
         cycle = self._last
         answered = cycle is not None and cycle.response_complete and self._owing_since is None and not self.pipeline
         return answered and not self.transport.get_write_buffer_size()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether to stay until what was asked is answered."""
+        """Return whether to stay until what was asked is answered."""
         if self.scheme == "https" or not self._owes():
             return False
         self._half_closed = True
@@ -204,7 +207,7 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _is_too_slow(self, stretch: _Stretch, now: float) -> bool:
-        """Whether too little of a body came; begins the next stretch where one is over."""
+        """Return whether too little of a body came; begins the next stretch where one is over."""
         if now < stretch.since + self.body_seconds:
             return False
         came = self._body_bytes - stretch.bytes
@@ -230,17 +233,17 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def _head_is_whole(self) -> bool:
-        """Whether a request's head has come, of the first request."""
+        """Return whether a request's head has come, of the first request."""
         return self._last is not None
 
     def _owes(self) -> bool:
-        """Whether all that was said is whole requests, and the last has no answer yet."""
+        """Return whether all that was said is whole requests, and the last has no answer yet."""
         cycle = self._last
         return cycle is not None and cycle.scope is self.scope and not (cycle.more_body or cycle.response_complete)
 
     @property
     def _last(self) -> RequestResponseCycle | None:
-        """The last request whose head came."""
+        """Return the last request whose head came."""
         return self.cycle  # None at first, whatever uvicorn declares
 
     def _refuse(self, status: bytes, reason: bytes) -> None:

@@ -55,12 +55,12 @@ class ServerThread:
 
     @property
     def unanswered(self) -> int:
-        """How many requests were received and are not answered yet."""
+        """Return how many requests were received and are not answered yet."""
         return len(self._server.server_state.tasks)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop that answers; None before :meth:`start`."""
+        """Return the event loop that answers; None before :meth:`start`."""
         return self._server.loop
 
     def start(self) -> bool:
@@ -117,18 +117,18 @@ class ThreadedServer:
 
     @property
     def url(self) -> str:
-        """Where a client on this machine finds it, without a slash at the end."""
+        """Return where a client on this machine finds it, without a slash at the end."""
         host = "localhost" if self._host in ("", "0.0.0.0", "::") else self._host  # noqa: S104 it is compared with
         scheme = "https" if self._config.is_ssl else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop that answers requests; None: none does."""
+        """Return the event loop that answers requests; None: none does."""
         return None if self._server is None else self._server.loop
 
     def alone(self, requests: int, waiting: int = 0) -> bool:
-        """Whether, of all that was received, so many requests only are not answered yet. For these to ask.
+        """Return whether, of all that was received, so many requests only are not answered yet. For these to ask.
 
         Args:
             waiting: how many others are not to count, because they only wait.
@@ -198,7 +198,7 @@ class _Server(uvicorn.Server):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """Its event loop, once it has begun."""
+        """Return its event loop, once it has begun."""
         return self._loop
 
     def finish(self) -> None:

@@ -64,7 +64,7 @@ _ARROW: Mapping[type, Any] = {
 
 
 def columns_of(table: Table, ask: Ask) -> tuple[StructField, ...]:
-    """The columns of a table."""
+    """Return the columns of a table."""
     if table == "metadata":
         return METADATA_COLUMNS
     if table == "claims":
@@ -73,7 +73,7 @@ def columns_of(table: Table, ask: Ask) -> tuple[StructField, ...]:
 
 
 def row_batch(table: DataTable, page: Rows, rows: Columns, decisions: Decisions, keep: Flags, salt: int | None) -> Any:
-    """Those rows of a page that are kept, with their decisions, as an Arrow batch."""
+    """Return those rows of a page that are kept, with their decisions, as an Arrow batch."""
     at = None if keep.all() else np.flatnonzero(keep)
 
     def some(values: Any) -> Any:
@@ -121,7 +121,7 @@ def _names(names: Sequence[str], codes: NDArray[Any]) -> Any:
 
 @lru_cache(_KEPT)
 def _repeated(word: str | None, number: int) -> Any:
-    """A column that says the same in every row, as most do in most pages; never changed, so it is made once."""
+    """Return a column that says the same in every row, as most do in most pages; never changed, so it is made once."""
     return pa.repeat(pa.scalar(word, pa.string()), number)
 
 

@@ -63,7 +63,7 @@ class Ask:
 
 
 def scan(table: MessageReads | PayloadReads, piece: Piece, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
-    """The rows of a piece, with leaps over what is not wanted; rows that are not wanted may be among them.
+    """Return the rows of a piece, with leaps over what is not wanted; rows that are not wanted may be among them.
 
     Raises:
         StoreError: the table could not be read.

@@ -131,7 +131,7 @@ def between(ranges: Sequence[KeyRange], cuts: Sequence[bytes]) -> Iterator[tuple
 
 
 def _times(wanted: Wanted, share: int) -> list[tuple[int, int] | None]:
-    """The stretches of time that each salt is cut into: so many of the same length, if it can be.
+    """Return the stretches of time that each salt is cut into: so many of the same length, if it can be.
 
     Keys of payloads tell no time by which rows could be leapt over, so payloads are not cut.
     """
@@ -157,7 +157,7 @@ class _Ruler:
         self.length = self._ends[-1] if self._ends else 0
 
     def key(self, mark: int, tolerance: int) -> bytes:
-        """A key before which so many bytes lie, give or take as many and a block."""
+        """Return a key before which so many bytes lie, give or take as many and a block."""
         at = bisect_right(self._ends, mark)
         start, stop = self._stretches[at]
         share = mark - (self._ends[at - 1] if at else 0)

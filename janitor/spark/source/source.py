@@ -74,7 +74,7 @@ class TmsSource(DataSource):
 
     @property
     def asked(self) -> SourceOptions:
-        """Which rows of a store."""
+        """Return which rows of a store."""
         if isinstance(self._given, SourceOptions):
             return self._given
         raise ConfigurationError(
@@ -152,7 +152,7 @@ class RowReader(DataSourceReader):
             yield from self.batches(part, piece, expiries)
 
     def batches(self, part: Reads, piece: Piece, expiries: Expiries | None) -> Iterator[Any]:
-        """The rows of a piece, as Arrow batches.
+        """Yield the rows of a piece, as Arrow batches.
 
         Args:
             expiries: of messages; None for payload rows, which have no ttl of their own.
@@ -237,7 +237,7 @@ def _feed(options: dict[str, str]) -> Feed:
 
 
 def _small(asked: SourceOptions) -> DataSourceReader | None:
-    """The reader of a table that one task reads."""
+    """Return the reader of a table that one task reads."""
     kinds: dict[str, type[MetadataReader | ClaimReader]] = {"metadata": MetadataReader, "claims": ClaimReader}
     kind = kinds.get(asked.table)
     return None if kind is None else kind(asked)
@@ -260,7 +260,7 @@ def _named(what: str) -> Iterator[None]:
 
 
 def _expiring(expiries: Expiries | None, keys: list[bytes]) -> Longs | None:
-    """When a ttl of its own takes each message (rule L6); ``NEVER_MS`` without one.
+    """Return when a ttl of its own takes each message (rule L6); ``NEVER_MS`` without one.
 
     It is asked after a page was read, since a server writes it down before the message: so of no message that was read
     it is missing. In HBase what is written down has no salt, so a task also reads that of the other salts' messages.

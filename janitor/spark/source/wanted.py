@@ -48,7 +48,7 @@ class Wanted:
 
     @property
     def only_ours(self) -> bool:
-        """Whether rows under keys that are none of ours are left out: they have neither topic nor time."""
+        """Return whether rows under keys that are none of ours are left out: they have neither topic nor time."""
         return self.names_topics or self.from_ms is not None or self.to_ms is not None
 
     @property
@@ -56,7 +56,7 @@ class Wanted:
         return bool(self.patterns) or self.namespaces is not None or self.names is not None
 
     def wants(self, topic: TopicId) -> bool:
-        """Whether rows of the topic are wanted."""
+        """Return whether rows of the topic are wanted."""
         if self.namespaces is not None and topic.namespace not in self.namespaces:
             return False
         if self.names is not None and topic.topic not in self.names:
@@ -64,7 +64,7 @@ class Wanted:
         return not self.patterns or any(fnmatchcase(str(topic), pattern) for pattern in self.patterns)
 
     def ranges(self) -> list[KeyRange]:
-        """Where their keys can lie, in key order and apart from one another."""
+        """Return where their keys can lie, in key order and apart from one another."""
         starts = {_literal(pattern) for pattern in self.patterns}
         if not starts and self.namespaces is not None:
             starts = {f"{namespace}:".encode() for namespace in self.namespaces}
@@ -79,7 +79,7 @@ class Wanted:
         return found
 
     def mask(self, rows: Columns) -> Flags:
-        """Which rows of a page are wanted."""
+        """Return which rows of a page are wanted."""
         keep = np.ones(len(rows.topic), dtype=np.bool_)
         if self.only_ours:
             keep &= rows.topic >= 0
@@ -92,7 +92,7 @@ class Wanted:
         return keep
 
     def behind(self, key: bytes) -> bytes | None:
-        """Where to read on behind a key, if the rows that follow it are not wanted; None: at the next one."""
+        """Return where to read on behind a key, if the rows that follow it are not wanted; None: at the next one."""
         if not self.only_ours:
             return None
         prefix = topic_prefix(key)
@@ -114,7 +114,7 @@ class Wanted:
         return None
 
     def through(self, key: bytes) -> bytes | None:
-        """The end of the wanted rows that begin at this key; None: it is none of them, or of no topic.
+        """Return the end of the wanted rows that begin at this key; None: it is none of them, or of no topic.
 
         Of payload rows a topic is the least that can be told apart.
         """
@@ -132,7 +132,8 @@ class Wanted:
         return _generation_stop(prefix, parsed.generation)
 
     def stretches(self, table: KeyReads) -> list[KeyRange]:
-        """Where wanted rows lie, more narrowly than :meth:`ranges`: found by seeking from each stretch to the next.
+        """Return where wanted rows lie, more narrowly than :meth:`ranges`: found by seeking from each stretch to the
+        next.
 
         Only to weigh what is to be read; rows that no stretch has are read all the same, if they are wanted.
 
@@ -153,7 +154,7 @@ class Wanted:
         return found
 
     def _leap(self, key: bytes, found: list[KeyRange]) -> bytes | None:
-        """Where to look on behind a key; the stretch that begins with it is added to what was found."""
+        """Return where to look on behind a key; the stretch that begins with it is added to what was found."""
         stop = self.through(key)
         if stop is None:
             return self.behind(key)
@@ -161,7 +162,7 @@ class Wanted:
         return stop
 
     def narrowed(self, filters: Iterable[Filter]) -> Wanted:
-        """The rows that pass filters as well, as far as they can be told by their keys."""
+        """Return the rows that pass filters as well, as far as they can be told by their keys."""
         found = self
         for one in filters:
             found = found._narrowed_by(one)
@@ -215,7 +216,7 @@ def _both(known: frozenset[Any] | None, more: frozenset[Any]) -> frozenset[Any]:
 
 
 def _generation_stop(prefix: bytes, generation: int) -> bytes:
-    """The first key behind a generation, in the order of keys, in which -1 is the last one."""
+    """Return the first key behind a generation, in the order of keys, in which -1 is the last one."""
     return topic_stop(prefix) if generation == -1 else generation_prefix(prefix, generation + 1)
 
 

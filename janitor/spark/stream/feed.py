@@ -92,7 +92,7 @@ class Feed:
         return feed
 
     def client(self) -> Client:
-        """A client of the server; nothing is asked yet.
+        """Return a client of the server; nothing is asked yet.
 
         Raises:
             ConfigurationError: an address is none, or the certificate cannot be read.
@@ -101,7 +101,7 @@ class Feed:
 
 
 def connect(url: str, transactions: str | TransactionClient, token_file: str | None, ca_file: str | None) -> Client:
-    """A client of a server, as options and arguments describe it; raises as :meth:`Feed.client` does."""
+    """Return a client of a server, as options and arguments describe it; raises as :meth:`Feed.client` does."""
     try:
         tls = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
     except (OSError, ssl.SSLError) as error:
@@ -113,7 +113,7 @@ def connect(url: str, transactions: str | TransactionClient, token_file: str | N
 
 
 def named(topic: str) -> TopicId:
-    """A topic by its name.
+    """Return a topic by its name.
 
     Raises:
         ConfigurationError: it is none.
@@ -125,7 +125,7 @@ def named(topic: str) -> TopicId:
 
 
 def begin_of(text: str) -> StreamPosition | None:
-    """Where a stream begins, by its option; None is ``latest``.
+    """Return where a stream begins, by its option; None is ``latest``.
 
     Raises:
         ConfigurationError: it says nothing.

@@ -17,7 +17,8 @@ _SHORT_MS = 64
 def messages(
     client: Client, topic: TopicId, place: StreamPosition, *, view: Transaction | None, limit: int | None = None
 ) -> Iterator[Message]:
-    """The messages behind a place, in order; an answer that breaks off is asked for again behind the last message.
+    """Yield the messages behind a place, in order; an answer that breaks off is asked for again behind the last
+    message.
 
     Args:
         client: who asks.
@@ -47,7 +48,7 @@ def messages(
 
 
 def newest(client: Client, topic: TopicId, now_ms: int) -> MessageId | None:
-    """The last message of a topic, committed or not; None where there is none.
+    """Return the last message of a topic, committed or not; None where there is none.
 
     The server does not say where a topic ends, so it is searched for by time: back from now in growing steps, then by
     halving.

@@ -66,12 +66,12 @@ class StreamPosition:
 
     @property
     def start(self) -> MessageId | datetime | None:
-        """The same as a poll takes it."""
+        """Return the same as a poll takes it."""
         return time_at(self.at) if isinstance(self.at, int) else self.at
 
     @property
     def ms(self) -> int:
-        """No message behind it was published before that."""
+        """Return no message behind it was published before that."""
         if isinstance(self.at, MessageId):
             return self.at.publish_ms
         return self.at or 0
@@ -201,7 +201,7 @@ class StreamOffset:
         return {**whole, "parts": parts}
 
     def before(self, part: Offset) -> Offset | None:
-        """Where the batch before ended in the topic of a part; None: it was not read, or was made again since."""
+        """Return where the batch before ended in the topic of a part; None: it was not read, or was made again since."""
         same = (one for one in self.parts if (one.topic, one.generation) == (part.topic, part.generation))
         return next(same, None)
 

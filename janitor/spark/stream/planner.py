@@ -53,7 +53,7 @@ class _Moment(NamedTuple):
 
     @property
     def families(self) -> list[list[TopicId]]:
-        """The topics that have its messages, oldest first; those that take none yet are left out.
+        """Return the topics that have its messages, oldest first; those that take none yet are left out.
 
         Raises:
             Refused: it has routes.
@@ -68,7 +68,7 @@ class _Moment(NamedTuple):
         return [layout.members(one) for one in layout.families[: len(sealed) + 1]]
 
     def is_later(self, topic: TopicId, message: MessageId) -> bool:
-        """Whether a message is not for a query that ends."""
+        """Return whether a message is not for a query that ends."""
         if self.last is None:
             return False
         last = self.last.get(topic)
@@ -126,7 +126,7 @@ class Planner:
         return transaction.transaction
 
     def next(self, before: StreamOffset | None, most: int | None) -> StreamOffset:
-        """The offset that ends the next batch.
+        """Return the offset that ends the next batch.
 
         Args:
             before: the one that ended the last; None: there was none.
@@ -172,7 +172,7 @@ class Planner:
     def _next_of(
         self, topic: TopicId, before: Offset | None, place: StreamPosition | None, moment: _Moment, most: int | None
     ) -> tuple[Offset, bool]:
-        """Where the next batch ends in one topic or partition, and whether there is anything to write down.
+        """Return where the next batch ends in one topic or partition, and whether there is anything to write down.
 
         Args:
             before: where the last ended; None: it begins with this one.
@@ -194,7 +194,7 @@ class Planner:
         return found, news or (checked_ms - begun.checked_ms) * _TIMES > metadata.ttl_seconds * 1000
 
     def _begin(self, topic: TopicId, place: StreamPosition | None) -> Offset:
-        """Where a topic or partition is begun; ``latest`` is settled here, once and for all."""
+        """Return where a topic or partition is begun; ``latest`` is settled here, once and for all."""
         generation = self._client.topic(topic).generation
         if place is None:
             last = newest(self._client, topic, self._clock.now_ms())
@@ -202,7 +202,7 @@ class Planner:
         return Offset(str(topic), generation, place, place.ms)
 
     def _are_read(self, former: Sequence[Offset], moment: _Moment) -> bool:
-        """Whether sealed partitions are read to their ends, and nothing in them is undecided."""
+        """Return whether sealed partitions are read to their ends, and nothing in them is undecided."""
         if any(part.stretches or part.following for part in former):
             return False
         if moment.view is None:
@@ -237,7 +237,7 @@ class Planner:
         return _Extent(tuple(stretches), first, following)
 
     def _all_read_ms(self, topic: TopicId, end: StreamPosition, read: _Extent, moment: _Moment) -> int:
-        """The time before which nothing is left to be read behind a read that began at the moment."""
+        """Return the time before which nothing is left to be read behind a read that began at the moment."""
         view, now_ms = moment.view, moment.now_ms
         if read.following is not None:
             return end.ms
@@ -275,7 +275,7 @@ class Planner:
 
 
 def _place_of_new(before: StreamOffset) -> StreamPosition:
-    """Where new partitions begin: where the query did, as long as it has read nothing of another one."""
+    """Return where new partitions begin: where the query did, as long as it has read nothing of another one."""
     return next((part.at for part in before.parts if part.at.inclusive), EARLIEST)
 
 

@@ -132,7 +132,7 @@ class _Site(NamedTuple):
     timeout_seconds: int
 
     def client(self) -> tuple[Client, TransactionClient]:
-        """A client of the server, and of the transaction service; also in a task."""
+        """Return a client of the server, and of the transaction service; also in a task."""
         service = service_at(self.transactions, Timeouts())
         return connect(self.url, service, self.token_file, self.ca_file), service
 
@@ -193,7 +193,7 @@ class BatchPublisher:
             ) from error
 
     def _is_published(self, batch: PlannedBatch, former: FormerTransaction | None, query: str, now_ms: int) -> bool:
-        """Whether a batch is published, by what became of the query's last transaction.
+        """Return whether a batch is published, by what became of the query's last transaction.
 
         Raises:
             Refused: it cannot be told, or a later one is published, or another one of its number.
@@ -295,7 +295,7 @@ class PlannedBatch(NamedTuple):
 
 
 def query_id(spark: SparkSession, checkpoint: str) -> str:
-    """The query's id.
+    """Return the query's id.
 
     Raises:
         ConfigurationError: there is no such checkpoint.
@@ -304,12 +304,12 @@ def query_id(spark: SparkSession, checkpoint: str) -> str:
 
 
 def planned(spark: SparkSession, checkpoint: str, batch: int) -> PlannedBatch:
-    """A batch by its number; raises as :func:`query_id` does."""
+    """Return a batch by its number; raises as :func:`query_id` does."""
     return PlannedBatch(batch, int(_checkpoint_entry(spark, checkpoint, f"offsets/{batch}", "batchTimestampMs")))
 
 
 def _checkpoint_entry(spark: SparkSession, checkpoint: str, name: str, key: str) -> Any:
-    """A value from the first object in a file; before it there may be a version."""
+    """Return a value from the first object in a file; before it there may be a version."""
     file = f"{checkpoint.rstrip('/')}/{name}"
     try:
         lines = [str(row[0]) for row in spark.read.text(_SPECIAL.sub(r"\\\g<0>", file)).collect()]

@@ -103,7 +103,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner.stay()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Where the next batch ends; ``start`` where there is none. Raises as :meth:`Planner.next` does.
+        """Return where the next batch ends; ``start`` where there is none. Raises as :meth:`Planner.next` does.
 
         Spark asks again at once where there was nothing, so it waits for a while first, as a consumer does.
         """
@@ -118,7 +118,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """The parts of a batch, as its end has them.
+        """Return the parts of a batch, as its end has them.
 
         Raises:
             Refused: the end is not that of a batch which begins at the start.
@@ -148,7 +148,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- in a task ---------------------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The messages of a part, as Arrow batches.
+        """Yield the messages of a part, as Arrow batches.
 
         Raises:
             Refused: they are not those that were planned.

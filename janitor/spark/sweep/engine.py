@@ -264,7 +264,7 @@ def _guided(store: Store, shares: Sequence[TaskShare], looking: Looking, needed:
 
 
 def _needs_looking(job: StepJob) -> bool:
-    """Whether there may be much to look at; what is due of messages lies in one range of each topic."""
+    """Return whether there may be much to look at; what is due of messages lies in one range of each topic."""
     store = job.part.store
     if job.step == "invert":
         return job.since_ms is not None and store.message.first(b"") is not None
@@ -288,7 +288,7 @@ def _done_where_found(store: Store, job: StepJob, seen: Outcome) -> Outcome:
 
 
 def spark_engine(deps: Deps, *, sender: Sender, cut: Cut, looking: Looking | None = None) -> Engine:
-    """An engine whose passes are done on Spark.
+    """Return an engine whose passes are done on Spark.
 
     Args:
         sender: has tasks done.

@@ -40,7 +40,7 @@ class TaskShare:
     failed: frozenset[bytes] = frozenset()
 
     def informed(self, job: StepJob) -> TaskShare:
-        """The same, with what is known by now."""
+        """Return the same, with what is known by now."""
         return replace(self, since_ms=job.since_ms, everything=job.everything, failed=job.failed)
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ class TaskResult:
 
     @property
     def received(self) -> Outcome:
-        """The outcome, with what ended it."""
+        """Return the outcome, with what ended it."""
         if self.interrupted is None:
             return self.outcome
         name, message = self.interrupted

@@ -73,7 +73,7 @@ class _Ranges(Hook):
         self._starts = [reach.start for reach in reaches]
 
     def read(self, table: KeyReads, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
-        """The rows of the first range that has some."""
+        """Return the rows of the first range that has some."""
         for first, last in self._within(start, stop):
             # The first key after a range is not one of these rows.
             page = table.read(want, first, last, limit)._replace(gap=None)

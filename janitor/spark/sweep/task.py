@@ -48,15 +48,15 @@ class Ground(Protocol):
     """What a task stands on."""
 
     def reading(self, share: TaskShare) -> AbstractContextManager[tuple[Reads, Reads]]:
-        """A part and the whole of the store, with nothing that could write."""
+        """Return a part and the whole of the store, with nothing that could write."""
         ...
 
     def writing(self, share: TaskShare) -> AbstractContextManager[tuple[Store, Store, State]]:
-        """A part and the whole of the store, to be written, and the state of the run."""
+        """Return a part and the whole of the store, to be written, and the state of the run."""
         ...
 
     def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
-        """Where rows go before they are deleted; None for nowhere."""
+        """Return where rows go before they are deleted; None for nowhere."""
         ...
 
     @property

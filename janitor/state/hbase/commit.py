@@ -119,7 +119,7 @@ class HBaseDocuments:
         raise crowded(self.name)
 
     def root(self) -> Root:
-        """The root as it is now."""
+        """Return the root as it is now."""
         return Root.parse(self.table.get(ROOT), self.name)
 
     def _present(self) -> Committed:
@@ -184,12 +184,12 @@ class HBaseDocuments:
         self._remove_what_went(base, root, [*gone, *changes.loose])
 
     def _is_fenced_off(self, root: Root, changes: Changes) -> bool:
-        """Whether this process says what only a holder of the lease may say, and the root shows another one."""
+        """Return whether this process says what only a holder of the lease may say, and the root shows another one."""
         fenced = any(name.partition(".")[0] in _FENCED for name in changes.values)
         return fenced and self._mine is not None and root.lease != self._mine
 
     def _rebased(self, base: Root, changes: Changes) -> Root:
-        """The present root, on which the changes may be written as they are.
+        """Return the present root, on which the changes may be written as they are.
 
         Raises:
             LostRace: they rest on what is different there.
@@ -240,7 +240,7 @@ class HBaseDocuments:
 
 
 def with_changes(base: Root, changed: Mapping[str, bytes | None], token: str) -> tuple[Root, dict[bytes, bytes]]:
-    """The root with changed values, and the rows of its new blocks."""
+    """Return the root with changed values, and the rows of its new blocks."""
     values, blocks = dict(base.values), dict(base.blocks)
     rows: dict[bytes, bytes] = {}
     begin = BLOCK + (base.version + 1).to_bytes(8, "big") + bytes.fromhex(token)

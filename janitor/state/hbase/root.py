@@ -81,7 +81,7 @@ class Root:
             ) from error
 
     def next(self, token: str, **changes: Any) -> Root:
-        """The root that shall replace this one; ``changes`` are new attributes."""
+        """Return the root that shall replace this one; ``changes`` are new attributes."""
         new = replace(self, version=self.version + 1, recent=(*self.recent, token)[-_RECENT:], **changes)
         lease = None if new.lease is None else new.lease.decode(errors="surrogateescape")
         content = {
@@ -95,7 +95,7 @@ class Root:
         return replace(new, packed=json.dumps(content, separators=(",", ":")).encode())
 
     def entry(self, name: str) -> Any:
-        """The value or blocks under a name, to be compared with those of another root."""
+        """Return the value or blocks under a name, to be compared with those of another root."""
         return self.values.get(name), self.blocks.get(name)
 
     def named(self) -> set[str]:

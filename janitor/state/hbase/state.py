@@ -69,7 +69,7 @@ class HBaseState(State):
 
     @classmethod
     def configured(cls, settings: HBaseSettings, clock: Clock | None = None) -> Self:
-        """The state beside the store that settings name."""
+        """Return the state beside the store that settings name."""
         return cls(
             settings.thrift,
             namespace=settings.namespace,

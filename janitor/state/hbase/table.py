@@ -83,7 +83,7 @@ class JanitorTable:
         self._pool.close()
 
     def get(self, key: bytes) -> bytes | None:
-        """One value; None without one."""
+        """Return one value; None without one."""
         with self._border():
             value, _ = self._rows.get(self._prefix + key or b"\x00").get(COLUMN, (None, 0))
         return value
@@ -98,7 +98,7 @@ class JanitorTable:
         return timestamp_ms if value == token else None
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """The values there are."""
+        """Return the values there are."""
         found = {}
         with self._border():
             for some in batches(keys, _BATCH_ROWS):

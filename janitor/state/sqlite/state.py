@@ -45,7 +45,7 @@ _TABLES = (
 
 
 def is_new(connection: sqlite3.Connection, where: str) -> bool:
-    """Whether the open file has no tables yet; else it has those of this layout.
+    """Return whether the open file has no tables yet; else it has those of this layout.
 
     Args:
         where: the file, for messages.
@@ -138,7 +138,7 @@ class SqliteState(State):
 
     @classmethod
     def in_memory(cls) -> Self:
-        """A state that ends with the object."""
+        """Return a state that ends with the object."""
         return cls(None)
 
 

@@ -64,7 +64,7 @@ class MessageBatches(Protocol):
     stop: Stop
 
     async def more(self, done: MessageId | None) -> list[Message]:
-        """The next messages; waits until there are some. None at all once it was stopped."""
+        """Return the next messages; waits until there are some. None at all once it was stopped."""
         ...
 
     async def store(self, done: MessageId | None) -> None:
@@ -107,7 +107,7 @@ class Consuming:
             raise ClientClosed("The client is closed.", "Make another one.")
 
     async def more(self, done: MessageId | None) -> list[Message]:
-        """The next messages; waits until there are some.
+        """Return the next messages; waits until there are some.
 
         Returns:
             None at all once it was stopped, or its client closed.
@@ -160,7 +160,7 @@ class Consuming:
         await self.store(done)
 
     async def _next(self) -> list[Message]:
-        """The next messages; an empty list where there are none now."""
+        """Return the next messages; an empty list where there are none now."""
         if not self._began and self._consumer is not None:
             await self._load(self._consumer)
         self._began = True

@@ -26,7 +26,7 @@ class _Poll:
         self.ended = False
 
     async def more(self) -> list[Message]:
-        """The next messages; none at the end. What the server has cut off is asked for with another poll."""
+        """Return the next messages; none at the end. What the server has cut off is asked for with another poll."""
         while not self.ended:
             if self._reading is None:
                 self._reading = await self._core.open(self._ask(self._last, self._left))
@@ -124,7 +124,7 @@ class _Consumption:
         self._consuming.stop.set()
 
     def _give(self) -> Message | None:
-        """The next message at hand. That it is asked for says that the one before is done with."""
+        """Return the next message at hand. That it is asked for says that the one before is done with."""
         self._done = self._given
         if self._consuming.stop.is_set():
             return None

@@ -100,7 +100,7 @@ class Call(Generic[T_co]):
 
     @property
     def topic(self) -> TopicId:
-        """The topic that the path names."""
+        """Return the topic that the path names."""
         _, _, _, namespace, _, topic, *_ = self.path.split("/")
         return TopicId(namespace, topic)
 
@@ -108,7 +108,7 @@ class Call(Generic[T_co]):
         return f"{self.method} {self.path}"
 
     def result(self, body: bytes) -> T_co:
-        """The value that the answer stands for.
+        """Return the value that the answer stands for.
 
         Raises:
             Unanswered: nothing that can be read.
@@ -123,7 +123,7 @@ _WRONG_SERVER = "See that the URL is that of tms serve."
 
 
 def topic_id(topic: Topic) -> TopicId:
-    """A topic by its name.
+    """Return a topic by its name.
 
     Raises:
         BadRequest: it is none.
@@ -255,7 +255,7 @@ _REFUSED: Mapping[int, type[MessagingError]] = {
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """How long an answer asks to be left alone (RFC 9110, 10.2.3), at least 0; None: it does not say.
+    """Return how long an answer asks to be left alone (RFC 9110, 10.2.3), at least 0; None: it does not say.
 
     A moment is compared with the server's own clock (``Date``); without one it says nothing.
     """
@@ -310,7 +310,7 @@ def _writing(
 
 
 def path_of(topic: Topic, verb: str = "") -> str:
-    """The path of a topic, or of something of it."""
+    """Return the path of a topic, or of something of it."""
     found = topic_id(topic)
     path = f"/v1/namespaces/{found.namespace}/topics/{found.topic}"
     return f"{path}/{verb}" if verb else path

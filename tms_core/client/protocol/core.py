@@ -100,7 +100,7 @@ class Core:
         self.transactions: WeakValueDictionary[tuple[int, int], WritingTransaction] = WeakValueDictionary()
 
     def within(self, seconds: float) -> Core:
-        """The same, but no call takes longer than so many seconds, all its attempts and pauses together.
+        """Return the same, but no call takes longer than so many seconds, all its attempts and pauses together.
 
         Raises:
             ConfigurationError: the time is none.
@@ -112,7 +112,7 @@ class Core:
         return found
 
     def writing(self, write: Write, home: TopicId) -> Core:
-        """The same, but requests that write messages are sent as a producer's, whose home that is."""
+        """Return the same, but requests that write messages are sent as a producer's, whose home that is."""
         found = copy(self)
         found._write, found.home = write, home
         return found
@@ -206,7 +206,7 @@ class Core:
 
 
 def asked_seconds(error: TmsError) -> float | None:
-    """How long a server asked to be left alone when it refused."""
+    """Return how long a server asked to be left alone when it refused."""
     return error.retry_after_seconds if isinstance(error, Unavailable) else None
 
 
@@ -244,7 +244,7 @@ class Reading:
         return self._pieces.headers.get(name)
 
     def number(self, name: str) -> int | None:
-        """A number that stands in a header; None: it does not.
+        """Return a number that stands in a header; None: it does not.
 
         Raises:
             Unanswered: it makes no sense.
@@ -255,7 +255,7 @@ class Reading:
         return None if said is None else int(said)
 
     async def more(self) -> list[Message]:
-        """The next messages; none at the end.
+        """Return the next messages; none at the end.
 
         Raises:
             Unanswered: the answer was cut short, or makes no sense.

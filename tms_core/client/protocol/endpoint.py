@@ -84,7 +84,7 @@ class Token:
         return "<Token>" if self._given is not None or self._file is not None else "<no Token>"
 
     def headers(self) -> dict[str, str]:
-        """The headers of a request that carry the token.
+        """Return the headers of a request that carry the token.
 
         Raises:
             ConfigurationError: the file cannot be read, or what was found is no token.
@@ -181,7 +181,7 @@ class Endpoint:
             raise
 
     def request(self, call: Call[Any], attempt: Attempt, seconds: float | None) -> httpx2.Request:
-        """A call as the library's request.
+        """Return a call as the library's request.
 
         Args:
             seconds: how long nothing may take longer; None: as long as the timeouts say.
@@ -271,7 +271,7 @@ Transactions = str | Sequence[str] | TransactionClient
 
 
 def service_at(transactions: Transactions, timeouts: Timeouts) -> TransactionClient:
-    """The client of a transaction service.
+    """Return the client of a transaction service.
 
     Raises:
         ConfigurationError: an address is none, or there is none.

@@ -32,7 +32,7 @@ _OK = 200
 
 
 def library_limits(limits: Limits) -> httpx2.Limits:
-    """The pool's limits in the library's words."""
+    """Return the pool's limits in the library's words."""
     return httpx2.Limits(
         max_connections=limits.connections,
         max_keepalive_connections=limits.idle_connections,
@@ -41,7 +41,7 @@ def library_limits(limits: Limits) -> httpx2.Limits:
 
 
 def _in_time(pieces: Iterator[bytes], ends: float | None) -> bytes:
-    """A whole body, whose pieces each come in time.
+    """Return a whole body, whose pieces each come in time.
 
     Raises:
         TimeoutError: together they do not.
@@ -118,7 +118,7 @@ class BlockingWire:
         return httpx2.Client(transport=self._transport, limits=limits, verify=self.endpoint.verify, trust_env=False)
 
     def _here(self) -> httpx2.Client:
-        """The connections of this process: those that it had when it was forked are the parent's."""
+        """Return the connections of this process: those that it had when it was forked are the parent's."""
         if self._process != os.getpid():
             self._http = self._pool()
             self._process = os.getpid()

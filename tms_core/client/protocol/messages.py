@@ -45,7 +45,7 @@ class Message(NamedTuple):
 
     @property
     def time(self) -> datetime:
-        """When it was published; milliseconds, UTC."""
+        """Return when it was published; milliseconds, UTC."""
         return time_at(self.id.publish_ms)
 
 
@@ -162,7 +162,7 @@ class MessageDecoder:
         self._ended = False
 
     def feed(self, piece: bytes) -> list[Message]:
-        """The messages that became whole with another piece.
+        """Return the messages that became whole with another piece.
 
         Raises:
             Unanswered: the bytes are no ConsumeResponse.
@@ -229,12 +229,12 @@ class MessageDecoder:
 
 
 def time_at(time_ms: int) -> datetime:
-    """A time from milliseconds since 1970-01-01 UTC."""
+    """Return a time from milliseconds since 1970-01-01 UTC."""
     return _EPOCH + timedelta(milliseconds=time_ms)
 
 
 def milliseconds(time: datetime) -> int:
-    """A time as milliseconds since 1970-01-01 UTC; what is less than one is left out.
+    """Return a time as milliseconds since 1970-01-01 UTC; what is less than one is left out.
 
     Raises:
         BadRequest: it names no zone, or lies before 1970.

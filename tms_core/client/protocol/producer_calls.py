@@ -78,7 +78,7 @@ class Signature:
     oldest_open: int | None = None
 
     def on(self, call: Call[T]) -> Call[T]:
-        """A request that says this; it may be repeated."""
+        """Return a request that says this; it may be repeated."""
         said = {"x-tms-producer": f"{self.home}/{self.name}", "x-tms-generation": str(self.generation)}
         if self.sequence is not None:
             said["x-tms-sequence"] = str(self.sequence)

@@ -114,11 +114,11 @@ class Retry(_Positive):
     longest_asked_seconds: float = 60
 
     def again(self, failures: int) -> bool:
-        """Whether it is tried again after so many failures."""
+        """Return whether it is tried again after so many failures."""
         return self.attempts is None or failures < self.attempts
 
     def pause_seconds(self, failures: int, random: Random, asked_seconds: float | None = None) -> float:
-        """How long to wait after so many failures (1 and more): between half of the pause and all of it.
+        """Return how long to wait after so many failures (1 and more): between half of the pause and all of it.
 
         Args:
             failures: how many.

@@ -28,7 +28,7 @@ class Pieces(Protocol):
     headers: Mapping[str, str]
 
     async def more(self) -> bytes:
-        """The next piece; empty at its end.
+        """Return the next piece; empty at its end.
 
         Raises:
             Unanswered: it was cut short.
@@ -48,7 +48,7 @@ class Stop(Protocol):
         ...
 
     def is_set(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         ...
 
     async def wait(self, seconds: float) -> None:
@@ -103,7 +103,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def waits(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """A method of the plain client that does what one of the asynchronous client does."""
+    """Return a method of the plain client that does what one of the asynchronous client does."""
 
     @wraps(method)
     def plain(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:

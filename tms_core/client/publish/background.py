@@ -192,7 +192,7 @@ class BackgroundThread(_Background):
                 self._changed.notify_all()
 
     def _here(self) -> threading.Condition:
-        """The lock of the buffer. A thread may have held the parent's when this process was forked from it."""
+        """Return the lock of the buffer. A thread may have held the parent's when this process was forked from it."""
         if self._process != os.getpid():
             with self._forked:
                 if self._process != os.getpid():

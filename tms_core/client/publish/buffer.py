@@ -55,7 +55,7 @@ class MessageBatch(NamedTuple):
     told: tuple[Told | None, ...] = ()
 
     def fates(self, error: TmsError | None) -> list[Fate]:
-        """The callbacks with their results, in the order of the messages."""
+        """Return the callbacks with their results, in the order of the messages."""
         return [
             (told, payload, error) for told, payload in zip(self.told, self.payloads, strict=False) if told is not None
         ]
@@ -96,7 +96,7 @@ class MessageBuffer:
 
     @property
     def full_batch(self) -> bool:
-        """Whether the batch is full, so that there is no reason to wait for more."""
+        """Return whether the batch is full, so that there is no reason to wait for more."""
         return self._messages >= self._buffer.batch_messages or self._size_bytes >= self._request_bytes
 
     def offer(self, topic: TopicId, payload: bytes, ttl_seconds: int | None = None, told: Told | None = None) -> bool:
@@ -173,7 +173,7 @@ class MessageBuffer:
             self.settle(error)
 
     def fates(self) -> list[Fate]:
-        """The callbacks that are due now, with their results; :meth:`were_told` follows."""
+        """Return the callbacks that are due now, with their results; :meth:`were_told` follows."""
         found, self._fates = self._fates, []
         self._tellers += bool(found)
         return found
@@ -189,7 +189,7 @@ class MessageBuffer:
         return self._next
 
     def settled(self, mark: int) -> bool:
-        """Whether nothing waits of what was taken before a mark, and who is to be told of it was."""
+        """Return whether nothing waits of what was taken before a mark, and who is to be told of it was."""
         firsts = [waiting[0].number for waiting in self._topics.values()]
         if self._telling is not None:
             firsts.append(self._telling)
@@ -225,7 +225,7 @@ class MessageBuffer:
                 self._fates.append((told, payload, BufferFull("There was no room for it.", "Try again later.")))
 
     def _take_from(self, topic: TopicId, most: int) -> list[_Message]:
-        """The messages of a topic that have waited longest, with one ttl."""
+        """Return the messages of a topic that have waited longest, with one ttl."""
         waiting = self._topics[topic]
         found: list[_Message] = []
         size, ttl_seconds = 0, waiting[0].ttl_seconds

@@ -35,7 +35,7 @@ class Participant:
     """
 
     def start_tx(self, transaction: Transaction) -> Awaitable[None] | None:
-        """The transaction has begun, or this was registered with it: write with its ``write_pointer``."""
+        """Return the transaction has begun, or this was registered with it: write with its ``write_pointer``."""
 
     def update_tx(self, transaction: Transaction) -> Awaitable[None] | None:
         """There was a checkpoint: write with the new ``write_pointer`` from now on."""

@@ -62,7 +62,7 @@ def number_for(core: Core, key: Key | None) -> Number:
 
 
 def places(core: Core, topic: TopicId, number: Number) -> list[Destination]:
-    """Where a message goes, as far as is known: a place, or one for each route.
+    """Return where a message goes, as far as is known: a place, or one for each route.
 
     Raises:
         BadRequest: there is a key for each route, and the topic has others.
@@ -176,7 +176,7 @@ class Rotation:
         self.retry_seconds: float | None = None
 
     async def round(self, most: int | None = None) -> AsyncIterator[TopicId]:
-        """The topics to ask, each once; what came of one is told to :meth:`learn` before the next.
+        """Yield the topics to ask, each once; what came of one is told to :meth:`learn` before the next.
 
         Args:
             most: how many; the next round goes on behind them. None: all.
@@ -216,11 +216,11 @@ class Rotation:
             self._stale.add(whole)
 
     def whole(self, topic: TopicId) -> TopicId:
-        """The topic that a partition belongs to; itself, where it is none of those that are known."""
+        """Return the topic that a partition belongs to; itself, where it is none of those that are known."""
         return self._wholes.get(topic, topic)
 
     def beside(self, topic: TopicId) -> list[TopicId]:
-        """The other partitions of the same topic, in which a group is registered with it."""
+        """Return the other partitions of the same topic, in which a group is registered with it."""
         return [one for one, whole in self._wholes.items() if whole == self.whole(topic) and one != topic]
 
     def lose(self, topic: TopicId) -> None:
@@ -268,7 +268,7 @@ class Rotation:
         return [member for family in layout.families for member in layout.members(family)]
 
     def _is_sealed(self, topic: TopicId) -> bool:
-        """Whether it is known that it takes no more messages."""
+        """Return whether it is known that it takes no more messages."""
         whole = self.whole(topic)
         layout = self._layouts.get(whole)
         if layout is None:
@@ -278,7 +278,7 @@ class Rotation:
 
 
 def pattern_of(topic: Topic) -> str | None:
-    """The pattern that stands for several topics; None: it is the name of one.
+    """Return the pattern that stands for several topics; None: it is the name of one.
 
     Raises:
         BadRequest: it names no namespace, or more than one.

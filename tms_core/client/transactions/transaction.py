@@ -171,7 +171,7 @@ class ClientTransaction:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a child of the one that began it, which alone ends it."""
+        """Return whether this process is a child of the one that began it, which alone ends it."""
         return os.getpid() != self._process
 
     def cancel(self) -> None:
@@ -392,7 +392,9 @@ class ClientTransaction:
         ) from unanswered
 
     async def _is_visible(self) -> bool:
-        """Whether what it wrote is visible; it is invalidated if it is still in progress, and never will be then."""
+        """Return whether what it wrote is visible; it is invalidated if it is still in progress, and never will be
+        then.
+        """
         pointer = self.transaction.transaction_id
         return not await self._invalidate() and pointer in await visible_now(self._core, self._service, [pointer])
 
@@ -502,7 +504,7 @@ async def store_in(core: Core, topic: Topic, messages: Sequence[bytes], transact
 
 
 async def visible_now(core: Core, service: TransactionClient, pointers: Sequence[int]) -> set[int]:
-    """Those pointers of which a transaction that begins now sees what was written with them."""
+    """Return those pointers of which a transaction that begins now sees what was written with them."""
     later = await core.repeat(lambda _: core.wire.blocking(view_of, service), again=True)
     return {pointer for pointer in pointers if later.is_visible(pointer)}
 

@@ -348,7 +348,7 @@ class Groups:
     def _inside(
         self, metadata: TopicMetadata, mark: GroupClaim, reader: Transaction | None, most: int
     ) -> list[MessageId]:
-        """The first messages that a reader finds where a mark is."""
+        """Return the first messages that a reader finds where a mark is."""
         asked = FetchRequest(mark.first, inclusive=False, limit=most, transaction=reader)
         ids = (
             MessageId.parse(message.id)
@@ -371,7 +371,7 @@ class Groups:
     # -- what may be given out ----------------------------------------------------------------------------------------
 
     def _held(self, group: ConsumerGroup, former: Position, seen: Look, request: GroupPoll) -> int | None:
-        """The transaction that must be decided before the group goes on in order; it may be the reader's own."""
+        """Return the transaction that must be decided before the group goes on in order; it may be the reader's own."""
         if request.order is Order.NONE:
             return None
         reader = request.transaction
@@ -384,12 +384,12 @@ class Groups:
         return min((claim.pointer for claim in seen.open), default=None)
 
     def _is_too_old(self, reader: Transaction, former: Position) -> bool:
-        """Whether a group has moved since a transaction began, and it may be forgotten by whom."""
+        """Return whether a group has moved since a transaction began, and it may be forgotten by whom."""
         pointer = reader.transaction_id
         return pointer <= self._forgotten and transaction_ms(pointer) <= former.updated_ms
 
     def _last_pointer(self) -> int:
-        """The last transaction that has begun; 0 where they are managed elsewhere, and that is not known."""
+        """Return the last transaction that has begun; 0 where they are managed elsewhere, and that is not known."""
         return 0 if self._transactions is None else self._transactions.last_pointer
 
     def _remember(self, group: ConsumerGroup, merged: int) -> None:
@@ -400,7 +400,9 @@ class Groups:
             self._merged[group] = merged
 
     def _behind(self, metadata: TopicMetadata, name: str, request: GroupPoll) -> TopicId | None:
-        """The partition of an earlier family that a group in order has not read to its end, as the reader sees it."""
+        """Return the partition of an earlier family that a group in order has not read to its end, as the reader sees
+        it.
+        """
         if request.order is Order.NONE or PART_OF not in metadata.properties:
             return None
         return self._past.unread(metadata, name, request.transaction)
@@ -451,7 +453,9 @@ class Groups:
     def _with_next(
         self, metadata: TopicMetadata, segments: Sequence[Segment], request: GroupPoll, part: _Part, tries: int
     ) -> tuple[list[Message], list[GroupClaim]]:
-        """The messages of a segment, with those of the next ones that were given out as often; and their claims."""
+        """Return the messages of a segment, with those of the next ones that were given out as often; and their
+        claims.
+        """
         most = together(request.limit, tries, request.max_deliveries)
         messages, claims = list(part.messages), list(part.claims)
         in_order = request.order is Order.PARTITION
@@ -531,7 +535,7 @@ class Groups:
                 self._keep(group, known._replace(position=after, rows=kept))
 
     def _rows_of(self, group: ConsumerGroup, former: Position) -> list[tuple[bytes, GroupClaim]]:
-        """The claims of a group whose position was just read, each with its key."""
+        """Return the claims of a group whose position was just read, each with its key."""
         known = self._rows.get(group)
         # Before they are read: a position that is set meanwhile is noticed the next time.
         taken_back = self._consumers.taken_back
@@ -619,7 +623,7 @@ def _ended(pointer: int) -> ConsumerConflict:
 
 
 def _collected(fetch: Fetch, segment: Segment) -> tuple[list[Message], MessageId | None]:
-    """The messages of a segment, and the id up to which all were looked at; None: there were none."""
+    """Return the messages of a segment, and the id up to which all were looked at; None: there were none."""
     messages = [message for page in fetch.pages() for message in page]
     read_to = None if fetch.position is None else _before(position(fetch.position.publish_ms, fetch.position.sequence))
     if segment.until is not None:
@@ -639,18 +643,18 @@ def _collected(fetch: Fetch, segment: Segment) -> tuple[list[Message], MessageId
 def _with_messages(
     parts: Sequence[tuple[MessageId, MessageId]], messages: Sequence[Message]
 ) -> list[tuple[MessageId, MessageId]]:
-    """Those of some ranges that have one of the messages in them; both are in order."""
+    """Return those of some ranges that have one of the messages in them; both are in order."""
     ranks = [rank(MessageId.parse(message.id)) for message in messages]
     return [part for part in parts if bisect_right(ranks, rank(part[0])) < bisect_right(ranks, rank(part[1]))]
 
 
 def _before(at: int) -> MessageId:
-    """The id of the row before a position."""
+    """Return the id of the row before a position."""
     return MessageId(*id_parts(max(0, at - 1)))
 
 
 def _behind(message: MessageId) -> MessageId | None:
-    """The id of the row behind a message that is a row of its own."""
+    """Return the id of the row behind a message that is a row of its own."""
     if message.in_payload_table:
         return None
     return MessageId(*id_parts(position(message.publish_ms, message.sequence) + 1))

@@ -53,7 +53,7 @@ class Past:
         self._known: dict[ConsumerGroup, _Known] = {}
 
     def unread(self, part: TopicMetadata, name: str, reader: Transaction) -> TopicId | None:
-        """The partition of an earlier family that a group has not read to its end, as the reader sees it.
+        """Return the partition of an earlier family that a group has not read to its end, as the reader sees it.
 
         Raises:
             FormatError, MetadataError, StoreError: as :meth:`Families.drained`.

@@ -123,7 +123,7 @@ class ConsumerRegistry:
             self._put(metadata, name, message, former, _Force(force, principal))
 
     def get(self, topic: TopicId, name: str) -> Position:
-        """How far a consumer has read, what its group has done behind that included.
+        """Return how far a consumer has read, what its group has done behind that included.
 
         Raises:
             ConsumerNotFound: there is none of that name.
@@ -157,7 +157,7 @@ class ConsumerRegistry:
         self._names.forget()
 
     def claims(self, topic: TopicId, name: str) -> list[GroupClaim]:
-        """The claims of a consumer whose transactions are in progress, in the order of their messages.
+        """Return the claims of a consumer whose transactions are in progress, in the order of their messages.
 
         Where transactions are managed elsewhere: all that are not yet known to be done.
 
@@ -187,7 +187,7 @@ class ConsumerRegistry:
         return self._locks[hash(group) % _LOCKS]
 
     def lags(self, topic: TopicId) -> tuple[list[Lag], int]:
-        """How far each of a topic's consumers is behind, by their names, and the moment it is said of.
+        """Return how far each of a topic's consumers is behind, by their names, and the moment it is said of.
 
         No more than :data:`COUNTED_ROWS` are counted; those who are furthest come first.
 
@@ -201,7 +201,7 @@ class ConsumerRegistry:
         return lag.finish(counting), now_ms
 
     def found(self, topic: TopicMetadata, name: str) -> Position:
-        """The position of a consumer of a topic as it is now.
+        """Return the position of a consumer of a topic as it is now.
 
         Raises:
             ConsumerNotFound, BadRequest, StoreError: as :meth:`get`.
@@ -238,7 +238,7 @@ class ConsumerRegistry:
                 self.taken_back += goes_back
 
     def _heard_ms(self, topic: TopicMetadata, message: MessageId, now_ms: int) -> int:
-        """When a position is written; no id up to it is given out any more, as long as its message can be there.
+        """Return when a position is written; no id up to it is given out any more, as long as its message can be there.
 
         A position may also be set into the future, so that a consumer leaves out what comes until then.
         """
@@ -249,7 +249,9 @@ class ConsumerRegistry:
         return max(now_ms, message.publish_ms)
 
     def _moved_on(self, topic: TopicMetadata, position: Position) -> Position:
-        """A position with the claims behind it that are done by now; the next poll of the group writes them down."""
+        """Return a position with the claims behind it that are done by now; the next poll of the group writes them
+        down.
+        """
         claims = [claim for _, claim in claims_of(self._side, ConsumerGroup.of(topic, position.name))]
         if not claims or self._transactions is None:
             return position
@@ -257,7 +259,7 @@ class ConsumerRegistry:
         return position._replace(id=look(position.id, claims, reader).base)
 
     def _let_go(self, topic: TopicMetadata, name: str, force: _Force) -> list[bytes]:
-        """The keys of a consumer's claims, none of which is open any more."""
+        """Return the keys of a consumer's claims, none of which is open any more."""
         pointers, manager = sorted({claim.pointer for claim in self._open_claims(topic, name)}), self._transactions
         if pointers and not force.wanted:
             # Before belongs_to, which would give a transaction without an owner to this principal.

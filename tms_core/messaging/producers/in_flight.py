@@ -27,7 +27,7 @@ class InFlight:
         self._waiting = 0
 
     def begin(self, key: bytes, producer: bytes, generation: int) -> bool:
-        """A request is under way, whether its generation counts or not.
+        """Return a request is under way, whether its generation counts or not.
 
         Args:
             producer: the key of its producer.

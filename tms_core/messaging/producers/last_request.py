@@ -55,7 +55,7 @@ class LastRequest(NamedTuple):
     seat: int = 0
 
     def pack(self) -> bytes:
-        """Its value."""
+        """Return its value."""
         first = self.first.to_bytes(MESSAGE_TAIL_BYTES, "big")
         value = _VALUE.pack(self.generation, self.sequence, first, self.number)
         if self.until:
@@ -86,15 +86,15 @@ class LastRequest(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """The first position behind all that it announces."""
+        """Return the first position behind all that it announces."""
         return max(self.first + self.number, self.until)
 
     def announces(self, generation: int, sequence: int) -> bool:
-        """Whether it is also for a request with a higher number."""
+        """Return whether it is also for a request with a higher number."""
         return self.until > 0 and generation == self.generation and 0 < sequence - self.sequence < _PLACES
 
     def next(self, generation: int, sequence: int, at: int, number: int) -> LastRequest | None:
-        """A request behind it, from a position on; None: it is not announced by this."""
+        """Return a request behind it, from a position on; None: it is not announced by this."""
         seat, until = self.seat, self.until
         if not self.announces(generation, sequence) or number > (SEATED_ROWS if seat else 1 << _PLACE_BITS):
             return None
@@ -102,7 +102,7 @@ class LastRequest(NamedTuple):
         return _request((generation, sequence, first, number, 0, 0)) if first + number <= until else None
 
     def found(self, positions: Sequence[int]) -> LastRequest:
-        """The last one that was written, by the positions of the rows that there are behind it."""
+        """Return the last one that was written, by the positions of the rows that there are behind it."""
         if self.seat:
             positions = [at for at in positions if (at >> _PLACE_BITS) % SEATS == self.seat - 1]
         if not positions:
@@ -119,7 +119,7 @@ _request = partial(tuple.__new__, LastRequest)
 
 
 def placed(seat: int, sequence: int, at: int) -> int:
-    """Where a request begins that has a place, from a position on.
+    """Return where a request begins that has a place, from a position on.
 
     Args:
         seat: of its producer; 0: it is alone.
@@ -186,7 +186,7 @@ class AnnouncedAhead:
 
     @property
     def lasting(self) -> bool:
-        """Whether the same producers have been alone for long enough."""
+        """Return whether the same producers have been alone for long enough."""
         return self.batches > _ALONE
 
     def note(self, keys: Sequence[bytes], *, small: bool) -> None:
@@ -206,7 +206,9 @@ class AnnouncedAhead:
                 self.seats.setdefault(key, len(self.seats) + 1)
 
     def _goes_on(self, keys: Sequence[bytes], *, small: bool) -> bool:
-        """Whether a batch may be written beside what is announced: its producer is alone, or all of them have seats."""
+        """Return whether a batch may be written beside what is announced: its producer is alone, or all of them have
+        seats.
+        """
         if len(self.seats) == 1:
             return list(keys) == list(self.seats)
         if not self.seats and len(keys) == 1:

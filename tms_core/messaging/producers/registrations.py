@@ -124,12 +124,14 @@ class Producers:
             return self._settle(producer, known, ended, principal)
 
     def of(self, home: TopicId) -> list[tuple[str, Registration, list[Begun]]]:
-        """A topic's producers by their names, each with the transactions it has open; raises as :meth:`register`."""
+        """Return a topic's producers by their names, each with the transactions it has open; raises as
+        :meth:`register`.
+        """
         metadata = self._topics.get(home)
         return [(one.name, known, self._open(one)) for one, known in producers_of(self._side, metadata)]
 
     def get(self, home: TopicId, name: str) -> tuple[Registration, list[Begun]]:
-        """A producer, and the transactions it has open.
+        """Return a producer, and the transactions it has open.
 
         Raises:
             ProducerNotFound: there is none of that name.
@@ -223,7 +225,7 @@ class Producers:
     # -- how ----------------------------------------------------------------------------------------------------------
 
     def _known(self, producer: ProducerName, *, deleting: bool = False) -> Registration:
-        """A producer; also one whose deletion was cut off, where that is wanted."""
+        """Return a producer; also one whose deletion was cut off, where that is wanted."""
         raw = self._side.get(producer.key)
         known = None if raw is None else registration(raw)
         if known is None or (known.instance == NO_INSTANCE and not (deleting and not known.settled)):

@@ -79,7 +79,7 @@ class _Keys(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _keys(home: bytes, home_generation: int, name: str, messages: bytes) -> _Keys:
-    """Those of a producer by the start of its home's row keys, and its name, for messages whose keys begin so.
+    """Return those of a producer by the start of its home's row keys, and its name, for messages whose keys begin so.
 
     Raises:
         BadRequest: it cannot have that name.
@@ -253,7 +253,7 @@ class Requests:
         return [self._refusal_since(admitted) for admitted, _ in requests]
 
     def places(self, ahead: AnnouncedAhead, asked: Sequence[Admitted], at: int) -> list[int] | None:
-        """Where requests begin that have seats, in whose order they are; None: where there is room.
+        """Return where requests begin that have seats, in whose order they are; None: where there is room.
 
         Args:
             at: the first position that is free.
@@ -267,7 +267,7 @@ class Requests:
         return places
 
     def next(self, ahead: AnnouncedAhead, asked: Sequence[Admitted], at: int) -> list[LastRequest] | None:
-        """Where requests will be that were announced before, from a position on; None: they are to be announced.
+        """Return where requests will be that were announced before, from a position on; None: they are to be announced.
 
         Args:
             asked: in the order of their seats.
@@ -330,7 +330,7 @@ class Requests:
                 last.written = True
 
     def is_void(self, producer: ProducerName, pointer: int) -> bool:
-        """Whether a transaction was rolled back by its producer."""
+        """Return whether a transaction was rolled back by its producer."""
         value = self._rows.get(key := producer.begun_key(pointer))
         return value is not None and Begun.parse(key, value).void
 
@@ -348,15 +348,16 @@ class Requests:
         self._require_newest(producer, producer.key, sent.generation, again=again)
 
     def not_needed(self, producer: ProducerName, pointer: int, sent: Sent) -> list[bytes]:
-        """The keys of what a producer has begun before a transaction and is decided, but for the last one of these that
-        may be committed: the next instance goes on behind that, should this one come to nothing."""
+        """Return the keys of what a producer has begun before a transaction and is decided, but for the last one of
+        these that may be committed: the next instance goes on behind that, should this one come to nothing.
+        """
         rows = begun_by(self._side, producer, before=pointer, most=_LOOKED_AT)
         decided = [(key, begun) for key, begun in rows if self.is_decided(begun) or self._has_ended(begun, sent)]
         last = next((key for key, begun in reversed(decided) if not self.is_given_up(begun)), None)
         return [key for key, _ in decided if key != last]
 
     def is_processed(self, topic: TopicMetadata, at: int) -> bool:
-        """Whether rows up to a position may be gone because all consumers have processed them (rule L7)."""
+        """Return whether rows up to a position may be gone because all consumers have processed them (rule L7)."""
         return topic.consumed and at < announced(self._side, topic)
 
     def forget(self) -> None:
@@ -365,7 +366,7 @@ class Requests:
         self._last.clear()
 
     def named(self, home: TopicId, name: str) -> ProducerName:
-        """A producer of a topic as it is now.
+        """Return a producer of a topic as it is now.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: that is no name, or there is no such topic.
@@ -375,18 +376,20 @@ class Requests:
         return _keys(prefix, known.generation, name, generation_prefix(prefix, known.generation)).producer
 
     def is_decided(self, begun: Begun) -> bool:
-        """Whether a transaction can no longer be committed, or was."""
+        """Return whether a transaction can no longer be committed, or was."""
         if self._transactions is not None:
             return begun.void or not self._transactions.is_in_progress(begun.pointer)
         return begun.void or transaction_ms(begun.pointer) + self._max_lifetime_ms < self._clock.now_ms()
 
     def _has_ended(self, begun: Begun, sent: Sent) -> bool:
-        """Whether a transaction has ended by what its instance says; needed only where it cannot be looked up here."""
+        """Return whether a transaction has ended by what its instance says; needed only where it cannot be looked up
+        here.
+        """
         own = begun.generation == sent.generation and begun.pointer < sent.oldest_open
         return own and self._transactions is None
 
     def is_given_up(self, begun: Begun) -> bool:
-        """Whether it is known that a transaction is never committed."""
+        """Return whether it is known that a transaction is never committed."""
         manager = self._transactions
         return begun.void or (manager is not None and manager.status(begun.pointer) == "invalid")
 
@@ -403,7 +406,7 @@ class Requests:
     # -- how ----------------------------------------------------------------------------------------------------------
 
     def _is_ahead(self, ahead: AnnouncedAhead) -> bool:
-        """Whether what is announced now is for the next requests, too."""
+        """Return whether what is announced now is for the next requests, too."""
         return ahead.lasting and self._side.private
 
     def _admit(self, keys: _Keys, sent: Sent, pointer: int | None, number: int) -> Admitted:
@@ -460,7 +463,7 @@ class Requests:
         return [row], self.not_needed(producer, pointer, sent)
 
     def _found(self, raw: bytes, keys: _Keys) -> RememberedRequest:
-        """A last request by its row, and by the rows of messages where that is for the next requests, too."""
+        """Return a last request by its row, and by the rows of messages where that is for the next requests, too."""
         announced = LastRequest.parse(raw)
         if not announced.until:
             return RememberedRequest(raw, announced)

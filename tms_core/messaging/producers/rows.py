@@ -60,7 +60,7 @@ class ProducerName(NamedTuple):
 
     @classmethod
     def of(cls, home: TopicMetadata, name: str) -> ProducerName:
-        """A producer of a topic as it is now."""
+        """Return a producer of a topic as it is now."""
         return cls(home.topic, home.generation, name)
 
     @property
@@ -70,7 +70,7 @@ class ProducerName(NamedTuple):
 
     @property
     def begun(self) -> bytes:
-        """The start of the keys of what it has begun."""
+        """Return the start of the keys of what it has begun."""
         prefix = generation_prefix(self.home.prefix, self.home_generation)
         return _TRANSACTIONAL + prefix + _BEGUN + self.name.encode("ascii") + b"\0"
 
@@ -84,7 +84,7 @@ class ProducerName(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Its name in a sentence."""
+        """Return its name in a sentence."""
         return f"producer {self.name} of {self.home}"
 
 
@@ -118,7 +118,7 @@ class Registration(NamedTuple):
     settled: bool
 
     def pack(self) -> bytes:
-        """Its value."""
+        """Return its value."""
         pointer, label, outcome = self.former or (0, "", None)
         numbers = (self.generation, self.instance.bytes, self.updated_ms, pointer)
         return _REGISTRATION.pack(*numbers, _OUTCOMES.index(outcome), self.settled) + label.encode()
@@ -145,7 +145,7 @@ registration = lru_cache(maxsize=4096)(Registration.parse)
 
 @lru_cache(maxsize=4096)
 def counting(value: bytes) -> int | None:
-    """The generation of the instance that counts, by a producer's value; None: it was forgotten."""
+    """Return the generation of the instance that counts, by a producer's value; None: it was forgotten."""
     known = registration(value)
     return None if known.instance == NO_INSTANCE else known.generation
 
@@ -164,7 +164,7 @@ class Begun(NamedTuple):
     label: str
 
     def pack(self) -> bytes:
-        """Its value."""
+        """Return its value."""
         return _BEGUN_VALUE.pack(self.generation, self.void) + self.label.encode()
 
     @classmethod
@@ -186,7 +186,7 @@ class Begun(NamedTuple):
 
 
 def next_generation(known: Registration | None, now_ms: int) -> int:
-    """The generation of a new instance: one more, and of an unknown name the time in milliseconds.
+    """Return the generation of a new instance: one more, and of an unknown name the time in milliseconds.
 
     So a name that was forgotten begins above all that it had before: an instance a millisecond would be too many.
     """
@@ -209,7 +209,7 @@ def last_of(begun: list[tuple[Begun, TransactionOutcome]], inherited: Former | N
 
 
 def is_of_producer(key: bytes) -> bool:
-    """Whether a key of the side table is that of a producer, or of a transaction that one has begun."""
+    """Return whether a key of the side table is that of a producer, or of a transaction that one has begun."""
     prefix = topic_prefix(key[1:]) if key[:1] == _TRANSACTIONAL else None
     return key[:1] == _PRODUCER or (prefix is not None and key[1 + len(prefix) + GENERATION_BYTES :][:1] == _BEGUN)
 
@@ -217,7 +217,7 @@ def is_of_producer(key: bytes) -> bool:
 def begun_by(
     side: SideTable, producer: ProducerName, before: int | None = None, most: int | None = None
 ) -> list[tuple[bytes, Begun]]:
-    """The transactions of a producer that are written down, each with its key, the oldest first.
+    """Return the transactions of a producer that are written down, each with its key, the oldest first.
 
     Args:
         before: those with a lower pointer; None: all.
@@ -233,7 +233,7 @@ def begun_by(
 
 
 def all_begun(side: SideTable) -> Iterator[tuple[ProducerName, Begun]]:
-    """The transactions of all producers that are written down; of generations that are gone, too.
+    """Yield the transactions of all producers that are written down; of generations that are gone, too.
 
     Raises:
         FormatError: a row is damaged.
@@ -246,13 +246,13 @@ def all_begun(side: SideTable) -> Iterator[tuple[ProducerName, Begun]]:
 
 
 def producers_of(side: SideTable, home: TopicMetadata) -> list[tuple[ProducerName, Registration]]:
-    """The producers whose home a topic is, in the order of their names."""
+    """Return the producers whose home a topic is, in the order of their names."""
     found = ((_producer(key), Registration.parse(value)) for key, value in _rows(side, ProducerName.of(home, "").key))
     return [(producer, one) for producer, one in found if producer is not None and one.instance != NO_INSTANCE]
 
 
 def earlier_homes(side: SideTable, producer: ProducerName) -> list[ProducerName]:
-    """The producers that a home had in earlier generations, by this name; some may not be there."""
+    """Return the producers that a home had in earlier generations, by this name; some may not be there."""
     found: list[ProducerName] = []
     start, stop = (
         _PRODUCER + generation_prefix(producer.home.prefix, number) for number in (0, producer.home_generation)
@@ -265,12 +265,14 @@ def earlier_homes(side: SideTable, producer: ProducerName) -> list[ProducerName]
 
 
 def requests_by(side: SideTable, producer: ProducerName) -> list[bytes]:
-    """The keys of a producer's last requests, of all topics."""
+    """Return the keys of a producer's last requests, of all topics."""
     return [key for key, _ in _rows(side, _REQUEST) if _requested(key) == (producer.home, producer.name)]
 
 
 def topics_requested(side: SideTable, home: TopicId) -> set[bytes]:
-    """The starts of the row keys of all topics and generations to which producers of a home have sent requests."""
+    """Return the starts of the row keys of all topics and generations to which producers of a home have sent
+    requests.
+    """
     found = set()
     for key, _ in _rows(side, _REQUEST):
         if _requested(key)[0] == home and (topic := topic_prefix(key[1:])) is not None:
@@ -279,7 +281,7 @@ def topics_requested(side: SideTable, home: TopicId) -> set[bytes]:
 
 
 def first_unannounced(side: SideTable, prefix: bytes) -> int:
-    """The first position behind all that producers have requested of a generation of a topic.
+    """Return the first position behind all that producers have requested of a generation of a topic.
 
     Args:
         prefix: the start of the generation's row keys.
@@ -431,7 +433,7 @@ def _rows(side: SideTable, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _producer(key: bytes) -> ProducerName | None:
-    """The producer whose registration has this key."""
+    """Return the producer whose registration has this key."""
     prefix = topic_prefix(key[1:])
     home = None if prefix is None else TopicId.from_prefix(prefix)
     if home is None or prefix is None:
@@ -442,7 +444,7 @@ def _producer(key: bytes) -> ProducerName | None:
 
 
 def _beginner(key: bytes) -> ProducerName | None:
-    """The producer that has begun the transaction with this key; None: it is another kind of row."""
+    """Return the producer that has begun the transaction with this key; None: it is another kind of row."""
     found = _producer(key[: -_POINTER.size])
     kind, name = (found.name[:1], found.name[1:-1]) if found else ("", "")
     return found._replace(name=name) if found and kind == "p" and found.name.endswith("\0") else None

@@ -139,7 +139,7 @@ class Lines:
         self._lock = Lock()
 
     def messages(self, topic: TopicMetadata) -> Line:
-        """The line of a topic's messages.
+        """Return the line of a topic's messages.
 
         Raises:
             StoreError: it could not be opened.
@@ -168,7 +168,7 @@ class Lines:
         return announced_in(self._side, generation_prefix(topic.topic.prefix, topic.generation))
 
     def payloads(self, topic: TopicMetadata, pointer: int) -> Ids:
-        """The ids of a topic's stored payloads, behind those that the transaction has.
+        """Return the ids of a topic's stored payloads, behind those that the transaction has.
 
         Only the writer of the topic's payloads asks.
 
@@ -201,7 +201,7 @@ class Lines:
             self._know(topic, pointer, hidden=False)
 
     def hides(self, topic: TopicMetadata, pointer: int) -> bool:
-        """Whether a transaction has stored payloads to which no message refers.
+        """Return whether a transaction has stored payloads to which no message refers.
 
         The store is asked once, by a transaction that began before this process did. Most have stored nothing, which
         takes one read; else all messages since its begin are searched for one that refers to it.
@@ -228,7 +228,7 @@ class Lines:
             self._unknown = max(self._known_from(), forgotten)
 
     def _known_from(self) -> int:
-        """The pointer behind which whatever is stored is known."""
+        """Return the pointer behind which whatever is stored is known."""
         if self._unknown is None:
             self._unknown = (self._clock.now_ms() + self.allowance_ms) * TX_PER_MS
         return self._unknown
@@ -238,7 +238,7 @@ class Lines:
         return self._store.payload.first(prefix, stop_key(prefix)) is not None
 
     def _is_referred_to(self, topic: TopicMetadata, pointer: int) -> bool:
-        """Whether a message takes its payloads from those of a transaction."""
+        """Return whether a message takes its payloads from those of a transaction."""
         prefix = generation_prefix(topic.topic.prefix, topic.generation)
         start: bytes | None = prefix + tail(position(max(0, transaction_ms(pointer) - self.allowance_ms)))
         while start is not None:

@@ -125,7 +125,7 @@ class Queue(ABC, Generic[R]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether there are requests that are not answered yet."""
+        """Return whether there are requests that are not answered yet."""
         return self._busy
 
     def submit(self, request: WriteRequest[R]) -> Answer[R]:
@@ -199,7 +199,9 @@ class Queue(ABC, Generic[R]):
 
     @abstractmethod
     def _is_written(self, topic: TopicMetadata, request: WriteRequest[R], last: LastRequest, *, keeps: bool) -> bool:
-        """Whether all rows of a request are there; some of them alone are taken back, unless they are to be kept."""
+        """Return whether all rows of a request are there; some of them alone are taken back, unless they are to be
+        kept.
+        """
 
     @abstractmethod
     def _answer_again(self, topic: TopicMetadata, request: WriteRequest[R], first: int) -> None:
@@ -227,7 +229,7 @@ class Queue(ABC, Generic[R]):
                 manager.end_write(cast(int, request.pointer))
 
     def _may_write(self, request: WriteRequest[R], begun: frozenset[int], now_ms: int) -> bool:
-        """Whether the transaction of a request is in progress, where that is known; answers if not.
+        """Return whether the transaction of a request is in progress, where that is known; answers if not.
 
         Args:
             begun: the identities of the requests whose transactions are.
@@ -287,7 +289,7 @@ class Queue(ABC, Generic[R]):
             request.answer.set_exception(error)
 
     def _may_be_gone(self, topic: TopicMetadata, request: WriteRequest[R], first: int, now_ms: int) -> bool:
-        """Whether rows that were written at a position may have been deleted since (rules L3, L6 and L7)."""
+        """Return whether rows that were written at a position may have been deleted since (rules L3, L6 and L7)."""
         if request.ttl_ms is not None and expires_ms(first, request.ttl_ms) <= now_ms:
             return True
         if self._context.requests.is_processed(topic, first):
@@ -319,7 +321,7 @@ class Queue(ABC, Generic[R]):
         self._context.requests.wrote([request.admitted for request in written if request.admitted is not None])
 
     def _is_late(self, request: WriteRequest[R]) -> bool:
-        """Whether a request was written after the end of its transaction, or after that was rolled back."""
+        """Return whether a request was written after the end of its transaction, or after that was rolled back."""
         manager, admitted, pointer = self._context.transactions, request.admitted, request.pointer
         if pointer is None:
             return False
@@ -328,7 +330,7 @@ class Queue(ABC, Generic[R]):
         return admitted is not None and self._context.requests.is_void(admitted.keys.producer, pointer)
 
     def _in_time(self, request: WriteRequest[R], at: int) -> bool:
-        """Whether the transaction may still write at that position; answers if not.
+        """Return whether the transaction may still write at that position; answers if not.
 
         What decides is the time the row will have, which may be ahead of the clock: the janitor relies on it that no
         row of a transaction is younger than this (rule L5).
@@ -348,7 +350,7 @@ class Queue(ABC, Generic[R]):
 
 
 def _fits(topic: TopicMetadata, request: WriteRequest[R]) -> bool:
-    """Whether the topic takes what is (or is not) published in a transaction; answers if not."""
+    """Return whether the topic takes what is (or is not) published in a transaction; answers if not."""
     wanted, pointer = topic.properties.get(TRANSACTIONS), request.pointer
     if pointer is None and not request.messages:
         said = ("A message outside a transaction has a payload.", "Send at least one.")

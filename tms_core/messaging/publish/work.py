@@ -55,7 +55,7 @@ class Answer(Generic[R]):
         self._calls: tuple[Callable[[], object], ...] = ()
 
     def done(self) -> bool:
-        """Whether it is there."""
+        """Return whether it is there."""
         return self._done
 
     def set_result(self, result: R) -> None:
@@ -77,7 +77,7 @@ class Answer(Generic[R]):
         call()
 
     def result(self, timeout_seconds: float | None = None) -> R:
-        """The result, as soon as it is there.
+        """Return the result, as soon as it is there.
 
         Raises:
             TimeoutError: it is not, after that time.
@@ -144,12 +144,12 @@ class Work:
 
     @property
     def requests(self) -> int:
-        """How many were accepted and are not answered yet."""
+        """Return how many were accepted and are not answered yet."""
         return self._requests
 
     @property
     def bytes(self) -> int:
-        """Their payloads together, and what each has beside it."""
+        """Return their payloads together, and what each has beside it."""
         return self._bytes
 
     def accept(self, size: int) -> None:
@@ -240,7 +240,7 @@ class Turns(Work):
             super().run(partial(self._write, batch))
 
     def _loop_writes(self) -> bool:
-        """Whether the loop keeps none waiting but requests that are to be written, and these not for long."""
+        """Return whether the loop keeps none waiting but requests that are to be written, and these not for long."""
         return self.quick and self.bytes <= SMALL_BYTES and self.alone is not None and self.alone(self.requests)
 
     def _write(self, batch: Batch) -> None:

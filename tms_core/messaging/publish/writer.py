@@ -124,7 +124,7 @@ class MessageWriter(Queue[RollbackRange | None]):
         return Written(answers, line.tell)
 
     def _first(self, line: Line, now_ms: int) -> int:
-        """The position to write at. If ids go on from a time that is still to come, the log says so once."""
+        """Return the position to write at. If ids go on from a time that is still to come, the log says so once."""
         first = line.ids.first(now_ms)
         ahead_ms = milliseconds(first) - now_ms
         if ahead_ms > self._context.lines.allowance_ms and not line.warned:
@@ -148,7 +148,8 @@ class MessageWriter(Queue[RollbackRange | None]):
         at: int,
         now_ms: int,
     ) -> tuple[Sequence[WriteRequest[RollbackRange | None]], dict[bytes, LastRequest], list[int] | None]:
-        """A batch in the order in which it is written from a position on, what was announced of it, and its places.
+        """Return a batch in the order in which it is written from a position on, what was announced of it, and its
+        places.
 
         What was announced is there if it is for all, by the keys of last requests; places, if they are not any.
         """
@@ -180,7 +181,7 @@ class MessageWriter(Queue[RollbackRange | None]):
         at: int,
         places: Sequence[int] | None,
     ) -> tuple[list[WriteRequest[RollbackRange | None]], list[CachedRun], int]:
-        """The requests that may be written, what each becomes from a position on, and the first one behind them.
+        """Return the requests that may be written, what each becomes from a position on, and the first one behind them.
 
         Args:
             places: where each begins; None: behind the one before.
@@ -247,7 +248,7 @@ class MessageWriter(Queue[RollbackRange | None]):
         return True
 
     def _hides_nothing(self, topic: TopicMetadata, request: WriteRequest[RollbackRange | None]) -> bool:
-        """Whether all that its transaction has stored here is published already; answers if not.
+        """Return whether all that its transaction has stored here is published already; answers if not.
 
         Readers would take its messages for all there is, and what was stored would never be seen (CDAP publishes one or
         the other in a transaction).
@@ -412,7 +413,7 @@ class PayloadWriter(Queue[None]):
 
 
 def _announced(request: WriteRequest[None], at: int) -> int:
-    """Where payloads are written: a repeated request's where they were announced before, all others at ``at``.
+    """Return where payloads are written: a repeated request's where they were announced before, all others at ``at``.
 
     A write of them that comes late from a server that has lost the lead then changes nothing.
     """
@@ -461,7 +462,7 @@ def _cells(prefix: bytes, run: CachedRun) -> list[TxCell]:
 
 
 def _present(table: KeyTable, keys: Sequence[bytes]) -> Page[list[bytes]]:
-    """Those of some keys, which follow one another, that a table has."""
+    """Return those of some keys, which follow one another, that a table has."""
     return read_all(table, KEYS, keys[0], keys[-1] + b"\0")
 
 

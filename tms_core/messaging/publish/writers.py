@@ -65,7 +65,9 @@ class Writers:
         self.payload(topic).settle()
 
     def are_busy(self, concerns: Callable[[bytes], bool]) -> bool:
-        """Whether something is still to be written to topics of which it is told that they are meant, by their keys."""
+        """Return whether something is still to be written to topics of which it is told that they are meant, by their
+        keys.
+        """
         with self._lock:
             writers: list[Queue[Any]] = [*self._messages.values(), *self._payloads.values()]
         return any(writer.is_busy and concerns(writer.topic.prefix) for writer in writers)

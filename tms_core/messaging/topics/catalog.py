@@ -81,7 +81,7 @@ class TopicRegistry:
         self.changes = 0
 
     def get(self, topic: TopicId) -> TopicMetadata:
-        """A living topic.
+        """Return a living topic.
 
         Raises:
             TopicNotFound: there is none, or it was deleted.
@@ -102,7 +102,7 @@ class TopicRegistry:
         return found
 
     def read(self, topic: TopicId) -> TopicMetadata:
-        """A living topic that has messages of its own.
+        """Return a living topic that has messages of its own.
 
         Raises:
             PartitionsChanged: they are in its partitions.
@@ -247,7 +247,7 @@ class TopicRegistry:
     def _write(
         self, topic: TopicId, row: _MetadataRow, properties: Mapping[str, str], generation: int
     ) -> TopicMetadata | None:
-        """The topic as it is now; None: another writer came first."""
+        """Return the topic as it is now; None: another writer came first."""
         value = encode_properties({**properties, _GENERATION: str(generation)})
         if not self._table.compare_and_set(topic.prefix, row.raw, value):
             return None
@@ -278,7 +278,7 @@ def _from(topic: TopicMetadata, cutoff: Cutoff) -> bytes:
 
 @remembered(4096, lambda topic: len(topic.namespace) + len(topic.topic))
 def _prefix(topic: TopicId) -> bytes:
-    """The topic's row key.
+    """Return the topic's row key.
 
     Raises:
         BadRequest: no topic can have that name (CDAP's ``EntityId``).

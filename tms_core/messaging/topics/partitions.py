@@ -67,33 +67,33 @@ class Layout(NamedTuple):
 
     @property
     def has_own(self) -> bool:
-        """Whether some messages are in the topic itself, from the time before it had partitions."""
+        """Return whether some messages are in the topic itself, from the time before it had partitions."""
         return any(not family.number for family in self.families)
 
     @property
     def is_changing(self) -> bool:
-        """Whether a family is still to be sealed."""
+        """Return whether a family is still to be sealed."""
         return any(family.sealed_ms is None for family in self.families[:-1])
 
     def members(self, family: Family) -> list[TopicId]:
-        """The topics of a family."""
+        """Return the topics of a family."""
         if not family.number:
             return [self.topic]
         start = self.topic.topic if family.number == 1 else f"{self.topic.topic}-f{family.number}"
         return [TopicId(self.topic.namespace, f"{start}-{at}") for at in range(family.partitions)]
 
     def route(self, name: str) -> TopicId:
-        """The topic of a route."""
+        """Return the topic of a route."""
         return TopicId(self.topic.namespace, f"{self.topic.topic}-{name}")
 
     @property
     def parts(self) -> list[TopicId]:
-        """All topics that are made, changed and deleted with it."""
+        """Return all topics that are made, changed and deleted with it."""
         members = [member for family in self.families for member in self.members(family)]
         return [self.route(name) for name in self.routes] + [one for one in members if one != self.topic]
 
     def before(self, part: TopicId) -> list[TopicId]:
-        """The topics that are read to their end before this one, which is a part."""
+        """Return the topics that are read to their end before this one, which is a part."""
         found: list[TopicId] = []
         for family in self.families:
             members = self.members(family)
@@ -103,7 +103,7 @@ class Layout(NamedTuple):
         return []
 
     def place(self, number: int) -> TopicId:
-        """The topic that a message is published to.
+        """Return the topic that a message is published to.
 
         Args:
             number: what :func:`number_of` says of its key, or any in turn.
@@ -147,7 +147,7 @@ def wanted(properties: Mapping[str, str]) -> PartitionsAsked:
 
 
 def layout_of(topic: TopicId, properties: Mapping[str, str]) -> Layout | None:
-    """Where the messages of a topic with these properties are; None: in the topic itself.
+    """Return where the messages of a topic with these properties are; None: in the topic itself.
 
     Raises:
         MetadataError: what the server has noted cannot be read.
@@ -167,7 +167,7 @@ def layout_of(topic: TopicId, properties: Mapping[str, str]) -> Layout | None:
 
 
 def noted(layout: Layout, routes: Mapping[str, int] | None = None) -> dict[str, str]:
-    """The properties that say where the messages of a topic are."""
+    """Return the properties that say where the messages of a topic are."""
     if routes:
         return {ROUTES: json.dumps(routes, separators=(",", ":")), FAMILIES: ROUTES}
     families = (
@@ -178,13 +178,14 @@ def noted(layout: Layout, routes: Mapping[str, int] | None = None) -> dict[str, 
 
 
 def routes_of(properties: Mapping[str, str]) -> dict[str, int]:
-    """The routes of a topic and their numbers of partitions; none where it has none."""
+    """Return the routes of a topic and their numbers of partitions; none where it has none."""
     return _routes(properties[ROUTES]) if properties.get(FAMILIES) == ROUTES else {}
 
 
 def drained_by(properties: Mapping[str, str], group: str) -> int | None:
-    """The transaction in which a group has read a sealed partition to its end, 0 if that is not known, as an older
-    version has noted it; None: it has not."""
+    """Return the transaction in which a group has read a sealed partition to its end, 0 if that is not known, as an
+    older version has noted it; None: it has not.
+    """
     groups = dict(one.split(":") for one in properties.get(DRAINED, "").split(" ") if ":" in one)
     return int(groups[group]) if group in groups else None
 

@@ -85,11 +85,11 @@ class Rules:
         self._remembered_names = remembered(_DECISIONS, _length)(self._may_use)
 
     def rights(self, principal: str, topic: TopicId) -> frozenset[str]:
-        """All that a principal may do on a topic, looked up anew: ``admin``, ``publish``, ``consume``."""
+        """Return all that a principal may do on a topic, looked up anew: ``admin``, ``publish``, ``consume``."""
         return frozenset(right for rule in self._of(principal, topic) for right in rule.can) - {Need.OBSERVE.value}
 
     def allow(self, principal: str, topic: TopicId, need: Need, name: str = "") -> bool:
-        """Whether a principal may do on a topic what takes ``need``.
+        """Return whether a principal may do on a topic what takes ``need``.
 
         Args:
             name: of the consumer or producer that it would act as; empty: of none.
@@ -100,7 +100,7 @@ class Rules:
         return bool(rights) if need is Need.ANY else need.value in rights
 
     def observes(self, principal: str) -> bool:
-        """Whether a principal may read the metrics."""
+        """Return whether a principal may read the metrics."""
         return any(Need.OBSERVE.value in rule.can for rule in self._rules if rule.principal in (principal, EVERYBODY))
 
     def _may_use(self, principal: str, topic: TopicId, need: Need, name: str) -> bool:
@@ -109,7 +109,7 @@ class Rules:
         return any(fnmatchcase(name, pattern) for names in patterns for pattern in names)
 
     def _of(self, principal: str, topic: TopicId) -> Iterator[AuthRule]:
-        """The rules that are about a principal and a topic."""
+        """Yield the rules that are about a principal and a topic."""
         for rule in self._rules:
             if rule.principal in (principal, EVERYBODY) and any(_matches(topic, pattern) for pattern in rule.topics):
                 yield rule
@@ -122,7 +122,9 @@ def _matches(topic: TopicId, pattern: str) -> bool:
 
 
 def is_principal(name: str) -> bool:
-    """Whether a name can be a principal's: visible characters, neither everybody's nor like the begin of a comment."""
+    """Return whether a name can be a principal's: visible characters, neither everybody's nor like the begin of a
+    comment.
+    """
     return 0 < len(name) <= _LONGEST and name.isprintable() and " " not in name and name[0] not in (EVERYBODY, "#")
 
 
@@ -227,11 +229,11 @@ class Gate:
             )
 
     def administered(self, principal: str, topics: Iterable[TopicId]) -> int:
-        """How many of some topics a principal may administer: those that count for its quota."""
+        """Return how many of some topics a principal may administer: those that count for its quota."""
         return sum(Need.ADMIN.value in self._rules.rights(principal, topic) for topic in topics)
 
     def visible(self, principal: str, topics: Iterable[TopicId]) -> list[TopicId]:
-        """Those of some topics on which a principal may do something."""
+        """Return those of some topics on which a principal may do something."""
         return [topic for topic in topics if self._rules.rights(principal, topic)]
 
 

@@ -109,7 +109,7 @@ class Jwt:
         return claims
 
     def _in_time(self, claims: Mapping[str, object]) -> int:
-        """When the token expires, in milliseconds.
+        """Return when the token expires, in milliseconds.
 
         Raises:
             Unauthorized: it has, it is not good yet, or its times are none.
@@ -137,7 +137,7 @@ def _milliseconds(seconds: object) -> int:
 
 
 def _keys(allowed: Collection[str], file: str, contents: bytes) -> list[_Key]:
-    """The keys of a file that can verify something."""
+    """Return the keys of a file that can verify something."""
     found = _from_jwks(file, contents) if contents.lstrip().startswith(b"{") else _from_pem(file, contents)
     keys = [_Key(key.name, key.key, [name for name in key.algorithms if name in allowed]) for key in found]
     usable = [key for key in keys if key.algorithms]
@@ -192,7 +192,7 @@ def _no_jwks(file: str) -> ConfigurationError:
 
 
 def _usable(name: str | None, key: object, only: object) -> Iterator[_Key]:
-    """The key with the algorithms of its kind, or the one it is made for; nothing, if there are none."""
+    """Yield the key with the algorithms of its kind, or the one it is made for; nothing, if there are none."""
     if isinstance(key, RSAPublicKey) and key.key_size >= _RSA_BITS:
         fitting: tuple[str, ...] = _RSA
     elif isinstance(key, EllipticCurvePublicKey):

@@ -43,7 +43,7 @@ class Quotas:
         self._uses: OrderedDict[str, _Use] = OrderedDict()
 
     def of(self, principal: str) -> AuthQuota | None:
-        """The quota of a principal; None: it has none."""
+        """Return the quota of a principal; None: it has none."""
         return self._quotas.get(principal) or self._quotas.get(_EVERYBODY)
 
     @contextmanager

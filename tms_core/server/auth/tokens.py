@@ -100,7 +100,7 @@ def token_line(principal: str, token: str) -> str:
 
 
 def _entries(file: str, contents: bytes) -> list[_Entry]:
-    """The lines of a tokens file; errors give numbers of lines, since what stands there may be a secret."""
+    """Return the lines of a tokens file; errors give numbers of lines, since what stands there may be a secret."""
     entries: list[_Entry] = []
     seen: dict[bytes, int] = {}
     for number, line in enumerate(contents.decode("utf-8", "replace").splitlines(), 1):

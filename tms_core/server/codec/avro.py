@@ -54,7 +54,7 @@ class AvroCodec:
         return PublishRequest(pointer, messages)
 
     def publish_cost(self, body: bytes) -> int:
-        """The messages, and what their objects take; an empty message takes none of its own."""
+        """Return the messages, and what their objects take; an empty message takes none of its own."""
         return len(body) + _OBJECT_BYTES * min(len(body) // 2, self._most_messages)
 
     def read_rollback(self, body: bytes) -> RollbackRange:
@@ -89,7 +89,7 @@ class AvroCodec:
         return _END + b"".join(map(_number, written))
 
     def write_messages(self, pages: Iterable[Sequence[Message]]) -> Iterator[bytes]:
-        """One array, a block for each piece; the last one carries the array's end.
+        """Yield one array, a block for each piece; the last one carries the array's end.
 
         No step here is taken message by message in Python, since this is most of what a poll costs.
         """
@@ -136,7 +136,7 @@ def _weights(lengths: list[int], size: int) -> Sequence[int]:
 
 
 def _encoded(messages: SharedList) -> bytes:
-    """The items of messages that readers share, made for the first of them."""
+    """Return the items of messages that readers share, made for the first of them."""
     if messages.encoded is None:
         lengths = list(map(len, messages.payloads))
         messages.encoded = b"".join(_items(messages.ids, lengths, messages.payloads))
@@ -144,7 +144,7 @@ def _encoded(messages: SharedList) -> bytes:
 
 
 def _items(ids: Sequence[bytes], lengths: Sequence[int], payloads: Sequence[bytes]) -> list[bytes]:
-    """The parts of some messages; a list that is filled by columns costs half of one that is by rows."""
+    """Return the parts of some messages; a list that is filled by columns costs half of one that is by rows."""
     items = [_ID_LENGTH] * (4 * len(ids))
     items[1::4] = ids
     items[2::4] = map(_LENGTHS.__getitem__, lengths)
@@ -202,7 +202,7 @@ class _Reader:
         return self.take_long() if branch == 1 else None
 
     def take_array(self, most: int) -> list[bytes]:
-        """An array of byte strings; lengths of one or two bytes are read in place, since nearly all are."""
+        """Return an array of byte strings; lengths of one or two bytes are read in place, since nearly all are."""
         found: list[bytes] = []
         add, data, total = found.append, self._data, len(self._data)
         while count := self.take_long():

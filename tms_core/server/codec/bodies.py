@@ -50,7 +50,7 @@ class Codec(Protocol):
     content_type: bytes
 
     def read_publish(self, body: bytes) -> PublishRequest:
-        """The body of ``publish`` and ``store``.
+        """Return the body of ``publish`` and ``store``.
 
         Raises:
             HTTPException: it has more messages than a request may have.
@@ -58,27 +58,31 @@ class Codec(Protocol):
         ...
 
     def publish_cost(self, body: bytes) -> int:
-        """How much memory :meth:`read_publish` takes at most, in bytes, the messages included."""
+        """Return how much memory :meth:`read_publish` takes at most, in bytes, the messages included."""
         ...
 
     def read_rollback(self, body: bytes) -> RollbackRange | int:
-        """The body of ``rollback``, which is the answer of ``publish``; or a write pointer, in JSON."""
+        """Return the body of ``rollback``, which is the answer of ``publish``; or a write pointer, in JSON."""
         ...
 
     def read_group_rollback(self, body: bytes) -> tuple[int, MessageId | None]:
-        """The body of a group's ``rollback``: whose claims are taken back, and behind which id; None: all of them."""
+        """Return the body of a group's ``rollback``: whose claims are taken back, and behind which id; None: all of
+        them.
+        """
         ...
 
     def read_poll(self, body: bytes) -> FetchRequest:
-        """The body of ``poll``."""
+        """Return the body of ``poll``."""
         ...
 
     def write_published(self, written: RollbackRange) -> bytes:
-        """The answer of a transactional ``publish``."""
+        """Return the answer of a transactional ``publish``."""
         ...
 
     def write_messages(self, pages: Iterable[Sequence[Message]]) -> Iterator[bytes]:
-        """The answer of ``poll``, in pieces of about :data:`CHUNK_BYTES`, at least one; empty for an empty page."""
+        """Return the answer of ``poll``, in pieces of about :data:`CHUNK_BYTES`, at least one; empty for an empty
+        page.
+        """
         ...
 
 
@@ -90,7 +94,7 @@ def too_many(most_messages: int) -> HTTPException:
 
 
 def message_id(data: bytes) -> MessageId:
-    """The id a fetch begins at; of more than 20 bytes the first count, as in CDAP."""
+    """Return the id a fetch begins at; of more than 20 bytes the first count, as in CDAP."""
     try:
         return MessageId.parse(data[:_ID_BYTES])
     except FormatError as error:
@@ -98,7 +102,7 @@ def message_id(data: bytes) -> MessageId:
 
 
 def transaction(data: bytes) -> Transaction:
-    """A transaction from the bytes that CDAP's clients send: a Thrift struct (Tephra's ``TransactionCodec``)."""
+    """Return a transaction from the bytes that CDAP's clients send: a Thrift struct (Tephra's ``TransactionCodec``)."""
     try:
         return decode_transaction(data)
     except FormatError as error:

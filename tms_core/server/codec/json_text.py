@@ -112,7 +112,7 @@ class JsonCodec:
         return json.dumps({"transactionWritePointer": str(pointer), "rollbackRange": rows}).encode()
 
     def write_messages(self, pages: Iterable[Sequence[Message]]) -> Iterator[bytes]:
-        """One array."""
+        """Yield one array."""
         parts, size, mark = ["["], 1, ""
         for page in pages:
             if not page:
@@ -130,7 +130,9 @@ class JsonCodec:
 
 
 def read_properties(body: bytes) -> dict[str, str]:
-    """A topic's properties; numbers and truth values count as the text they were written in, as CDAP's Gson has it."""
+    """Return a topic's properties; numbers and truth values count as the text they were written in, as CDAP's Gson has
+    it.
+    """
     if not body.strip():
         return {}
     given = _parse(body, parse_int=str, parse_float=str)
@@ -143,13 +145,13 @@ def read_properties(body: bytes) -> dict[str, str]:
 
 
 def read_position(body: bytes) -> MessageId:
-    """How far a consumer has read: ``{"position": "40 hex digits"}``."""
+    """Return how far a consumer has read: ``{"position": "40 hex digits"}``."""
     given = _object(body, {"position"})
     return _id("position", given.get("position"))
 
 
 def read_registration(body: bytes) -> tuple[UUID, dict[int, TransactionOutcome]]:
-    """Which instance of a producer is registered, and how transactions have ended.
+    """Return which instance of a producer is registered, and how transactions have ended.
 
     ``{"instance": "a UUID", "ended": {"170…": "committed", "171…": "aborted"}}``
     """

@@ -218,7 +218,7 @@ class MessageFence(TableFence):
             raise undecided() from error
 
     def _gaps(self, term: Term, prefix: bytes) -> Gaps:
-        """The gaps of a generation in a term, settled before."""
+        """Return the gaps of a generation in a term, settled before."""
         if (known := self._seals.known(term, prefix)) is not None:
             return known
         with self._settling(prefix, term) as confirm:
@@ -311,7 +311,7 @@ def _only(items: Any, is_shown: Callable[[bytes], bool]) -> Any:
 
 
 def _position(key: bytes) -> int:
-    """Where a row lies on its generation's line."""
+    """Return where a row lies on its generation's line."""
     return int.from_bytes(key[-MESSAGE_TAIL_BYTES:], "big")
 
 
@@ -331,12 +331,12 @@ def _pieces(rows: Sequence[tuple[bytes, V]]) -> Iterator[Sequence[tuple[bytes, V
 
 
 def _about(key: bytes) -> bytes:
-    """The topic that a row of the side table is about: its key behind the byte that says what kind it is."""
+    """Return the topic that a row of the side table is about: its key behind the byte that says what kind it is."""
     return key[1:]
 
 
 def _generation(key: bytes) -> bytes | None:
-    """The start of the rows of a key's generation; None where it has none."""
+    """Return the start of the rows of a key's generation; None where it has none."""
     prefix = topic_prefix(key)
     if prefix is None or len(key) < len(prefix) + GENERATION_BYTES:
         return None

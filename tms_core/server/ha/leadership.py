@@ -79,28 +79,28 @@ class Leadership:
 
     @property
     def leads(self) -> bool:
-        """Whether this server leads now; cheap."""
+        """Return whether this server leads now; cheap."""
         return not self._ending and self._runs
 
     @property
     def holds(self) -> bool:
-        """Whether this server has the lease, when last looked."""
+        """Return whether this server has the lease, when last looked."""
         return self._lease.held
 
     @property
     def leader(self) -> LeaseRecord | None:
-        """Another server that leads, when last looked; None: there is none, or it is this one."""
+        """Return another server that leads, when last looked; None: there is none, or it is this one."""
         seen = self._lease.seen
         return None if self._lease.held or seen is None or not seen.holder else seen
 
     @property
     def fence(self) -> int:
-        """The number of the term that runs, when last looked; 0: none ever did."""
+        """Return the number of the term that runs, when last looked; 0: none ever did."""
         seen = self._lease.seen
         return self._lease.fence or (seen.fence if seen else 0)
 
     def term(self) -> Term:
-        """The term that runs.
+        """Return the term that runs.
 
         Raises:
             Unavailable: this server does not lead.
@@ -111,11 +111,11 @@ class Leadership:
         return term
 
     def is_still(self, term: Term) -> bool:
-        """Whether a term has not ended; while the lead is handed back, it goes on for what has begun in it."""
+        """Return whether a term has not ended; while the lead is handed back, it goes on for what has begun in it."""
         return self._term is term and self._runs
 
     def tenure(self) -> Callable[[], bool]:
-        """Whether this server has had the lease since now, and no other one; asked before a term begins.
+        """Return whether this server has had the lease since now, and no other one; asked before a term begins.
 
         Raises:
             Unavailable: it does not have it.
@@ -309,7 +309,7 @@ class Watch:
 
 
 def not_leading() -> Unavailable:
-    """The error that a server that does not lead answers every request with."""
+    """Return the error that a server that does not lead answers every request with."""
     return Unavailable("This server does not lead now.", "Try again in some seconds.")
 
 

@@ -144,7 +144,7 @@ class SideStorage:
         return found
 
     def log(self, timestamp_ms: int) -> SideLog:
-        """The log from here on, of what happens after the snapshot of that time."""
+        """Return the log from here on, of what happens after the snapshot of that time."""
         self._begun = (timestamp_ms, self._next)
         self._log = SideLog(self._side, self._next, self._still)
         return self._log
@@ -175,7 +175,7 @@ class SideStorage:
 
     @property
     def _next(self) -> int:
-        """The number of the next cell, of those this manager writes."""
+        """Return the number of the next cell, of those this manager writes."""
         return self._free if self._log is None else self._log.next
 
     def _taken_over(self, value: bytes | None) -> tuple[Recovered, int]:
@@ -194,7 +194,7 @@ class SideStorage:
         return Recovered(self._snapshot(root), _edits(cells), root.taken_ms), free
 
     def _ended(self, first: int) -> tuple[list[bytes], int]:
-        """The cells of the log, behind which its writer can put no more, and the first number behind ours."""
+        """Return the cells of the log, behind which its writer can put no more, and the first number behind ours."""
         cells: list[bytes] = []
         ours = _TAKEN_OVER + secrets.token_bytes(_NAME_BYTES)
         while True:
@@ -298,7 +298,7 @@ def deposed() -> StorageElsewhere:
 
 
 def _edits(cells: Sequence[bytes]) -> Iterator[Edit]:
-    """The edits in cells; the last one counts only if its manager wrote all of it."""
+    """Yield the edits in cells; the last one counts only if its manager wrote all of it."""
     # Who takes over keeps a snapshot before it writes an edit, so what counts is all of one manager.
     data = b"".join(cell[1:] for cell in cells if cell.startswith(_EDITS))
     at = 0

@@ -63,7 +63,7 @@ class HaMember:
 
     @property
     def is_alone(self) -> bool:
-        """Whether it leads before anything else is begun."""
+        """Return whether it leads before anything else is begun."""
         return self._advertise is None
 
     def begin(self, service: MessagingService, port: int = 0, manager: SharedManager | None = None) -> None:
@@ -118,7 +118,7 @@ def on_hbase(
 
 
 def _ordinal(wanted: LeaderSettings, name: str) -> int:
-    """Which of the servers this is: as configured, or by the number at the end of its host's name."""
+    """Return which of the servers this is: as configured, or by the number at the end of its host's name."""
     found = re.search(r"-(\d{1,4})$", name)
     if wanted.slots == 1 or wanted.ordinal is not None:
         return wanted.ordinal or 0
@@ -131,6 +131,6 @@ def _ordinal(wanted: LeaderSettings, name: str) -> int:
 
 
 def _with_port(url: str, port: int) -> str:
-    """A URL that names this port if it says 0."""
+    """Return a URL that names this port if it says 0."""
     scheme, host, said = urlsplit(url).scheme, urlsplit(url).netloc.rpartition(":")[0], urlsplit(url).port
     return f"{scheme}://{host}:{said or port}"

@@ -55,7 +55,7 @@ class Slots:
         self.leaderships = tuple(leaderships)
 
     def number(self, key: bytes) -> int:
-        """The slot of a key that begins with a topic's name (``namespace:topic:``); 0 for any other."""
+        """Return the slot of a key that begins with a topic's name (``namespace:topic:``); 0 for any other."""
         if len(self.leaderships) == 1:
             return 0
         prefix = topic_prefix(key)
@@ -66,7 +66,7 @@ class Slots:
         return self.leaderships[self.number(key)]
 
     def divided(self, items: Sequence[T], key: Callable[[T], bytes]) -> Iterator[list[T]]:
-        """The items of each slot, in the order they had."""
+        """Yield the items of each slot, in the order they had."""
         parts: dict[int, list[T]] = {}
         for item in items:
             parts.setdefault(self.number(key(item)), []).append(item)
@@ -74,12 +74,12 @@ class Slots:
 
     @property
     def led(self) -> int:
-        """How many slots this server leads."""
+        """Return how many slots this server leads."""
         return sum(leadership.leads for leadership in self.leaderships)
 
 
 def slot_of(prefix: bytes, slots: int) -> int:
-    """The slot of a topic.
+    """Return the slot of a topic.
 
     Args:
         prefix: the start of its keys, ``namespace:topic:``.
@@ -187,7 +187,7 @@ class Rota:
         self._say_what_is_lacking()
 
     def _may_lead(self, prepare: Callable[[int], bool], slot: int) -> bool:
-        """Whether a term of a slot may begin: its lease is held, and the number of slots is still this one."""
+        """Return whether a term of a slot may begin: its lease is held, and the number of slots is still this one."""
         try:
             agreed = self._agreement.holds()
         except StoreError as error:
@@ -196,7 +196,7 @@ class Rota:
         return agreed and prepare(slot)
 
     def _is_back(self, ordinal: int, rows: dict[bytes, bytes]) -> bool:
-        """Whether a server has said since the last look that it lacks one of its slots."""
+        """Return whether a server has said since the last look that it lacks one of its slots."""
         said = rows.get(_row(self._wanted.slots, ordinal, lacking=True))
         former = self._lacking.get(ordinal, said)
         self._lacking[ordinal] = said
@@ -226,12 +226,12 @@ class Agreement:
         self._told = ""
 
     def holds(self) -> bool:
-        """Whether the number of slots is the one that was configured, as of now."""
+        """Return whether the number of slots is the one that was configured, as of now."""
         slots, changes = _said(self._cell.lease())
         return (slots, changes) == (self._wanted.slots, False)
 
     def reached(self) -> bool:
-        """Whether all servers have this number of slots from now on; False: ask again in a moment.
+        """Return whether all servers have this number of slots from now on; False: ask again in a moment.
 
         Raises:
             StoreError: the store failed.
@@ -308,7 +308,7 @@ class Agreement:
 
 
 def _row(slots: int, number: int, *, lacking: bool = False) -> bytes:
-    """The key of a slot's lease; or of the server with that ordinal, where it says what it is lacking."""
+    """Return the key of a slot's lease; or of the server with that ordinal, where it says what it is lacking."""
     if lacking:
         return _LEASES + bytes([slots]) + _LACKING + number.to_bytes(2, "big")
     return _LEASES if slots == 1 else _LEASES + bytes([slots, number])
@@ -319,7 +319,7 @@ def _lease(side: SideTable, slots: int, slot: int, holder: str, seconds: int, cl
 
 
 def _said(value: bytes | None) -> tuple[int, bool]:
-    """How many slots there are, and whether that is being changed."""
+    """Return how many slots there are, and whether that is being changed."""
     record = LeaseRecord.parse(value)
     said = None if record is None else _SAID.fullmatch(record.holder)
     return (1, False) if said is None else (int(said[1]), said[2] is not None)

@@ -75,7 +75,7 @@ class Gaps:
 
     @classmethod
     def of(cls, spans: Iterable[PositionRange]) -> Gaps:
-        """All positions of some spans that may overlap."""
+        """Return all positions of some spans that may overlap."""
         joined: list[PositionRange] = []
         for first, stop in sorted(spans):
             if joined and first <= joined[-1].stop:
@@ -95,11 +95,11 @@ class Gaps:
 
     @property
     def end(self) -> int:
-        """The first position behind all of them; 0 without any."""
+        """Return the first position behind all of them; 0 without any."""
         return self.spans[-1].stop if self.spans else 0
 
     def hides(self, at: int) -> bool:
-        """Whether a row at a position is not to be seen."""
+        """Return whether a row at a position is not to be seen."""
         index = bisect_right(self.spans, at, key=lambda span: span.first)
         return index > 0 and at < self.spans[index - 1].stop
 
@@ -154,7 +154,7 @@ class Seals:
         self._lock = Lock()
 
     def known(self, term: Term, prefix: bytes) -> Gaps | None:
-        """The gaps of a generation; None: they are to be settled first."""
+        """Return the gaps of a generation; None: they are to be settled first."""
         sealed = self._of(prefix)
         return sealed.gaps if sealed.term is term and sealed.undecided is None else None
 
@@ -199,7 +199,7 @@ class Seals:
         self._of(prefix).hidden = None
 
     def is_undecided(self, prefix: bytes) -> bool:
-        """Whether it is to be decided what a failed write has left."""
+        """Return whether it is to be decided what a failed write has left."""
         return self._of(prefix).undecided is not None
 
     def _of(self, prefix: bytes) -> _Sealed:
@@ -241,7 +241,7 @@ class Seals:
         sealed.gaps = self._written(prefix, raw, gaps)
 
     def _read(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> bytes | None:
-        """The gaps as they stand there; another server that leads has not sealed the generation before that."""
+        """Return the gaps as they stand there; another server that leads has not sealed the generation before that."""
         raw = self._side.get(_GAPS + prefix)
         confirm(term)
         return raw
@@ -254,7 +254,7 @@ class Seals:
         return gaps
 
     def _empty(self, prefix: bytes, former: LeaseRecord, end: int) -> list[PositionRange]:
-        """Where the former leader may have given ids, and there is no row; it gave none before ``end`` lately."""
+        """Return where the former leader may have given ids, and there is no row; it gave none before ``end`` lately."""
         now_ms = self._clock.now_ms()
         free = first_free(partial(self._table.read, KEYS), prefix, now_ms)
         last_ms = min(former.renewed_ms + former.seconds * 1000, now_ms + _CLOCKS_MS)
@@ -272,7 +272,7 @@ class Seals:
         return found
 
     def _needed(self, prefix: bytes, spans: Iterable[PositionRange], kept_ms: int) -> list[PositionRange]:
-        """Those gaps that are younger than so many milliseconds, or have rows."""
+        """Return those gaps that are younger than so many milliseconds, or have rows."""
         since = position(max(0, self._clock.now_ms() - kept_ms))
         table = self._table
         return [
@@ -289,6 +289,6 @@ def _between(span: PositionRange, present: Sequence[int]) -> list[PositionRange]
 
 
 def positions(prefix: bytes, keys: Sequence[bytes]) -> list[int]:
-    """The positions of those keys that are rows of ours."""
+    """Return the positions of those keys that are rows of ours."""
     size = len(prefix) + MESSAGE_TAIL_BYTES
     return [int.from_bytes(key[-MESSAGE_TAIL_BYTES:], "big") for key in keys if len(key) == size]

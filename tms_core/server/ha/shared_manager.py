@@ -90,7 +90,7 @@ class SharedManager:
         self._storage.address = address
 
     def ready(self) -> bool:
-        """Whether the manager has taken over, so that a term may begin; False: ask again in a moment."""
+        """Return whether the manager has taken over, so that a term may begin; False: ask again in a moment."""
         if self._closed:
             return False
         if self._beginning is None:
@@ -142,7 +142,7 @@ class SharedManager:
         return still
 
     def _found(self) -> OtherService:
-        """The leader's service, which is looked for again from time to time."""
+        """Return the leader's service, which is looked for again from time to time."""
         with self._lock:
             now_ms = self._clock.running_ms()
             if self._other is not None and now_ms - self._looked_ms < LOOK_SECONDS * 1000:
@@ -234,7 +234,7 @@ class OtherService:
 
 
 def _is_refused(answer: bytes) -> bool:
-    """Whether the service has not even looked at the call."""
+    """Return whether the service has not even looked at the call."""
     if len(answer) > _SHORT_BYTES:
         return False
     found = wire.read_message(answer)

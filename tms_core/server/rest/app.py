@@ -114,7 +114,7 @@ _TOPIC = _TOPICS + "/{topic}"
 def make_app(
     site: Site, *, loopback: bool = True, access_log: bool = False, forwarder: Forwarder | None = None
 ) -> ASGIApp:
-    """The application.
+    """Return the application.
 
     Args:
         loopback: whether it listens on a loopback address, where requests under another name are refused.
@@ -130,7 +130,7 @@ def make_app(
 
 
 def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
-    """The routes as one application; as in CDAP, one slash at the end of a path does not count.
+    """Return the routes as one application; as in CDAP, one slash at the end of a path does not count.
 
     Args:
         routes: the first that fits has a request; one that fits but for its method answers 405.
@@ -147,7 +147,7 @@ def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
 
 
 def routes(site: Site) -> list[GuardedRoute]:
-    """All there is to ask for, and what that needs."""
+    """Return all there is to ask for, and what that needs."""
     topics, consumers, producers, about = TopicRoutes(site), Consumers(site), ProducerRoutes(site), _About(site)
     return [
         GuardedRoute(f"{_TOPIC}/publish", Publish(site), "publish", {"POST": Need.PUBLISH}),
@@ -199,7 +199,7 @@ class GuardedRoute:
     needs: Mapping[str, Need]
 
     def behind(self, gate: Gate | None) -> Route:
-        """The route itself; without a gate everybody may do everything."""
+        """Return the route itself; without a gate everybody may do everything."""
         return _Route(self) if gate is None else _GuardedRoute(self, gate)
 
 
@@ -264,7 +264,7 @@ async def identified(gate: Gate, scope: Scope) -> str:
 
 
 def known_only(app: ASGIApp, gate: Gate | None) -> ASGIApp:
-    """An application that answers only those who prove who they are."""
+    """Return an application that answers only those who prove who they are."""
     if gate is None:
         return app
 
@@ -354,7 +354,7 @@ class Door:
 
 
 def address_of(scope: Scope) -> str:
-    """Where a request's connection comes from; of one that another server passed on, that server's."""
+    """Return where a request's connection comes from; of one that another server passed on, that server's."""
     client = scope.get("client")
     return "" if client is None else str(client[0])
 

@@ -43,7 +43,7 @@ class Disconnected(Exception):
 
 
 async def read_body(headers: Headers, receive: Receive, limit: BodyLimit, share: Share) -> bytes:
-    """The whole body as it was sent.
+    """Return the whole body as it was sent.
 
     Raises:
         HTTPException: it is larger than ``limit``, or compressed in a way that is not served.
@@ -74,17 +74,19 @@ async def read_body(headers: Headers, receive: Receive, limit: BodyLimit, share:
 
 
 def unpacked_bytes(size: int, limit: BodyLimit) -> int:
-    """How large a body of so many packed bytes may become, within a limit, and twice that while it is put together."""
+    """Return how large a body of so many packed bytes may become, within a limit, and twice that while it is put
+    together.
+    """
     return _HELD * min(_GZIP_RATIO * size, limit.bytes + 1)
 
 
 def is_packed(headers: Headers) -> bool:
-    """Whether the body is compressed."""
+    """Return whether the body is compressed."""
     return headers.get(b"content-encoding", b"identity").lower() != b"identity"
 
 
 def unpacked(body: bytes, limit: BodyLimit) -> bytes:
-    """A body as it was before it was compressed.
+    """Return a body as it was before it was compressed.
 
     Raises:
         BadRequest: it is no gzip, though it should be, or cut short.
@@ -108,7 +110,7 @@ def _too_large(limit: BodyLimit) -> HTTPException:
 
 
 def accepts_gzip(headers: Headers) -> bool:
-    """Whether the client reads gzip (``Accept-Encoding``)."""
+    """Return whether the client reads gzip (``Accept-Encoding``)."""
     offered = headers.get(b"accept-encoding", b"")
     for part in offered.lower().split(b","):
         name, _, parameter = part.partition(b";")

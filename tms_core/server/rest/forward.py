@@ -84,7 +84,7 @@ class Forwarder:
         self._opened: AsyncExitStack | None = None
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """An application that answers by itself what this server leads."""
+        """Return an application that answers by itself what this server leads."""
 
         async def forwarding(scope: Scope, receive: Receive, send: Send) -> None:
             leadership = self._slots.of(_topic(scope["path"]))
@@ -97,7 +97,7 @@ class Forwarder:
         return forwarding
 
     def living(self, app: ASGIApp) -> ASGIApp:
-        """An application whose connections to the leader live as long as its event loop (ASGI's lifespan)."""
+        """Return an application whose connections to the leader live as long as its event loop (ASGI's lifespan)."""
 
         async def alive(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "lifespan":
@@ -147,7 +147,7 @@ class Forwarder:
 
 
 def _topic(path: str) -> bytes:
-    """The start of the keys of the topic that a path names; nothing where it names none."""
+    """Return the start of the keys of the topic that a path names; nothing where it names none."""
     # /v1/namespaces/{namespace}/topics/{topic}…
     parts = path.split("/", 6)
     return f"{parts[3]}:{parts[5]}:".encode("utf-8", "replace") if len(parts) > 5 else b""

@@ -34,7 +34,7 @@ _ID: Document = {"type": "string", "pattern": "^[0-9a-fA-F]{40}$"}
 
 
 def _record(required: list[str] | None = None, /, **properties: Document) -> Document:
-    """An object with these fields; all are required unless it is said which."""
+    """Return an object with these fields; all are required unless it is said which."""
     wanted = list(properties) if required is None else required
     return {"type": "object", "properties": properties, "required": wanted, "additionalProperties": False}
 
@@ -227,7 +227,7 @@ def _operation(
 
 
 def _body(name: str, *, avro: bool = True) -> Document:
-    """A body in JSON, or in one of the two languages."""
+    """Return a body in JSON, or in one of the two languages."""
     content: Document = {"application/json": {"schema": _is(name)}}
     return {"required": True, "content": content | ({"avro/binary": {}} if avro else {})}
 
@@ -411,7 +411,7 @@ def _messages() -> Document:
 
 
 def _secured(paths: Document) -> Document:
-    """The same paths, of a server that asks for tokens everywhere but at ``/ping``."""
+    """Return the same paths, of a server that asks for tokens everywhere but at ``/ping``."""
     refusals = {str(code): {"description": _REFUSALS[code], "content": {"text/plain": {}}} for code in _REFUSALS}
     return {
         path: {
@@ -425,7 +425,7 @@ def _secured(paths: Document) -> Document:
 
 
 def openapi(*, secured: bool = False) -> Document:
-    """The document.
+    """Return the document.
 
     Args:
         secured: whether the server asks who one is.

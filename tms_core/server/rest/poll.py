@@ -83,7 +83,7 @@ class Poll(SiteRoute):
                     await polling.stream(made, receive, send)
 
     def _limited(self, request: FetchRequest) -> FetchRequest:
-        """A request within the server's own limits (``server.poll_limit``)."""
+        """Return a request within the server's own limits (``server.poll_limit``)."""
         most = self._site.poll_limit
         messages = min(request.limit, most.messages or request.limit)
         size = most.bytes or LONG_MAX
@@ -125,7 +125,8 @@ class _Polling:
         return [*headers, (WAITED, b"true")] if self.waited else headers
 
     async def begin(self, scope: Scope, receive: Receive) -> list[bytes]:
-        """The first pieces: all of a short answer, and as soon as there is something to wait for, some of a long one.
+        """Return the first pieces: all of a short answer, and as soon as there is something to wait for, some of a long
+        one.
 
         Raises:
             Disconnected: the client is gone.
@@ -225,7 +226,7 @@ class _Polling:
         return self._first()
 
     def _step(self) -> list[bytes]:
-        """The next pieces; there may be none yet."""
+        """Return the next pieces; there may be none yet."""
         until = time.monotonic() + STEP_SECONDS
         made: list[bytes] = []
         size = 0
@@ -269,7 +270,7 @@ def _look(scope: Scope, gone: asyncio.Future[object]) -> None:
 
 
 def _waits(headers: Headers, request: FetchRequest) -> FetchRequest:
-    """A request with the wait that its header asks for.
+    """Return a request with the wait that its header asks for.
 
     Raises:
         BadRequest: that is no number of seconds that a poll may wait.

@@ -110,7 +110,7 @@ class Rollback(SiteRoute):
 
 
 def _ttl(headers: Headers, given: int | None) -> int | None:
-    """The ttl of these messages: the header's, which goes beside CDAP's bytes, or that of the body.
+    """Return the ttl of these messages: the header's, which goes beside CDAP's bytes, or that of the body.
 
     Raises:
         BadRequest: both are given, or the header's is no number.

@@ -98,7 +98,7 @@ class Waiting:
 
     @property
     def polls(self) -> int:
-        """How many wait."""
+        """Return how many wait."""
         return len(self._wakes)
 
     @contextmanager
@@ -186,7 +186,7 @@ class Site:
         object.__setattr__(self, "_codecs", {codec.content_type: codec for codec in codecs})
 
     def codec(self, headers: Headers) -> Codec:
-        """The language of a request.
+        """Return the language of a request.
 
         Raises:
             BadRequest: it is none of ours. For CDAP's it has to be named exactly, as CDAP has it.
@@ -208,7 +208,7 @@ class Site:
         limit: BodyLimit | None = None,
         cost: Callable[[bytes], int] = len,
     ) -> T:
-        """A request's body as values.
+        """Return a request's body as values.
 
         Args:
             share: what the request takes of the memory; it grows with the body, and with what becomes of it.
@@ -237,13 +237,13 @@ class Site:
             return await self.in_thread(decode, body)
 
     async def body_of(self, request: Request, decode: Callable[[bytes], T], limit: BodyLimit) -> T:
-        """A small body as values."""
+        """Return a small body as values."""
         with self.memory.share(abort_of(request.scope)) as share:
             return await self.read(headers_of(request.scope), request.receive, decode, share, limit=limit)
 
     @property
     def poll_body(self) -> BodyLimit:
-        """How large the body of a poll may be."""
+        """Return how large the body of a poll may be."""
         # As many as were there when the transaction began may be gone by now, but not all that many.
         by_list = _POLL_BYTES + _ID_BYTES * (self.present_ids() * 11 // 10)
         by_setting = min(_POLL_BYTES + _ID_BYTES * self.transaction_ids, self.max_request_bytes)
@@ -267,13 +267,13 @@ class SiteRoute:
 
 
 def json_name(content_type: bytes) -> bytes:
-    """A content type without what may follow JSON's (``; charset=utf-8``)."""
+    """Return a content type without what may follow JSON's (``; charset=utf-8``)."""
     name, _, _ = content_type.lower().partition(b";")
     return name.strip() if name.strip() == JsonCodec.content_type else b""
 
 
 def topic_of(scope: Scope) -> TopicId:
-    """The topic a request is about.
+    """Return the topic a request is about.
 
     Raises:
         BadRequest: its name is none.
@@ -284,7 +284,7 @@ def topic_of(scope: Scope) -> TopicId:
 
 @remembered(4096)
 def named_topic(namespace: str, topic: str) -> TopicId:
-    """A topic by its two names.
+    """Return a topic by its two names.
 
     Raises:
         BadRequest: one of them is no name.
@@ -333,6 +333,6 @@ async def answer(
 
 
 def headers_of(scope: Scope) -> Headers:
-    """A request's headers by their names in lower case; of two with one name the last."""
+    """Return a request's headers by their names in lower case; of two with one name the last."""
     found: dict[Any, Any] = dict(scope["headers"])
     return found

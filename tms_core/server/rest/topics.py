@@ -125,7 +125,7 @@ class Consumers(SiteRoute):
         return Response()
 
     def _shown(self, topic: TopicId, name: str) -> dict[str, Any]:
-        """A consumer's position, the claims it has open, and what it was given and has not processed."""
+        """Return a consumer's position, the claims it has open, and what it was given and has not processed."""
         consumers = self._site.service.consumers
         found, claims = consumers.get(topic, name), consumers.claims(topic, name)
         shown: dict[str, Any] = {"position": str(found.id)}
@@ -154,7 +154,7 @@ class Consumers(SiteRoute):
 
 
 def _forces(request: Request) -> bool:
-    """Whether something is to be done although claims are open."""
+    """Return whether something is to be done although claims are open."""
     said = request.headers.get(FORCE, "false").lower()
     if said not in ("true", "false"):
         raise BadRequest("X-TMS-Force: this is neither true nor false.", "Send true, or leave it out.")

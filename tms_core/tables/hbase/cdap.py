@@ -96,7 +96,7 @@ class CdapWatch:
 
 
 def observers(table: str, attributes: Mapping[str, str]) -> Iterator[str]:
-    """The observers of CDAP's or Tephra's that a table carries, each as a sentence with the next step."""
+    """Yield the observers of CDAP's or Tephra's that a table carries, each as a sentence with the next step."""
     for name, value in sorted(attributes.items()):
         java_class = value.partition("|")[2].partition("|")[0].strip()
         if _ENTRY.fullmatch(name) and _THEIRS.match(java_class):
@@ -108,7 +108,7 @@ def observers(table: str, attributes: Mapping[str, str]) -> Iterator[str]:
 
 
 def last_pruned_ms(state: HBaseRows, since_ms: int) -> int | None:
-    """When Tephra's pruning last wrote to its state table; None: not since a moment, or there is no such table.
+    """Return when Tephra's pruning last wrote to its state table; None: not since a moment, or there is no such table.
 
     Args:
         since_ms: what was written before does not count.

@@ -249,7 +249,9 @@ def _metadata(row: Row) -> bytes | None:
 
 
 def _pointer(row: Row) -> int | None:
-    """A row's write pointer, as CDAP reads it: the first eight bytes of its cell; None if it has no cell of so many."""
+    """Return a row's write pointer, as CDAP reads it: the first eight bytes of its cell; None if it has no cell of so
+    many.
+    """
     cell = row.columns.get(POINTER_COLUMN)
     if cell is None or len(cell.value) < _POINTER_BYTES:
         return None
@@ -257,7 +259,7 @@ def _pointer(row: Row) -> int | None:
 
 
 def _message(row: Row) -> MessageValue | None:
-    """A row's value; None where CDAP fails: it has neither cell, or a pointer that is cut short."""
+    """Return a row's value; None where CDAP fails: it has neither cell, or a pointer that is cut short."""
     pointer, payload = _pointer(row), row.columns.get(PAYLOAD_COLUMN)
     if pointer is None and (payload is None or POINTER_COLUMN in row.columns):
         return None
@@ -265,7 +267,7 @@ def _message(row: Row) -> MessageValue | None:
 
 
 def _cells(value: MessageValue) -> dict[bytes, bytes | None]:
-    """A row's cells, as CDAP writes them.
+    """Return a row's cells, as CDAP writes them.
 
     Raises:
         ValueError: neither pointer nor payload; such a message does not exist.

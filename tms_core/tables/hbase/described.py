@@ -57,7 +57,7 @@ class TableSettings:
 
     @property
     def hindering(self) -> dict[str, str]:
-        """The settings that hinder a sweep, as they are."""
+        """Return the settings that hinder a sweep, as they are."""
         return {
             name: value
             for name, needed in NEEDED.items()
@@ -68,7 +68,7 @@ class TableSettings:
 def described(
     pool: HBasePool, admin: HBasePool | None, namespace: str, table: TableName, clock: Clock
 ) -> TableSettings:
-    """A table of CDAP's as it is.
+    """Return a table of CDAP's as it is.
 
     Args:
         pool: connections to Thrift 1 servers.

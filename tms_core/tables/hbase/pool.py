@@ -119,7 +119,7 @@ class HBasePool:
         )
 
     def call(self, name: str, *args: Any) -> Any:
-        """One call that may be repeated.
+        """Return one call that may be repeated.
 
         Raises:
             StoreError: as :meth:`ThriftConnection.call`.
@@ -182,7 +182,7 @@ class HBasePool:
             self._drop(entry.server, entry.wire)
 
     def _reused(self) -> tuple[_ThriftServer, ThriftConnection] | None:
-        """A connection that rested and is well; what is not well any more is closed on the way."""
+        """Return a connection that rested and is well; what is not well any more is closed on the way."""
         while True:
             now_ms = self._clock.running_ms()
             with self._lock:
@@ -195,7 +195,7 @@ class HBasePool:
             self._drop(entry.server, entry.wire)
 
     def _opened(self) -> tuple[_ThriftServer, ThriftConnection]:
-        """A new connection to the server that has the fewest, or to the next one if that cannot be reached."""
+        """Return a new connection to the server that has the fewest, or to the next one if that cannot be reached."""
         failure: StoreUnavailable | None = None
         for server in self._by_preference():
             try:

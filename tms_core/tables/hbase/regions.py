@@ -111,7 +111,9 @@ class Regions:
             self._count_again_at.pop(start, None)
 
     def holding(self, row: bytes) -> str:
-        """The name of the region that has a row now, whether the row is there or not; written as HBase writes it."""
+        """Return the name of the region that has a row now, whether the row is there or not; written as HBase writes
+        it.
+        """
         regions = sorted(self._read(), key=lambda region: bytes(region["start_key"]))
         name: bytes = [region["name"] for region in regions if region["start_key"] <= row][-1]
         return "".join(chr(byte) if 0x20 <= byte < 0x7F else f"\\x{byte:02X}" for byte in name)
@@ -142,7 +144,7 @@ class Regions:
 
 
 def _by_region(starts: list[bytes], rows: Sequence[bytes]) -> Counter[bytes]:
-    """How many rows each region has; rows of one batch mostly share one."""
+    """Return how many rows each region has; rows of one batch mostly share one."""
     first, last = (bisect_right(starts, row) - 1 for row in (min(rows), max(rows)))
     if first == last:
         return Counter({starts[first]: len(rows)})

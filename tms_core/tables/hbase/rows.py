@@ -131,12 +131,12 @@ class HBaseRows:
         return self.pool.run(lambda connection: work(connection.table(self.name)))
 
     def get(self, row: bytes) -> Cells:
-        """One whole row; empty where there is none."""
+        """Return one whole row; empty where there is none."""
         found: Cells = self.ask(lambda table: table.row(row, include_timestamp=True))
         return found
 
     def get_many(self, rows: list[bytes]) -> list[tuple[bytes, Cells]]:
-        """The whole rows among these that are there."""
+        """Return the whole rows among these that are there."""
         found: list[tuple[bytes, Cells]] = self.ask(lambda table: table.rows(rows, include_timestamp=True))
         return found
 
@@ -147,7 +147,7 @@ class HBaseRows:
         return self.pool.run(lambda connection: self._fetch(connection, start, stop, limit, query))
 
     def salts(self, start: bytes | None = b"") -> list[int]:
-        """The first bytes that rows from ``start`` on have, found by seeking from each to the next."""
+        """Return the first bytes that rows from ``start`` on have, found by seeking from each to the next."""
         found: list[int] = []
         while start is not None and (rows := self.fetch(start, None, 1, KEYS).rows):
             found.append(rows[0].row[0])
@@ -239,7 +239,7 @@ class HBaseRows:
         return done
 
     def values(self, rows: list[bytes], column: bytes) -> dict[bytes, bytes]:
-        """The values of a column of these rows; rows without it are left out."""
+        """Return the values of a column of these rows; rows without it are left out."""
         return self.pool.run(lambda connection: self._values(connection, rows, column)) if rows else {}
 
     def check_and_put(self, connection: ThriftConnection, row: bytes, column: bytes, old: bytes, new: bytes) -> bool:
@@ -320,7 +320,7 @@ class HBaseRows:
         )
 
     def _left(self, rows: Sequence[bytes]) -> dict[bytes, int]:
-        """The rows that are there, each with the highest timestamp of its cells."""
+        """Return the rows that are there, each with the highest timestamp of its cells."""
         found = [one for some in batches(rows, BATCH_ROWS) for one in self.get_many(some)]
         return {row: newest_of(cells) for row, cells in found}
 
@@ -369,12 +369,12 @@ def _size(value: Sized) -> bytes:
 
 
 def newest(rows: Iterable[Row]) -> int:
-    """The highest timestamp of the rows' cells; 0 without any."""
+    """Return the highest timestamp of the rows' cells; 0 without any."""
     return max([cell.timestamp for row in rows for cell in row.columns.values()], default=0)
 
 
 def newest_of(cells: Cells) -> int:
-    """The highest timestamp of a row's cells; 0 without any."""
+    """Return the highest timestamp of a row's cells; 0 without any."""
     return max((timestamp for _, timestamp in cells.values()), default=0)
 
 
@@ -389,12 +389,12 @@ def _put(
 
 
 def after_salt(salt: int) -> bytes | None:
-    """Where the rows of the next salt start; None: there is none."""
+    """Return where the rows of the next salt start; None: there is none."""
     return bytes([salt + 1]) if salt < 0xFF else None
 
 
 def batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """The items in lists of at most ``size``."""
+    """Yield the items in lists of at most ``size``."""
     rest = iter(items)
     while batch := list(islice(rest, size)):
         yield batch

@@ -57,7 +57,7 @@ class Salts(ABC):
 
     @abstractmethod
     def ranges(self, start: bytes, stop: bytes | None) -> list[KeyRange]:
-        """Where the keys of a range lie in the table."""
+        """Return where the keys of a range lie in the table."""
 
     @abstractmethod
     def places(self, keys: Sequence[bytes], origin: Origin | None) -> list[list[bytes]]:
@@ -172,16 +172,19 @@ class SaltSample(NamedTuple):
     rows: list[tuple[int, int]]
 
     def agreeing(self, buckets: int) -> int:
-        """How many lie where so many buckets put them."""
+        """Return how many lie where so many buckets put them."""
         return sum(digest % buckets == byte for digest, byte in self.rows)
 
     def fits(self, buckets: int) -> bool:
-        """Whether no other number does clearly better. A few rows may lie anywhere, put there by CDAP or by another
-        program; and where keys are alike, a multiple of the right number does nearly as well as that."""
+        """Return whether no other number does clearly better. A few rows may lie anywhere, put there by CDAP or by
+        another program; and where keys are alike, a multiple of the right number does nearly as well as that.
+        """
         return self.agreeing(buckets) * 10 >= max(map(self.agreeing, range(1, MAX_BUCKETS + 1))) * 9
 
     def best(self) -> int | None:
-        """The number of buckets by which most rows lie where they should; None where several do as well, or none."""
+        """Return the number of buckets by which most rows lie where they should; None where several do as well, or
+        none.
+        """
         first, second, *_ = sorted(
             ((self.agreeing(number), number) for number in range(1, MAX_BUCKETS + 1)), reverse=True
         )
@@ -189,7 +192,7 @@ class SaltSample(NamedTuple):
 
 
 def sampled(rows: HBaseRows) -> SaltSample:
-    """A few rows of a table."""
+    """Return a few rows of a table."""
     found = [
         row.row
         for byte in rows.salts()
@@ -201,7 +204,7 @@ def sampled(rows: HBaseRows) -> SaltSample:
 def _stream(
     part: OneSalt, page: Page[SaltedRows], stop: bytes | None, chunk: int, query: Query
 ) -> Iterator[tuple[bytes, Row]]:
-    """The rows of a page and of all behind it."""
+    """Yield the rows of a page and of all behind it."""
     yield from zip(*page.items, strict=True)
     while page.resume is not None:
         page = part.page(page.resume, stop, chunk, query)
@@ -228,11 +231,11 @@ class Buckets:
 
     @property
     def known(self) -> int | None:
-        """The number, once it was checked."""
+        """Return the number, once it was checked."""
         return self._number if self._checked else None
 
     def checked(self) -> int:
-        """The number, which the tables do not contradict.
+        """Return the number, which the tables do not contradict.
 
         Raises:
             StoreError: none is configured, it is not the tables' own, or they could not be asked.
@@ -266,7 +269,7 @@ class Buckets:
             )
 
     def _said(self) -> dict[TableName, int]:
-        """The number of buckets that the tables themselves tell, where they do."""
+        """Return the number of buckets that the tables themselves tell, where they do."""
         if self._admin is None:
             return {}
         said = {table: buckets_of(self._admin, self._namespace, table) for table in self._tables}

@@ -44,12 +44,12 @@ _SYSTEM = "_system"
 
 
 def table_name(namespace: str, table: TableName) -> bytes:
-    """A table's name in HBase, such as ``cdap_system:tms.message``."""
+    """Return a table's name in HBase, such as ``cdap_system:tms.message``."""
     return f"{namespace}:{_NAMES[table]}".encode()
 
 
 def thrift_table_name(namespace: str, table: TableName) -> Any:
-    """A table's name, as Thrift 2 takes it."""
+    """Return a table's name, as Thrift 2 takes it."""
     return interface().TableName(space=namespace.encode(), name=_NAMES[table].encode())
 
 
@@ -76,11 +76,11 @@ class TableSpec:
 
     @property
     def split_keys(self) -> list[bytes]:
-        """The salts at which regions begin, but for the first."""
+        """Return the salts at which regions begin, but for the first."""
         return [bytes([salt]) for salt in range(1, self.buckets or 1)]
 
     def descriptor(self) -> Any:
-        """The table's descriptor for Thrift 2."""
+        """Return the table's descriptor for Thrift 2."""
         thrift = interface()
         family = thrift.Family(
             name=FAMILY,
@@ -92,7 +92,7 @@ class TableSpec:
         return thrift.TableDescriptor(table=self.thrift_name(), families=[family], attributes=attributes)
 
     def families(self) -> dict[str, dict[str, Any]]:
-        """The column families for happybase: Thrift 1 knows neither attributes nor regions."""
+        """Return the column families for happybase: Thrift 1 knows neither attributes nor regions."""
         family = {
             "max_versions": 1,
             "compression": self.compression,
@@ -103,11 +103,11 @@ class TableSpec:
         return {FAMILY.decode(): family}
 
     def thrift_name(self) -> Any:
-        """Its name, as Thrift 2 takes it."""
+        """Return its name, as Thrift 2 takes it."""
         return interface().TableName(space=self.namespace.encode(), name=self.name.encode())
 
     def shell_line(self) -> str:
-        """The command that makes the table in the HBase shell."""
+        """Return the command that makes the table in the HBase shell."""
         family = f"{{NAME => 'd', VERSIONS => 1, BLOOMFILTER => 'ROW', COMPRESSION => '{self.compression}'}}"
         parts = [f"create '{self.full_name}'", family]
         if self.attributes:
@@ -119,7 +119,7 @@ class TableSpec:
 
 
 def table_specs(namespace: str, buckets: int, compression: str) -> list[TableSpec]:
-    """The three tables as CDAP makes them.
+    """Return the three tables as CDAP makes them.
 
     Its version attributes are left out, and its coprocessors: they name the CDAP that wrote them, and with ``janitor``
     nothing shall run inside the region servers.
@@ -144,12 +144,12 @@ def table_specs(namespace: str, buckets: int, compression: str) -> list[TableSpe
 
 
 def janitor_table_spec(namespace: str) -> TableSpec:
-    """The janitor's own table: some megabytes, which the janitor compresses itself."""
+    """Return the janitor's own table: some megabytes, which the janitor compresses itself."""
     return TableSpec(namespace, JANITOR_TABLE, "NONE")
 
 
 def shell_script(specs: list[TableSpec]) -> str:
-    """The same for the HBase shell, for a person to run."""
+    """Return the same for the HBase shell, for a person to run."""
     lines = [f"create_namespace '{specs[0].namespace}'", *(spec.shell_line() for spec in specs)]
     # Told what to do without a person at hand (-n), the shell ends at the first thing that fails.
     return "\n".join(["# What exists already fails, and stays as it is; so not with hbase shell -n.", *lines, ""])
@@ -180,7 +180,7 @@ def create_tables(admin: HBasePool, specs: list[TableSpec]) -> list[str]:
 
 
 def buckets_of(admin: HBasePool, namespace: str, table: TableName) -> int | None:
-    """How many buckets a table says it has; None when it does not say.
+    """Return how many buckets a table says it has; None when it does not say.
 
     Args:
         admin: connections to a Thrift 2 server.
@@ -196,7 +196,7 @@ def buckets_of(admin: HBasePool, namespace: str, table: TableName) -> int | None
 
 
 def attributes_of(admin: HBasePool, namespace: str, table: TableName) -> dict[str, str]:
-    """A table's attributes: CDAP's, HBase's own, and one for each coprocessor.
+    """Return a table's attributes: CDAP's, HBase's own, and one for each coprocessor.
 
     Args:
         admin: connections to a Thrift 2 server.
@@ -209,7 +209,7 @@ def attributes_of(admin: HBasePool, namespace: str, table: TableName) -> dict[st
 
 
 def texts(attributes: Mapping[bytes, bytes] | None) -> dict[str, str]:
-    """The attributes of a descriptor, as text."""
+    """Return the attributes of a descriptor, as text."""
     return {name.decode(errors="replace"): value.decode(errors="replace") for name, value in (attributes or {}).items()}
 
 

@@ -121,7 +121,7 @@ class HBaseStore(Store):
 
     @classmethod
     def configured(cls, wanted: HBaseSettings, clock: Clock | None = None) -> HBaseStore:
-        """The store that ``storage.hbase`` names; raises as the class does."""
+        """Return the store that ``storage.hbase`` names; raises as the class does."""
         return cls(
             wanted.thrift,
             namespace=wanted.namespace,
@@ -137,7 +137,7 @@ class HBaseStore(Store):
 
     @property
     def ahead_ms(self) -> int:
-        """How far ahead of our clock the newest cell was that a delete met, in milliseconds; 0: none was."""
+        """Return how far ahead of our clock the newest cell was that a delete met, in milliseconds; 0: none was."""
         return max(self._message.ahead_ms, self._payload.ahead_ms)
 
     @property
@@ -147,13 +147,15 @@ class HBaseStore(Store):
         return self._message.wrong_salts + self._payload.wrong_salts
 
     def parts(self) -> Sequence[Store]:
-        """One store for each salt that rows have now, right or wrong; a salt that appears later is in none of them."""
+        """Return one store for each salt that rows have now, right or wrong; a salt that appears later is in none of
+        them.
+        """
         salts = sorted({*self._message.salts(), *self._payload.salts()})
         buckets = self._buckets.known or sampled(self._message).best() or sampled(self._payload).best()
         return [self._part(byte, buckets) for byte in salts]
 
     def part(self, salt: int) -> HBasePart:
-        """The rows under one salt, whether there are any, without asking which salts there are.
+        """Return the rows under one salt, whether there are any, without asking which salts there are.
 
         Where the number of buckets is not known, wrong salts are not counted there.
         """
@@ -241,7 +243,7 @@ class TableStates:
         self._names = names
 
     def remembered(self) -> dict[str, Any]:
-        """The milliseconds at which each table was last made, enabled or disabled, where that is said.
+        """Return the milliseconds at which each table was last made, enabled or disabled, where that is said.
 
         Raises:
             StoreError: as any call.
@@ -253,7 +255,7 @@ class TableStates:
         return {table: found[name][_STATE][1] for table, name in self._names.items() if _STATE in found.get(name, {})}
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """How it shows that a table may be another one than the one remembered; None: nothing shows that.
+        """Return how it shows that a table may be another one than the one remembered; None: nothing shows that.
 
         Raises:
             StoreError: as any call.

@@ -92,14 +92,14 @@ class NotServed(StoreError):
 
 @cache
 def interface() -> ModuleType:
-    """The structs and services of ``hbase.thrift``: what happybase does not have."""
+    """Return the structs and services of ``hbase.thrift``: what happybase does not have."""
     source = (files("tms_core.tables.hbase") / "hbase.thrift").read_text(encoding="utf-8")
     return thriftpy2.load_fp(io.StringIO(source), module_name="tms_core_hbase_thrift")
 
 
 @cache
 def calls_of(service: Service) -> Any:
-    """The calls of an interface: arguments and results of each, as thriftpy2 makes them."""
+    """Return the calls of an interface: arguments and results of each, as thriftpy2 makes them."""
     if service == "HbaseAdmin":
         return interface().HbaseAdmin
     return type("Hbase", (HBASE.Hbase, interface().Cluster), {})
@@ -142,7 +142,7 @@ class ThriftConnection:
         self.happybase.transport, self.happybase.client = transport, _GuardedClient(self)
 
     def table(self, name: bytes) -> happybase.Table:
-        """A table, by its full name; nothing is asked."""
+        """Return a table, by its full name; nothing is asked."""
         return self.happybase.table(name)
 
     def call(self, name: str, *args: Any) -> Any:
@@ -192,7 +192,7 @@ class ThriftConnection:
         return answers
 
     def is_quiet(self) -> bool:
-        """Whether the server has neither closed the connection nor sent anything unasked."""
+        """Return whether the server has neither closed the connection nor sent anything unasked."""
         return not self.broken and self._socket.is_quiet()
 
     def close(self) -> None:

@@ -163,19 +163,19 @@ class ClonedStore(Reads):
         self.payload = LevelDBPayloadReads(databases["payload"], self.calls)
 
     def disk_bytes(self) -> int | None:
-        """The original's, as it is now."""
+        """Return the original's, as it is now."""
         return disk_bytes(self._path)
 
     def identity(self) -> str:
-        """The original's."""
+        """Return the original's."""
         return self._identity
 
     def lineage(self) -> Mapping[str, Any]:
-        """The original's, as it was when it was cloned."""
+        """Return the original's, as it was when it was cloned."""
         return self._trace.remembered()
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """Whether the original was."""
+        """Return whether the original was."""
         return self._trace.restored_since(known)
 
     def close(self) -> None:
@@ -223,7 +223,7 @@ def _copy_all(sources: Collection[Path], folder: Path, files: _Files) -> None:
 
 
 def _copied_at_rest(source: Path, target: Path) -> bool:
-    """Whether nothing moved in a folder while it was copied."""
+    """Return whether nothing moved in a folder while it was copied."""
     try:
         before = _inventory(source)
         _Files().copy_folder(source, target)
@@ -233,13 +233,13 @@ def _copied_at_rest(source: Path, target: Path) -> bool:
 
 
 def _inventory(folder: Path) -> list[tuple[str, int]]:
-    """The files that say what a store holds, and their sizes."""
+    """Return the files that say what a store holds, and their sizes."""
     files = [*chain.from_iterable(table_files(folder).values()), *folder.glob("MANIFEST-*"), *folder.glob("*.log")]
     return sorted((file.name, file.stat().st_size) for file in files)
 
 
 def _new_folder(into: Path, stack: ExitStack) -> Path:
-    """A new folder owned by this process, removed with the stack."""
+    """Return a new folder owned by this process, removed with the stack."""
     with translated(into):
         into.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:

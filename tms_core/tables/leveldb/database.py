@@ -175,7 +175,7 @@ class Database:
         return Page(matches, last, None, read)
 
     def all(self) -> list[tuple[bytes, bytes]]:
-        """Every row; for the small metadata table."""
+        """Return every row; for the small metadata table."""
         items: list[tuple[bytes, bytes]] = []
         start: bytes | None = b""
         while start is not None:
@@ -185,7 +185,7 @@ class Database:
         return items
 
     def get(self, key: bytes) -> bytes | None:
-        """One row's value."""
+        """Return one row's value."""
         with translated(self.folder), self._handle as db:
             return db.get(key, verify_checksums=True)
 
@@ -225,7 +225,7 @@ class _Write:
         self.error: BaseException | None = None
 
     def to_undo(self) -> Iterable[bytes]:
-        """The keys of rows that must be as they were when it has failed."""
+        """Return the keys of rows that must be as they were when it has failed."""
         if self.repeatable:
             return ()
         keys = (key for key, _ in self.puts)
@@ -320,7 +320,7 @@ class WritableDatabase(Database):
             yield
 
     def has_room(self) -> bool:
-        """Whether the disk could take a second copy of all tables, which is more than a compaction ever needs."""
+        """Return whether the disk could take a second copy of all tables, which is more than a compaction ever needs."""
         with translated(self.folder):
             return disk_usage(self.folder).free > self.estimate_bytes(b"", None)
 
@@ -383,7 +383,7 @@ class WritableDatabase(Database):
 
 
 def _value(db: plyvel.DB, rows: plyvel._Rows, key: bytes) -> bytes | None:
-    """The value of a row, which mostly is the one behind the row that was asked for last; None: there is none."""
+    """Return the value of a row, which mostly is the one behind the row that was asked for last; None: there is none."""
     found = next(rows, None)
     if found is None or found[0] != key:
         rows.seek(key)

@@ -56,7 +56,7 @@ def disk_bytes(path: Path) -> int | None:
 
 
 def written_ms(path: Path) -> int:
-    """When a file of the three folders was last written, in milliseconds; 0 where none can be read."""
+    """Return when a file of the three folders was last written, in milliseconds; 0 where none can be read."""
     newest_ns = 0
     with suppress(OSError):
         for folder in FOLDERS.values():
@@ -65,7 +65,7 @@ def written_ms(path: Path) -> int:
 
 
 def find_tables(path: Path, *, create: bool = False) -> dict[TableName, Path]:
-    """The folders of the tables that are there, or all three when they are to be made.
+    """Return the folders of the tables that are there, or all three when they are to be made.
 
     Raises:
         StoreNotFound, StoreLayoutError, StoreError: as :class:`LevelDBStore`.
@@ -90,7 +90,7 @@ def find_tables(path: Path, *, create: bool = False) -> dict[TableName, Path]:
 
 
 def holds_database(folder: Path) -> bool:
-    """Whether a folder holds a LevelDB database.
+    """Return whether a folder holds a LevelDB database.
 
     Raises:
         StoreError: it holds the files of one, but not the one that names them.

@@ -89,7 +89,7 @@ class StoreTrace:
         return {table: _as_json(trace) for table, trace in found.items()}
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """How it shows that this is not the store as it went on from there; None: nothing shows that.
+        """Return how it shows that this is not the store as it went on from there; None: nothing shows that.
 
         Raises:
             StoreError: a file cannot be read.
@@ -124,7 +124,7 @@ class StoreTrace:
 
 
 def trace_folder(folder: Path) -> FolderTrace:
-    """A folder as its files tell; LevelDB may have it open.
+    """Return a folder as its files tell; LevelDB may have it open.
 
     Raises:
         StoreError: the MANIFEST cannot be read.
@@ -149,7 +149,7 @@ def trace_folder(folder: Path) -> FolderTrace:
 
 
 def _as_json(trace: FolderTrace) -> dict[str, Any]:
-    """The marks of a folder as JSON; the tables in force are among the others."""
+    """Return the marks of a folder as JSON; the tables in force are among the others."""
     fields = trace._asdict()
     del fields["live"]
     return {**fields, "tables": list(trace.tables)}
@@ -164,7 +164,9 @@ def _read_logs(folder: Path) -> Iterator[bytes]:
 
 
 def _difference(before: Mapping[str, Any], now: FolderTrace) -> str | None:
-    """How it shows that a folder is another one or was put back; what one of the two does not say is not compared."""
+    """Return how it shows that a folder is another one or was put back; what one of the two does not say is not
+    compared.
+    """
     for name, what in (("inode", "inode"), ("birth_ns", "time of making"), ("generation", "inode generation")):
         known, present = before.get(name), getattr(now, name)
         if known is not None and present is not None and known != present:
@@ -191,7 +193,7 @@ def _sizes(folder: Path) -> object:
 
 
 def _birth_ns(folder: Path) -> int | None:
-    """When the folder was made; Python has no call for it on Linux."""
+    """Return when the folder was made; Python has no call for it on Linux."""
     statx = getattr(ctypes.CDLL(None), "statx", None)
     if statx is None:
         return None

@@ -142,7 +142,7 @@ def _take(folder: Path, shared: bool) -> int | None:
 
 
 def _held_here(lock: Path) -> bool:
-    """Whether this process has the lock file open, found without opening it."""
+    """Return whether this process has the lock file open, found without opening it."""
     try:
         wanted = lock.stat()
     except OSError:
@@ -198,7 +198,9 @@ def _advice(program: str) -> str:
 
 
 def _holder(lock: Path) -> tuple[int, str] | None:
-    """The process holding a lock and what it is, or None where the system does not say (other systems, containers)."""
+    """Return the process holding a lock and what it is, or None where the system does not say (other systems,
+    containers).
+    """
     try:
         info = lock.stat()
         lines = Path("/proc/locks").read_text().splitlines()

@@ -155,7 +155,7 @@ def rename_tables(folder: Path) -> None:
 
 
 def table_files(folder: Path) -> dict[int, list[Path]]:
-    """The folder's tables by number; two files where both names are there."""
+    """Return the folder's tables by number; two files where both names are there."""
     found: dict[int, list[Path]] = defaultdict(list)
     for path in sorted(folder.iterdir()):
         if match := _TABLE.fullmatch(path.name):
@@ -164,7 +164,7 @@ def table_files(folder: Path) -> dict[int, list[Path]]:
 
 
 def current_manifest(folder: Path) -> Path:
-    """The MANIFEST in force.
+    """Return the MANIFEST in force.
 
     Raises:
         StoreError: ``CURRENT`` does not name one.
@@ -178,7 +178,7 @@ def current_manifest(folder: Path) -> Path:
 
 
 def _current_hint(current: Path, text: str) -> str:
-    """How to put a ``CURRENT`` right: in one line where its name is there and only its form is wrong."""
+    """Return how to put a ``CURRENT`` right: in one line where its name is there and only its form is wrong."""
     names = set(text.split())
     name = names.pop() if len(names) == 1 else ""
     if not (_CURRENT.fullmatch(f"{name}\n") and (current.parent / name).is_file()):
@@ -205,7 +205,7 @@ def read_manifest(manifest: Path) -> Version:
 
 
 def _live_logs(folder: Path, version: Version) -> list[Path]:
-    """The logs that LevelDB reads when it opens the folder; older ones have become tables."""
+    """Return the logs that LevelDB reads when it opens the folder; older ones have become tables."""
     logs = {int(match[1]): path for path in folder.iterdir() if (match := _LOG.fullmatch(path.name))}
     return [path for number, path in sorted(logs.items()) if number >= version.log or number == version.previous_log]
 
@@ -235,7 +235,7 @@ def _wrong_sizes(tables: Mapping[int, Path], live: Mapping[int, int]) -> dict[in
 
 
 def _is_complete(table: Path) -> bool:
-    """A table that was cut short has another size too, and no size in the MANIFEST would make it readable."""
+    """Return a table that was cut short has another size too, and no size in the MANIFEST would make it readable."""
     with table.open("rb") as file:
         file.seek(-min(len(_TABLE_MAGIC), table.stat().st_size), os.SEEK_END)
         return file.read() == _TABLE_MAGIC
@@ -255,7 +255,7 @@ def _with_size(field: Field, sizes: Mapping[int, int]) -> Field:
 
 
 def _free_number(folder: Path, version: Version) -> int:
-    """A file number that was never used and, since it lies above the next one, is not about to be used."""
+    """Return a file number that was never used and, since it lies above the next one, is not about to be used."""
     used = [int(match[1]) for path in folder.iterdir() if (match := _NUMBERED.fullmatch(path.name))]
     return max([*used, version.next_file]) + 1
 

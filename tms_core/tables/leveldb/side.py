@@ -121,6 +121,6 @@ class LevelDBSide(SideTable):
 
 
 def beside(store: Path) -> Path:
-    """The folder of the side table of a LevelDB store."""
+    """Return the folder of the side table of a LevelDB store."""
     store = store.resolve()
     return store.with_name(f"{store.name}.side")

@@ -235,7 +235,7 @@ class LevelDBMessageReads(LevelDBReads, MessageReads):
         return MessageColumns.of(self._decoded(stored))
 
     def _decoded(self, stored: StoredColumns) -> list[tuple[bytes, MessageValue]]:
-        """The rows that can be read; the others are counted."""
+        """Return the rows that can be read; the others are counted."""
         rows = [
             (key, value)
             for key, raw in zip(stored.keys, stored.values, strict=True)
@@ -369,7 +369,7 @@ class AbsentPayloadTable(MemoryPayloadTable):
 
 
 def encode(value: MessageValue) -> bytes:
-    """A message row's value, as CDAP writes it.
+    """Return a message row's value, as CDAP writes it.
 
     Raises:
         ValueError: neither pointer nor payload; such a message does not exist.
@@ -389,7 +389,8 @@ def _head(tag: int, pointer: int) -> bytes:
 
 
 def decode(raw: bytes) -> MessageValue | None:
-    """A message row's value as CDAP reads it; None where CDAP fails: it is empty, or a payload's pointer is cut short.
+    """Return a message row's value as CDAP reads it; None where CDAP fails: it is empty, or a payload's pointer is cut
+    short.
 
     Every tag but the first two is a reference. Bytes behind a reference's pointer do not count, and those that it lacks
     are zeros (Java's ``Arrays.copyOfRange``).
@@ -402,12 +403,12 @@ def decode(raw: bytes) -> MessageValue | None:
 
 
 def pointer_of(raw: bytes) -> int:
-    """The write pointer in a transactional row's value."""
+    """Return the write pointer in a transactional row's value."""
     return int.from_bytes(raw[1:_TX_BYTES].ljust(_POINTER_BYTES, b"\x00"), "big", signed=True)
 
 
 def _cells(rows: Sequence[tuple[bytes, bytes]]) -> list[TxCell]:
-    """The transactional ones of some rows."""
+    """Return the transactional ones of some rows."""
     # Most rows are plain, or transactional and whole.
     new, pointer_in = tuple.__new__, _TX_POINTER.unpack_from
     return [

@@ -123,7 +123,7 @@ def read_edit(stream: Readable) -> Edit:
 
 
 def encode_edit(edit: Edit) -> bytes:
-    """The edit in the newest version; sets in ascending order (Tephra leaves them in hash order)."""
+    """Return the edit in the newest version; sets in ascending order (Tephra leaves them in hash order)."""
     kind = _NULL if edit.type is None else edit.type
     checkpoints = _NULL if edit.checkpoints is None else len(edit.checkpoints)
     parts = [

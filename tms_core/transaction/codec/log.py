@@ -46,7 +46,7 @@ logger = get_logger(__name__)
 
 
 def read_log(path: Path) -> Iterator[Edit]:
-    """The edits of a log file, of either kind, in the order they were written.
+    """Yield the edits of a log file, of either kind, in the order they were written.
 
     Args:
         path: a ``txlog.<ms>`` file. An empty one, or one that ends inside its header, has no edits.
@@ -81,7 +81,7 @@ def _local_file(stream: BinaryIO, path: Path) -> Iterator[Edit]:
 
 
 def _never_synced(stream: BinaryIO, before: int, start: int) -> bool:
-    """Whether it is sure that no record from ``start`` on was ever on the disk, though the file goes on.
+    """Return whether it is sure that no record from ``start`` on was ever on the disk, though the file goes on.
 
     It goes on in zeros, and a record is never all zeros, since its version is not. The record before it, which begins
     at ``before``, must not end in a block of zeros, or it could not be told whether it was itself there in full.
@@ -102,7 +102,7 @@ def _sequence_file(stream: Readable) -> Iterator[Edit]:
 
 
 def _batches(records: Iterator[tuple[bytes, bytes]]) -> Iterator[Edit]:
-    """The edits of each batch that is there in full."""
+    """Yield the edits of each batch that is there in full."""
     for key, value in records:
         if key != _MARKER_KEY or len(value) != _INT.size:
             raise FormatError(f"a record with key {key.hex()} where the marker of a batch is due")
@@ -139,7 +139,7 @@ def _records(stream: Readable, sync: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _read_header(stream: Readable) -> tuple[bool, bytes]:
-    """Whether batches have markers, and the file's sync bytes."""
+    """Return whether batches have markers, and the file's sync bytes."""
     version = read_exactly(stream, len(_MAGIC) + 1)[-1]
     if version != _SEQUENCE_FILE_VERSION:
         raise FormatError(f"a SequenceFile of version {version}, not {_SEQUENCE_FILE_VERSION}")

@@ -185,5 +185,5 @@ def _keys(keys: Iterable[bytes]) -> bytes:
 
 
 def _block(items: list[bytes]) -> bytes:
-    """A block list: at most one block, then the empty one."""
+    """Return a block list: at most one block, then the empty one."""
     return (varint(len(items)) if items else b"") + b"".join(items) + varint(0)

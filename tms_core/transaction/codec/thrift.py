@@ -20,12 +20,12 @@ _MIDDLE = struct.Struct(">bhqbhibhq")
 
 
 def encode_transaction(transaction: Transaction) -> bytes:
-    """A transaction as Tephra's ``TransactionCodec`` writes it: the bare struct, without message or frame."""
+    """Return a transaction as Tephra's ``TransactionCodec`` writes it: the bare struct, without message or frame."""
     return b"".join((*transaction_fields(transaction), b"\0"))
 
 
 def transaction_fields(transaction: Transaction) -> tuple[bytes, ...]:
-    """Its fields, to be put into a struct."""
+    """Return its fields, to be put into a struct."""
     return (
         _IDS.pack(Kind.I64, 1, transaction.transaction_id, Kind.I64, 2, transaction.read_pointer),
         i64s(3, transaction.invalids),
@@ -54,7 +54,7 @@ def decode_transaction(data: bytes) -> Transaction:
 
 
 def transaction_of(fields: Fields) -> Transaction:
-    """A transaction from its fields.
+    """Return a transaction from its fields.
 
     Raises:
         FormatError: they are not those of a transaction.

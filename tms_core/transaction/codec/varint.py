@@ -65,13 +65,13 @@ class SnapshotReader:
         self._before = 0
 
     def varint(self) -> int:
-        """One number."""
+        """Return one number."""
         values = array("q")
         self._read_plain(1, values)
         return values[0]
 
     def varint_list(self) -> array[int]:
-        """All numbers of a block list. Memory grows with what is read, not with what a count promises."""
+        """Return all numbers of a block list. Memory grows with what is read, not with what a count promises."""
         values = array("q")
         for count in self._counts():
             whole, rest = divmod(count, _BLOCK)
@@ -82,7 +82,7 @@ class SnapshotReader:
         return values
 
     def byte_string(self) -> bytes:
-        """A length, and that many bytes."""
+        """Return a length, and that many bytes."""
         length = self.varint()
         if length < 0:
             raise self.corrupt(f"a length of {length}")
@@ -97,12 +97,12 @@ class SnapshotReader:
             yield from (None for _ in range(count))
 
     def corrupt(self, what: str) -> SnapshotError:
-        """The error for bytes that cannot be part of a snapshot."""
+        """Return the error for bytes that cannot be part of a snapshot."""
         where = f"in its {self.field}, before byte {self._before + self._at}"
         return SnapshotError(f"the snapshot is corrupt: {what}, {where}.", _HINT)
 
     def _counts(self) -> Iterator[int]:
-        """The sizes of the blocks of a list, until the empty one that ends it."""
+        """Yield the sizes of the blocks of a list, until the empty one that ends it."""
         while count := self.varint():
             if count < 0:
                 raise self.corrupt(f"a count of {count}")
@@ -179,7 +179,7 @@ _LONGS = struct.Struct(f"<{_BLOCK}q")
 
 
 def _lanes(pattern: str) -> int:
-    """A mask with the nine bytes of ``pattern`` (hex, lowest first) in every lane."""
+    """Return a mask with the nine bytes of ``pattern`` (hex, lowest first) in every lane."""
     return int.from_bytes(bytes.fromhex(pattern) * _BLOCK, "little")
 
 
@@ -198,12 +198,12 @@ _FOLDS = (
 
 
 def zigzag(value: int) -> int:
-    """A signed 64-bit number as an unsigned one: small for small numbers of either sign."""
+    """Return a signed 64-bit number as an unsigned one: small for small numbers of either sign."""
     return (value << 1) ^ (value >> 63)
 
 
 def varint(value: int) -> bytes:
-    """A signed 64-bit number as bytes, as short as it can be."""
+    """Return a signed 64-bit number as bytes, as short as it can be."""
     rest = zigzag(value)
     encoded = bytearray()
     while rest >= MORE:
@@ -214,7 +214,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at a place, and the place behind it.
+    """Return the number at a place, and the place behind it.
 
     Raises:
         IndexError: the bytes end inside it.

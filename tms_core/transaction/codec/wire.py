@@ -103,45 +103,45 @@ class RpcMessage(NamedTuple):
 
 
 def message(kind: MessageKind, name: str, number: int, *fields: bytes) -> bytes:
-    """A message, without its frame; ``fields`` as the functions below make them."""
+    """Return a message, without its frame; ``fields`` as the functions below make them."""
     encoded = name.encode()
     head = struct.pack(">Ii", _VERSION_1 | kind, len(encoded)) + encoded
     return b"".join((head, _INT.pack(number), *fields, _STOP))
 
 
 def boolean(number: int, value: bool) -> bytes:
-    """A field that is true or false."""
+    """Return a field that is true or false."""
     return _FIELD.pack(Kind.BOOL, number) + (b"\1" if value else b"\0")
 
 
 def i32(number: int, value: int) -> bytes:
-    """A field of 32 bits."""
+    """Return a field of 32 bits."""
     return _FIELD.pack(Kind.I32, number) + _INT.pack(value)
 
 
 def i64(number: int, value: int) -> bytes:
-    """A field of 64 bits."""
+    """Return a field of 64 bits."""
     return _FIELD.pack(Kind.I64, number) + _LONG.pack(value)
 
 
 def string(number: int, value: str | bytes) -> bytes:
-    """A field of text or bytes, which Thrift writes alike."""
+    """Return a field of text or bytes, which Thrift writes alike."""
     encoded = value.encode() if isinstance(value, str) else value
     return b"".join((_FIELD.pack(Kind.STRING, number), _INT.pack(len(encoded)), encoded))
 
 
 def structure(number: int, *fields: bytes) -> bytes:
-    """A field that is a struct."""
+    """Return a field that is a struct."""
     return b"".join((_FIELD.pack(Kind.STRUCT, number), *fields, _STOP))
 
 
 def i64s(number: int, values: Sequence[int], kind: Kind = Kind.LIST) -> bytes:
-    """A field that is a list (or a set) of numbers of 64 bits."""
+    """Return a field that is a list (or a set) of numbers of 64 bits."""
     return _LIST_FIELD.pack(kind, number, Kind.I64, len(values)) + _big_endian(values)
 
 
 def strings(number: int, values: Collection[str] | Collection[bytes], kind: Kind = Kind.LIST) -> bytes:
-    """A field that is a list (or a set) of texts or byte strings."""
+    """Return a field that is a list (or a set) of texts or byte strings."""
     encoded = [value.encode() if isinstance(value, str) else value for value in values]
     parts = [part for value in encoded for part in (_INT.pack(len(value)), value)]
     return b"".join((_LIST_FIELD.pack(kind, number, Kind.STRING, len(encoded)), *parts))
@@ -151,7 +151,7 @@ def strings(number: int, values: Collection[str] | Collection[bytes], kind: Kind
 
 
 def read_message(data: bytes) -> RpcMessage:
-    """The message that fills a frame.
+    """Return the message that fills a frame.
 
     Raises:
         TooManyStrings: there are more than anybody needs.
@@ -174,7 +174,7 @@ def read_message(data: bytes) -> RpcMessage:
 
 
 def read_struct(data: bytes) -> Fields:
-    """The fields of a bare struct; bytes behind it are ignored, as Thrift does.
+    """Return the fields of a bare struct; bytes behind it are ignored, as Thrift does.
 
     Raises:
         FormatError: the bytes are no struct.
@@ -183,7 +183,7 @@ def read_struct(data: bytes) -> Fields:
 
 
 def integer(fields: Fields, number: int, default: int | None = None) -> int:
-    """A number among the fields.
+    """Return a number among the fields.
 
     Raises:
         FormatError: it is not there and has no default, or is something else.
@@ -204,7 +204,7 @@ class _FieldReader:
         self._strings_left = MOST_STRINGS
 
     def number(self, layout: struct.Struct) -> int:
-        """One number."""
+        """Return one number."""
         try:
             value: int = layout.unpack_from(self._data, self._at)[0]
         except struct.error as error:
@@ -213,7 +213,7 @@ class _FieldReader:
         return value
 
     def fields(self, depth: int = 0) -> Fields:
-        """The fields of a struct, up to its end; those of kinds that are not read are left out."""
+        """Return the fields of a struct, up to its end; those of kinds that are not read are left out."""
         found: Fields = {}
         while kind := self.number(_BYTE):
             number = self.number(_SHORT)
@@ -247,7 +247,7 @@ class _FieldReader:
         self._values_left -= 1
 
     def _value(self, kind: int, depth: int) -> Any:
-        """One value; None for what is only stepped over."""
+        """Return one value; None for what is only stepped over."""
         self._count()
         match kind:
             case Kind.I64:

@@ -64,7 +64,7 @@ class CommittedChanges:
             del self._by_pointer[commit_pointer]
 
     def copy(self) -> dict[int, frozenset[bytes]]:
-        """The keys by commit pointer."""
+        """Return the keys by commit pointer."""
         return {pointer: frozenset(changes.keys) for pointer, changes in self._by_pointer.items()}
 
 
@@ -100,7 +100,7 @@ class ChangeLimits:
 
 
 def first_short(entries: Iterable[tuple[int, bool]]) -> int:
-    """The lowest of (pointer, whether it is long) that is not long, or ``NO_TX_IN_PROGRESS``."""
+    """Return the lowest of (pointer, whether it is long) that is not long, or ``NO_TX_IN_PROGRESS``."""
     return next((pointer for pointer, is_long in entries if not is_long), NO_TX_IN_PROGRESS)
 
 

@@ -76,7 +76,7 @@ class DurableState:
 
     @property
     def running(self) -> bool:
-        """Whether it answers; not after its log has failed, until it has begun anew."""
+        """Return whether it answers; not after its log has failed, until it has begun anew."""
         return not (self._closed or self._failed)
 
     def begin(self) -> None:
@@ -124,7 +124,7 @@ class DurableState:
 
     @property
     def last_pointer(self) -> int:
-        """The highest write pointer that was ever given out; takes no lock and reads no disk."""
+        """Return the highest write pointer that was ever given out; takes no lock and reads no disk."""
         return self._state.write_pointer
 
     def note_published(self, pointer: int, topic: str, publish_ms: int) -> None:
@@ -142,7 +142,7 @@ class DurableState:
 
     @property
     def listed_ids(self) -> int:
-        """How many ids a transaction that began now would carry; takes no lock and reads no disk."""
+        """Return how many ids a transaction that began now would carry; takes no lock and reads no disk."""
         return len(self._state.invalid) + len(self._state.in_progress)
 
     def append(self, edit: Edit) -> None:
@@ -278,7 +278,7 @@ class DurableState:
             raise
 
     def _timestamp(self) -> int:
-        """The time of the next snapshot or log: now, but above all before, whatever the clock says."""
+        """Return the time of the next snapshot or log: now, but above all before, whatever the clock says."""
         self._newest_ms = max(self._newest_ms + 1, self._clock.right_ms())
         return self._newest_ms
 

@@ -280,11 +280,11 @@ class TransactionManager(DurableState):
         self.note_unknown()
 
     def is_in_progress(self, pointer: int) -> bool:
-        """Whether a pointer is in progress, a transaction's or a checkpoint's; takes no lock and no disk."""
+        """Return whether a pointer is in progress, a transaction's or a checkpoint's; takes no lock and no disk."""
         return pointer in self._state.in_progress
 
     def belongs_to(self, pointer: int, principal: str | None) -> bool:
-        """Whether a principal may use a pointer: that of a transaction in progress belongs to who uses it first.
+        """Return whether a principal may use a pointer: that of a transaction in progress belongs to who uses it first.
 
         Takes no disk. What is not in progress belongs to nobody, and is not refused here.
 
@@ -299,7 +299,7 @@ class TransactionManager(DurableState):
             return self._state.owners.setdefault(self.transaction_of(pointer), principal) == principal
 
     def transaction_of(self, pointer: int) -> int:
-        """The transaction of a checkpoint that is in progress; of any other pointer itself. Takes no disk."""
+        """Return the transaction of a checkpoint that is in progress; of any other pointer itself. Takes no disk."""
         with self._lock:
             entry = self._state.in_progress.get(pointer)
             if entry is None or entry.type is not InProgressType.CHECKPOINT:
@@ -373,19 +373,19 @@ class TransactionManager(DurableState):
             super().reset()
 
     def invalid_size(self) -> int:
-        """How many transactions are on the invalid list."""
+        """Return how many transactions are on the invalid list."""
         with self.deciding() as state:
             return len(state.invalid)
 
     # --- what there is -----------------------------------------------------------------------------------------------
 
     def visibility(self) -> VisibilityState:
-        """The state that decides what readers see now; the value does not change afterwards."""
+        """Return the state that decides what readers see now; the value does not change afterwards."""
         with self.deciding() as state:
             return state.visibility(self._clock.right_ms())
 
     def latest(self) -> Loaded:
-        """The same for those who expect a snapshot source.
+        """Return the same for those who expect a snapshot source.
 
         Raises:
             NoSnapshot: the manager has stopped.
@@ -396,7 +396,7 @@ class TransactionManager(DurableState):
             raise SourceUnreachable(error.message, error.hint) from error
 
     def encoded_snapshot(self) -> bytes:
-        """All of the state, in the bytes of a snapshot file.
+        """Return all of the state, in the bytes of a snapshot file.
 
         Raises:
             CannotSnapshot: the manager has stopped.
@@ -411,12 +411,12 @@ class TransactionManager(DurableState):
         return stream.getvalue()
 
     def clients(self) -> dict[int, str]:
-        """The clients of the transactions in progress, by id; not of those begun before the last restart."""
+        """Return the clients of the transactions in progress, by id; not of those begun before the last restart."""
         with self.deciding() as state:
             return dict(state.clients)
 
     def published(self) -> dict[int, dict[str, int]]:
-        """Where transactions in progress have published: by id the topics, with the first message's time.
+        """Return where transactions in progress have published: by id the topics, with the first message's time.
 
         Of those that were begun before the last restart, what :meth:`note_published` was told since.
         """

@@ -77,7 +77,7 @@ class ManagerState:
     # --- what may happen next ----------------------------------------------------------------------------------------
 
     def next_pointer(self, now_ms: int, offset: int = 0) -> int:
-        """The pointer that would be issued now: by the clock, and above all before.
+        """Return the pointer that would be issued now: by the clock, and above all before.
 
         Args:
             offset: where in its millisecond the first one lies, below ``TX_PER_MS``.
@@ -85,11 +85,11 @@ class ManagerState:
         return max(self.write_pointer + 1, now_ms * TX_PER_MS + offset)
 
     def first_short(self) -> int:
-        """The lowest pointer in progress that is not long, or ``NO_TX_IN_PROGRESS``."""
+        """Return the lowest pointer in progress that is not long, or ``NO_TX_IN_PROGRESS``."""
         return first_short((entry.write_pointer, entry.is_long) for entry in self.in_progress.values())
 
     def transaction(self, pointer: int, kind: TransactionType) -> Transaction:
-        """The transaction of a client that begins now, before it is in progress itself."""
+        """Return the transaction of a client that begins now, before it is in progress itself."""
         return Transaction(
             read_pointer=self.read_pointer,
             transaction_id=pointer,
@@ -101,13 +101,13 @@ class ManagerState:
         )
 
     def is_orphan(self, pointer: int) -> bool:
-        """Whether it is a checkpoint in progress of a transaction that is not any more."""
+        """Return whether it is a checkpoint in progress of a transaction that is not any more."""
         entry = self.in_progress[pointer]
         is_checkpoint = entry.type is InProgressType.CHECKPOINT
         return is_checkpoint and not any(pointer in parent.checkpoints for parent in self.in_progress.values())
 
     def expired(self, running_ms: int) -> list[int]:
-        """The pointers whose time is over, by the machine's running time."""
+        """Return the pointers whose time is over, by the machine's running time."""
         return [pointer for pointer in self.in_progress if running_ms > self.deadlines[pointer]]
 
     def set_deadlines(self, now_ms: int, running_ms: int) -> None:
@@ -151,11 +151,11 @@ class ManagerState:
             self.invalid.add(pointers)
 
     def snapshot(self, now_ms: int) -> Snapshot:
-        """A copy of everything but the clients."""
+        """Return a copy of everything but the clients."""
         return Snapshot(self.visibility(now_ms), dict(self.committing), self.committed.copy())
 
     def visibility(self, now_ms: int) -> VisibilityState:
-        """A copy of what decides who may see what."""
+        """Return a copy of what decides who may see what."""
         entries = tuple(self.in_progress.values())
         return VisibilityState(now_ms, self.read_pointer, self.write_pointer, self.invalid.ids, entries)
 
@@ -219,7 +219,7 @@ class ManagerState:
         self._read_up_to(pointer)
 
     def _is_long(self, edit: Edit) -> bool:
-        """Whether what is aborted counts as long; if either side says so, for then its writes are still there."""
+        """Return whether what is aborted counts as long; if either side says so, for then its writes are still there."""
         entry = self.in_progress.get(edit.write_pointer)
         if edit.type is None:
             return entry is None or entry.is_long

@@ -95,7 +95,7 @@ class Storage(Protocol):
     """Where snapshots and logs go."""
 
     def recover(self) -> Recovered:
-        """The newest snapshot and the edits after it.
+        """Return the newest snapshot and the edits after it.
 
         Raises:
             StorageElsewhere: another manager has it now.
@@ -103,7 +103,7 @@ class Storage(Protocol):
         ...
 
     def log(self, timestamp_ms: int) -> Log:
-        """A new log, of what happens after the snapshot of that time."""
+        """Return a new log, of what happens after the snapshot of that time."""
         ...
 
     def save(self, snapshot: Snapshot) -> None:
@@ -145,11 +145,11 @@ class DirectoryStorage:
 
     @staticmethod
     def has_log(path: Path) -> bool:
-        """Whether a directory has anything of a transaction log."""
+        """Return whether a directory has anything of a transaction log."""
         return any(_SNAPSHOT.fullmatch(found.name) or _LOG.fullmatch(found.name) for found in path.glob("*"))
 
     def recover(self) -> Recovered:
-        """The newest snapshot that can be used, and every edit since.
+        """Return the newest snapshot that can be used, and every edit since.
 
         Raises:
             DirectoryFailed: none of the snapshots can be used, or the directory cannot be read.
@@ -183,7 +183,7 @@ class DirectoryStorage:
             raise _failed(self._path, error) from error
 
     def log(self, timestamp_ms: int) -> LogFile:
-        """A new log; its file appears with its first edit."""
+        """Return a new log; its file appears with its first edit."""
         return LogFile(self._path / f"txlog.{timestamp_ms}")
 
     def save(self, snapshot: Snapshot) -> None:
@@ -233,7 +233,7 @@ class DirectoryStorage:
         return 0, None
 
     def _list(self, pattern: re.Pattern[str]) -> list[int]:
-        """The numbers in the names that fit, ascending."""
+        """Return the numbers in the names that fit, ascending."""
         with os.scandir(self._path) as entries:
             matches = [pattern.fullmatch(entry.name) for entry in entries]
         return sorted(number for match in matches if match and (number := int(match[1])) < LONG_MAX)
@@ -258,7 +258,7 @@ class MemoryStorage:
         return Recovered(None, iter(()), 0)
 
     def log(self, timestamp_ms: int) -> Log:
-        """A log that forgets."""
+        """Return a log that forgets."""
         return _NoLog()
 
     def save(self, snapshot: Snapshot) -> None:
@@ -280,7 +280,7 @@ class _NoLog:
 
 
 def system_of(path: Path) -> str:
-    """The id of the transaction system whose log is in a directory; empty where it has none.
+    """Return the id of the transaction system whose log is in a directory; empty where it has none.
 
     Raises:
         DirectoryFailed: it cannot be read.

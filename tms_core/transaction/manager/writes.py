@@ -47,7 +47,7 @@ class WriteLedger:
 
     @property
     def under_way(self) -> frozenset[int]:
-        """The pointers with which something is being written."""
+        """Return the pointers with which something is being written."""
         return frozenset(self._under_way)
 
     def add(self, pointer: int, place: str, number: int) -> None:
@@ -66,7 +66,7 @@ class WriteLedger:
             del self._left[pointer]
 
     def places(self, pointers: Iterable[int]) -> list[str]:
-        """Where something may be left of some pointers, in order; empty: everything was taken back."""
+        """Return where something may be left of some pointers, in order; empty: everything was taken back."""
         found: set[str] = set()
         for pointer in pointers:
             if pointer in self._under_way:

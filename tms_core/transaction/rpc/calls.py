@@ -124,7 +124,7 @@ def failure(request: RpcMessage, kind: Failure, text: str) -> bytes:
 
 
 def _error(error: TransactionError) -> tuple[bytes, ...]:
-    """The fields of a declared exception."""
+    """Return the fields of a declared exception."""
     match error:
         case Conflict():
             client = (wire.string(3, error.client),) if error.client else ()
@@ -144,7 +144,7 @@ def _result(transaction: Transaction) -> bytes:
 
 
 def _boolean(value: bool) -> bytes:
-    """A boolean in a struct: what a method returns that may raise, too."""
+    """Return a boolean in a struct: what a method returns that may raise, too."""
     return wire.structure(0, wire.boolean(1, value))
 
 
@@ -196,7 +196,7 @@ def _commit_and_start(manager: TransactionManager, arguments: Fields) -> bytes:
 
 
 def _named(arguments: Fields) -> Transaction:
-    """A transaction by its id, of which only what an abort looks at is known."""
+    """Return a transaction by its id, of which only what an abort looks at is known."""
     pointer, kind = integer(arguments, 1), integer(arguments, 2, 1) - 1
     checkpoints = _argument(arguments, 3, array, array("q"))
     if kind not in (TransactionType.SHORT, TransactionType.LONG):

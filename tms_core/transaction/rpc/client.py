@@ -122,7 +122,7 @@ class TransactionClient:
 
     @classmethod
     def configured(cls, wanted: ServiceSettings, timeout_seconds: float = 30, *, address: str = "") -> Self:
-        """The service that the settings name, or another one with their token and authorities.
+        """Return the service that the settings name, or another one with their token and authorities.
 
         Raises:
             ConfigurationError: ``transactions.ca_file`` cannot be read.
@@ -226,7 +226,7 @@ class TransactionClient:
         return self._boolean("truncateInvalidTxBefore", wire.i64(1, time_ms))
 
     def invalid_size(self) -> int:
-        """How many transactions are on the invalid list."""
+        """Return how many transactions are on the invalid list."""
         return int(self._call("invalidTxSize", kind=int, again=True))
 
     def reset(self) -> None:
@@ -245,7 +245,7 @@ class TransactionClient:
         return said.decode(errors="replace")
 
     def encoded_snapshot(self) -> bytes:
-        """All of the state, in the bytes of a snapshot file."""
+        """Return all of the state, in the bytes of a snapshot file."""
         data: bytes = self._call("getSnapshot", kind=bytes, again=True)
         return data
 
@@ -257,7 +257,9 @@ class TransactionClient:
             raise self._unclear("getSnapshot", str(error)) from error
 
     def clients(self) -> dict[int, str]:
-        """The clients of the transactions in progress, by id, where the service knows them; Tephra's own does not."""
+        """Return the clients of the transactions in progress, by id, where the service knows them; Tephra's own does
+        not.
+        """
         try:
             found: Fields = self._call("inProgressClients", kind=dict, again=True)
         except MethodUnknown:
@@ -266,7 +268,8 @@ class TransactionClient:
         return dict(zip(found.get(1, ()), names, strict=False))
 
     def published(self) -> dict[int, dict[str, int]]:
-        """Where transactions in progress have published: by id the topics, with the time of the first message there.
+        """Return where transactions in progress have published: by id the topics, with the time of the first message
+        there.
 
         Empty where the service does not know; Tephra's own does not.
         """
@@ -280,7 +283,7 @@ class TransactionClient:
         return found
 
     def latest(self) -> Loaded:
-        """A snapshot of now, for those who expect a source.
+        """Return a snapshot of now, for those who expect a source.
 
         Raises:
             NoSnapshot: the service does not answer, or not with a snapshot.
@@ -355,7 +358,7 @@ class TransactionClient:
         raise AssertionError("no service was asked")
 
     def _order(self) -> list[str]:
-        """The services, from the one that is asked now."""
+        """Return the services, from the one that is asked now."""
         addresses = list(self._lines)
         at = addresses.index(self.address)
         return addresses[at:] + addresses[:at]
@@ -433,13 +436,13 @@ class ServiceSource:
         self._opens = opens or partial(SocketConnection, token_file=token_file)
 
     def latest(self) -> Loaded:
-        """A snapshot of now; see :meth:`TransactionClient.latest`."""
+        """Return a snapshot of now; see :meth:`TransactionClient.latest`."""
         with TransactionClient(self._address, self._timeout_seconds, opens=self._opens) as client:
             return client.latest()
 
 
 def source_of(wanted: ServiceSettings) -> SnapshotSource | None:
-    """Where a program outside the server finds snapshots; None for nowhere.
+    """Return where a program outside the server finds snapshots; None for nowhere.
 
     Raises:
         ConfigurationError: the folder of snapshots is named by a URL of another kind than webhdfs, or
@@ -468,7 +471,7 @@ _DECLARED: Mapping[tuple[str, int], type[TransactionError]] = {
 
 
 def _timeout(number: int, seconds: int) -> bytes:
-    """The field of a timeout.
+    """Return the field of a timeout.
 
     Raises:
         BadArgument: it is more than a field takes.
@@ -479,7 +482,7 @@ def _timeout(number: int, seconds: int) -> bytes:
 
 
 def _declared(name: str, number: int, fields: Fields) -> TransactionError:
-    """The error that a service declares."""
+    """Return the error that a service declares."""
     kind = _DECLARED.get((name, number), NotInProgress)
     if kind is Conflict:
         pointer, key, client = fields.get(1, 0), as_text(fields, 2), as_text(fields, 3)

@@ -124,7 +124,7 @@ class RpcConnection(Protocol):
         ...
 
     def is_quiet(self) -> bool:
-        """Whether it can be used again."""
+        """Return whether it can be used again."""
         ...
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ class SocketConnection:
         return self._read(size, ends)
 
     def is_quiet(self) -> bool:
-        """Whether the service has neither closed the connection nor sent anything unasked."""
+        """Return whether the service has neither closed the connection nor sent anything unasked."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return not poll.poll(0)
@@ -312,7 +312,7 @@ def _wrapped(plain: socket.socket, address: str, tls: ssl.SSLContext, name: str)
 
 
 def result_of(name: str, number: int, frame: bytes) -> Fields:
-    """The result that an answer holds.
+    """Return the result that an answer holds.
 
     Args:
         frame: the answer, without its length.
@@ -345,6 +345,6 @@ def _failed(name: str, fields: Fields) -> TransactionError:
 
 
 def as_text(fields: Fields, number: int) -> str:
-    """A text among the fields, empty where it is missing."""
+    """Return a text among the fields, empty where it is missing."""
     value = fields.get(number, b"")
     return value.decode(errors="replace") if isinstance(value, bytes) else ""

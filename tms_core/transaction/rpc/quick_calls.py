@@ -48,7 +48,7 @@ class QuickCalls:
         self._was_quick = True
 
     def is_quick(self, frame: bytes) -> bool:
-        """Whether a call takes no longer than a sync of the log, and that is on this machine."""
+        """Return whether a call takes no longer than a sync of the log, and that is on this machine."""
         return (
             self._is_here
             and len(frame) <= MAX_BYTES
@@ -59,7 +59,7 @@ class QuickCalls:
 
     @property
     def come_alone(self) -> bool:
-        """Whether quick calls come one by one and the disk was quick, so that the loop does the next one."""
+        """Return whether quick calls come one by one and the disk was quick, so that the loop does the next one."""
         return self._was_quick and self._alone >= AFTER and not self.under_way
 
     def note(self) -> None:
@@ -132,7 +132,7 @@ class QuickConnection(asyncio.StreamReaderProtocol):
         super().connection_lost(exc)
 
     def _is_quick(self, data: bytes) -> bool:
-        """Whether it is a quick call, whole and alone, and no answer waits to be read."""
+        """Return whether it is a quick call, whole and alone, and no answer waits to be read."""
         size = len(data) - LENGTH.size
         return (
             size > 0

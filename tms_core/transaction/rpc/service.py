@@ -400,7 +400,7 @@ class TransactionService:
         self._bounded.record(event, principal=None, address=address, verb=call, object_="")
 
     def _answered(self, frame: bytes, direct: bool, address: str) -> tuple[bytes | None, bool]:
-        """The answer to a frame, and whether those of its connection are passed on no further from here on.
+        """Return the answer to a frame, and whether those of its connection are passed on no further from here on.
 
         No answer: it has to be passed on.
         """
@@ -426,7 +426,7 @@ class TransactionService:
 
     @property
     def _demands(self) -> bool:
-        """Whether there is a token to be shown."""
+        """Return whether there is a token to be shown."""
         return self._token is not None or self._admin_token is not None
 
     def _level_without_token(self) -> Level:
@@ -452,11 +452,11 @@ class TransactionService:
         return Level.NONE, failure(request, Failure.PROTOCOL_ERROR, _DEMANDED)
 
     def _most(self) -> int:
-        """The largest request: a transaction carries all ids of the list, and some more than there are by now."""
+        """Return the largest request: a transaction carries all ids of the list, and some more than there are by now."""
         return max(MAX_FRAME_BYTES, LARGE_BYTES + LISTED_ID_BYTES * self._manager.listed_ids)
 
     async def _size(self, reader: asyncio.StreamReader, seconds: float | None, most: int) -> int:
-        """The size of the next frame."""
+        """Return the size of the next frame."""
         (size,) = LENGTH.unpack(await self._awaited(reader.readexactly(LENGTH.size), seconds))
         if not 0 <= size <= most:
             raise FormatError(f"a frame of {size} bytes, where {most} are the most")
@@ -482,7 +482,7 @@ class TransactionService:
                 yield received
 
     async def _whole(self, reader: asyncio.StreamReader, begun: bytes, size: int) -> bytes:
-        """A large request that has begun; it has to come steadily, since others wait for its place."""
+        """Return a large request that has begun; it has to come steadily, since others wait for its place."""
         found = bytearray(begun)
         async with asyncio.timeout(REQUEST_SECONDS):
             while len(found) < size:
@@ -567,7 +567,7 @@ def _is_of(frame: bytes, names: Collection[str]) -> bool:
 
 
 def _host(writer: asyncio.StreamWriter) -> str:
-    """Where a connection comes from, without its port; of a call that another server passed on, that server's."""
+    """Return where a connection comes from, without its port; of a call that another server passed on, that server's."""
     name = writer.get_extra_info("peername")
     return str(name[0]) if name else ""
 

@@ -113,7 +113,7 @@ class SnapshotSource(Protocol):
     """A source of the newest snapshot."""
 
     def latest(self) -> Loaded:
-        """The newest snapshot that can be used.
+        """Return the newest snapshot that can be used.
 
         Raises:
             SnapshotError: there is one, and it cannot be used.
@@ -144,7 +144,7 @@ class Folder(Protocol):
     """Where snapshot files lie; its ``str`` is what people know it by."""
 
     def names(self) -> tuple[list[str], int]:
-        """The names of its files, and how many other names there are; one empty name where it is a file itself.
+        """Return the names of its files, and how many other names there are; one empty name where it is a file itself.
 
         Raises:
             NoSnapshot: it cannot be listed; says why.
@@ -152,7 +152,7 @@ class Folder(Protocol):
         ...
 
     def open(self, name: str) -> AbstractContextManager[BinaryIO]:
-        """A file to be read.
+        """Return a file to be read.
 
         Raises:
             FileNotFoundError: it is gone by now.
@@ -211,7 +211,7 @@ class DirectorySource:
         return cls(WebHdfsFolder(place, kerberos, ca_file))
 
     def latest(self) -> Loaded:
-        """The newest file that can be used.
+        """Return the newest file that can be used.
 
         Newest is the largest number in a name, as long as it is the time that the content says. A file of another name,
         as of a copy put there by hand, counts by its content. One that is ahead of our clock counts only if all are.
@@ -248,7 +248,7 @@ class DirectorySource:
         return str(self._folder).rpartition("/")[2]
 
     def _list(self) -> tuple[list[str], int]:
-        """The snapshot files, newest first, and how many other names there are."""
+        """Return the snapshot files, newest first, and how many other names there are."""
         files, others = self._folder.names()
         if files == [""]:
             return files, 0
@@ -257,7 +257,7 @@ class DirectorySource:
         return newest_first, others + len(files) - len(numbers)
 
     def _system(self, names: list[str]) -> str:
-        """The id of the transaction system; a snapshot file by itself does not tell it."""
+        """Return the id of the transaction system; a snapshot file by itself does not tell it."""
         if names == [""]:
             return ""
         try:

@@ -77,7 +77,8 @@ class WebHdfsFolder:
         return self._url
 
     def names(self) -> tuple[list[str], int]:
-        """The names of files, and how many other names there are; one empty name where the path is a file itself.
+        """Return the names of files, and how many other names there are; one empty name where the path is a file
+        itself.
 
         Raises:
             NoSnapshot: no NameNode answers, or the active one has no such folder or does not show it.
