@@ -21,7 +21,7 @@ from tms_core.tables.leveldb.clone import clone
 from tms_core.tables.leveldb.layout import FOLDERS
 from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.log import BLOCK_BYTES, find_damage
-from tms_core.tables.leveldb.side import LevelDBSide
+from tms_core.tables.leveldb.side import LevelDBSide, beside
 from tms_core.tables.leveldb.store import LevelDBStore, release
 
 MIB = 1 << 20
@@ -190,6 +190,12 @@ def test_given_a_flipped_bit_in_the_side_tables_log_when_opened_then_it_is_refus
         LevelDBSide(tmp_path / "side")
 
 
+def files(*folders: Path) -> dict[str, bytes]:
+    """The content of all files but locks."""
+    found = (file for folder in folders for file in folder.rglob("*") if file.is_file() and file.name != "LOCK")
+    return {str(file): file.read_bytes() for file in found}
+
+
 @pytest.mark.parametrize("opener", OPENERS)
 @pytest.mark.parametrize("table", FOLDERS)
 def test_store_with_a_damaged_log_in_any_table_is_refused_with_no_file_changed(
@@ -202,10 +208,22 @@ def test_store_with_a_damaged_log_in_any_table_is_refused_with_no_file_changed(
     [log] = (folder / FOLDERS[table]).glob("*.log")
     flip(log, log.stat().st_size // 2)
 
-    def files() -> dict[str, bytes]:
-        return {str(file): file.read_bytes() for file in folder.rglob("*") if file.is_file() and file.name != "LOCK"}
-
-    before = files()
+    before = files(folder)
     with pytest.raises(StoreError, match="Nothing was changed"):
         OPENERS[opener](folder)
-    assert files() == before
+    assert files(folder) == before
+
+
+def test_store_with_a_damaged_log_beside_it_is_refused_with_no_file_changed(folder: Path) -> None:
+    with closing(LevelDBSide(beside(folder))) as side:
+        side.put([(b"a", b"1")])
+        side.put([(b"b", b"2")])
+        shutil.copytree(beside(folder), folder.with_name("taken"))
+    shutil.rmtree(beside(folder))
+    folder.with_name("taken").rename(beside(folder))
+    [log] = beside(folder).glob("*.log")
+    flip(log, 20)
+    before = files(folder, beside(folder))
+    with pytest.raises(StoreError, match="Nothing was changed"):
+        LevelDBStore(folder)
+    assert files(folder, beside(folder)) == before

@@ -54,22 +54,24 @@ _RESTORE = "Nothing was changed. Restore the store from a backup, or try repair_
 _CDAP_LOSES = "CDAP would open it all the same and lose, without an error,"
 
 
-def prepare(*folders: Path) -> None:
+def prepare(*folders: Path, side: Path | None = None) -> None:
     """Make folders readable for C++ LevelDB and for Java's alike, before they are opened.
 
     All of them are checked before the first is changed.
 
     Args:
         folders: LevelDB folders with a ``CURRENT`` file.
+        side: another one, which is opened after them and only checked here.
 
     Raises:
         StoreBusy: a folder is open, here or elsewhere.
         StoreError: a folder is damaged; nothing was changed.
     """
     with ExitStack() as locks:
-        for folder in folders:
+        checked = [*folders, *([] if side is None else [side])]
+        for folder in checked:
             locks.enter_context(locked(folder))
-        for folder in folders:
+        for folder in checked:
             check_logs(folder)
         for found in [_Cure(folder) for folder in folders]:
             found.carry_out()

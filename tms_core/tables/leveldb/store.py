@@ -49,6 +49,7 @@ from tms_core.tables.leveldb.layout import disk_bytes, find_tables, holds_databa
 from tms_core.tables.leveldb.lineage import FolderTrace, StoreTrace, trace_folder
 from tms_core.tables.leveldb.lock import locked, sync, translated
 from tms_core.tables.leveldb.manifest import prepare, rename_tables
+from tms_core.tables.leveldb.side import beside
 from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable
 
 T = TypeVar("T")
@@ -96,8 +97,9 @@ class LevelDBStore(Store):
         found = find_tables(self.path, create=create)
         present = {name: folder for name, folder in found.items() if holds_database(folder)}
         opened = {name: _trace(folder) for name, folder in present.items()}
+        side = beside(self.path)
         # All of them, before the first is opened: merely opening a folder changes it.
-        prepare(*present.values())
+        prepare(*present.values(), side=side if holds_database(side) else None)
         with ExitStack() as stack:
             databases = {name: _open(folder, stack, create=name not in opened) for name, folder in found.items()}
             self._open = stack.pop_all()
