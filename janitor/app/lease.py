@@ -29,6 +29,7 @@ def held(
     clock: Clock,
     *,
     sole: bool,
+    store: str = "",
     standby: Event | None = None,
     until: Event | None = None,
 ) -> Iterator[Lease]:
@@ -38,6 +39,7 @@ def held(
         wanted: how long it lasts.
         state: where it is kept.
         sole: no other holder can be alive.
+        store: identity of the store, if only one process can have it open; see :class:`Lease`.
         standby: wait while another process has it, until this is set; None: do not stand by.
         until: wait for as long as the lease of a dead holder lasts, or until this is set; None: do not wait.
 
@@ -45,7 +47,7 @@ def held(
         LeaseHeld: another process has it.
     """
     holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-    lease = Lease(state, holder, wanted.seconds, clock)
+    lease = Lease(state, holder, wanted.seconds, clock, store=store)
     if standby is not None:
         _wait_for(lease, standby)
     elif until is not None and not sole:

@@ -358,10 +358,12 @@ class Session:
         """
         wanted, exclusive = self.settings.janitor.lease, self.place.exclusive
         # Where only one process can open the store, a process that is still named as the holder of its lease is dead.
-        record = state.store()
-        ours = record is None or record.identity == store.identity()
+        # The state of a restored store names another one until it is adopted; then the lease says what its holder had.
+        record, identity = state.store(), store.identity()
+        sole = exclusive and (record is None or record.identity == identity)
         standby = None if exclusive else standby
-        return held(wanted, state, self.clock, sole=exclusive and ours, standby=standby, until=until)
+        only = identity if exclusive else ""
+        return held(wanted, state, self.clock, sole=sole, store=only, standby=standby, until=until)
 
     def archive(self) -> ParquetArchive | None:
         """Return where rows go before they are deleted; None where the settings want none.

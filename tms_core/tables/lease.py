@@ -51,6 +51,7 @@ class LeaseRecord:
         seconds: how long it lasts without being renewed.
         address: where its holder is reached; empty where that is not needed, and then not kept.
         former: of one that was given back, a holder before that may still have writes under way; None: there is none.
+        store: identity of the store that only its holder can have open; empty where several processes can.
     """
 
     holder: str
@@ -60,6 +61,7 @@ class LeaseRecord:
     seconds: int
     address: str = ""
     former: LeaseRecord | None = None
+    store: str = ""
 
     @classmethod
     def parse(cls, value: bytes | None) -> LeaseRecord | None:
@@ -79,7 +81,8 @@ class LeaseRecord:
         return bool(self.holder) and -WALL_ALLOWANCE_MS <= now_ms - self.renewed_ms <= self.seconds * 1000
 
     def pack(self) -> bytes:
-        fields = {name: value for name, value in asdict(self).items() if value or name not in ("address", "former")}
+        optional = ("address", "former", "store")
+        fields = {name: value for name, value in asdict(self).items() if value or name not in optional}
         if self.former is not None:
             fields["former"] = json.loads(replace(self.former, former=None).pack())
         return json.dumps(fields, sort_keys=True).encode()
@@ -94,6 +97,8 @@ class Lease:
         seconds: how long it lasts without being renewed.
         clock: whose running time counts.
         wall_clocks: whether a lease that is over by far by wall clocks is taken without having been watched.
+        store: identity of the store that this process has open, and no other can; another holder that had it open is
+            dead. Empty: several processes can have it open.
 
     Attributes:
         fence: this holder's number; 0 while it does not hold the lease.
@@ -109,12 +114,14 @@ class Lease:
         clock: Clock,
         *,
         wall_clocks: bool = True,
+        store: str = "",
     ) -> None:
         self._cell = cell
         self._holder = holder
         self._seconds = seconds
         self._clock = clock
         self._wall_clocks = wall_clocks
+        self._store = store
         self.address = ""
         self.seen: LeaseRecord | None = None
         self._mine: bytes | None = None
@@ -163,14 +170,16 @@ class Lease:
             is_others = record is not None and record.holder not in ("", self._holder)
             if patient and not is_others and not self._is_over(present, record):
                 raise LeaseHeld("The lease is free, and another process comes first.", "Wait.")
-            if record is not None and is_others and not sole and not self._is_over(present, record):
+            is_dead = sole or (record is not None and bool(self._store) and record.store == self._store)
+            if record is not None and is_others and not is_dead and not self._is_over(present, record):
                 raise LeaseHeld(
                     f"{record.holder} has the lease, renewed for the last time {self._age(record)}.",
                     f"Stop that process, or wait: when it has died, a process that waits gets the lease after "
                     f"{record.seconds} s, and one that starts anew {WALL_ALLOWANCE_MS // 1000} s later.",
                 )
             fence = record.fence + 1 if record else 1
-            taken = LeaseRecord(self._holder, fence, 0, self._clock.now_ms(), self._seconds, self.address)
+            now_ms = self._clock.now_ms()
+            taken = LeaseRecord(self._holder, fence, 0, now_ms, self._seconds, self.address, store=self._store)
             started_ms = self._clock.running_ms()
             if not self._cell.swap_lease(present, taken.pack()):
                 raise LeaseHeld("Another process took the lease at this moment.", "Try again.")

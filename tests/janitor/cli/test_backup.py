@@ -14,8 +14,10 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from janitor.cli.main import execute
+from janitor.state.sqlite.state import SqliteState
 from tms_core.cli import admin
 from tms_core.cli import main as tms
 from tms_core.cli.outcome import BUSY, USAGE
@@ -50,6 +52,13 @@ def files(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file() and path.name not in ("LOCK", ".lock")
     }
+
+
+def settings_file(folder: Path, store: Path, state: str) -> Path:
+    """Settings for a janitor of a store with the state of another one."""
+    path = folder / "janitor.yaml"
+    path.write_text(yaml.safe_dump({"storage": {"leveldb": {"path": str(store)}}, "janitor": {"state": state}}))
+    return path
 
 
 def typed(verb: str, folder: Path, store: Path) -> int:
@@ -224,6 +233,25 @@ def test_backup_of_hbase_prints_the_snapshots_in_their_order(capsys: pytest.Capt
         for table in ("tms.message", "tms.payload", "tms.side", "tms.meta", "tms.janitor")
     ]
     assert "Stop servers and janitors first" in said.err
+
+
+def test_restored_store_starts_at_once_after_its_server_was_killed(store: Path, tmp_path: Path) -> None:
+    saved, restored = tmp_path / "saved", tmp_path / "restored"
+    assert typed("backup", saved, store) == typed("restore", saved, restored) == 0
+    with served(restored), SqliteState(Path(f"{restored}.janitor")) as state:
+        lease = state.lease()
+    with SqliteState(Path(f"{restored}.janitor")) as state:
+        # Killed, it would have left this.
+        assert state.swap_lease(state.lease(), lease or b"")
+    with served(restored) as client:
+        assert bill(client, 100) == [b"7", b"8", b"9"]
+
+
+def test_state_whose_janitor_works_on_another_store_is_refused(store: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(store, other)
+    with served(store):
+        assert execute(["run", "--once", "--config", str(settings_file(tmp_path, other, f"{store}.janitor"))]) == BUSY
 
 
 # --- as commands of tms ----------------------------------------------------------------------------------------------
