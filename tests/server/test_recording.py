@@ -143,6 +143,34 @@ def test_server_on_a_store_without_a_record_accepts_and_records_it(folder: Path)
     assert recorded(folder).id == system_of(folder / "store.tx") != was.id
 
 
+def test_server_on_a_copy_without_log_and_side_table_warns_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with served(folder) as client, client.transaction() as tx:
+        tx.publish(ORDERS, [b"second"])
+    for name in ("store.tx", "store.side"):
+        shutil.rmtree(folder / name)
+    caplog.clear()
+    warning = f"the store has messages of transactions, and {folder}/store.tx has no transaction log"
+    for expected in (1, 0):
+        with served(folder):
+            pass
+        assert sum(warning in record.getMessage() for record in caplog.records) == expected
+        caplog.clear()
+
+
+def test_server_on_a_store_without_transactions_starts_its_log_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served(tmp_path) as client:
+        client.create_topic(ORDERS)
+        client.publish(ORDERS, [b"first"])
+    for name in ("store.tx", "store.side"):
+        shutil.rmtree(tmp_path / name)
+    caplog.clear()
+    with served(tmp_path):
+        pass
+    assert "has no transaction log" not in caplog.text
+
+
 def test_server_on_a_new_store_beside_an_old_log_starts(folder: Path) -> None:
     for name in ("store", "store.side"):
         shutil.rmtree(folder / name)

@@ -34,7 +34,7 @@ from tms_core.server.recording import RecordedStorage, check_directory, check_sn
 from tms_core.settings.certificate import ServerCertificate
 from tms_core.settings.models import Settings, TransactionSettings, is_loopback, split_address
 from tms_core.tables.base import CELLS, Reads, Store
-from tms_core.tables.record import Recorded, record_transactions
+from tms_core.tables.record import Recorded, record_transactions, recorded_transactions
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, living_topics
 from tms_core.transaction.manager.manager import TransactionManager
@@ -111,7 +111,7 @@ def managed(
         return _among_several(settings, clock, store, side, member, stack)
     if member is not None:
         check_alone(settings, side)
-    storage = _storage(settings, side, created=created)
+    storage = _storage(settings, store, side, created=created)
     manager = stack.enter_context(
         TransactionManager(storage, clock, offset=offset, release=partial(release_rows, side))
     )
@@ -235,7 +235,7 @@ def _token(setting: str, file: Path | None) -> Callable[[], bytes] | None:
     return read
 
 
-def _storage(settings: Settings, side: SideTable, *, created: bool) -> Storage:
+def _storage(settings: Settings, store: Store, side: SideTable, *, created: bool) -> Storage:
     directory = settings.transactions.directory
     if settings.storage.kind == "memory":
         return MemoryStorage()
@@ -245,6 +245,14 @@ def _storage(settings: Settings, side: SideTable, *, created: bool) -> Storage:
             "Set transactions.directory to a folder, or transactions.source: directory.",
         )
     check_directory(directory, side, created=created)
+    is_new = recorded_transactions(side) is None and not DirectoryStorage.has_log(Path(directory))
+    # Refused it cannot be: a store that CDAP has written looks the same as a copy without what belongs to it.
+    if is_new and not created and may_have_undecided(store):
+        logger.warning(
+            "the store has messages of transactions, and %s has no transaction log: messages of transactions that "
+            "were open or invalid are visible; if there is a log, stop this server and set transactions.directory",
+            directory,
+        )
     storage = DirectoryStorage(Path(directory))
     try:
         return RecordedStorage(storage, side, Path(directory))
