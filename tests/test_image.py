@@ -46,7 +46,7 @@ def test_what_is_in_the_image_is_what_the_tests_ran_with(name: str) -> None:
     assert all("--hash=sha256:" in block for block in shipped.values())
 
 
-@pytest.mark.parametrize("name", LOCKS)
+@pytest.mark.parametrize("name", [*LOCKS, "kerberos.lock"])
 def test_the_locks_name_no_index_no_address_and_no_place(name: str) -> None:
     text = (ROOT / "image" / name).read_text(encoding="utf-8")
     assert re.findall(r"://|\s@\s|^\s*-(?!-hash=sha256:)", text, flags=re.MULTILINE) == []

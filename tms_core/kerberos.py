@@ -95,13 +95,19 @@ class KerberosLogin:
         kind = gssapi.NameType.kerberos_principal if "@" in service else gssapi.NameType.hostbased_service
         text = service if "@" in service else service.replace("/", "@", 1)
         flag = gssapi.RequirementFlag
-        context = gssapi.SecurityContext(
-            name=gssapi.Name(text, kind),
-            creds=credentials,
-            mech=gssapi.OID.from_int_seq(_SPNEGO) if spnego else gssapi.MechType.kerberos,
-            usage="initiate",
-            flags=flag.mutual_authentication | flag.integrity | flag.confidentiality | flag.out_of_sequence_detection,
-        )
+        try:
+            context = gssapi.SecurityContext(
+                name=gssapi.Name(text, kind),
+                creds=credentials,
+                mech=gssapi.OID.from_int_seq(_SPNEGO) if spnego else gssapi.MechType.kerberos,
+                usage="initiate",
+                flags=flag.mutual_authentication
+                | flag.integrity
+                | flag.confidentiality
+                | flag.out_of_sequence_detection,
+            )
+        except gssapi.exceptions.GSSError as error:
+            raise self.failure(error, service) from error
         return Exchange(self, context, service)
 
     def describe(self) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -17,9 +20,11 @@ from tests import maven
 from tests.builders import HOUR, MINUTE, NOW_MS, pointer, topic, visibility
 from tests.hbase.server import HBaseServer, start
 from tests.kerberos.kdc import REALM, Realm
+from tests.server.client import Client, TopicClient
 from tests.support import require_or_skip
-from tms_core.clock import ManualClock
+from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import LeaseHeld, StoreError
+from tms_core.server.serving import serving
 from tms_core.settings.models import HBaseKerberosSettings, HBaseSettings
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.schema import create_tables, table_specs
@@ -124,6 +129,48 @@ def test_sweep_and_inversion_after_a_login_do_what_they_do_elsewhere(
         assert found["store"][0] == found["state"][0] == found["tables"][0] == "ok"
         status, said = found["hbase kerberos"]
         assert (status, said.startswith(f"janitor@{REALM}, with a ticket for ")) == ("ok", True)
+
+
+def test_servers_that_log_in_take_over_from_each_other(settings: HBaseSettings, tmp_path: Path) -> None:
+    config = tmp_path / "tms.yaml"
+    storage = {"kind": "hbase", "hbase": settings.model_dump(mode="json")}
+    written = {"storage": storage, "transactions": {"source": "none"}, "server": {"port": 0}}
+    config.write_text(json.dumps(written), encoding="utf-8")
+    for before in ([], ["first"]):
+        with serving(config, {}, {}, janitor=False) as started, Client(urlsplit(started.url).port or 0) as client:
+            orders = TopicClient(client, "orders")
+            if not before:
+                orders.create(ttl="86400")
+            assert orders.poll() == before
+            orders.publish("first" if not before else "second")
+
+
+def test_executors_of_spark_log_in_by_themselves(settings: HBaseSettings, tmp_path: Path) -> None:
+    now_ms = SystemClock().now_ms()
+    with HBaseStore.configured(settings) as store:
+        orders = topic(store, "default:orders", ttl_seconds=3600)
+        orders.plain(*range(now_ms - 2 * HOUR, now_ms - 2 * HOUR + 40)).plain(now_ms)
+        config = tmp_path / "janitor.yaml"
+        storage = {"kind": "hbase", "hbase": settings.model_dump(mode="json")}
+        config.write_text(json.dumps({"storage": storage, "transactions": {"source": "none"}}), encoding="utf-8")
+        command = [
+            sys.executable,
+            "-m",
+            "janitor",
+            "spark",
+            "sweep",
+            "--adopt",
+            "--format",
+            "json",
+            "--config",
+            str(config),
+        ]
+        done = subprocess.run(
+            [*command, "--master", "local[2]"], capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["totals"]["expired"] == 40
+        assert orders.times() == [now_ms]
 
 
 def test_lease_in_the_state_keeps_a_second_janitor_out(settings: HBaseSettings) -> None:

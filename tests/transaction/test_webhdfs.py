@@ -263,3 +263,12 @@ def test_given_a_url_of_no_folder_on_hdfs_then_it_says_how_one_is_written(url: s
     with pytest.raises(ConfigurationError, match="no folder on HDFS") as caught:
         DirectorySource.at(url)
     assert "webhdfs://NAMENODE:PORT/PATH" in caught.value.hint
+
+
+def test_webhdfs_that_refuses_a_ticket_is_quoted_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = "<h2>HTTP ERROR 403 GSSException: Failure (Mechanism level: Clock skew too great (37))</h2>\n<p>more</p>"
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(403, text=page))
+    client = partial(httpx2.Client, transport=transport)
+    monkeypatch.setattr("tms_core.transaction.source.webhdfs.httpx2.Client", client)
+    with pytest.raises(NoSnapshot, match=r"refuses the Kerberos login: Failure .*Clock skew too great \(37\)\)\."):
+        DirectorySource.at(f"webhdfs://namenode:9870{FOLDER}").latest()

@@ -33,6 +33,8 @@ _URL = re.compile(
 TIMEOUT_SECONDS = 30.0
 #: A file of more bytes is kept on disk while it is read.
 _MEMORY_BYTES = 16 << 20
+#: Hadoop's reason for refusing a ticket, in a page of HTML: such as a clock that is wrong.
+_GSS_FAILURE = re.compile(r"GSSException: ([^<\r\n]{1,300})")
 _HINT = (
     "See that transactions.directory names the folder as webhdfs://USER@NAMENODE:PORT/PATH, or set "
     "transactions.source: thrift."
@@ -189,6 +191,8 @@ def _refusal(answer: httpx2.Response) -> str | None:
         raise FileNotFoundError(message or "there is no such path")
     if answer.status_code == httpx2.codes.UNAUTHORIZED:
         raise OSError("it demands a Kerberos login, and refuses this one or got none; see transactions.kerberos")
+    if found := _GSS_FAILURE.search(answer.text):
+        raise OSError(f"it refuses the Kerberos login: {found[1].strip().rstrip('.')}")
     raise OSError(message or f"it answers with {answer.status_code}")
 
 
