@@ -8,7 +8,7 @@ import pytest
 
 from tests.server.client import PATIENCE_SECONDS
 from tms_core.errors import Unavailable
-from tms_core.server.memory import Memory, Share
+from tms_core.server.memory import LentMemory, Memory, Share
 
 
 class Shares:
@@ -184,3 +184,29 @@ def test_given_no_room_for_too_long_then_the_request_is_refused(monkeypatch: pyt
         assert shares.memory.waiting == 0
 
     asyncio.run(scene())
+
+
+def test_borrower_that_leaves_while_room_comes_gives_it_back() -> None:
+    async def scene(steps: int) -> None:
+        shares = Shares(10)
+        holder = await shares.held("holder", 8)
+        lent = LentMemory(shares.memory, asyncio.get_running_loop())
+
+        async def borrow() -> None:
+            async with lent.take(5, lambda: None):
+                await asyncio.Event().wait()
+
+        borrower = asyncio.ensure_future(borrow())
+        await settle()
+        assert shares.memory.waiting == 1
+        borrower.cancel()
+        # The room comes at any moment between the cancellation and its arrival in the memory's loop.
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        holder.close()
+        await asyncio.wait({borrower})
+        await settle()
+        assert (shares.memory.used_bytes, shares.memory.waiting) == (0, 0)
+
+    for steps in range(10):
+        asyncio.run(scene(steps))

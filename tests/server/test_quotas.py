@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +154,33 @@ def test_bytes_above_the_quota_are_429_with_retry_after(site: Site, clock: Manua
     assert raised.value.retry_after_seconds == float(refused.headers["retry-after"])
     clock.advance(10_000)
     assert site.ask("ada", "POST", "/t/poll").status == 200
+
+
+@pytest.mark.parametrize("site", [[{"principal": "ada", "bytes_per_second": 10_000}]], indirect=True)
+def test_bytes_of_packed_bodies_count_as_they_are_unpacked(site: Site, clock: ManualClock) -> None:
+    body = json.dumps({"messages": ["x" * 20_000]}).encode()
+    known = {"authorization": f"Bearer {site.tokens['ada']}", "content_type": JSON}
+    packed = gzip.compress(body)
+    assert len(packed) < 1000
+    sent = site.client.ask("POST", f"{TOPICS}/t/publish", packed, **known, content_encoding="gzip")
+    assert sent.status == 200
+    assert site.ask("ada", "POST", "/t/poll").status == 429
+    clock.advance(60_000)
+    assert site.client.ask("POST", f"{TOPICS}/t/poll", b"{}", **known, accept_encoding="gzip").status == 200
+    assert site.ask("ada", "POST", "/t/poll").status == 429
+
+
+@pytest.mark.parametrize("site", [[{"principal": "ada", "topics": 3}]], indirect=True)
+def test_topics_made_at_the_same_time_stay_within_the_quota(site: Site) -> None:
+    def make(number: int) -> int:
+        with Client(site.client.socket.getpeername()[1]) as client:
+            known = {"authorization": f"Bearer {site.tokens['ada']}", "content_type": JSON}
+            return client.ask("PUT", f"{TOPICS}/n{number}", b"{}", **known).status
+
+    with ThreadPoolExecutor(8) as threads:
+        statuses = list(threads.map(make, range(24)))
+    assert sorted(statuses) == [200] * 2 + [429] * 22
+    assert len(site.ask("ada", "GET", "").json) == 3
 
 
 def test_failed_attempts_wait_and_good_tokens_do_not(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

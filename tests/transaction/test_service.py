@@ -12,9 +12,9 @@ import threading
 import time
 import tracemalloc
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ from tests.transaction.managers import BASE, NOW_MS, LeftBehindList, SpyStorage,
 from tests.transaction.test_thrift import interface
 from tests.transaction.vectors import load
 from tms_core.clock import ManualClock
-from tms_core.errors import ConfigurationError
+from tms_core.errors import ConfigurationError, Unavailable
 from tms_core.failed_attempts import FailedAttempts
 from tms_core.secret_file import read_token
 from tms_core.server.memory import LentMemory, Memory
@@ -40,7 +40,7 @@ from tms_core.settings.models import TransactionSettings
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.snapshot import read_snapshot
 from tms_core.transaction.codec.thrift import transaction_fields
-from tms_core.transaction.codec.wire import Kind, MessageKind
+from tms_core.transaction.codec.wire import Failure, Kind, MessageKind
 from tms_core.transaction.manager.conflicts import ChangeLimits
 from tms_core.transaction.manager.journal import LogFailed
 from tms_core.transaction.manager.manager import TransactionManager
@@ -687,6 +687,22 @@ def test_large_call_takes_memory_of_the_server_and_waits_until_there_is_some(ser
     # A server whose listener has ended has all of its memory free.
     with connected(service) as connection:
         assert asked(connection, large).name == "canCommitOrThrow"
+
+
+def test_large_call_without_memory_is_answered_and_the_connection_goes_on(service: TransactionService) -> None:
+    @asynccontextmanager
+    async def no_room(size: int, abort: Callable[[], None]) -> AsyncIterator[Callable[[], None]]:
+        if size:
+            raise Unavailable("none", "later")
+        yield abort
+
+    service.room = no_room
+    status = wire.message(MessageKind.CALL, "status", 2)
+    with connected(service) as connection:
+        refused = asked(connection, large_call())
+        assert (refused.kind, refused.fields[2]) == (MessageKind.EXCEPTION, Failure.PROTOCOL_ERROR)
+        assert as_text(refused.fields, 1) == module.NO_MEMORY
+        assert asked(connection, len(status).to_bytes(4) + status).name == "status"
 
 
 def test_list_longer_than_a_frame_does_not_keep_transactions_from_ending(clock: ManualClock) -> None:

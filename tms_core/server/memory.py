@@ -276,7 +276,12 @@ class LentMemory:
             self._call(share.close)
 
     async def _taken(self, share: Share, size: int) -> None:
-        await share.take(size)
+        try:
+            await share.take(size)
+        except BaseException:
+            # Room may have come after the borrower left, and its own call to close the share came too early.
+            share.close()
+            raise
         share.begin_waiting()
 
     def _call(self, call: Callable[[], None]) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -55,7 +56,7 @@ from tms_core.server.rest.openapi import openapi
 from tms_core.server.rest.poll import Poll
 from tms_core.server.rest.producers import FENCED, ProducerRoutes
 from tms_core.server.rest.publish import Publish, Rollback, StorePayloads
-from tms_core.server.rest.site import Site, answer, topic_of
+from tms_core.server.rest.site import SPENDS, Site, answer, topic_of
 from tms_core.server.rest.topics import FORCE, Consumers, TopicRoutes
 from tms_core.web.listener import is_of_foreign_page, names_loopback, names_two_hosts
 
@@ -232,6 +233,7 @@ class _GuardedRoute(_Route):
             await super().handle(scope, receive, send)
             return
         with gate.quotas.request(principal):
+            scope[SPENDS] = partial(gate.quotas.spend, principal)
             await super().handle(scope, *_counted(gate.quotas, principal, receive, send))
 
 

@@ -47,7 +47,7 @@ class PollGroup(SiteRoute):
         site, headers, name = self._site, headers_of(scope), scope["path_params"]["name"]
         topic, codec = topic_of(scope), site.codec(headers)
         with site.memory.share(abort_of(scope)) as share:
-            asked = await site.read(headers, receive, codec.read_poll, share, limit=site.poll_body)
+            asked = await site.read(scope, headers, receive, codec.read_poll, share, limit=site.poll_body)
             request = self._request(headers, asked, scope.get("principal"))
             known = site.sizes.of(topic)
             largest = site.max_request_bytes if known is None else known
@@ -91,7 +91,7 @@ class RollBackGroup(SiteRoute):
         site, headers, name = self._site, headers_of(scope), scope["path_params"]["name"]
         topic, codec = topic_of(scope), site.codec(headers)
         with site.memory.share(abort_of(scope)) as share:
-            pointer, after = await site.read(headers, receive, codec.read_group_rollback, share, limit=_ROLLBACK)
+            pointer, after = await site.read(scope, headers, receive, codec.read_group_rollback, share, limit=_ROLLBACK)
         await site.in_thread(site.service.groups.roll_back, topic, name, pointer, after, scope.get("principal"))
         await answer(send, 200)
 

@@ -30,7 +30,7 @@ from tms_core.rowkey import LONG_MAX
 from tms_core.server.codec.bodies import Codec
 from tms_core.server.memory import FREE_BYTES, Share
 from tms_core.server.rest.body import GZIP, Disconnected, Headers, accepts_gzip
-from tms_core.server.rest.site import Site, SiteRoute, headers_of, topic_of, waking
+from tms_core.server.rest.site import Site, SiteRoute, headers_of, spend, topic_of, waking
 from tms_core.topic import TopicId
 from tms_core.web.protocol import abort_of, probe_of
 
@@ -64,7 +64,7 @@ class Poll(SiteRoute):
         site, headers = self._site, headers_of(scope)
         topic, codec = topic_of(scope), site.codec(headers)
         with site.memory.share(abort_of(scope)) as share:
-            asked = await site.read(headers, receive, codec.read_poll, share, limit=site.poll_body)
+            asked = await site.read(scope, headers, receive, codec.read_poll, share, limit=site.poll_body)
             share.close()
             request = self._limited(_waits(headers, asked))
             answer_headers = [(b"content-type", codec.content_type)]
@@ -81,6 +81,7 @@ class Poll(SiteRoute):
                     await polling.send([b"".join(made)] if small else made, send)
                 else:
                     await polling.stream(made, receive, send)
+                spend(scope, polling.saved_bytes)
 
     def _limited(self, request: FetchRequest) -> FetchRequest:
         """Return a request within the server's own limits (``server.poll_limit``)."""
@@ -109,6 +110,8 @@ class _Polling:
         self._found = 0
         self._goes_on = False
         self.ended = self.waited = False
+        #: By how much packing has made the answer smaller.
+        self.saved_bytes = 0
 
     def close(self) -> None:
         """Let go of what was read: this and the generators that read refer to each other."""
@@ -214,7 +217,7 @@ class _Polling:
         """Begin to read, and make the first pieces."""
         self._fetch = fetch = self._site.service.begin_fetch(self._topic, self._request)
         pieces = self._codec.write_messages(self._counted(fetch.pages()))
-        self._pieces = _gzip(pieces) if self._zipped else pieces
+        self._pieces = _gzip(self._measured(pieces)) if self._zipped else pieces
         self.ended = False
         return self._step()
 
@@ -238,9 +241,16 @@ class _Polling:
                 break
         else:
             self.ended = True
+        if self._zipped:
+            self.saved_bytes -= size
         if self._fetch is not None:
             self._site.sizes.learn(self._topic, self._fetch.largest_bytes)
         return made
+
+    def _measured(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            self.saved_bytes += len(piece)
+            yield piece
 
     def _counted(self, pages: Iterable[MessageList]) -> Iterator[MessageList]:
         for page in pages:

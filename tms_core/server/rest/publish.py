@@ -36,7 +36,7 @@ class Publish(SiteRoute):
         topic, codec = topic_of(scope), site.codec(headers)
         with site.memory.share(abort_of(scope)) as share:
             pointer, messages, ttl_seconds = await site.read(
-                headers, receive, codec.read_publish, share, cost=codec.publish_cost
+                scope, headers, receive, codec.read_publish, share, cost=codec.publish_cost
             )
             site.sizes.note(topic, messages, share.size)
             ttl_seconds, sent = _ttl(headers, ttl_seconds), sent_by(site, scope, headers)
@@ -69,7 +69,7 @@ class StorePayloads(SiteRoute):
         topic, codec = topic_of(scope), site.codec(headers)
         with site.memory.share(abort_of(scope)) as share:
             pointer, messages, ttl_seconds = await site.read(
-                headers, receive, codec.read_publish, share, cost=codec.publish_cost
+                scope, headers, receive, codec.read_publish, share, cost=codec.publish_cost
             )
             if pointer is None:
                 raise BadRequest("Payloads are stored in a transaction only.", "Give its transactionWritePointer.")
@@ -102,7 +102,7 @@ class Rollback(SiteRoute):
         topic = topic_of(scope)
         codec = self._json if json_name(headers.get(b"content-type", b"")) else self._avro
         with site.memory.share(abort_of(scope)) as share:
-            written = await site.read(headers, receive, codec.read_rollback, share, limit=_ROLLBACK)
+            written = await site.read(scope, headers, receive, codec.read_rollback, share, limit=_ROLLBACK)
         sent = sent_by(site, scope, headers, numbered=False)
         principal = scope.get("principal")
         await site.in_thread(site.service.rollback, topic, written, sent=sent, principal=principal)

@@ -34,6 +34,8 @@ T = TypeVar("T")
 #: From this size on a body is taken apart in a thread, so that the other requests need not wait for it. As many
 #: messages without a payload take a few milliseconds.
 _LARGE_BYTES = 250_000
+#: Under this name a request has what counts bytes for the quota of its principal, if it has one.
+SPENDS = "spends"
 #: How many large bodies are taken apart at once: only one can be at a time, and more would keep the event loop waiting.
 _DECODING = 1
 #: Topics whose largest message is remembered.
@@ -200,6 +202,7 @@ class Site:
 
     async def read(
         self,
+        scope: Scope,
         headers: Headers,
         receive: Receive,
         decode: Callable[[bytes], T],
@@ -227,7 +230,8 @@ class Site:
             held = share.size
             await share.take(unpacked_bytes(len(body), limit))
             async with self._decoding:
-                body = await self.in_thread(unpacked, body, limit)
+                packed, body = len(body), await self.in_thread(unpacked, body, limit)
+            spend(scope, len(body) - packed)
             share.shrink(held + len(body))
         if len(body) > FREE_BYTES:
             await share.take(cost(body))
@@ -239,7 +243,9 @@ class Site:
     async def body_of(self, request: Request, decode: Callable[[bytes], T], limit: BodyLimit) -> T:
         """Return a small body as values."""
         with self.memory.share(abort_of(request.scope)) as share:
-            return await self.read(headers_of(request.scope), request.receive, decode, share, limit=limit)
+            return await self.read(
+                request.scope, headers_of(request.scope), request.receive, decode, share, limit=limit
+            )
 
     @property
     def poll_body(self) -> BodyLimit:
@@ -264,6 +270,13 @@ class SiteRoute:
 
     def __init__(self, site: Site) -> None:
         self._site = site
+
+
+def spend(scope: Scope, size: int) -> None:
+    """Count bytes that a request costs its principal in addition to its packed body."""
+    spends = scope.get(SPENDS)
+    if spends is not None:
+        spends(size)
 
 
 def json_name(content_type: bytes) -> bytes:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
+from threading import Lock
 from typing import Any
 
 from starlette.requests import Request
@@ -16,7 +18,7 @@ from tms_core.messaging.families import Permit, permit_all
 from tms_core.server.auth.gate import Need
 from tms_core.server.codec.json_text import read_position, read_properties
 from tms_core.server.rest.body import BodyLimit
-from tms_core.server.rest.site import SiteRoute, named_topic, topic_of
+from tms_core.server.rest.site import Site, SiteRoute, named_topic, topic_of
 from tms_core.topic import INT_MAX, TopicId, parse_java_int
 
 #: The largest body of properties: what they may have together, with each character written as six.
@@ -29,6 +31,11 @@ _POSITION = BodyLimit(16 << 10, "a position is 40 digits")
 
 class TopicRoutes(SiteRoute):
     """The routes of topics, by name."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        #: Held from counting the topics of a principal with a quota until another one is made.
+        self._counting = Lock()
 
     async def topics(self, request: Request) -> Response:
         """``GET …/topics``: those that the client may see."""
@@ -55,7 +62,7 @@ class TopicRoutes(SiteRoute):
         site, topic = self._site, topic_of(request.scope)
         if request.method == "PUT":
             wanted = await site.body_of(request, read_properties, _PROPERTIES)
-            await site.in_thread(partial(site.service.create_topic, permit=self._permit(request)), topic, wanted)
+            await self._change(request, site.service.create_topic, topic, wanted)
         elif request.method == "DELETE":
             await site.in_thread(site.service.delete_topic, topic)
         else:
@@ -76,8 +83,22 @@ class TopicRoutes(SiteRoute):
         """``PUT …/topics/{topic}/properties``: replaces them all."""
         site, topic = self._site, topic_of(request.scope)
         wanted = await site.body_of(request, read_properties, _PROPERTIES)
-        await site.in_thread(partial(site.service.update_topic, permit=self._permit(request)), topic, wanted)
+        await self._change(request, site.service.update_topic, topic, wanted)
         return Response()
+
+    async def _change(
+        self, request: Request, change: Callable[..., object], topic: TopicId, wanted: Mapping[str, str]
+    ) -> None:
+        """Make or change a topic, as far as the client may."""
+        gate, permit = self._site.gate, self._permit(request)
+        quota = None if gate is None else gate.quotas.of(request.scope["principal"])
+
+        def changed() -> None:
+            # Two at once would both count the topics before either is made.
+            with nullcontext() if quota is None or quota.topics is None else self._counting:
+                change(topic, wanted, permit=permit)
+
+        await self._site.in_thread(changed)
 
     def _permit(self, request: Request) -> Permit:
         """Return what refuses a topic that the client may not administer, as one of its partitions could be."""

@@ -158,6 +158,24 @@ def read_message(data: bytes) -> RpcMessage:
         FormatError: the bytes are none.
     """
     reader = _FieldReader(data)
+    kind, name, number = _read_head(reader)
+    try:
+        return RpcMessage(kind, name, number, reader.fields())
+    except TooManyStrings as error:
+        error.request = RpcMessage(kind, name, number, {})
+        raise
+
+
+def read_head(data: bytes) -> RpcMessage:
+    """Return the message at the start of a frame, without its fields.
+
+    Raises:
+        FormatError: the bytes are no message.
+    """
+    return RpcMessage(*_read_head(_FieldReader(data)), {})
+
+
+def _read_head(reader: _FieldReader) -> tuple[int, str, int]:
     first: int = reader.number(_INT)
     if first < 0:
         if first & _VERSION_MASK != _VERSION_1:
@@ -165,12 +183,7 @@ def read_message(data: bytes) -> RpcMessage:
         kind, name = first & 0xFF, reader.text(reader.number(_INT))
     else:
         name, kind = reader.text(first), reader.number(_BYTE)
-    number = reader.number(_INT)
-    try:
-        return RpcMessage(kind, name, number, reader.fields())
-    except TooManyStrings as error:
-        error.request = RpcMessage(kind, name, number, {})
-        raise
+    return kind, name, reader.number(_INT)
 
 
 def read_struct(data: bytes) -> Fields:

@@ -20,7 +20,7 @@ import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from enum import Enum
 from hmac import compare_digest
 from itertools import chain, islice
@@ -76,6 +76,7 @@ _SHORT_BYTES = 128
 #: Calls that change or show what is of all clients.
 ADMINISTRATIVE = ("truncateInvalidTx", "truncateInvalidTxBefore", "resetState", "getSnapshot")
 NOT_ADMINISTRATIVE = "This call needs the administrative token (transactions.admin_token_file)"
+NO_MEMORY = "Requests use all the memory that server.memory allows"
 _DEMANDED = "This transaction service demands a token"
 #: Where the name of a call is, behind the version or without one, and its length before it.
 _NAMES_AT = (8, 4)
@@ -346,18 +347,11 @@ class TransactionService:
                 size = await self._size(reader, wait_seconds, LARGE_BYTES if level is Level.NONE else self._most())
                 frame = await self._awaited(reader.readexactly(min(size, LARGE_BYTES)), REQUEST_SECONDS)
                 async with self._place(size, writer) as received:
-                    if size > LARGE_BYTES:
-                        frame = await self._whole(reader, frame, size)
-                        received()
-                    if self._demands and _is_of(frame, (AUTHENTICATE,)):
-                        level, data = await self._work(self._authenticated, frame)
-                        if level is Level.NONE:
-                            self._record_refusal(Event.UNAUTHORIZED, AUTHENTICATE, _host(writer))
-                    elif refused := self._forbidden(frame, level, _host(writer)):
-                        data = refused
+                    if received is None:
+                        data = await self._refused(reader, frame, size)
                     else:
-                        found, direct = await self._done(frame, direct, _host(writer))
-                        data = await self._passed_on(frame) if found is None else found
+                        frame = await self._whole(reader, frame, size, received)
+                        level, direct, data = await self._replied(frame, level, direct, _host(writer))
                     del frame
                 if level is Level.NONE:
                     await self.failed.delay(_host(writer))
@@ -367,7 +361,7 @@ class TransactionService:
                 wait_seconds = None
                 protocol.answered(LENGTH.size + size)
                 self._new.discard(cast("asyncio.Task[None]", asyncio.current_task()))
-        except (FormatError, Unavailable) as error:
+        except FormatError as error:
             self._seldom.log(logging.WARNING, "%s is cut off: %s", writer.get_extra_info("peername"), error)
         except TimeoutError:
             logger.info("%s is cut off: no whole request has come for long", writer.get_extra_info("peername"))
@@ -375,6 +369,18 @@ class TransactionService:
             logger.debug("%s is gone: %s", writer.get_extra_info("peername"), error)
         finally:
             writer.close()
+
+    async def _replied(self, frame: bytes, level: Level, direct: bool, address: str) -> tuple[Level, bool, bytes]:
+        """Return the answer to a frame, with the level and the directness that its connection has from here on."""
+        if self._demands and _is_of(frame, (AUTHENTICATE,)):
+            level, data = await self._work(self._authenticated, frame)
+            if level is Level.NONE:
+                self._record_refusal(Event.UNAUTHORIZED, AUTHENTICATE, address)
+            return level, direct, data
+        if refused := self._forbidden(frame, level, address):
+            return level, direct, refused
+        found, direct = await self._done(frame, direct, address)
+        return level, direct, await self._passed_on(frame) if found is None else found
 
     async def _done(self, frame: bytes, direct: bool, address: str) -> tuple[bytes | None, bool]:
         """What :meth:`_answered` returns, by a worker."""
@@ -463,8 +469,11 @@ class TransactionService:
         return int(size)
 
     @asynccontextmanager
-    async def _place(self, size: int, writer: asyncio.StreamWriter) -> AsyncIterator[Callable[[], None]]:
-        """A place among the large requests, and memory for what a request becomes; gives what says that it has come."""
+    async def _place(self, size: int, writer: asyncio.StreamWriter) -> AsyncIterator[Callable[[], None] | None]:
+        """A place among the large requests, and memory for what a request becomes.
+
+        Yields what says that the request has come, or None if there is no memory for it.
+        """
         if size <= LARGE_BYTES:
             yield _nothing
             return
@@ -478,17 +487,35 @@ class TransactionService:
                 with suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(writer.transport.abort)
 
-            async with self.room(_memory_of(size), abort) as received:
+            async with AsyncExitStack() as stack:
+                received = None
+                with suppress(Unavailable):
+                    received = await stack.enter_async_context(self.room(_memory_of(size), abort))
                 yield received
 
-    async def _whole(self, reader: asyncio.StreamReader, begun: bytes, size: int) -> bytes:
-        """Return a large request that has begun; it has to come steadily, since others wait for its place."""
+    async def _whole(
+        self, reader: asyncio.StreamReader, begun: bytes, size: int, received: Callable[[], None]
+    ) -> bytes:
+        """Return a request that has begun; a large one has to come steadily, since others wait for its place."""
+        if size <= LARGE_BYTES:
+            return begun
         found = bytearray(begun)
-        async with asyncio.timeout(REQUEST_SECONDS):
-            while len(found) < size:
-                more = min(size - len(found), LARGE_BYTES)
-                found += await self._awaited(reader.readexactly(more), LARGE_SECONDS)
+        await self._read_rest(reader, size - len(begun), found.extend)
+        received()
         return bytes(found)
+
+    async def _refused(self, reader: asyncio.StreamReader, begun: bytes, size: int) -> bytes:
+        """Return the answer to a large request without memory; the rest of the request is read and dropped."""
+        await self._read_rest(reader, size - len(begun), len)
+        return _refusal(wire.read_head(begun), NO_MEMORY)
+
+    async def _read_rest(self, reader: asyncio.StreamReader, size: int, use: Callable[[bytes], object]) -> None:
+        """Read the rest of a large request in parts, each of which is used as it comes."""
+        async with asyncio.timeout(REQUEST_SECONDS):
+            while size:
+                part = await self._awaited(reader.readexactly(min(size, LARGE_BYTES)), LARGE_SECONDS)
+                size -= len(part)
+                use(part)
 
     async def _awaited(self, reading: Coroutine[None, None, bytes], seconds: float | None) -> bytes:
         """Wait for bytes of a request; until they have come whole, the connection may be closed."""
