@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from janitor.rules.policy import Hold, Reason, Rule
+from tms_core.errors import code_of_guard
 from tms_core.topic import TopicId
 
 Mode = Literal["plan", "apply"]
@@ -115,6 +116,11 @@ class GuardNote:
     tripped: bool
     message: str
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the finding as JSON values, with its code (``docs/errors.md``)."""
+        values = {"guard": self.guard, "tripped": self.tripped, "message": self.message}
+        return values | {"code": code_of_guard(self.guard)}
+
 
 class StoreBytes(NamedTuple):
     """What the store took on its disk when a pass began, and when a run had given back what it could; None: unknown."""
@@ -208,7 +214,7 @@ class Report:
             "store_bytes": self.store_bytes._asdict(),
             "messages": self.messages._asdict(),
             "boundary": None if self.boundary is None else str(self.boundary),
-            "guards": [{"guard": g.guard, "tripped": g.tripped, "message": g.message} for g in self.guards],
+            "guards": [note.to_json() for note in self.guards],
             "errors": list(self.errors),
             "store_calls": self.store_calls,
             "seeks_spared": self.seeks_spared,

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import re
+from pathlib import Path
 
+import click
 import pytest
 
+from janitor.cli.main import cli as janitor
+from tms_core.cli.main import cli as tms
 from tms_core.errors import (
     Conflict,
     FormatError,
@@ -14,6 +19,7 @@ from tms_core.errors import (
     SnapshotError,
     TmsError,
     UnsupportedSnapshotVersion,
+    code_of_guard,
 )
 
 
@@ -58,3 +64,58 @@ def test_given_any_error_when_it_was_pickled_then_it_is_as_it_was() -> None:
 def test_given_a_conflict_when_it_was_pickled_then_it_says_who_and_what() -> None:
     found = pickle.loads(pickle.dumps(Conflict("It conflicts.", 7, "key", "me")))  # noqa: S301
     assert (str(found), found.transaction_id, found.key, found.client) == ("It conflicts.", 7, "key", "me")
+
+
+# --- codes -----------------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
+#: Guards whose names are not written where their findings are made.
+STOPPED = {"halted", "lease"}
+
+
+def codes_of_the_source() -> set[str]:
+    """Return every code that a source file names, and those of all guards."""
+    texts = [
+        path.read_text(encoding="utf-8") for name in ("janitor", "tms_core") for path in (ROOT / name).rglob("*.py")
+    ]
+    guards = {name for text in texts for name in re.findall(r'GuardNote\(\s*"(\w+)"', text)} | STOPPED
+    return {code for text in texts for code in re.findall(r'"(TMS-[A-Z-]+)"', text)} | set(map(code_of_guard, guards))
+
+
+def rows_of_the_page() -> list[tuple[str, str]]:
+    """Return the codes of the page's table, and what their rows say."""
+    return re.findall(r"^\| `(TMS-[A-Z-]+)` \| (.+) \|$", PAGE, flags=re.MULTILINE)
+
+
+def test_error_page_lists_every_code_once_and_sorted() -> None:
+    codes = [code for code, _ in rows_of_the_page()]
+    assert codes == sorted(codes_of_the_source())
+
+
+def test_error_page_commands_exist() -> None:
+    commands = [words for _, row in rows_of_the_page() for words in re.findall(r"`((?:janitor|tms) [a-z][^`]*)`", row)]
+    assert len(commands) > 40
+    programs: dict[str, click.Command] = {"janitor": janitor, "tms": tms}
+    for command in commands:
+        name, *words = command.split()
+        found = programs[name]
+        for word in words:
+            if isinstance(found, click.Group):
+                found = found.get_command(click.Context(found), word) or pytest.fail(command)
+            elif word.startswith("--"):
+                assert word == "--help" or any(word in option.opts for option in found.params), command
+
+
+def test_unrelated_errors_have_different_codes() -> None:
+    kinds: list[type[TmsError]] = [TmsError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    for one in kinds:
+        for other in kinds:
+            assert one.code != other.code or issubclass(one, other) or issubclass(other, one) or _shares(one, other)
+
+
+def _shares(one: type[TmsError], other: type[TmsError]) -> bool:
+    """Return whether two errors have the code of a common ancestor, as two kinds of damaged snapshots do."""
+    return any(kind.code == one.code for kind in one.__mro__ if issubclass(kind, TmsError) and issubclass(other, kind))

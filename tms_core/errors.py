@@ -73,6 +73,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Callable
+from typing import ClassVar
 
 #: How much of a name or a key is quoted, in characters: a store may have one of megabytes.
 QUOTED = 200
@@ -91,13 +92,33 @@ def shortened(text: str) -> str:
     return _LONG_WORD.sub(lambda word: f"{word[0][:QUOTED]}…", text)
 
 
+#: Codes of errors that no class of the tree stands for: wrong usage of a command, requests that no route answers,
+#: defects, and the findings of guards.
+USAGE, INTERNAL, NO_ROUTE, METHOD_NOT_ALLOWED = "TMS-USAGE", "TMS-INTERNAL", "TMS-NO-ROUTE", "TMS-METHOD-NOT-ALLOWED"
+
+
+def code_of_status(status: int) -> str:
+    """Return the code of an HTTP error response that was not made from an error of the tree."""
+    return _STATUS_CODES.get(status, INTERNAL if status >= 500 else BadRequest.code)
+
+
+def code_of_guard(guard: str) -> str:
+    """Return the code of what a guard of a run found."""
+    return f"TMS-GUARD-{guard.upper()}"
+
+
 class TmsError(Exception):
     """Root of the tree.
 
     Args:
         message: one sentence saying what happened and where.
         hint: one sentence saying what to do next, or an empty string.
+
+    Attributes:
+        code: identifies the kind of error in output, logs and ``docs/errors.md``; never changes once it is released.
     """
+
+    code: ClassVar[str] = "TMS-ERROR"
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -124,6 +145,8 @@ def _again(kind: type[TmsError], args: tuple[object, ...], attributes: dict[str,
 class ConfigurationError(TmsError):
     """A setting is missing, unknown or has an impossible value."""
 
+    code = "TMS-CONFIGURATION"
+
 
 class LoginFailed(TmsError):
     """Kerberos gives no ticket, or a service refuses it; another try may succeed."""
@@ -132,53 +155,79 @@ class LoginFailed(TmsError):
 class FormatError(TmsError):
     """Bytes do not have the layout they must have."""
 
+    code = "TMS-FORMAT"
+
 
 class KeyFormatError(FormatError):
     """A row key's length, separators or grammar are not those of a row of ours."""
+
+    code = "TMS-FORMAT-KEY"
 
 
 class MetadataError(FormatError):
     """A topic's stored properties do not parse (``docs/reference/formats/rows.md``, metadata table)."""
 
+    code = "TMS-FORMAT-METADATA"
+
 
 class SnapshotError(FormatError):
     """A transaction snapshot is truncated, corrupt or otherwise unusable."""
+
+    code = "TMS-SNAPSHOT"
 
 
 class UnsupportedSnapshotVersion(SnapshotError):
     """A snapshot's leading version number is not 1, 2, 3 or 4."""
 
+    code = "TMS-SNAPSHOT-VERSION"
+
 
 class NoSnapshot(TmsError):
     """A source holds no snapshot that can be read."""
+
+    code = "TMS-SNAPSHOT-NOT-FOUND"
 
 
 class StoreError(TmsError):
     """The store failed to open, read or write."""
 
+    code = "TMS-STORE"
+
 
 class StoreBusy(StoreError):
     """Another process holds the store; LevelDB allows one process at a time."""
+
+    code = "TMS-STORE-BUSY"
 
 
 class LeaseHeld(StoreBusy):
     """Another process has the lease on the store (rule S12)."""
 
+    code = "TMS-LEASE-HELD"
+
 
 class StoreNotFound(StoreError):
     """No store at the configured place."""
+
+    code = "TMS-STORE-NOT-FOUND"
 
 
 class StoreUnavailable(StoreError):
     """The store cannot be reached, or could not do it in time; whether a change was made may be unknown."""
 
+    code = "TMS-STORE-UNAVAILABLE"
+
 
 class WriteRefused(StoreError):
     """The store takes no writes now, whatever is written: no space, over quota, read-only. No topic is to blame."""
 
+    code = "TMS-STORE-READ-ONLY"
+
 
 class StoreFull(WriteRefused):
     """The disk has no room, or is mounted read-only. What was to be written is not, and may be later."""
+
+    code = "TMS-STORE-FULL"
 
 
 def is_full(error: OSError) -> bool:
@@ -192,59 +241,87 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 class StoreLayoutError(StoreError):
     """A LevelDB folder in a layout of CDAP 6, which is not served."""
 
+    code = "TMS-STORE-LAYOUT"
+
 
 class StateError(TmsError):
     """The janitor's state could not be opened, read or written; no store and no topic is the cause."""
+
+    code = "TMS-STATE"
 
 
 class StateBusy(StateError):
     """Another process is writing the state, or has the lease under which it is written."""
 
+    code = "TMS-STATE-BUSY"
+
 
 class StateUnavailable(StateError):
     """Where the state is kept cannot be reached; whether a change was made may be unknown."""
+
+    code = "TMS-STATE-UNAVAILABLE"
 
 
 class ArchiveError(TmsError):
     """Rows could not be archived before they were to be deleted, or an archive could not be read."""
 
+    code = "TMS-ARCHIVE"
+
 
 class MessagingError(TmsError):
     """A request for a topic or its messages was refused or failed; the text says why."""
+
+    code = "TMS-MESSAGING"
 
 
 class BadRequest(MessagingError):
     """The request is wrong in itself: a ttl of 0, a limit below 1, a message without a payload."""
 
+    code = "TMS-BAD-REQUEST"
+
 
 class TopicNotFound(MessagingError):
     """There is no such topic, or it was deleted."""
 
+    code = "TMS-TOPIC-NOT-FOUND"
+
 
 class TopicExists(MessagingError):
     """A topic of that name exists already."""
+
+    code = "TMS-TOPIC-EXISTS"
 
 
 class PartitionsChanged(MessagingError):
     """The topic has its messages in partitions, or is one that takes no more; nothing was done. The properties of the
     whole topic say where messages go now."""
 
+    code = "TMS-PARTITIONS-CHANGED"
+
 
 class TooLarge(StoreError, BadRequest):
     """A message is larger than the store accepts. Nothing of the request was written."""
 
+    code = "TMS-TOO-LARGE"
+
 
 class ConsumerNotFound(MessagingError):
     """The topic is there, and has no consumer of that name."""
+
+    code = "TMS-CONSUMER-NOT-FOUND"
 
 
 class ConsumerConflict(MessagingError):
     """A consumer is not in the state that the request needs: it is there already, or has claims that are open; or the
     transaction in which it is to claim has ended. Nothing was done."""
 
+    code = "TMS-CONSUMER-CONFLICT"
+
 
 class ProducerNotFound(MessagingError):
     """The topic is there, and has no producer of that name."""
+
+    code = "TMS-PRODUCER-NOT-FOUND"
 
 
 class ProducerFenced(MessagingError):
@@ -252,33 +329,49 @@ class ProducerFenced(MessagingError):
 
     It is final: whatever else this instance sends is refused, too."""
 
+    code = "TMS-PRODUCER-FENCED"
+
 
 class TransactionExpired(MessagingError):
     """The transaction is past its maximum lifetime, so what it wrote might never be cleaned."""
+
+    code = "TMS-TRANSACTION-EXPIRED"
 
 
 class Unauthorized(MessagingError):
     """The request has no token, or one that is unknown, wrong or expired; nothing was done."""
 
+    code = "TMS-UNAUTHORIZED"
+
 
 class Forbidden(MessagingError):
     """The sender of the request may not do this; whether the topic exists is not said. Nothing was done."""
+
+    code = "TMS-FORBIDDEN"
 
 
 class Unanswered(MessagingError):
     """A server's answer did not come, or makes no sense, so what was asked may have been done or not."""
 
+    code = "TMS-UNANSWERED"
+
 
 class ServerFailed(Unanswered):
     """The server says that it failed (500); whether something was done is not known."""
+
+    code = "TMS-SERVER-FAILED"
 
 
 class ClientClosed(MessagingError):
     """The client was closed, so it asks for nothing any more."""
 
+    code = "TMS-CLIENT-CLOSED"
+
 
 class BufferFull(MessagingError):
     """A message was not taken, because as many wait to be published as the buffer holds."""
+
+    code = "TMS-BUFFER-FULL"
 
 
 class NotPublished(MessagingError):
@@ -288,6 +381,8 @@ class NotPublished(MessagingError):
         message, hint: as of all errors.
         messages: how many.
     """
+
+    code = "TMS-NOT-PUBLISHED"
 
     def __init__(self, message: str, hint: str = "", messages: int = 0) -> None:
         super().__init__(message, hint)
@@ -302,6 +397,8 @@ class Unavailable(MessagingError):
         retry_after_seconds: when to try again, where the server says so (``Retry-After``).
     """
 
+    code = "TMS-UNAVAILABLE"
+
     def __init__(self, message: str, hint: str = "", retry_after_seconds: float | None = None) -> None:
         super().__init__(message, hint)
         self.retry_after_seconds = retry_after_seconds
@@ -310,21 +407,31 @@ class Unavailable(MessagingError):
 class QuotaExceeded(Unavailable):
     """A principal is above its quota; the same request may succeed later."""
 
+    code = "TMS-QUOTA-EXCEEDED"
+
 
 class ClockJumped(Unavailable):
     """The wall clock is ahead of the clocks it is checked against (rule S7)."""
+
+    code = "TMS-CLOCK-JUMPED"
 
 
 class TransactionError(TmsError):
     """A transaction manager refuses what it was asked."""
 
+    code = "TMS-TRANSACTION"
+
 
 class NotInProgress(TransactionError):
     """The transaction is not in progress."""
 
+    code = "TMS-TRANSACTION-NOT-IN-PROGRESS"
+
 
 class TransactionEnded(NotInProgress, MessagingError):
     """The transaction has ended, or never began, so nothing is written in it; what came late is not visible."""
+
+    code = "TMS-TRANSACTION-ENDED"
 
 
 class Conflict(TransactionError):
@@ -337,6 +444,8 @@ class Conflict(TransactionError):
         client: who committed it, or empty.
     """
 
+    code = "TMS-TRANSACTION-CONFLICT"
+
     def __init__(self, message: str, transaction_id: int, key: str, client: str) -> None:
         super().__init__(message)
         self.transaction_id = transaction_id
@@ -347,50 +456,79 @@ class Conflict(TransactionError):
 class Invalidated(TransactionError):
     """The transaction was given up for good; nothing of it is visible, now or later, so it may be done again."""
 
+    code = "TMS-TRANSACTION-INVALIDATED"
+
 
 class PostCommitFailed(TransactionError):
     """The transaction is committed, but something that was to follow failed; doing it again would do it twice."""
+
+    code = "TMS-TRANSACTION-POST-COMMIT"
 
 
 class BadArgument(TransactionError):
     """A transaction cannot have what was asked for: a timeout below 1 (Java's ``IllegalArgumentException``)."""
 
+    code = "TMS-TRANSACTION-ARGUMENT"
+
 
 class ChangesTooLarge(TransactionError):
     """A transaction has too many change keys, or too many bytes of them."""
+
+    code = "TMS-TRANSACTION-CHANGES"
 
 
 class TruncateTimeError(TransactionError):
     """The invalid list cannot be truncated up to a time after which a transaction in progress began."""
 
+    code = "TMS-TRANSACTION-TRUNCATE-TIME"
+
 
 class CannotSnapshot(TransactionError):
     """A copy of the state could not be made."""
+
+    code = "TMS-TRANSACTION-SNAPSHOT"
 
 
 class Interrupted(TmsError):
     """A run was ended between two batches; what was done is done."""
 
+    code = "TMS-RUN-INTERRUPTED"
+
 
 class Halted(Interrupted):
     """The run was asked to stop: by a signal, or by the end of its process."""
+
+    code = "TMS-RUN-STOPPED"
 
 
 class LeaseLost(Interrupted):
     """Another process has the lease now, so this one may not write (rule S12)."""
 
+    code = "TMS-LEASE-LOST"
+
 
 class Refused(TmsError):
     """Understood, and not safe to carry out; nothing was changed."""
+
+    code = "TMS-REFUSED"
 
 
 class NotAdopted(Refused):
     """The store was never adopted by this janitor's state (rule S8, S13)."""
 
+    code = "TMS-NOT-ADOPTED"
+
 
 class GuardTripped(Refused):
     """A guard (clock, identity) stopped the run before it wrote anything (rule S7, S13)."""
 
+    code = "TMS-GUARD"
+
 
 class PlanRefused(Refused):
     """``apply`` found that what the plan rests on has moved."""
+
+    code = "TMS-PLAN-REFUSED"
+
+
+_STATUS_CODES = {403: Forbidden.code, 404: NO_ROUTE, 405: METHOD_NOT_ALLOWED, 413: TooLarge.code, 503: Unavailable.code}

@@ -39,9 +39,11 @@ from janitor.state.base import EVERYTHING, State
 from janitor.status import past
 from janitor.status.health import judge
 from janitor.status.status import Status
+from tms_core.errors import INTERNAL, BadRequest, Forbidden, code_of_status
 from tms_core.logs.printable import complete, complete_command
 from tms_core.settings.models import is_loopback
 from tms_core.topic import TopicId
+from tms_core.web import problem
 from tms_core.web.listener import is_of_foreign_page, names_loopback, names_two_hosts
 
 logger = logging.getLogger(__name__)
@@ -255,12 +257,12 @@ async def _refused(_: Request, error: Exception) -> Response:
         raise error
     known = {"Not Found": "there is nothing here", "Method Not Allowed": "nothing can be changed here"}
     sentence = known.get(error.detail, error.detail)
-    return JSONResponse({"error": sentence}, status_code=error.status_code, headers=error.headers)
+    return problem.response(error.status_code, code_of_status(error.status_code), sentence, error.headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     logger.error("%s could not be answered: %s", request.url.path, error, exc_info=error)
-    return JSONResponse({"error": "this could not be made; the janitor's log says why"}, status_code=500)
+    return problem.response(500, INTERNAL, "this could not be made; the janitor's log says why")
 
 
 # -- what protects it --------------------------------------------------------------------------------------------------
@@ -310,16 +312,16 @@ class SecurityHeaders:
             await send(message)
 
         if names_two_hosts(scope):
-            await JSONResponse({"error": "a request has one Host header"}, status_code=400)(
+            await problem.response(400, BadRequest.code, "a request has one Host header")(
                 scope, receive, send_with_headers
             )
         elif self._loopback and not names_loopback(scope):
             refusal = (
                 "this address answers to localhost only; ask http://localhost with the port, or set janitor.http.host"
             )
-            await JSONResponse({"error": refusal}, status_code=400)(scope, receive, send_with_headers)
+            await problem.response(400, BadRequest.code, refusal)(scope, receive, send_with_headers)
         elif self._loopback and is_of_foreign_page(scope):
             refusal = "requests from pages of other web sites are refused"
-            await JSONResponse({"error": refusal}, status_code=403)(scope, receive, send_with_headers)
+            await problem.response(403, Forbidden.code, refusal)(scope, receive, send_with_headers)
         else:
             await self._app(scope, receive, send_with_headers)

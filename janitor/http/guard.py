@@ -12,14 +12,14 @@ from hmac import compare_digest
 from pathlib import Path
 from urllib.parse import quote
 
-from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tms_core.clock import SystemClock
-from tms_core.errors import ConfigurationError
+from tms_core.errors import ConfigurationError, Unauthorized
 from tms_core.failed_attempts import FailedAttempts
 from tms_core.logs.audit import BoundedAudit, Event
 from tms_core.secret_file import check_secret_file, read_token
+from tms_core.web import problem
 
 _SETTING = "janitor.http.token_file"
 _PROBES = ("/healthz", "/readyz")
@@ -48,7 +48,7 @@ def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None
             try:
                 is_known = compare_digest(_shown(scope), read_token(_SETTING, token_file))
             except ConfigurationError as error:
-                await PlainTextResponse(str(error), 503)(scope, receive, send)
+                await problem.response(503, error.code, str(error))(scope, receive, send)
                 return
             if not is_known:
                 client, path = scope.get("client"), quote(scope["path"])
@@ -57,7 +57,7 @@ def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None
                 await failed.delay(address)
                 refusal = "Send the token of janitor.http.token_file: Authorization: Bearer TOKEN."
                 headers = {"WWW-Authenticate": _CHALLENGE}
-                await PlainTextResponse(refusal, 401, headers)(scope, receive, send)
+                await problem.response(401, Unauthorized.code, refusal, headers)(scope, receive, send)
                 return
         await app(scope, receive, send)
 

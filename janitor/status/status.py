@@ -353,6 +353,7 @@ class Status:
         rest = {name: getattr(self, name) for name in self.__slots__ if name not in ("counters", "topics")}
         document = {name: _plain(value) for name, value in rest.items()}
         document["paused"] = [{"pattern": pattern, "since_ms": since_ms} for pattern, since_ms in self.paused]
+        document["guards"] = [note.to_json() for note in self.guards]
         # Thousands of them, and asdict copies each field by field.
         document["topics"] = [{name: getattr(topic, name) for name in TopicFigures.__slots__} for topic in self.topics]
         return document

@@ -221,7 +221,7 @@ def test_given_a_full_report_when_written_as_json_then_each_value_has_its_type()
     assert written["mode"] == "plan"
     assert written["snapshot"] == {"timestamp_ms": 1_699_999_999_000, "source": "snapshot.1699999999000"}
     assert written["boundary"] == "9223372036854775807"
-    assert written["guards"] == [{"guard": "clock", "tripped": True, "message": "ahead"}]
+    assert written["guards"] == [{"guard": "clock", "tripped": True, "message": "ahead", "code": "TMS-GUARD-CLOCK"}]
     assert written["errors"] == ["default:orders: broken"]
     assert written["totals"]["old_generation"] == 2
     assert written["totals"]["kept"]["foreign"] == 2

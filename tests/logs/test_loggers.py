@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from tms_core.errors import StoreFull
 from tms_core.logs import loggers
 from tms_core.logs.loggers import OURS, LogFormat, SeldomLogger, configure, get_logger
 
@@ -64,21 +65,33 @@ def test_given_json_when_an_error_is_logged_then_its_trace_is_a_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "stream", "as_text"),
+    ("kind", "stream", "daemon", "as_text"),
     [
-        ("auto", io.StringIO(), False),
-        ("auto", Terminal(), True),
-        ("text", io.StringIO(), True),
-        ("json", Terminal(), False),
+        ("auto", io.StringIO(), True, False),
+        ("auto", io.StringIO(), False, True),
+        ("auto", Terminal(), True, True),
+        ("text", io.StringIO(), True, True),
+        ("json", Terminal(), False, False),
     ],
 )
-def test_given_a_format_then_auto_is_text_on_a_terminal_and_json_elsewhere(
-    kind: LogFormat, stream: io.StringIO, as_text: bool
+def test_configure_auto_is_json_only_for_daemons_outside_a_terminal(
+    kind: LogFormat, stream: io.StringIO, *, daemon: bool, as_text: bool
 ) -> None:
-    configure(kind, stream)
+    configure(kind, stream, daemon=daemon)
     logging.getLogger("janitor").info("done")
     assert stream.getvalue().endswith("INFO done\n") is as_text
     assert as_text or json.loads(stream.getvalue())["message"] == "done"
+
+
+def test_logged_error_has_its_code() -> None:
+    stream = io.StringIO()
+    configure("json", stream)
+    logging.getLogger("janitor").error("it failed: %s", StoreFull("The disk is full."))
+    assert json.loads(stream.getvalue())["code"] == "TMS-STORE-FULL"
+    stream = Terminal()
+    configure("text", stream)
+    logging.getLogger("janitor").error("it failed: %s", StoreFull("The disk is full."))
+    assert stream.getvalue() == "ERROR [TMS-STORE-FULL] it failed: The disk is full.\n"
 
 
 def test_given_text_that_goes_into_a_file_then_each_line_begins_with_its_time() -> None:

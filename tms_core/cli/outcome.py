@@ -1,23 +1,32 @@
-"""How a command ends: errors become sentences and exit codes here, and nowhere before."""
+"""How a command ends: errors become text with a code, and an exit code, here and nowhere before.
+
+    error: There is no folder /data. [TMS-STORE-NOT-FOUND]
+    hint: Give the folder that holds system.tms.meta (--leveldb, or storage.leveldb.path).
+
+With ``--format json`` the same is one JSON object on standard error: ``code``, ``message`` and ``hint``.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 
 import click
 from click.core import ParameterSource
 
+from tms_core import errors
 from tms_core.errors import ConfigurationError, StateBusy, StoreBusy, StoreLayoutError, TmsError
 from tms_core.logs.printable import complete, printable
 
 DONE, FAILED, USAGE, BUSY, INTERRUPTED = 0, 1, 2, 4, 130
 
 #: The options that lead to a server or a store.
-LEADING = ("server", "token_file", "ca_file", "config", "leveldb", "hbase")
+LEADING = ("server", "tx_server", "token_file", "ca_file", "config", "leveldb", "hbase")
 
 #: The exit codes of errors that are not just :data:`FAILED`; the first that fits counts.
 CODES: tuple[tuple[type[TmsError], int], ...] = (
@@ -70,16 +79,23 @@ def execute(
         interrupted: what is said after Ctrl-C.
         typed: the options that led here, for the commands that a hint names.
     """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--format=json" in words or ("--format", "json") in pairwise(words)
     try:
-        code = command.main(
-            None if arguments is None else list(arguments), prog_name=name, standalone_mode=False, obj=obj
-        )
+        code = command.main(words, prog_name=name, standalone_mode=False, obj=obj)
         sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show(sys.stderr)
+        return error.exit_code
+    except click.ClickException as error:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        help_command = f"{name if context is None else context.command_path} --help"
+        # The message of a type of ours stands alone; click's own would be incomplete without the option's name.
+        is_whole = error.message.startswith("invalid ")
+        _show(as_json, errors.USAGE, error.message if is_whole else error.format_message(), help_command)
         return error.exit_code
     except click.Abort:
         click.echo(interrupted(), err=True)
@@ -91,7 +107,16 @@ def execute(
     except TmsError as error:
         # An error quotes what a server, a store or a client has made up.
         message, hint = (printable(complete(text, typed())) for text in (error.message, error.hint))
-        click.secho(message, fg=None if os.environ.get("NO_COLOR") else "red", err=True)
-        if hint:
-            click.echo(hint, err=True)
+        _show(as_json, error.code, message, hint)
         return next((code for kind, code in codes if isinstance(error, kind)), FAILED)
+
+
+def _show(as_json: bool, code: str, message: str, hint: str) -> None:
+    """Print an error to standard error."""
+    if as_json:
+        error = {"code": code, "message": message} | ({"hint": hint} if hint else {})
+        click.echo(json.dumps({"error": error}), err=True)
+        return
+    click.secho(f"error: {message} [{code}]", fg=None if os.environ.get("NO_COLOR") else "red", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)

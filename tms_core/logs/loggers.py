@@ -1,7 +1,7 @@
 """Loggers: how their lines look, and those whose failure must not matter.
 
-Lines are sentences for a person at a terminal, and one JSON object a line for everything else. They go to standard
-error, because standard output belongs to what a command was asked for.
+Lines are text on a terminal and for single commands, and one JSON object a line for daemons. They go to standard error,
+because standard output belongs to the result of a command.
 
 What only watches messaging, as a metric, a log line or a notification does, may not turn a message that is on disk into
 an error when it fails. So it is called through :func:`harmless`, and what it raises ends there: with a line on standard
@@ -18,7 +18,7 @@ from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, Literal, ParamSpec, TextIO
 
-from tms_core.errors import shortened
+from tms_core.errors import TmsError, shortened
 from tms_core.logs.printable import complete, printable
 
 P = ParamSpec("P")
@@ -80,7 +80,8 @@ class SeldomLogger:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object: ``time`` (UTC), ``level``, ``logger``, ``message``, the record's ``fields``, ``error``."""
+    """One JSON object: ``time`` (UTC), ``level``, ``logger``, ``message``, the record's ``fields``, the
+    ``code`` of the error that it is about, ``error``."""
 
     def __init__(self, arguments: str) -> None:
         super().__init__()
@@ -97,6 +98,8 @@ class JsonFormatter(logging.Formatter):
                 for name, value in getattr(record, "fields", {}).items()
             },
         }
+        if code := _code(record):
+            entry["code"] = code
         if record.exc_info:
             entry["error"] = shortened(self.formatException(record.exc_info))
         return json.dumps(entry)
@@ -112,7 +115,9 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 the name is logging's
         """Return one line, whatever the names in it are; only a traceback has several."""
-        return printable(super().formatMessage(record))
+        text, code = printable(super().formatMessage(record)), _code(record)
+        # Not at the end, where a command is that a reader copies.
+        return text.replace(" ", f" [{code}] ", 1) if code else text
 
     def format(self, record: logging.LogRecord) -> str:
         lines = shortened(complete(super().format(record), self._arguments)).split("\n")
@@ -120,19 +125,27 @@ class TextFormatter(logging.Formatter):
         return f"{_moment(record)} {text}" if self._timed else text
 
 
+def _code(record: logging.LogRecord) -> str:
+    """Return the code of the error that a record is about, or an empty string."""
+    given = record.args if isinstance(record.args, tuple) else ()
+    errors = (*given, record.exc_info[1] if record.exc_info else None)
+    return next((error.code for error in errors if isinstance(error, TmsError)), "")
+
+
 def _moment(record: logging.LogRecord) -> str:
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     return f"{moment}.{int(record.msecs):03d}Z"
 
 
-def configure(kind: LogFormat, stream: TextIO, arguments: str = "") -> None:
+def configure(kind: LogFormat, stream: TextIO, arguments: str = "", *, daemon: bool = False) -> None:
     """Send all logs to one stream.
 
     Args:
-        kind: ``auto`` is text on a terminal and JSON elsewhere; text elsewhere begins with the time.
+        kind: ``auto`` is JSON for a daemon outside a terminal, and else text; outside a terminal text has the time.
         arguments: the options that commands named in the logs get (:func:`~tms_core.logs.printable.complete`).
+        daemon: whether the process ends only when it is stopped.
     """
-    as_text = kind == "text" or (kind == "auto" and stream.isatty())
+    as_text = kind == "text" or (kind == "auto" and (stream.isatty() or not daemon))
     handler = logging.StreamHandler(stream)
     text = TextFormatter(arguments, timed=not stream.isatty())
     handler.setFormatter(text if as_text else JsonFormatter(arguments))

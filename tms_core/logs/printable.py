@@ -26,6 +26,7 @@ _LEADING = (
     ("janitor", (*_STORE, "--snapshots")),
     ("tms serve", _STORE),
     ("tms admin", ("--config",)),
+    ("tms tx", ("--config", "--tx-server")),
     ("tms", _SERVER),
 )
 

@@ -33,7 +33,9 @@ import httptools
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from tms_core.errors import code_of_status
 from tms_core.logs.loggers import SeldomLogger, get_logger
+from tms_core.web import problem
 
 logger = get_logger(__name__)
 
@@ -248,7 +250,9 @@ class Protocol(HttpToolsProtocol):
 
     def _refuse(self, status: bytes, reason: bytes) -> None:
         """Say why and close, whatever else was said."""
-        head = b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close" % len(reason)
+        code = code_of_status(int(status[:3])).encode()
+        head = b"content-type: %b\r\n%b: %b\r\ncontent-length: %d\r\nconnection: close"
+        head %= (problem.TEXT, problem.CODE, code, len(reason))
         self.transport.write(b"HTTP/1.1 %b\r\n%b\r\n\r\n%b" % (status, head, reason))
         self.transport.close()
 

@@ -20,7 +20,7 @@ from janitor.report import GuardNote
 from janitor.status.status import Status
 from tests.builders import NOW_MS
 from tests.janitor.http import statuses
-from tests.janitor.http.conftest import Direct, Site
+from tests.janitor.http.conftest import Answer, Direct, Site
 from tests.janitor.http.statuses import StillViews
 from tests.support import raising
 
@@ -44,6 +44,14 @@ def status(app: Direct) -> dict[str, Any]:
     assert answer.status == 200
     document: dict[str, Any] = json.loads(answer.body)
     return document
+
+
+def problem_of(answer: Answer) -> tuple[str, str]:
+    """Return code and detail of an error response."""
+    document = json.loads(answer.body)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert (document["code"], document["status"]) == (answer.headers["x-tms-error"], answer.status)
+    return document["code"], document["detail"]
 
 
 # --- the page --------------------------------------------------------------------------------------------------------
@@ -173,7 +181,7 @@ def test_given_a_limit_that_is_none_then_it_is_refused_and_nobody_is_asked(
 ) -> None:
     answer = app.ask(f"/api/runs?limit={limit}")
     assert answer.status == 400
-    assert json.loads(answer.body) == {"error": "limit has to be a number from 1 to 1000"}
+    assert problem_of(answer) == ("TMS-BAD-REQUEST", "limit has to be a number from 1 to 1000")
     assert views.asked == []
 
 
@@ -228,7 +236,7 @@ def test_given_a_view_that_fails_then_it_alone_is_answered_500_and_the_log_says_
     app = Direct(views)
     answer = app.ask(path)
     assert answer.status == 500
-    assert json.loads(answer.body) == {"error": "this could not be made; the janitor's log says why"}
+    assert problem_of(answer)[0] == "TMS-INTERNAL"
     [record] = caplog.records
     assert record.getMessage() == f"{path} could not be answered: a bug of ours"
     assert record.exc_info
@@ -252,7 +260,7 @@ def test_nothing_can_be_changed(app: Direct, views: StillViews, path: str, metho
     answer = app.ask(path, method)
     assert answer.status == 405
     assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD"}
-    assert json.loads(answer.body) == {"error": "nothing can be changed here"}
+    assert problem_of(answer)[0] == "TMS-METHOD-NOT-ALLOWED"
     assert views.asked == []
 
 
@@ -260,7 +268,7 @@ def test_nothing_can_be_changed(app: Direct, views: StillViews, path: str, metho
 def test_other_paths_are_not_found(app: Direct, path: str) -> None:
     answer = app.ask(path)
     assert answer.status == 404
-    assert json.loads(answer.body) == {"error": "there is nothing here"}
+    assert problem_of(answer)[0] == "TMS-NO-ROUTE"
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost:9847", "127.0.0.1", "127.8.8.8:1", "[::1]", "[::1]:9847"])
@@ -278,14 +286,14 @@ def test_given_a_loopback_address_when_asked_by_a_foreign_name_then_it_refuses(
 ) -> None:
     answer = app.ask(path, host=host)
     assert answer.status == 400
-    assert "janitor.http.host" in json.loads(answer.body)["error"]
+    assert problem_of(answer)[0] == "TMS-BAD-REQUEST"
     assert views.asked == []
 
 
 def test_given_two_hosts_when_asked_then_it_refuses(app: Direct, views: StillViews) -> None:
     answer = app.ask("/api/status", HOST="localhost")
     assert answer.status == 400
-    assert "one Host header" in json.loads(answer.body)["error"]
+    assert problem_of(answer)[0] == "TMS-BAD-REQUEST"
     assert views.asked == []
 
 
@@ -305,7 +313,7 @@ def test_given_a_loopback_address_when_a_page_of_another_site_asks_then_it_refus
     for origin in ("http://evil.example", "null", "http://localhost:3000"):
         answer = app.ask("/api/status", origin=origin)
         assert answer.status == 403
-        assert json.loads(answer.body) == {"error": "requests from pages of other web sites are refused"}
+        assert problem_of(answer)[0] == "TMS-FORBIDDEN"
     assert views.asked == []
     assert app.ask("/api/status", origin="http://localhost").status == 200
 

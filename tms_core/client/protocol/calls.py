@@ -59,6 +59,8 @@ WAIT, POSITION, WAITED, LIMITED = "x-tms-wait-seconds", "x-tms-position", "x-tms
 SEALED, BEHIND, PARTITIONS = "x-tms-sealed", "x-tms-behind", "x-tms-partitions"
 #: Goes with 409: a newer instance of the producer counts (docs/reference/rest-consumers.md, "Producers").
 FENCED = "x-tms-fenced"
+#: The content type of an error in JSON (RFC 9457).
+PROBLEM = "application/problem+json"
 
 _OK = 200
 _MISSING = 404
@@ -281,16 +283,28 @@ def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, st
         kind: type[MessagingError] | None = ProducerFenced
     else:
         kind = {_MISSING: call.missing, _CONFLICT: call.conflict}.get(status) or _REFUSED.get(status)
-    text = body[: 4 * _SHOWN_CHARS].decode(errors="replace").strip()[:_SHOWN_CHARS] or "it gave no reason."
+    text, hint = _reason(body, headers)
     if status == _CONFLICT and PARTITIONS in headers:
-        raise PartitionsChanged(text)
+        raise PartitionsChanged(text, hint)
     if kind is not None and issubclass(kind, Unavailable):
-        raise kind(text, retry_after_seconds=retry_after_seconds(headers))
+        raise kind(text, hint, retry_after_seconds=retry_after_seconds(headers))
     if kind is not None:
-        raise kind(text)
+        raise kind(text, hint)
     if 300 <= status < 500:
-        raise BadRequest(f"{call} was refused with {status}: {text}")
+        raise BadRequest(f"{call} was refused with {status}: {text}", hint)
+    text = f"{text} {hint}" if hint else text
     raise ServerFailed(f"{call} failed with {status}: {text}", "It is not known whether the server did it.")
+
+
+def _reason(body: bytes, headers: Mapping[str, str]) -> tuple[str, str]:
+    """Return what an error response says, and its hint; servers without problems in JSON send both as one text."""
+    if headers.get("content-type") == PROBLEM:
+        try:
+            found = json.loads(body)
+            return str(found["detail"])[:_SHOWN_CHARS], str(found.get("hint", ""))[:_SHOWN_CHARS]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass
+    return body[: 4 * _SHOWN_CHARS].decode(errors="replace").strip()[:_SHOWN_CHARS] or "it gave no reason.", ""
 
 
 def _writing(

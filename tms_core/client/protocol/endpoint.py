@@ -22,12 +22,14 @@ from typing import Any
 
 import httpx2
 
-from tms_core.client.protocol.calls import Call
+from tms_core.client.protocol.calls import PROBLEM, Call
 from tms_core.client.protocol.values import Buffer, Limits, Measure, Retry, Timeouts
 from tms_core.client.protocol.wire import Stop
 from tms_core.errors import BadRequest, ClientClosed, ConfigurationError, Unanswered, Unavailable
 from tms_core.transaction.rpc.client import TransactionClient
 
+#: Errors are asked for in JSON, where the hint is apart from the message.
+_ACCEPT = {"accept": PROBLEM, "accept-encoding": "identity"}
 _ADDRESS = re.compile(r"[^:\[\]]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 #: Raised before there was a connection to send anything on.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
@@ -186,7 +188,7 @@ class Endpoint:
         Args:
             seconds: how long nothing may take longer; None: as long as the timeouts say.
         """
-        own = {"content-type": call.content_type, "accept-encoding": "identity", **call.headers, **self.token.headers()}
+        own = {"content-type": call.content_type, **_ACCEPT, **call.headers, **self.token.headers()}
         headers = {name.lower(): value for name, value in attempt.headers.items()} | own
         return httpx2.Request(
             call.method, attempt.url, headers=headers, content=call.body, extensions=self._waits(seconds)

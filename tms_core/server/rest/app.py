@@ -42,8 +42,10 @@ from tms_core.errors import (
     TopicNotFound,
     TransactionEnded,
     TransactionExpired,
+    Unanswered,
     Unauthorized,
     Unavailable,
+    code_of_status,
 )
 from tms_core.logs.audit import BoundedAudit, Event, record
 from tms_core.logs.loggers import SeldomLogger, get_logger, harmless
@@ -58,6 +60,7 @@ from tms_core.server.rest.producers import FENCED, ProducerRoutes
 from tms_core.server.rest.publish import Publish, Rollback, StorePayloads
 from tms_core.server.rest.site import SPENDS, Site, answer, topic_of
 from tms_core.server.rest.topics import FORCE, Consumers, TopicRoutes
+from tms_core.web import problem
 from tms_core.web.listener import is_of_foreign_page, names_loopback, names_two_hosts
 
 if TYPE_CHECKING:
@@ -84,6 +87,7 @@ _STATUS: dict[type[TmsError], int] = {
     TransactionExpired: 409,
     StoreFull: 503,
     QuotaExceeded: 429,
+    Unanswered: 502,
     Unavailable: 503,
 }
 #: A client that went away before it was answered; never sent.
@@ -100,7 +104,6 @@ _AUDITED = {
     ("rollback", "POST"): Event.ROLLBACK,
     ("group_rollback", "POST"): Event.GROUP_ROLLBACK,
 }
-_TEXT = b"text/plain; charset=utf-8"
 #: Goes with 401: how one proves who one is (RFC 6750).
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="tms"')
 #: Goes with 503: when to try again, in seconds.
@@ -208,7 +211,13 @@ class _Route(Route):
     def __init__(self, guarded: GuardedRoute) -> None:
         super().__init__(guarded.path, guarded.endpoint, methods=list(guarded.needs), name=guarded.name)
         # Where GET is, Starlette serves HEAD too; CDAP does not.
-        self.methods = set(guarded.needs)
+        self.methods = self._served = set(guarded.needs)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in self._served:
+            # Starlette would answer by itself, without a code.
+            raise HTTPException(405, "Method Not Allowed", {"allow": ", ".join(self._served)})
+        await super().handle(scope, receive, send)
 
 
 class _GuardedRoute(_Route):
@@ -318,7 +327,7 @@ class Door:
             if isinstance(error, StoreFull):
                 # Every request that writes meets a full disk, and the log may lie on it.
                 self._seldom.log(logging.ERROR, "requests that write are refused (503): %s", error)
-            await _refuse(sent, error)
+            await _refuse(scope, sent, error)
         finally:
             seconds = time.perf_counter() - started
             route = scope.get("route")
@@ -365,9 +374,10 @@ def _is_forced(scope: Scope) -> bool:
     return any(name == FORCE.encode() and value.lower() == b"true" for name, value in scope["headers"])
 
 
-async def _refuse(send: Send, error: TmsError | HTTPException) -> None:
+async def _refuse(scope: Scope, send: Send, error: TmsError | HTTPException) -> None:
     if isinstance(error, HTTPException):
-        await answer(send, error.status_code, error.detail.encode(), _TEXT)
+        more = [(name.encode(), value.encode()) for name, value in (error.headers or {}).items()]
+        await _answer_error(scope, send, error.status_code, code_of_status(error.status_code), error.detail, "", *more)
         return
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), None)
     if status is None:
@@ -382,11 +392,23 @@ async def _refuse(send: Send, error: TmsError | HTTPException) -> None:
         more.append(_RETRY)
     if isinstance(error, ProducerFenced):
         more.append((FENCED, b"true"))
-    await answer(send, status, str(error).encode("utf-8", "replace"), _TEXT, *more)
+    await _answer_error(scope, send, status, error.code, error.message, error.hint, *more)
 
 
-async def _nothing_here(_: Scope, __: Receive, send: Send) -> None:
-    await answer(send, 404, b"There is nothing here. /openapi.json lists what there is.", _TEXT)
+async def _answer_error(
+    scope: Scope, send: Send, status: int, code: str, message: str, hint: str, *more: tuple[bytes, bytes]
+) -> None:
+    """Send an error as text, or as a problem in JSON to a client that accepts JSON."""
+    header = (problem.CODE, code.encode())
+    if problem.accepts_json(scope["headers"]):
+        await answer(send, status, problem.problem(status, code, message, hint), problem.JSON, header, *more)
+    else:
+        text = f"{message} {hint}" if hint else message
+        await answer(send, status, text.encode("utf-8", "replace"), problem.TEXT, header, *more)
+
+
+async def _nothing_here(_: Scope, __: Receive, ___: Send) -> None:
+    raise HTTPException(404, "There is nothing here. /openapi.json lists what there is.")
 
 
 class _About:

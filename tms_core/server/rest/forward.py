@@ -21,11 +21,10 @@ import httpx2
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tms_core.errors import Unanswered
+from tms_core.errors import Unanswered, Unavailable
 from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
 from tms_core.server.ha.rota import Slots
 from tms_core.server.rest.body import Disconnected
-from tms_core.server.rest.site import answer
 from tms_core.transaction.rpc.line import Authorities
 
 #: Marks a request that was passed on: it is never passed on again.
@@ -54,8 +53,6 @@ _PATHS = "/v1/"
 _CONNECT_SECONDS, _READ_SECONDS = 5.0, 120.0
 #: How many connections to the leader are kept, and for how many seconds: shorter than it keeps idle ones itself.
 _KEPT, _IDLE_SECONDS = 100, 30.0
-_RETRY = (b"retry-after", b"1")
-_TEXT = b"text/plain; charset=utf-8"
 _TIMEOUT = httpx2.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS).as_dict()
 #: Nothing was sent when one of these comes.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
@@ -127,8 +124,7 @@ class Forwarder:
     async def _forward(self, leadership: Leadership, scope: Scope, receive: Receive, send: Send) -> None:
         leader = _address(leadership)
         if not leader or self._opened is None or any(name == FORWARDED for name, _ in scope["headers"]):
-            await _unavailable(send, "No server leads just now.")
-            return
+            raise _unavailable("No server leads just now.")
         passage = _Passage(scope, receive, send, self._extensions)
         transport = await self._current(self._opened)
         passing = asyncio.ensure_future(passage.run(transport, leader))
@@ -141,7 +137,7 @@ class Forwarder:
                 raise Disconnected
             else:
                 await _end(passing)
-                await passage.give_up("The server that led does not lead any more.")
+                raise _unanswered("The server that led does not lead any more.")
         finally:
             await _end(passing, gone, deposed)
 
@@ -173,14 +169,14 @@ class _Passage:
         self._receive = receive
         self._send = send
         self._said = asyncio.Event()
-        self._answering = False
 
     async def run(self, transport: httpx2.AsyncHTTPTransport, leader: str) -> None:
         """Ask the leader and pass on what it answers.
 
         Raises:
             Disconnected: the client has left before it had said everything.
-            Unanswered: the answer has begun and was cut short.
+            Unavailable: the leader was not reached.
+            Unanswered: the leader did not answer, or its answer was cut short.
         """
         try:
             response = await transport.handle_async_request(self._request(leader))
@@ -189,22 +185,15 @@ class _Passage:
             finally:
                 await response.aclose()
         except _NOT_SENT:
-            await _unavailable(self._send, "The server that leads cannot be reached.")
+            raise _unavailable("The server that leads cannot be reached.") from None
         except httpx2.TransportError as error:
-            await self.give_up(f"The server that leads did not answer: {error!r}.")
+            raise _unanswered(f"The server that leads did not answer: {error!r}.") from error
 
     async def gone(self) -> None:
         """Return when the client has left, after it had said everything."""
         await self._said.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
-
-    async def give_up(self, reason: str) -> None:
-        """Answer that there is no answer."""
-        if self._answering:
-            raise Unanswered(reason)
-        text = f"{reason} It is not known whether that server has done what was asked."
-        await answer(self._send, 502, text.encode(), _TEXT)
 
     def _request(self, leader: str) -> httpx2.Request:
         scope = self._scope
@@ -234,7 +223,6 @@ class _Passage:
 
     async def _pass_on(self, response: httpx2.Response) -> None:
         headers = _lasting(response.headers.raw)
-        self._answering = True
         await self._send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         async for piece in response.aiter_raw():
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -248,8 +236,12 @@ def _lasting(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     return [(name, value) for name, value in found if name not in _ONE_HOP and name not in named]
 
 
-async def _unavailable(send: Send, reason: str) -> None:
-    await answer(send, 503, f"{reason} Try again in some seconds.".encode(), _TEXT, _RETRY)
+def _unavailable(reason: str) -> Unavailable:
+    return Unavailable(reason, "Try again in some seconds.")
+
+
+def _unanswered(reason: str) -> Unanswered:
+    return Unanswered(reason, "It is not known whether that server has done what was asked.")
 
 
 async def _end(*tasks: asyncio.Task[None]) -> None:

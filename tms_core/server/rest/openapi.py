@@ -30,6 +30,11 @@ _PAYLOAD: Document = {
         },
     ],
 }
+_CODE: Document = {
+    "type": "string",
+    "pattern": "^TMS-[A-Z-]+$",
+    "description": "The code of the error; docs/errors.md lists all codes.",
+}
 _ID: Document = {"type": "string", "pattern": "^[0-9a-fA-F]{40}$"}
 
 
@@ -47,6 +52,10 @@ def _is(name: str) -> Document:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+def _is_header(name: str) -> Document:
+    return {"$ref": f"#/components/headers/{name}"}
+
+
 _PRODUCER_FIELDS: Document = {
     "generation": {**_is("Long"), "description": "Of the instance that counts."},
     "updatedMs": {**_is("Long"), "description": "When that was registered."},
@@ -60,6 +69,14 @@ _PRODUCER_FIELDS: Document = {
 
 _SCHEMAS: Document = {
     "Long": _LONG,
+    "Problem": _record(
+        ["title", "status", "code", "detail"],
+        title={"type": "string", "description": "The phrase of the HTTP status."},
+        status={"type": "integer", "minimum": 400, "maximum": 599},
+        code=_CODE,
+        detail={"type": "string", "description": "What failed, and why."},
+        hint={"type": "string", "description": "What to do next."},
+    ),
     "Payload": _PAYLOAD,
     "Properties": {
         "type": "object",
@@ -216,10 +233,16 @@ _REFUSALS = {
 _SCHEMES: Document = {"token": {"type": "http", "scheme": "bearer", "description": "server.auth says of which kind."}}
 
 
+def _error(description: str) -> Document:
+    """An error response: text, or a problem in JSON if the request's Accept header names JSON."""
+    content: Document = {"text/plain": {}, "application/problem+json": {"schema": _is("Problem")}}
+    return {"description": description, "headers": {"X-TMS-Error": _is_header("Error")}, "content": content}
+
+
 def _operation(
     summary: str, codes: list[int], *, body: Document | None = None, done: Document | None = None, **more: Any
 ) -> Document:
-    answers = {str(code): {"description": _CODES[code], "content": {"text/plain": {}}} for code in codes}
+    answers = {str(code): _error(_CODES[code]) for code in codes}
     operation: Document = {"summary": summary, "responses": {"200": done or {"description": "Done."}} | answers, **more}
     if body is not None:
         operation["requestBody"] = body
@@ -412,7 +435,7 @@ def _messages() -> Document:
 
 def _secured(paths: Document) -> Document:
     """Return the same paths, of a server that asks for tokens everywhere but at ``/ping``."""
-    refusals = {str(code): {"description": _REFUSALS[code], "content": {"text/plain": {}}} for code in _REFUSALS}
+    refusals = {str(code): _error(description) for code, description in _REFUSALS.items()}
     return {
         path: {
             method: {**operation, "responses": operation["responses"] | refusals, "security": [{"token": []}]}
@@ -448,5 +471,6 @@ def openapi(*, secured: bool = False) -> Document:
         "openapi": "3.1.0",
         "info": {"title": "Transactional messaging", "version": version("tms-janitor")},
         "paths": _secured(paths) if secured else paths,
-        "components": {"schemas": _SCHEMAS} | ({"securitySchemes": _SCHEMES} if secured else {}),
+        "components": {"schemas": _SCHEMAS, "headers": {"Error": {"schema": _CODE}}}
+        | ({"securitySchemes": _SCHEMES} if secured else {}),
     }

@@ -36,6 +36,8 @@ logger = get_logger(__name__)
 class ManagerStopped(TransactionError, Unavailable):
     """The manager was closed, or its log has just failed; nothing was done."""
 
+    code = "TMS-UNAVAILABLE"
+
 
 class DurableState:
     """The state of a transaction manager, and the storage it is kept in; threads may share it.

@@ -29,9 +29,13 @@ _NUMBER = struct.Struct(">q")
 class LogFailed(StoreError):
     """The transaction log could not be written; what was appended may or may not be on disk."""
 
+    code = "TMS-TRANSACTION-LOG"
+
 
 class LogFull(LogFailed, StoreFull):
     """The transaction log could not be written, because its disk is full or read-only."""
+
+    code = "TMS-STORE-FULL"
 
 
 class GroupLog(ABC):

@@ -59,6 +59,8 @@ class DirectoryFailed(StoreError):
 class DirectoryFull(DirectoryFailed, StoreFull):
     """The directory of a transaction manager cannot be written, because its disk is full or read-only."""
 
+    code = "TMS-STORE-FULL"
+
 
 @dataclass(frozen=True, slots=True)
 class Recovered:

@@ -44,9 +44,13 @@ logger = logging.getLogger(__name__)
 class ServiceUnavailable(TransactionError):
     """No transaction service can be reached, or it cannot do it; nothing was done."""
 
+    code = "TMS-TRANSACTION-SERVICE-UNAVAILABLE"
+
 
 class OutcomeUnknown(TransactionError):
     """The call was not answered, so it may have been done or not."""
+
+    code = "TMS-TRANSACTION-OUTCOME-UNKNOWN"
 
 
 class MethodUnknown(ServiceUnavailable):
@@ -55,6 +59,8 @@ class MethodUnknown(ServiceUnavailable):
 
 class TlsDemanded(ServiceUnavailable):
     """The service speaks TLS only, and the call came without."""
+
+    code = "TMS-TLS-REQUIRED"
 
 
 class Authorities:
