@@ -81,7 +81,7 @@ def test_given_a_transaction_that_has_ended_then_what_says_more_is_what_is_typed
     assert server.transactions is not None
     with client.transaction() as tx:
         ended = tx.transaction.transaction_id
-    code, _, err = typed("tx", *verb.split(), ended, "--server", server.transactions)
+    code, _, err = typed("tx", *verb.split(), ended, "--tx-server", server.transactions)
     assert code != 0
     [words] = hints(err)
     assert typed(*words)[0] == 0

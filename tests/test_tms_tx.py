@@ -45,7 +45,7 @@ def typed(service: TransactionService, capsys: pytest.CaptureFixture[str]) -> Ty
     """Type ``tms tx`` and what follows; exit code, output, errors."""
 
     def run(*words: object) -> tuple[int, str, str]:
-        code = execute(["tx", *map(str, words), "--server", service.address])
+        code = execute(["tx", *map(str, words), "--tx-server", service.address])
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 
@@ -150,7 +150,7 @@ def test_given_ids_when_invalidated_then_those_that_were_in_progress_are_invalid
     assert typed("invalidate", one, two)[:2] == (0, f"{one}: invalid now\n{two}: invalid now\n")
     code, out, err = typed("invalidate", one)
     assert (code, out) == (1, f"{one}: not in progress\n")
-    assert "1 of 1 were not in progress.\nSee what became of the first of them: tms tx show " in err
+    assert "hint: See what became of the first of them: tms tx show " in err
     assert list(manager.visibility().invalid) == [one, two]
 
 

@@ -8,9 +8,10 @@ from janitor.cli import render
 from janitor.cli.approve import is_done, once_for_option
 from janitor.cli.options import common_options, session
 from janitor.cli.outcome import next_pass
+from tms_core.cli.help import Command
 
 
-@click.command("adopt")
+@click.command("adopt", cls=Command)
 @once_for_option
 @click.option(
     "--expect-store",
@@ -19,7 +20,7 @@ from janitor.cli.outcome import next_pass
 )
 @common_options
 def command(once_for: str | None, expect_store: str | None) -> None:
-    """Accept this store as it is now.
+    """Adopt the store in its present state.
 
     And with it its transaction system and this machine's clock. From then on runs delete what is
     due. Nothing is deleted by this command itself. Needed once for a store, and again when it was

@@ -10,14 +10,15 @@ from janitor.cli.options import common_options, session
 from janitor.cli.outcome import finish
 from janitor.run import plan_file as plan
 from janitor.run.log import RunLog
+from tms_core.cli.help import Command
 
 
-@click.command("apply")
+@click.command("apply", cls=Command)
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--adopt", is_flag=True, help="Accept a store met for the first time, as the plan shows it.")
 @common_options
 def command(file: Path, adopt: bool) -> int:
-    """Carry out a plan file, at most.
+    """Carry out a plan file.
 
     Nothing outside it is done, and nothing that the law no longer allows. Refuses (exit code 3)
     and names what moved when the store, a topic's generation or ttl, or a setting is no longer

@@ -16,6 +16,7 @@ from janitor.cli.outcome import next_pass, typed
 from janitor.cli.state import complete_topics
 from janitor.state.base import EVERYTHING
 from janitor.state.decided import approval, was_done
+from tms_core.cli.help import Command
 from tms_core.topic import TopicId
 
 if TYPE_CHECKING:
@@ -41,14 +42,14 @@ def is_done(current: Session, verb: str, text: str | None) -> bool:
     return done
 
 
-@click.command("approve")
+@click.command("approve", cls=Command)
 @click.argument("topic", type=PatternType(), required=False, shell_complete=complete_topics)
 @click.option("--all", "everything", is_flag=True, help="Let every held topic go.")
 @click.option("--clock", is_flag=True, help="This machine's clock is right; lets no topic go.")
 @once_for_option
 @common_options
 def command(topic: str | None, everything: bool, clock: bool, once_for: str | None) -> None:
-    """Let go what is held, or accept the machine's clock.
+    """Release held topics, or accept the machine's clock.
 
     Of one topic (or pattern), or with --all of every topic. A frontier is held when a ttl was
     shortened, a topic deleted or created again, or a store restored. The next run then deletes
@@ -62,11 +63,11 @@ def command(topic: str | None, everything: bool, clock: bool, once_for: str | No
     """
     if topic is None and not everything and not clock:
         raise click.UsageError(
-            "Say what is approved: a topic as in default:orders, --all for every held topic, or --clock if this "
-            "machine's clock is right."
+            "missing topic: give a topic as in default:orders, --all for all held topics, or --clock if this machine's "
+            "clock is right"
         )
     if topic is not None and everything:
-        raise click.UsageError("Give a topic or --all, not both.")
+        raise click.UsageError("a topic and --all exclude each other")
     current = session()
     patterns = (EVERYTHING,) if everything else (topic,) if topic else ()
     if is_done(current, approval(patterns, clock=clock), once_for):

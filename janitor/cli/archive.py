@@ -14,6 +14,7 @@ from janitor.archive.restore import Request, Restored
 from janitor.cli import render
 from janitor.cli.options import PARTLY, common_options, session, together, topic_patterns
 from janitor.cli.state import complete_topics
+from tms_core.cli.help import Group
 from tms_core.cli.outcome import DONE
 from tms_core.cli.typed import Moment, TimeType, TopicType
 from tms_core.topic import TopicId
@@ -29,9 +30,9 @@ selecting = together(
 )
 
 
-@click.group("archive")
+@click.group("archive", cls=Group)
 def command() -> None:
-    """Look at deleted rows that are still kept, and bring them back."""
+    """List and restore archived rows."""
 
 
 @command.command("list")
@@ -39,7 +40,7 @@ def command() -> None:
 @selecting
 @common_options
 def show(patterns: tuple[str, ...], run_id: str | None, since: Moment | None, until: Moment | None) -> int:
-    """Show what is archived, by topic, day and run.
+    """List archived rows by topic, day and run.
 
     Exit code 5 when a file of the archive cannot be read; the others are shown.
 
@@ -75,7 +76,7 @@ def bring_back(
     since: Moment | None,
     until: Moment | None,
 ) -> None:
-    """Bring archived rows of a topic back.
+    """Restore archived rows of a topic.
 
     They go into the topic's current generation. The topic has to be paused, or a run would take
     them again at once; not for --dry-run. Rows that are there already are left alone. Rows of transactions that are

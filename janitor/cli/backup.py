@@ -9,17 +9,18 @@ import click
 
 from janitor.cli import render
 from janitor.cli.options import common_options, session
+from tms_core.cli.help import Command
 from tms_core.errors import ConfigurationError, StoreBusy
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
 
 
-@click.command("backup")
+@click.command("backup", cls=Command)
 @click.argument("folder", type=click.Path(path_type=Path))
 @common_options
 def command(folder: Path) -> None:
-    """Back up a store into the new folder FOLDER.
+    """Back up the store to a new folder.
 
     With the three tables, the side table (positions of consumers, claims, producers), the transaction
     log and the janitor's state, all of one moment. Works while tms serve or a janitor holds the

@@ -8,13 +8,14 @@ from janitor.boundary.claim import Limit
 from janitor.cli import render
 from janitor.cli.options import common_options, session
 from janitor.run import feedback
+from tms_core.cli.help import Command
 
 
-@click.command("boundary")
+@click.command("boundary", cls=Command)
 @click.option("--explain", is_flag=True, help="Name what holds it back.")
 @common_options
 def command(explain: bool) -> None:
-    """Show up to where the store is proven clean.
+    """Show the transaction up to which the store is proven clean.
 
     The prune boundary: up to there no row carries an invalid transaction's pointer. It is held
     back by transactions, and by the keys that were searched longest ago: in HBase those of one

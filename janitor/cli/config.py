@@ -6,11 +6,12 @@ import click
 
 from janitor.cli import render
 from janitor.cli.options import common_options, session
+from tms_core.cli.help import Group
 
 
-@click.group("config")
+@click.group("config", cls=Group)
 def command() -> None:
-    """Look at the settings."""
+    """Show the settings."""
 
 
 @command.command("show")

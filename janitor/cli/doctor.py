@@ -15,6 +15,7 @@ from janitor.cli.options import common_options, session
 from janitor.run import guards
 from janitor.state.base import RunRecord, StoreRecord
 from janitor.sweep import transactions as txstate
+from tms_core.cli.help import Command
 from tms_core.errors import TmsError
 from tms_core.logs.printable import complete, duration
 from tms_core.secret_file import read_token
@@ -36,10 +37,10 @@ class Finding(NamedTuple):
     message: str
 
 
-@click.command("doctor")
+@click.command("doctor", cls=Command)
 @common_options
 def command() -> int:
-    """Check whether all is in place for a run.
+    """Check the preconditions of a run.
 
     Settings, store and rights, state, snapshots, clocks, disk. Exit code 1 when something is broken.
 

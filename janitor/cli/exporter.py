@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from janitor.cli.options import common_options, session
+from tms_core.cli.help import Command
 
 
-@click.command("exporter")
+@click.command("exporter", cls=Command)
 @common_options
 def command() -> None:
-    """Serve metrics and status page where no daemon runs.
+    """Serve metrics and the status page without a daemon.
 
     For sites whose sweeps are CronJobs: they are drawn from the state, and the store is not read.
     The daemon, janitor run, serves them itself and needs no exporter. SIGTERM or Ctrl-C ends it.

@@ -15,6 +15,7 @@ from janitor.cli.state import beginning, explain_beginning, open_state
 from janitor.rules.policy import Rule
 from janitor.state.base import RunRecord
 from janitor.status.collect import report_of, summary
+from tms_core.cli.help import Command
 from tms_core.cli.typed import Moment, SinceType
 from tms_core.logs.printable import complete, duration
 from tms_core.tables.lease import WALL_ALLOWANCE_MS
@@ -28,13 +29,13 @@ _COLUMNS = ("run", "began", "took", "mode", "result", "expired", "old gen", "pro
 _FIGURES = (5, 6, 7, 8, 9)
 
 
-@click.command("history")
+@click.command("history", cls=Command)
 @click.argument("run_id", required=False)
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Runs to show.")
 @click.option("--since", type=SinceType(), help="Only runs that began then or later.")
 @common_options
 def command(run_id: str | None, limit: int, since: Moment | None) -> None:
-    """Show past runs, newest first, or one run's report.
+    """Show past runs, or the report of one run.
 
     Reads what the janitor remembers and not the store, so it works while a daemon runs.
 
@@ -120,7 +121,7 @@ def _show_run(current: Session, run_id: str) -> None:
     with open_state(current) as state:
         run = state.run(run_id) if state else None
     if run is None:
-        raise click.UsageError(f"no run {run_id} is remembered; see: {typed(current, 'history')}")
+        raise click.UsageError(f"unknown run {run_id}; list the runs: {typed(current, 'history')}")
     report = report_of(run)
     if current.as_json:
         render.print_json({**_run_json(current, run), "report": report or None})
@@ -163,7 +164,7 @@ def _print_report(report: dict[str, Any], arguments: str) -> None:
         out.print(f"still held, as an earlier run counted: {rows} ({why})")
     for note in report["guards"]:
         message = complete(note["message"], arguments)
-        out.print(render.styled(f"{note['guard']}: {message}", "bold red" if note["tripped"] else "yellow"))
+        out.print(render.guard_line(note["guard"], message, tripped=note["tripped"]))
     for error in report["errors"]:
         out.print(render.styled(f"failed: {error}", "bold red"))
 

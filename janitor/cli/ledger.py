@@ -11,6 +11,7 @@ from janitor.cli.options import common_options, session, topic_patterns
 from janitor.cli.state import beginning, explain_beginning, open_state
 from janitor.rules.policy import Rule
 from janitor.state.base import LedgerEntry
+from tms_core.cli.help import Command
 from tms_core.logs.printable import duration
 from tms_core.rowkey import GENERATION_BYTES
 from tms_core.transaction.model import transaction_ms
@@ -24,13 +25,13 @@ _PARTS = {
 }
 
 
-@click.command("ledger")
+@click.command("ledger", cls=Command)
 @topic_patterns
 @click.option("--run", "run_id", metavar="ID", help="Only what this run took.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Entries to show.")
 @common_options
 def command(patterns: tuple[str, ...], run_id: str | None, limit: int) -> None:
-    """Show what was taken: from which key to which, by which rule.
+    """Show which key ranges were deleted, and by which rule.
 
     Newest first. Reads what the janitor remembers and not the store, so it works while a daemon runs. Rows that a
     rule did not take may lie between the two keys of an entry.

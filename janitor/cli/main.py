@@ -23,39 +23,48 @@ _INTERRUPTED = "interrupted; what was done is done, the next run goes on from th
 _CODES = ((Refused, REFUSED), *outcome.CODES)
 
 
-#: The verbs, each a module of its own, with the first sentence of its help.
+#: The verbs by the sections of the help, each a module of its own, with the first sentence of its help.
 _VERBS = {
-    "adopt": "Accept this store as it is now.",
-    "apply": "Carry out a plan file, at most.",
-    "approve": "Let go what is held, or accept the machine's clock.",
-    "archive": "Look at deleted rows that are still kept, and bring them back.",
-    "backup": "Back up a store into the new folder FOLDER.",
-    "boundary": "Show up to where the store is proven clean.",
-    "config": "Look at the settings.",
-    "doctor": "Check whether all is in place for a run.",
-    "exporter": "Serve metrics and status page where no daemon runs.",
-    "history": "Show past runs, newest first, or one run's report.",
-    "inspect": "Look into the tables and the transaction snapshot.",
-    "ledger": "Show what was taken: from which key to which, by which rule.",
-    "pause": "Stop deleting and inverting.",
-    "plan": "Show what a run would do.",
-    "restore": "Restore the backup FOLDER to where the settings have the store.",
-    "resume": "Take pauses back, and try quarantined topics again.",
-    "run": "Delete what is due, on a schedule or once.",
-    "spark": "The same work on Spark, for stores too large for one process.",
-    "status": "Show what the janitor does, what waits and why.",
-    "sweep-now": "Have the process that holds the store sweep at once.",
-    "topic": "Show one topic: size over time, ttl, what is held and why, consumers, what was taken.",
-    "verify": "Prove the boundary, or refute it.",
-    "why": "Say why a message is still there, or who took it.",
+    "Clean": {
+        "plan": "Show what a run would do.",
+        "run": "Delete expired rows, once or on a schedule.",
+        "apply": "Carry out a plan file.",
+        "sweep-now": "Start a sweep in the process that holds the store.",
+        "spark": "Count and clean a large store on Spark.",
+    },
+    "Inspect": {
+        "status": "Show what the janitor does, what waits, and why.",
+        "topic": "Show one topic: size, ttl, holds, consumers and deletions.",
+        "why": "Explain why a message is still stored, or which run deleted it.",
+        "inspect": "Show the tables and the transaction snapshot.",
+        "history": "Show past runs, or the report of one run.",
+        "doctor": "Check the preconditions of a run.",
+    },
+    "Undo and prove": {
+        "archive": "List and restore archived rows.",
+        "backup": "Back up the store to a new folder.",
+        "restore": "Restore a backup to the configured place.",
+        "ledger": "Show which key ranges were deleted, and by which rule.",
+        "boundary": "Show the transaction up to which the store is proven clean.",
+        "verify": "Verify the prune boundary.",
+    },
+    "Administer": {
+        "adopt": "Adopt the store in its present state.",
+        "approve": "Release held topics, or accept the machine's clock.",
+        "pause": "Pause topics, so that nothing of them is deleted.",
+        "resume": "Resume paused and quarantined topics.",
+        "config": "Show the settings.",
+        "exporter": "Serve metrics and the status page without a daemon.",
+    },
 }
 
 
 @click.group(
     cls=LazyGroup,
     lazy={
-        verb: LazyCommand(f"janitor.cli.{verb.replace('-', '_')}:command", sentence)
-        for verb, sentence in _VERBS.items()
+        verb: LazyCommand(f"janitor.cli.{verb.replace('-', '_')}:command", sentence, section)
+        for section, verbs in _VERBS.items()
+        for verb, sentence in verbs.items()
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -69,7 +78,7 @@ def cli() -> None:
       janitor run --once --adopt --leveldb data/messaging --snapshots data/tx.snapshot
 
     \b
-    From then on, as a daemon with a status page, or in single passes from cron or a timer:
+    Then as a daemon with a status page, or in single runs from cron or a timer:
       janitor run --config janitor.yaml
       janitor run --once --config janitor.yaml
 

@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from janitor.app.options import Common
+from tms_core.cli.help import LOG_FORMAT, shared
 from tms_core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
 
 Command = Callable[..., Any]
+
+#: Commands that end only when they are stopped; run with ``--once`` is not one of them.
+_DAEMONS = ("run", "exporter")
 
 #: Exit codes beside those of every program of ours.
 REFUSED, PARTLY = 3, 5
@@ -40,19 +44,32 @@ class PatternType(click.ParamType[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         if str(value).count(":") != 1:
-            self.fail(f"{value!r} is no topic: write namespace:topic, as in default:orders or 'default:*'", param, ctx)
+            self.fail(f"invalid topic {value!r}: use namespace:topic, as in default:orders or 'default:*'", param, ctx)
         return str(value)
 
 
 _COMMON = together(
-    click.option("--config", type=click.Path(path_type=Path), help="Settings file (YAML).", metavar="FILE"),
-    click.option("--leveldb", metavar="DIR", help="A LevelDB store, its state in DIR.janitor, transactions in DIR.tx."),
-    click.option("--hbase", metavar="HOST:PORT[,...]", help="HBase Thrift servers."),
-    click.option("--snapshots", metavar="DIR_OR_URL", help="Where the transaction snapshots are."),
-    click.option("--format", type=click.Choice(["table", "json"]), help="Tables for people or JSON for programs."),
-    click.option(
-        "--log-format", type=click.Choice(["auto", "text", "json"]), help="auto (default): JSON, but for a terminal."
+    shared("--config", type=click.Path(path_type=Path), metavar="FILE", help="Settings file (YAML)."),
+    shared(
+        "--leveldb",
+        metavar="DIR",
+        env="TMS_STORAGE__LEVELDB__PATH",
+        help="LevelDB store; its state is in DIR.janitor, its transactions in DIR.tx.",
     ),
+    shared("--hbase", metavar="HOST:PORT[,…]", env="TMS_STORAGE__HBASE__THRIFT2", help="HBase Thrift 2 servers."),
+    shared(
+        "--snapshots",
+        metavar="DIR|URL",
+        env="TMS_TRANSACTIONS__DIRECTORY",
+        help="Folder of the transaction snapshots.",
+    ),
+    shared(
+        "--format",
+        type=click.Choice(["table", "json"]),
+        shown="table",
+        help="Output format: table for reading, json for programs.",
+    ),
+    shared("--log-format", type=click.Choice(["auto", "text", "json"]), shown="auto", help=LOG_FORMAT),
     click.version_option(package_name="tms-janitor", prog_name="janitor"),
 )
 
@@ -90,8 +107,14 @@ def session() -> Session:
     found = cast(dict[str, Any], click.get_current_context().ensure_object(dict))
     common = cast(Common, found["common"])
     _refuse_namesake()
-    configure(common.log_format, sys.stderr, common.arguments())
+    configure(common.log_format, sys.stderr, common.arguments(), daemon=_is_daemon())
     return Session(common, found.get("clock") or SystemClock())
+
+
+def _is_daemon() -> bool:
+    """Return whether the command that is running ends only when it is stopped."""
+    context = click.get_current_context()
+    return context.info_name in _DAEMONS and not context.params.get("once")
 
 
 def _refuse_namesake() -> None:

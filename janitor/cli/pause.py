@@ -12,13 +12,14 @@ from janitor.cli.options import PatternType, common_options, session
 from janitor.cli.outcome import typed
 from janitor.cli.state import complete_topics
 from janitor.state.base import EVERYTHING, Pause
+from tms_core.cli.help import Command
 
 
-@click.command("pause")
+@click.command("pause", cls=Command)
 @click.argument("topic", type=PatternType(), required=False, shell_complete=complete_topics)
 @common_options
 def command(topic: str | None) -> None:
-    """Stop deleting and inverting.
+    """Pause topics, so that nothing of them is deleted.
 
     In one topic (or pattern), or everywhere. A run under way stops before its next batch, and later
     ones leave the topics alone, until janitor resume. Works while another process holds the store.

@@ -14,6 +14,7 @@ from janitor.report import Report
 from janitor.rules.policy import Hold
 from janitor.run import plan_file as plan
 from janitor.sweep.whatif import WhatIf
+from tms_core.cli.help import Command
 from tms_core.cli.typed import Moment, TimeType
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 LAST_MS = 2**63 - 1
 
 
-@click.command("plan")
+@click.command("plan", cls=Command)
 @click.option("--at", type=TimeType(), help="What would be due at another moment; such a plan cannot be applied.")
 @click.option("--what-if", default="", metavar="POLICY", help="Judge by other ttls: ttl=3d,topic=default:*")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a plan file for janitor apply.")
@@ -44,7 +45,7 @@ def command(at: Moment | None, what_if: str, out: Path | None, summary: bool, pa
     current = session()
     at_ms = at.at(current.clock.now_ms()) if at else None
     if at_ms is not None and not 0 <= at_ms <= LAST_MS:
-        raise click.BadParameter("rows have times between 1970 and 2^63-1 ms", param_hint="--at")
+        raise click.BadParameter("invalid time: use a time between 1970 and 2^63-1 ms", param_hint="--at")
     WhatIf.parse(what_if)
     with current.reading() as engine:
         report, document = engine.plan(at_ms=at_ms, patterns=patterns, digest=current.digest, what_if=what_if)

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from janitor.report import COUNTED_REASONS, Report
 from janitor.rules.policy import Hold, Reason, Rule
+from tms_core.errors import code_of_guard
 from tms_core.logs import printable
 from tms_core.logs.printable import duration
 
@@ -125,11 +126,18 @@ def print_report(
     if report.truncated:
         out.print(f"{report.truncated:,} transactions taken off the invalid list")
     for note in report.guards:
-        out.print(Text(f"{note.guard}: {complete(note.message)}", style="bold red" if note.tripped else "yellow"))
+        out.print(guard_line(note.guard, complete(note.message), tripped=note.tripped))
     for error in report.errors:
         out.print(Text(f"failed: {error}", style="bold red"))
     if next_step:
         print_next(next_step, style="bold")
+
+
+def guard_line(guard: str, message: str, *, tripped: bool) -> Text:
+    """Return what a guard found, with its code if the guard stopped the run."""
+    # Not behind the message: that often ends with a command to copy.
+    name = f"{guard} [{code_of_guard(guard)}]" if tripped else guard
+    return Text(f"{name}: {message}", style="bold red" if tripped else "yellow")
 
 
 def print_next(steps: str, style: str = "") -> None:

@@ -9,14 +9,15 @@ import click
 from janitor.cli import render
 from janitor.cli.options import common_options, session
 from janitor.cli.outcome import typed
+from tms_core.cli.help import Command
 from tms_core.errors import ConfigurationError
 
 
-@click.command("restore")
+@click.command("restore", cls=Command)
 @click.argument("folder", type=click.Path(path_type=Path))
 @common_options
 def command(folder: Path) -> None:
-    """Restore the backup FOLDER to where the settings have the store.
+    """Restore a backup to the configured place.
 
     Copies store, side table, transaction log and state to the folders of the settings, which must be
     empty or not there: move away what is left of the store first. The restored store is a first

@@ -13,14 +13,15 @@ from janitor.cli.outcome import typed
 from janitor.cli.pause import as_json, names
 from janitor.cli.state import complete_topics, open_state
 from janitor.state.base import EVERYTHING, Pause, State
+from tms_core.cli.help import Command
 from tms_core.cli.outcome import DONE, FAILED
 
 
-@click.command("resume")
+@click.command("resume", cls=Command)
 @click.argument("topic", type=PatternType(), required=False, shell_complete=complete_topics)
 @common_options
 def command(topic: str | None) -> int:
-    """Take pauses back, and try quarantined topics again.
+    """Resume paused and quarantined topics.
 
     Those of one topic (or of a pattern and all within it), or all of them. The next run then does
     what is due. Exit code 1 when the topic stays paused, because a wider pattern was.

@@ -13,6 +13,7 @@ from janitor.cli.outcome import finish, show
 from janitor.report import Mode
 from janitor.run.log import RunLog
 from janitor.state.records import Note
+from tms_core.cli.help import Command
 from tms_core.errors import StateBusy, StoreBusy, TmsError
 from tms_core.logs.printable import printable
 
@@ -23,14 +24,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@click.command("run")
+@click.command("run", cls=Command)
 @click.option("--once", is_flag=True, help="Make one pass and exit, for cron.")
 @click.option("--adopt", is_flag=True, help="Accept a store met for the first time, with all that is due in it.")
 @click.option("--skip-if-locked", is_flag=True, help="Exit 0 when another process holds the store.")
 @topic_patterns
 @common_options
 def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, ...]) -> int:
-    """Delete what is due, on a schedule or once.
+    """Delete expired rows, once or on a schedule.
 
     And invert rows of invalid transactions.
 

@@ -16,6 +16,7 @@ from janitor.cli.run import after_run
 from janitor.rules.policy import Rule
 from janitor.run.log import RunLog
 from janitor.sweep.context import matches
+from tms_core.cli.help import Group
 from tms_core.errors import StateBusy, StoreBusy
 from tms_core.logs.printable import duration, printable
 
@@ -32,9 +33,9 @@ on_spark = together(
 )
 
 
-@click.group("spark")
+@click.group("spark", cls=Group)
 def command() -> None:
-    """The same work on Spark, for stores too large for one process."""
+    """Count and clean a large store on Spark."""
 
 
 @command.command("stats")
@@ -48,7 +49,7 @@ def command() -> None:
 def stats(
     master: str | None, partitions: int | None, patterns: tuple[str, ...], out: str | None, remember: bool
 ) -> None:
-    """Count what lies in a store, and what the law would take of it.
+    """Count the rows of a store, and those that are due.
 
     Every row is read: how many there are, how old, how many are overdue and by which rule, which
     payloads no message refers to, which are missing, and what blocks readers. Changes nothing in
@@ -109,7 +110,7 @@ def sweep(
     skip_if_locked: bool,
     patterns: tuple[str, ...],
 ) -> int:
-    """Delete what is due, with tasks on Spark.
+    """Delete expired rows with tasks on Spark.
 
     One pass, as janitor run --once makes it: the same law, guards, lease, report and exit codes.
     In HBase tasks delete, each under one salt, and the rate is shared out among them. In LevelDB

@@ -26,6 +26,7 @@ from janitor.state.sqlite.state import SqliteState
 from janitor.status.collect import collect
 from janitor.status.health import Health, judge
 from janitor.status.status import Running, RunSummary, Status
+from tms_core.cli.help import Command
 from tms_core.cli.outcome import DONE
 from tms_core.errors import StateError, StoreError, TmsError
 from tms_core.logs.printable import complete, complete_command, duration, printable
@@ -46,12 +47,12 @@ WATCH_SECONDS = 2
 logger = logging.getLogger(__name__)
 
 
-@click.command("status")
+@click.command("status", cls=Command)
 @click.option("--check", is_flag=True, help="One line, and the exit code of a monitoring plugin: 0, 1, 2 or 3.")
 @click.option("--watch", is_flag=True, help=f"Show it again every {WATCH_SECONDS} s, until Ctrl-C.")
 @common_options
 def command(check: bool, watch: bool) -> int:
-    """Show what the janitor does, what waits and why.
+    """Show what the janitor does, what waits, and why.
 
     Asks the janitor that holds the store; where none runs, it shows what is remembered of the last
     one. Reads nothing of the store.
@@ -66,7 +67,7 @@ def command(check: bool, watch: bool) -> int:
     """
     current = session()
     if check and watch:
-        raise click.UsageError("--check asks once, --watch again and again: give one of them")
+        raise click.UsageError("--check and --watch exclude each other")
     if check:
         return _check(current)
     _show(current)
@@ -175,11 +176,8 @@ def lines(status: Status, health: Health, arguments: str = "") -> Iterator[Text]
         yield render.line("ahead", ahead.topic, newest, complete_command(f"janitor topic {ahead.topic}", arguments))
     yield from _statistics(status)
     for guard in status.guards:
-        yield render.line(
-            "guard",
-            f"{guard.guard}: {complete(guard.message, arguments)}",
-            style="bold red" if guard.tripped else "yellow",
-        )
+        message = render.guard_line(guard.guard, complete(guard.message, arguments), tripped=guard.tripped)
+        yield render.line("guard").append(message)
 
 
 def _statistics(status: Status) -> Iterator[Text]:

@@ -7,13 +7,14 @@ import click
 from janitor.cli import render
 from janitor.cli.options import common_options, session
 from janitor.cli.outcome import typed
+from tms_core.cli.help import Command
 from tms_core.errors import StoreError
 
 
-@click.command("sweep-now")
+@click.command("sweep-now", cls=Command)
 @common_options
 def command() -> None:
-    """Have the process that holds the store sweep at once.
+    """Start a sweep in the process that holds the store.
 
     Asks the janitor that answers in the state folder: of janitor run, or inside tms serve. Its next
     sweep starts now, or after the sweep under way, and leaves no topic for later. Returns at once.

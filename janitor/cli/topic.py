@@ -14,6 +14,7 @@ from janitor.cli.outcome import typed
 from janitor.cli.state import complete_topics, open_state
 from janitor.status.collect import collect
 from janitor.status.past import topic_detail
+from tms_core.cli.help import Command
 from tms_core.cli.typed import TopicType
 from tms_core.logs.printable import complete_command, duration
 from tms_core.topic import TopicId
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-@click.command("topic")
+@click.command("topic", cls=Command)
 @click.argument("topic", type=TopicType(), metavar="NS:TOPIC", shell_complete=complete_topics)
 @common_options
 def command(topic: TopicId) -> None:
-    """Show one topic: size over time, ttl, what is held and why, consumers, what was taken.
+    """Show one topic: size, ttl, holds, consumers and deletions.
 
     Reads what the janitor remembers and not the store, so it works while a daemon runs. The status
     page shows the same under /topics/NS:TOPIC.
@@ -45,7 +46,7 @@ def command(topic: TopicId) -> None:
         found = topic_detail(state, collect(state, current.site(), current.clock), topic) if state else None
     if found is None:
         hint = typed(current, "status")
-        raise click.UsageError(f"the janitor has not met a topic {topic}; topics are known after a run, see: {hint}")
+        raise click.UsageError(f"unknown topic {topic}: the janitor knows a topic after its first run, see: {hint}")
     if current.as_json:
         render.print_json(found)
         return

@@ -6,12 +6,13 @@ import click
 
 from janitor.cli import render
 from janitor.cli.options import common_options, session
+from tms_core.cli.help import Command
 
 
-@click.command("verify")
+@click.command("verify", cls=Command)
 @common_options
 def command() -> int:
-    """Prove the boundary, or refute it.
+    """Verify the prune boundary.
 
     Reads every transactional row. Refuted is exit code 1: the boundary is withdrawn,
     and the next run looks at everything. Until another one is claimed it stays so.

@@ -17,6 +17,7 @@ from janitor.cli.state import complete_topics
 from janitor.inspect.answer import Found, Missing, Trace, Why
 from janitor.inspect.fate import Fate
 from janitor.rules.policy import Hold, Reason, Rule
+from tms_core.cli.help import Command
 from tms_core.cli.typed import MessageIdType, TopicType
 from tms_core.logs.printable import complete, complete_command, duration
 from tms_core.rowkey import MessageId
@@ -39,12 +40,12 @@ _TRANSACTIONS = {
 }
 
 
-@click.command("why")
+@click.command("why", cls=Command)
 @click.argument("topic", type=TopicType(), metavar="NS:TOPIC", shell_complete=complete_topics)
 @click.argument("message_id", type=MessageIdType(), metavar="MESSAGE_ID")
 @common_options
 def command(topic: TopicId, message_id: MessageId) -> None:
-    """Say why a message is still there, or who took it.
+    """Explain why a message is still stored, or which run deleted it.
 
     Which rule takes it, when, and what holds it; of one that is gone, which run's range took it.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from tms_core.cli.help import Command, shared
 from tms_core.cli.lazy import LazyCommand, LazyGroup
 from tms_core.errors import ConfigurationError
 
@@ -33,8 +34,13 @@ _FLAGS: Mapping[str, Callable[[str], Mapping[str, object]]] = {
 }
 
 
-@click.command("create-tables")
-@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A configuration file.")
+@click.command("create-tables", cls=Command)
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Settings file (YAML).",
+)
 @click.option("--thrift2", metavar="HOST:PORT[,…]", help="HBase Thrift 2 servers (storage.hbase.thrift2).")
 @click.option("--namespace", help="The HBase namespace (storage.hbase.namespace, cdap_system by default).")
 @click.option(
@@ -56,7 +62,7 @@ def create_hbase_tables(
     *,
     script: bool,
 ) -> None:
-    """Make CDAP's messaging tables in HBase.
+    """Create CDAP's messaging tables in HBase.
 
     Namespace, tables, attributes and one region for each bucket, as CDAP makes them, and the
     janitor's own table beside them. What is there already stays as it is; a table with another
@@ -98,7 +104,7 @@ def create_hbase_tables(
         click.echo(f"{spec.full_name}: {'made' if spec.full_name in made else 'was there'}")
 
 
-@click.command("token")
+@click.command("token", cls=Command)
 @click.argument("principal")
 @click.option(
     "--token-file",
@@ -106,7 +112,7 @@ def create_hbase_tables(
     help="Write the token to this new file, for its owner only, instead of printing it.",
 )
 def make_token(principal: str, token_file: Path | None) -> None:
-    """Make a token for PRINCIPAL, whom rules of server.auth.rules let do something.
+    """Create a token for PRINCIPAL, a name in server.auth.rules.
 
     The token is shown this once; the server keeps its SHA-256 only. The line goes into
     server.auth.tokens_file, which a running server reads again by itself. To replace a token, add
@@ -174,7 +180,7 @@ def _load(name: str) -> click.Command:
 # Its own, because click keeps the help option of the first context that it is used in, which may have no parent.
 @click.group("admin", cls=AdminGroup, lazy=PROVIDED, context_settings={"help_option_names": ["-h", "--help"]})
 def admin() -> None:
-    """For the operator of a store."""
+    """Administer a store."""
 
 
 admin.add_command(create_hbase_tables)
@@ -184,7 +190,7 @@ admin.add_command(make_token)
 @admin.command("release")
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 def release_store(folder: Path) -> None:
-    """Make a LevelDB store readable for CDAP again.
+    """Release a LevelDB store, so that CDAP can read it again.
 
     A sweep does this when it ends. After one that was killed, tables may still carry names that
     CDAP's Java library does not know; this puts them right and changes nothing else.
@@ -200,11 +206,16 @@ def release_store(folder: Path) -> None:
 
 
 @admin.command("accept")
-@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A configuration file.")
-@click.option("--leveldb", metavar="DIR", help="A LevelDB store.")
-@click.option("--hbase", metavar="HOST:PORT[,…]", help="HBase Thrift servers.")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Settings file (YAML).",
+)
+@shared("--leveldb", metavar="DIR", help="LevelDB store.")
+@shared("--hbase", metavar="HOST:PORT[,…]", help="HBase Thrift 2 servers.")
 def accept_store(config: Path | None, leveldb: str | None, hbase: str | None) -> None:
-    """Accept the transaction log and the side table that a store has now.
+    """Accept the present transaction log and side table of a store.
 
     A server does not start with another transaction log than its store records, or with a side
     table that was lost. After this it starts once with whatever it finds, and records that.

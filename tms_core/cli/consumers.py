@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tms_core.cli.help import Group
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.typed import MessageIdType, Moment, SinceType
 from tms_core.clock import SystemClock
@@ -30,16 +31,16 @@ _REDRIVE, _REDRIVEN = "redrive", 500
 _SEVERAL = re.compile(r"[*?\[]")
 
 
-@click.group("consumer")
+@click.group("consumer", cls=Group)
 def consumer() -> None:
-    """See how far behind consumers are; set where they go on."""
+    """Show consumers and set their positions."""
 
 
 @consumer.command("list")
 @click.argument("pattern", metavar="[NS:PATTERN]", default="default:*")
 @remote
 def list_consumers(options: Remote, pattern: str) -> None:
-    """List consumers: how far they have read, and how much they have not.
+    """List consumers with their positions and lags.
 
     The lag counts what a reader outside a transaction sees. "many" is more than the 100,000
     rows of a topic that are counted for one answer, and null in JSON: the janitor's metrics
@@ -81,7 +82,7 @@ def list_consumers(options: Remote, pattern: str) -> None:
 @click.argument("name")
 @remote
 def show(options: Remote, topic: TopicId, name: str) -> None:
-    """Show the last message a consumer has read, its open claims, and messages that failed.
+    """Show a consumer: last message read, open claims, and failed messages.
 
     The message is an ID for tms poll --after. A claim is a batch that a transaction in progress
     has: it is read once that is committed. Messages that failed were given to a program and not
@@ -119,7 +120,7 @@ def show(options: Remote, topic: TopicId, name: str) -> None:
 @click.argument("name")
 @remote
 def release(options: Remote, topic: TopicId, name: str) -> None:
-    """Give the messages of open claims to other workers now.
+    """Release the open claims of a consumer, so that other workers get their messages.
 
     The transactions that hold them are invalidated: nothing of theirs is ever visible, and
     their workers get an error when they commit. For workers that hang; the claims of one that
@@ -143,7 +144,7 @@ def release(options: Remote, topic: TopicId, name: str) -> None:
 @click.option("--limit", type=click.IntRange(min=1), help="How many at most.")
 @remote
 def redrive(options: Remote, topic: TopicId, limit: int | None) -> None:
-    """Put dead letters of a topic back into it, those that are there now.
+    """Publish the dead letters of a topic to the topic again.
 
     They are read from NS:TOPIC-dead as the consumer group "redrive" and published to NS:TOPIC in
     the same transactions, so each is put back once, whatever fails. All consumers of NS:TOPIC get
@@ -190,7 +191,7 @@ def _redriven(client: Client, dead: TopicId, topic: TopicId, limit: int | None) 
 def set_position(
     options: Remote, topic: TopicId, name: str, position: MessageId | None, since: Moment | None, *, force: bool
 ) -> None:
-    """Set where a consumer goes on; a name that is not there yet is registered.
+    """Set the position of a consumer, and register it if it does not exist.
 
     \b
     Examples:
@@ -200,7 +201,7 @@ def set_position(
     if since is not None and position is None:
         position = MessageId(max(0, since.at(SystemClock().now_ms()) - 1), LAST_SEQUENCE)
     elif since is not None or position is None:
-        raise click.UsageError("Give --to ID or --since TIME.")
+        raise click.UsageError("missing position: give --to ID or --since TIME")
     with options.client() as client:
         client.set_position(topic, name, position, force=force)
     options.print(
@@ -215,7 +216,7 @@ def set_position(
 @click.option("--force", is_flag=True, help="Also where claims are open; their transactions are invalidated.")
 @remote
 def delete(options: Remote, topic: TopicId, name: str, *, force: bool) -> None:
-    """Forget a consumer, and no longer keep for it what it has not read.
+    """Delete a consumer; messages are no longer kept for it.
 
     \b
     Example:
@@ -230,7 +231,7 @@ def matching_topics(client: Client, pattern: str) -> list[TopicId]:
     """Return the topics whose names fit a pattern."""
     namespace, colon, name = pattern.partition(":")
     if not (namespace and colon and name) or not namespace.replace("_", "").isalnum():
-        raise click.UsageError(f"{pattern!r} is no pattern: write NAMESPACE:TOPIC, as in 'default:*'.")
+        raise click.UsageError(f"invalid pattern {pattern!r}: use NAMESPACE:TOPIC, as in 'default:*'")
     return [topic for topic in client.topics(namespace) if fnmatchcase(topic.topic, name)]
 
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from tms_core.cli.help import Command, Group
+
 _HELP = """Print a shell's completion script.
 
 With it the shell completes {program}'s commands, options and topics.
@@ -30,13 +32,15 @@ class LazyCommand(NamedTuple):
     Attributes:
         place: its module and name: ``janitor.cli.plan:command``.
         help: the first sentence of its own help.
+        section: the heading that it is under in the help of its group.
     """
 
     place: str
     help: str
+    section: str = "Commands"
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """A group whose commands are known by name and first sentence.
 
     Args:
@@ -62,8 +66,14 @@ class LazyGroup(click.Group):
         return self.commands.get(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, self._sentence(name)) for name in self.list_commands(ctx)])
+        sections: dict[str, list[tuple[str, str]]] = {command.section: [] for command in self._lazy.values()}
+        last = next(reversed(sections))
+        for name in [*self._lazy, *(name for name in self.list_commands(ctx) if name not in self._lazy)]:
+            section = self._lazy[name].section if name in self._lazy else last
+            sections[section].append((name, self._sentence(name)))
+        for section, records in sections.items():
+            with formatter.section(section):
+                formatter.write_dl(records)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
@@ -78,7 +88,7 @@ class LazyGroup(click.Group):
 def completion(program: str) -> click.Command:
     """Return the command of a program that prints its completion script."""
 
-    @click.command("completion", help=_HELP.format(program=program))
+    @click.command("completion", cls=Command, help=_HELP.format(program=program))
     @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
     def command(shell: str) -> None:
         kind = get_completion_class(shell)

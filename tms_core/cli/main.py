@@ -10,19 +10,17 @@ import click
 from tms_core.cli import outcome
 from tms_core.cli.lazy import LazyCommand, LazyGroup, completion
 
+_MESSAGES, _ADMINISTER = "Messages and transactions", "Serve and administer"
+#: The commands by their names: module and name, first sentence of the help, section of the help.
 _COMMANDS = {
-    "admin": LazyCommand("tms_core.cli.admin:admin", "For the operator of a store."),
-    "consumer": LazyCommand(
-        "tms_core.cli.consumers:consumer", "See how far behind consumers are; set where they go on."
-    ),
-    "poll": LazyCommand("tms_core.cli.messages:poll", "Print the messages of a topic."),
-    "producer": LazyCommand(
-        "tms_core.cli.producers:producer", "See who publishes under a name; fence an instance that hangs."
-    ),
-    "publish": LazyCommand("tms_core.cli.messages:publish", "Publish messages."),
-    "serve": LazyCommand("tms_core.cli.serve:serve", "Serve messages and transactions until a signal ends it."),
-    "topic": LazyCommand("tms_core.cli.topics:topic", "Make, look at, change and delete topics."),
-    "tx": LazyCommand("tms_core.cli.tx:tx", "Look after transactions: who holds them, and how to end one."),
+    "topic": LazyCommand("tms_core.cli.topics:topic", "Create, show, change and delete topics.", _MESSAGES),
+    "publish": LazyCommand("tms_core.cli.messages:publish", "Publish messages.", _MESSAGES),
+    "poll": LazyCommand("tms_core.cli.messages:poll", "Print the messages of a topic.", _MESSAGES),
+    "consumer": LazyCommand("tms_core.cli.consumers:consumer", "Show consumers and set their positions.", _MESSAGES),
+    "producer": LazyCommand("tms_core.cli.producers:producer", "Show producers and fence their instances.", _MESSAGES),
+    "tx": LazyCommand("tms_core.cli.tx:tx", "Show and end transactions.", _MESSAGES),
+    "serve": LazyCommand("tms_core.cli.serve:serve", "Serve messages and transactions.", _ADMINISTER),
+    "admin": LazyCommand("tms_core.cli.admin:admin", "Administer a store.", _ADMINISTER),
 }
 
 
@@ -31,17 +29,17 @@ _COMMANDS = {
 )
 @click.version_option(package_name="tms-janitor", prog_name="tms")
 def cli() -> None:
-    """Serve messages and transactions, publish and read them, and look after a messaging store.
+    """Serve, publish and read messages in transactions.
 
     \b
-    In a minute:
+    First steps:
       tms serve &
       tms topic create default:orders --ttl 7d
       tms publish default:orders -m "hello"
       tms poll default:orders
 
     \b
-    Another server than that of the settings:
+    Use a server that the settings do not name:
       tms poll default:orders --server https://tms.example:11015 --token-file token
       export TMS_URL=https://tms.example:11015 TMS_TOKEN_FILE=token
 

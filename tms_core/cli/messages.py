@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from tms_core.cli.help import Command
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.typed import MessageIdType, Moment, SinceType, TtlType
 from tms_core.clock import SystemClock
@@ -41,7 +42,7 @@ _LINE_BYTES = 8 << 20
 # --- publish ---------------------------------------------------------------------------------------------------------
 
 
-@click.command("publish")
+@click.command("publish", cls=Command)
 @topic_argument
 @click.argument("file", type=click.File("rb"), default="-")
 @click.option("-m", "--message", "messages", multiple=True, metavar="TEXT", help="A message; then no file is read.")
@@ -104,7 +105,9 @@ def _lines(file: BinaryIO) -> Iterator[list[bytes]]:
             yield lines[at : at + _BATCH_LINES]
         number += len(lines)
         if len(rest) > _LINE_BYTES:
-            raise click.UsageError(f"line {number} does not end within {_LINE_BYTES >> 20} MB; is it --binary?")
+            raise click.UsageError(
+                f"line {number} is longer than {_LINE_BYTES >> 20} MB: use --binary to send the file as one message"
+            )
     if rest:
         yield [rest]
 
@@ -153,7 +156,7 @@ class PlaceType(click.ParamType[MessageId | Moment]):
         return kind.convert(value, param, ctx)
 
 
-@click.command("poll")
+@click.command("poll", cls=Command)
 @topic_argument
 @click.option("-f", "--follow", is_flag=True, help="Wait for more, until Ctrl-C.")
 @click.option("-n", "--limit", type=click.IntRange(1), help="Stop after so many.")
@@ -195,9 +198,9 @@ def poll(
       tms poll default:orders --consumer billing --commit -n 100
     """
     if sum(place is not None for place in (since, first, after, consumer)) > 1:
-        raise click.UsageError("Give one of --since, --from, --after and --consumer.")
+        raise click.UsageError("--since, --from, --after and --consumer exclude each other")
     if commit and consumer is None:
-        raise click.UsageError("--commit needs --consumer NAME: that is whose position moves.")
+        raise click.UsageError("--commit needs --consumer NAME, whose position it moves")
     write = _raw if raw else _json if options.format == "json" else _text
     with options.client() as client:
         place = first or after or since

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tms_core.cli.consumers import matching_topics
+from tms_core.cli.help import Group
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.logs.printable import columns
 from tms_core.topic import TopicId
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
     from tms_core.client import FormerTransaction, ProducerState
 
 
-@click.group("producer")
+@click.group("producer", cls=Group)
 def producer() -> None:
-    """See who publishes under a name; fence an instance that hangs."""
+    """Show producers and fence their instances."""
 
 
 @producer.command("list")
 @click.argument("pattern", metavar="[NS:PATTERN]", default="default:*")
 @remote
 def list_producers(options: Remote, pattern: str) -> None:
-    """List producers: the generation that counts, and how many transactions they have open.
+    """List producers with their generations and open transactions.
 
     \b
     Examples:
@@ -53,7 +54,7 @@ def list_producers(options: Remote, pattern: str) -> None:
 @click.argument("name")
 @remote
 def show(options: Remote, topic: TopicId, name: str) -> None:
-    """Show a producer, its open transactions, and what became of the last one before it.
+    """Show a producer: its open transactions, and the outcome of the last one before it.
 
     \b
     Example:
@@ -78,7 +79,7 @@ def show(options: Remote, topic: TopicId, name: str) -> None:
 @click.argument("name")
 @remote
 def fence(options: Remote, topic: TopicId, name: str) -> None:
-    """Refuse the running instance of a producer from now on, and give up what it has open.
+    """Fence the running instance of a producer, and invalidate its open transactions.
 
     For a program that hangs or that was forgotten somewhere. The next one that is started takes
     over as always, and is told what became of the last transaction.
@@ -101,7 +102,7 @@ def fence(options: Remote, topic: TopicId, name: str) -> None:
 @click.argument("name")
 @remote
 def delete(options: Remote, topic: TopicId, name: str) -> None:
-    """Forget a producer: its instance is refused, and what it has open is given up.
+    """Delete a producer: fence its instance, and invalidate its open transactions.
 
     One that does nothing for a week is forgotten by itself.
 

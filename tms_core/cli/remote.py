@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tms_core.cli.help import shared
 from tms_core.cli.outcome import completing
 from tms_core.cli.typed import TopicType
 from tms_core.errors import ConfigurationError, TmsError
@@ -34,14 +35,19 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 nothing is bou
 _SECONDS = 2.0
 
 
-config_option = click.option(
+config_option = shared(
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
     envvar="TMS_CONFIG",
-    help="A settings file.",
+    help="Settings file (YAML).",
 )
-format_option = click.option(
-    "--format", type=click.Choice(["table", "json"]), default="table", help="How the answer is written."
+format_option = shared(
+    "--format",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    shown="table",
+    help="Output format: table for reading, json for programs.",
 )
 
 
@@ -133,17 +139,24 @@ class Remote(Answering):
 def remote(command: Callable[..., None]) -> Callable[..., None]:
     """Return the options of every such command, handed to it as one."""
 
-    @click.option("--server", metavar="URL[,…]", envvar="TMS_URL", help="The server; by default that of the settings.")
-    @click.option(
+    @shared(
+        "--server",
+        metavar="URL[,…]",
+        envvar="TMS_URL",
+        help="Message server; by default that of the settings.",
+    )
+    @shared(
         "--token-file",
         type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
         envvar="TMS_TOKEN_FILE",
-        help="A file with the token to show (server.auth).",
+        help="File with the token for the server (server.auth).",
     )
-    @click.option(
+    @shared(
         "--ca-file",
         type=click.Path(dir_okay=False, path_type=Path),
-        help="Certificates (PEM) by which the server's one is checked.",
+        metavar="FILE",
+        help="Certificates (PEM) that the server's certificate is checked with.",
     )
     @config_option
     @format_option

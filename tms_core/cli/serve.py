@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tms_core.cli.entry import ending
+from tms_core.cli.help import LOG_FORMAT, Command, shared
 from tms_core.cli.outcome import arguments, completing
 from tms_core.logs.loggers import LogFormat, configure
 
@@ -34,19 +35,27 @@ _TURN_SECONDS = 0.001
 logger = logging.getLogger(__name__)
 
 
-@click.command("serve")
-@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Settings file (YAML).")
-@click.option("--leveldb", metavar="DIR", help="A LevelDB store; made where there is none. Transactions go to DIR.tx.")
-@click.option("--hbase", metavar="HOST:PORT[,…]", help="HBase Thrift servers.")
+@click.command("serve", cls=Command)
+@shared(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Settings file (YAML).",
+)
+@shared(
+    "--leveldb",
+    metavar="DIR",
+    env="TMS_STORAGE__LEVELDB__PATH",
+    help="LevelDB store, created if it does not exist; its transactions are in DIR.tx.",
+)
+@shared("--hbase", metavar="HOST:PORT[,…]", env="TMS_STORAGE__HBASE__THRIFT2", help="HBase Thrift 2 servers.")
 @click.option(
     "--snapshots",
     metavar="DIR",
-    help="Another manager's transaction snapshots; this server then manages no transactions.",
+    help="Folder of another manager's transaction snapshots; this server then manages no transactions.",
 )
-@click.option("--no-janitor", is_flag=True, help="Serve without the janitor: nothing is cleaned.")
-@click.option(
-    "--log-format", type=click.Choice(["auto", "text", "json"]), default="text", help="auto: JSON, but for a terminal."
-)
+@click.option("--no-janitor", is_flag=True, help="Serve without the janitor: nothing is deleted.")
+@shared("--log-format", type=click.Choice(["auto", "text", "json"]), default="text", shown="text", help=LOG_FORMAT)
 def serve(
     config: Path | None,
     leveldb: str | None,
@@ -56,7 +65,7 @@ def serve(
     no_janitor: bool,
     log_format: LogFormat,
 ) -> None:
-    """Serve messages and transactions until a signal ends it.
+    """Serve messages and transactions.
 
     REST on server.port, the transaction service on transactions.thrift, and the janitor inside.
     The first SIGTERM or Ctrl-C finishes what was accepted, the second ends it at once. SIGHUP has
@@ -68,7 +77,7 @@ def serve(
       tms serve --leveldb data/messaging --no-janitor
     """
     flags = {"leveldb": leveldb, "hbase": hbase, "snapshots": snapshots}
-    configure(log_format, sys.stderr, arguments())
+    configure(log_format, sys.stderr, arguments(), daemon=True)
     _open_many_files()
     _give_memory_back()
     sys.setswitchinterval(_TURN_SECONDS)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tms_core.cli.help import Group
 from tms_core.cli.outcome import arguments
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.typed import TtlType
@@ -45,9 +46,9 @@ def _changes(command: Command) -> Command:
 _counted = click.option("--count", is_flag=True, help="Count the messages too, which reads all of them.")
 
 
-@click.group("topic")
+@click.group("topic", cls=Group)
 def topic() -> None:
-    """Make, look at, change and delete topics."""
+    """Create, show, change and delete topics."""
 
 
 @topic.command("create")
@@ -62,7 +63,7 @@ def create(
     partitions: int | None,
     properties: tuple[str, ...],
 ) -> None:
-    """Make a topic.
+    """Create a topic.
 
     Without --ttl its messages live as long as the server says (server.default_ttl_seconds).
     With --partitions its messages are in TOPIC-0, TOPIC-1 and so on, by their keys.
@@ -86,7 +87,7 @@ def create(
 @_counted
 @remote
 def list_topics(options: Remote, namespace: str | None, *, everything: bool, count: bool) -> None:
-    """List the topics of a namespace, by default of the namespace default.
+    """List the topics of a namespace.
 
     \b
     Examples:
@@ -96,7 +97,7 @@ def list_topics(options: Remote, namespace: str | None, *, everything: bool, cou
       tms topic list --count
     """
     if everything and namespace is not None:
-        raise click.UsageError("Give a namespace or --all, not both.")
+        raise click.UsageError("a namespace and --all exclude each other")
     with options.client() as client:
         found = client.topics(None if everything else namespace or "default")
         counts = {one: _count(client, one) for one in found} if count else {}
@@ -116,7 +117,7 @@ def list_topics(options: Remote, namespace: str | None, *, everything: bool, cou
 @_counted
 @remote
 def show(options: Remote, topic: TopicId, *, count: bool) -> None:
-    """Show a topic: how long its messages live, how often it was made, its other properties.
+    """Show the properties of a topic: ttl, generation and others.
 
     \b
     Examples:
@@ -140,7 +141,7 @@ def update(
     partitions: int | None,
     properties: tuple[str, ...],
 ) -> None:
-    """Change a topic; what is not named stays as it is.
+    """Change properties of a topic.
 
     A shorter ttl hides messages at once, and it is said how many. The janitor holds them for a while
     (janitor.hold_seconds), in which the change can be undone, before it deletes them.
@@ -170,7 +171,7 @@ def update(
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @remote
 def delete(options: Remote, topic: TopicId, *, yes: bool) -> None:
-    """Delete a topic and all its messages. They cannot be read any more, whatever is left on disk.
+    """Delete a topic and all its messages.
 
     \b
     Example:
@@ -190,7 +191,7 @@ def _properties(given: tuple[str, ...], retention: str | None, partitions: int |
     for one in given:
         name, equals, value = one.partition("=")
         if not (name and equals):
-            raise click.BadParameter(f"{one!r} is no property: write NAME=VALUE", param_hint="--property")
+            raise click.BadParameter(f"invalid property {one!r}: use NAME=VALUE", param_hint="--property")
         found[name] = value
     return found
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tms_core.cli.help import Group, shared
 from tms_core.cli.outcome import completing
 from tms_core.cli.remote import Answering, config_option, format_option
 from tms_core.cli.typed import Moment, TimeType
@@ -47,7 +48,7 @@ TransactionId = click.IntRange(0, 2**63 - 1)
 class CommandOptions(Answering):
     """The options of every command of the group."""
 
-    server: str | None
+    tx_server: str | None
     config: Path | None
     format: str
 
@@ -58,27 +59,32 @@ class CommandOptions(Answering):
         from tms_core.transaction.rpc.client import TransactionClient  # noqa: PLC0415
 
         wanted = load(self.config, os.environ, {}).settings.transactions
-        with TransactionClient.configured(wanted, _TIMEOUT_SECONDS, address=self.server or "") as client:
+        with TransactionClient.configured(wanted, _TIMEOUT_SECONDS, address=self.tx_server or "") as client:
             yield client
 
 
 def common(command: Callable[..., None]) -> Callable[..., None]:
     """Return the options of every command, handed to it as one."""
 
-    @click.option("--server", metavar="HOST:PORT", help="The transaction service (transactions.thrift).")
+    @shared(
+        "--tx-server",
+        metavar="HOST:PORT",
+        env="TMS_TRANSACTIONS__THRIFT",
+        help="Transaction service; by default that of the settings.",
+    )
     @config_option
     @format_option
     @wraps(command)
-    def wrapped(*, server: str | None, config: Path | None, format: str, **rest: Any) -> None:  # noqa: A002
+    def wrapped(*, tx_server: str | None, config: Path | None, format: str, **rest: Any) -> None:  # noqa: A002
         with completing():
-            command(CommandOptions(server, config, format), **rest)
+            command(CommandOptions(tx_server, config, format), **rest)
 
     return wrapped
 
 
-@click.group("tx")
+@click.group("tx", cls=Group)
 def tx() -> None:
-    """Look after transactions: who holds them, and how to end one."""
+    """Show and end transactions."""
 
 
 @tx.command("list")
@@ -91,7 +97,7 @@ def list_transactions(options: CommandOptions, *, invalid: bool) -> None:
     Examples:
       tms tx list
       tms tx list --invalid
-      tms tx list --server tephra-1:15165 --format json
+      tms tx list --tx-server tephra-1:15165 --format json
     """
     with options.client() as client:
         state, clients, published = client.latest().snapshot, client.clients(), client.published()
@@ -119,7 +125,7 @@ def list_transactions(options: CommandOptions, *, invalid: bool) -> None:
 @click.argument("transaction_id", metavar="ID", type=TransactionId)
 @common
 def show(options: CommandOptions, transaction_id: int) -> None:
-    """Say what became of a transaction, or of one of its checkpoints.
+    """Show the state of a transaction, or of one of its checkpoints.
 
     \b
     Example:
@@ -150,7 +156,7 @@ def show(options: CommandOptions, transaction_id: int) -> None:
 @click.argument("transaction_ids", metavar="ID...", type=TransactionId, nargs=-1, required=True)
 @common
 def invalidate(options: CommandOptions, transaction_ids: tuple[int, ...]) -> None:
-    """End transactions and hide for good what they wrote.
+    """Invalidate transactions: hide for good what they wrote.
 
     This is always safe: a client that still holds one of them is refused when it commits.
 
@@ -171,7 +177,7 @@ def invalidate(options: CommandOptions, transaction_ids: tuple[int, ...]) -> Non
 @click.option("--yes", is_flag=True, help="Do not ask: what it wrote has been taken back.")
 @common
 def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
-    """End a transaction whose writes have been taken back.
+    """Abort a transaction whose writes were rolled back.
 
     Writes of a short one that were not taken back become readable; if that is not known,
     invalidate it. A long one becomes invalid in any case, and so does one of which
@@ -200,7 +206,7 @@ def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask: no message of theirs is left in any table.")
 @common
 def truncate(options: CommandOptions, transaction_ids: tuple[int, ...], before: Moment | None, *, yes: bool) -> None:
-    """Take transactions off the invalid list.
+    """Remove transactions from the invalid list.
 
     What they wrote becomes readable wherever it still lies, in every table that uses these
     transactions. tms serve first gives up the claims of consumer groups and the producers'
@@ -213,7 +219,7 @@ def truncate(options: CommandOptions, transaction_ids: tuple[int, ...], before: 
       tms tx truncate --before 2026-11-01T00:00:00Z
     """
     if bool(transaction_ids) == (before is not None):
-        raise click.UsageError("Give ids, or --before TIME.")
+        raise click.UsageError("missing IDs: give ids, or --before TIME")
     before_ms = None if before is None else before.at(SystemClock().now_ms())
     with options.client() as client:
         if not yes:

@@ -45,12 +45,7 @@ class TimeType(click.ParamType[Moment]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
         moment = value if isinstance(value, Moment) else parse_time(str(value))
         if moment is None:
-            self.fail(
-                f"{value!r} is no time of before the year 10000: write 1700000000000 (ms), 2023-11-14T22:13:20Z or "
-                "now-1d12h",
-                param,
-                ctx,
-            )
+            self.fail(f"invalid time {value!r}: use 2023-11-14T22:13:20Z, 1700000000000 or now-1d12h", param, ctx)
         return moment
 
 
@@ -72,7 +67,7 @@ class TtlType(click.ParamType[int]):
         text = str(value)
         span_ms = int(text) * 1000 if text.isdecimal() and text.isascii() else parse_span(text)
         if not span_ms or span_ms % 1000:
-            self.fail(f"{text!r} is no ttl: write 7d, 1h30m or 604800 (seconds)", param, ctx)
+            self.fail(f"invalid ttl {text!r}: use 7d, 1h30m or 604800 (seconds)", param, ctx)
         return span_ms // 1000
 
 

@@ -153,7 +153,7 @@ def test_given_quarantined_topics_when_resumed_then_those_that_fit_are_tried_aga
 def test_given_a_store_nobody_has_swept_then_the_status_says_so_and_makes_no_state(site: Site) -> None:
     shown = site.janitor("status")
     assert shown.code == 0
-    assert "This store is not adopted; until it is, nothing is deleted.\n" in shown.out
+    assert "This store is not adopted. Nothing is deleted until you adopt it.\n" in shown.out
     assert "last run     never\n" in shown.out
     assert not (site.folder / STATE).exists()
 
@@ -235,7 +235,7 @@ def test_given_a_next_run_that_is_due_then_it_is_now() -> None:
 def test_given_a_monitoring_plugin_then_status_check_is_one_line_and_its_exit_code(site: Site) -> None:
     site.janitor("run --once --adopt")
     well = site.janitor("status --check")
-    assert (well.code, well.out) == (0, "JANITOR OK: Nothing needs you.\n")
+    assert (well.code, well.out) == (0, "JANITOR OK: No action is required.\n")
     site.janitor("pause")
     paused = site.janitor("status --check")
     assert (paused.code, paused.out) == (1, "JANITOR WARNING: Everything is paused.\n")

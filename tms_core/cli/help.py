@@ -1,0 +1,68 @@
+"""Help texts of both programs: options that all commands take have a section of their own."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import click
+
+#: What ``--log-format`` does, in both programs.
+LOG_FORMAT = "Log format on standard error; auto: json for daemons outside a terminal, else text."
+#: Options of click itself that belong to every command.
+_EVERYWHERE = {"--help", "--version"}
+
+
+class GlobalOption(click.Option):
+    """An option that all commands of a program take.
+
+    Args:
+        env: the environment variable that has the value if the option is not given; by default the one click reads.
+        shown: the default as the help shows it; nothing if it is empty.
+    """
+
+    def __init__(self, *args: Any, env: str = "", shown: str = "", **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._env = env or (self.envvar if isinstance(self.envvar, str) else "")
+        self._shown = shown
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        record = super().get_help_record(ctx)
+        if record is None:
+            return None
+        extra = [f"[{name}: {value}]" for name, value in (("env", self._env), ("default", self._shown)) if value]
+        return record[0], "  ".join([record[1], *extra])
+
+
+shared = partial(click.option, cls=GlobalOption)
+
+
+def _format_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    """Write the options of a command in two sections: its own, and those that all commands take."""
+    sections: dict[str, list[tuple[str, str]]] = {"Options": [], "Global options": []}
+    for option in command.get_params(ctx):
+        record = option.get_help_record(ctx)
+        if record is not None:
+            is_global = isinstance(option, GlobalOption) or not _EVERYWHERE.isdisjoint(option.opts)
+            sections["Global options" if is_global else "Options"].append(record)
+    for name, records in sections.items():
+        if records:
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+
+class Command(click.Command):
+    """A command whose help has its options in two sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _format_options(self, ctx, formatter)
+
+
+class Group(click.Group):
+    """A group of such commands."""
+
+    command_class = Command
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)
+        _format_options(self, ctx, formatter)
