@@ -37,7 +37,7 @@ _LOOKS = 3
 #: For how long Prometheus scrapes the tour: until what was held is approved, and a while longer.
 _SCRAPED_SECONDS = 75
 #: The rows of the dashboard that are drawn, and what its variables stand for.
-_ROWS = ("Is it well?", "What it does")
+_ROWS = ("Health", "Runs")
 _NAMESPACE, _JOB = "messaging", "janitor"
 _CHOSEN = {"$namespace": _NAMESPACE, "$job": _JOB, "$__rate_interval": "15s"}
 

@@ -18,7 +18,7 @@ from tms_core.logs.printable import duration
 from tms_core.transaction.model import transaction_ms
 
 #: How a run ended, in words, where it did not end as it should.
-_BAD_ENDS = {"failed": "failed", "lost": "was lost: it stopped showing signs of life", "partial": "is only partly done"}
+_BAD_ENDS = {"failed": "failed", "lost": "was lost: its heartbeat stopped", "partial": "was only partly done"}
 
 #: The guard of a store that is not adopted, which is said once.
 _ADOPTION = "adoption"
@@ -100,20 +100,20 @@ def _down(status: Status, alive: str) -> Iterator[Reason]:
     if alive:
         yield Reason(alive)
     if status.process == "down":
-        yield Reason("No janitor is running; these are the figures its state holds.")
+        yield Reason("No janitor is running. This is the last recorded state.")
 
 
 def find_problems(status: Status) -> Iterator[Reason]:
     """Yield what somebody has to check while the janitor works, the gravest first; each reason has its condition."""
     if status.boundary.refuted:
-        text = f"The prune boundary was false: {status.boundary.refuted}."
+        text = f"The prune boundary was refuted: {status.boundary.refuted}."
         yield Reason(text, "boundary", Condition.BOUNDARY_REFUTED)
     if status.adopted_ms is None:
-        text = "This store is not adopted; until it is, nothing is deleted."
+        text = "This store is not adopted. Nothing is deleted until you adopt it."
         yield Reason(text, "adopt", Condition.NOT_ADOPTED)
     for guard in status.guards:
         if guard.tripped and (guard.guard != _ADOPTION or status.adopted_ms is not None):
-            yield Reason(f"The {guard.guard} guard stopped the last run.", "guards", Condition.GUARD_TRIPPED)
+            yield Reason(f"The {guard.guard} guard blocked the last run.", "guards", Condition.GUARD_TRIPPED)
     for job, error in status.failing.items():
         yield Reason(f"The {job} job fails: {error.rstrip('.')}.", "run", Condition.JOB_FAILING)
     yield from _no_run(status)
@@ -122,17 +122,17 @@ def find_problems(status: Status) -> Iterator[Reason]:
     yield from _topics("is quarantined", "aside", Condition.TOPIC_QUARANTINED, quarantined)
     if status.snapshot.problem not in ("", "not_configured"):
         problem = f"The transaction snapshot is unusable ({status.snapshot.problem})"
-        text = f"{problem}: nothing is inverted, no boundary claimed."
+        text = f"{problem}: no rows are inverted, no boundary is published."
         yield Reason(text, "snapshot", Condition.SNAPSHOT_UNUSABLE)
     yield from _stuck(status)
     for late in status.late:
         # What was in progress when the server was started held up no reader before.
         if status.now_ms - max(late.since_ms, status.started_ms or 0) > LATE_MS:
-            text = f"Readers of {late.readers} wait for transaction {late.transaction}."
+            text = f"Readers of {late.readers} are blocked by transaction {late.transaction}."
             yield Reason(text, "late", Condition.READERS_BLOCKED)
             break
     ahead = (entry.topic for entry in status.ahead)
-    yield from _topics("has messages dated ahead of the clock", "queues", Condition.MESSAGES_AHEAD, ahead)
+    yield from _topics("has messages with future timestamps", "queues", Condition.MESSAGES_AHEAD, ahead)
     held = (held.topic for held in status.held if _waits(status, held.reason))
     yield from _topics("is held", "held", Condition.TOPIC_HELD, held)
     yield from _paused(status)
@@ -196,11 +196,11 @@ def _paused(status: Status) -> Iterator[Reason]:
 
 def _well(status: Status) -> str:
     if status.mode == "plan_only":
-        return "It only plans: nothing is deleted."
+        return "Plan only: nothing is deleted."
     if status.lease_holder and not status.leader:
-        return f"On standby: {status.lease_holder} does the work."
+        return f"On standby: {status.lease_holder} holds the lease."
     if status.running is not None:
         return "A run is under way."
     if status.last_run is None:
-        return "It has not run yet."
-    return "Nothing needs you."
+        return "No run has started yet."
+    return "No action is required."

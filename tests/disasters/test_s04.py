@@ -680,7 +680,7 @@ def test_given_a_false_claim_when_verified_then_status_and_page_say_so_until_the
     health = judge(seen(rig))
     assert health.level == "attention"
     assert health.reasons[0].about == "boundary"
-    assert health.reasons[0].text.startswith("The prune boundary was false: the boundary ")
+    assert health.reasons[0].text.startswith("The prune boundary was refuted: the boundary ")
     rig.clock.advance(MINUTE)
     rig.engine.run_once()
     assert judge(seen(rig)).level == "well"

@@ -46,14 +46,14 @@ def test_given_variables_when_panels_are_asked_then_none_of_them_is_left_in_any_
 
 
 def test_given_no_answers_when_drawn_then_every_panel_of_the_rows_is_there_and_says_so() -> None:
-    html = page(dashboard(), source(lambda _: []), ["Is it well?", "Queues and consumers"])
+    html = page(dashboard(), source(lambda _: []), ["Health", "Topics and consumers"])
     assert html.count("<section") == html.count("<p>No data</p>") == 6 + 8
-    assert re.findall("<h2[^>]*>([^<]*)<", html) == ["Is it well?", "Queues and consumers"]
+    assert re.findall("<h2[^>]*>([^<]*)<", html) == ["Health", "Topics and consumers"]
 
 
 def test_given_rows_that_are_left_out_when_drawn_then_they_leave_no_hole() -> None:
-    alone = page(dashboard(), source(lambda _: []), ["Queues and consumers"])
-    first = page(dashboard(), source(lambda _: []), ["Is it well?"])
+    alone = page(dashboard(), source(lambda _: []), ["Topics and consumers"])
+    first = page(dashboard(), source(lambda _: []), ["Health"])
     assert re.findall(r"<h2 style=\"top:(\d+)px", alone) == re.findall(r"<h2 style=\"top:(\d+)px", first)
 
 
@@ -61,20 +61,20 @@ def test_given_rows_that_are_left_out_when_drawn_then_they_leave_no_hole() -> No
 def test_given_a_number_when_it_is_drawn_then_its_ground_has_the_colour_of_its_threshold(
     waiting: str, colour: str
 ) -> None:
-    html = page(dashboard(), source(lambda _: [series(7, waiting)]), ["Is it well?"])
-    panel = drawn(html, "Rows that are due and stay")
+    html = page(dashboard(), source(lambda _: [series(7, waiting)]), ["Health"])
+    panel = drawn(html, "Overdue rows")
     assert f"background:{colour}" in panel
     assert ("<p>3.02 K</p>" in panel) == (waiting == "3022")
 
 
 def test_given_a_panel_with_words_for_its_numbers_when_drawn_then_it_shows_the_word() -> None:
-    html = page(dashboard(), source(lambda _: [series(0, 1)]), ["Is it well?"])
+    html = page(dashboard(), source(lambda _: [series(0, 1)]), ["Health"])
     assert "<p>yes</p>" in drawn(html, "Paused")
 
 
 def test_given_two_lines_when_drawn_then_each_has_its_name_its_colour_and_its_unit() -> None:
     lines = [series(1, 1500, table="message", rule="<expired>"), series(0, "NaN", 0, table="payload", rule="expired")]
-    panel = drawn(page(dashboard(), source(lambda _: lines), ["What it does"]), "Rows deleted")
+    panel = drawn(page(dashboard(), source(lambda _: lines), ["Runs"]), "Rows deleted")
     for name, colour in zip(("message &lt;expired&gt;", "payload expired"), COLOURS, strict=False):
         assert f'<i style="background:{colour}"></i>{name}</span>' in panel
         assert f'stroke="{colour}"' in panel

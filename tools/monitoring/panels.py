@@ -1,9 +1,9 @@
-"""What the dashboard shows: one panel for each question an operator has, in the order the questions come.
+"""The panels of the dashboard, one for each question of an operator, in the order of the questions.
 
 Of gauges the largest that a release shows counts, so that two pods, or two who scrape one, are not added up.
 
 A panel's expressions have ``${scope}`` where the alerts have it, and ``${servers}`` where they are about servers, too.
-What is said of a panel here is what one reads when pointing at it.
+Grafana shows the description of a panel when the mouse points at it.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ def _of(expression: str, legend: str = "") -> tuple[Target, ...]:
 
 OVERVIEW = (
     Panel(
-        "Last sign of life",
+        "Last heartbeat",
         "stat",
         "s",
-        "How long ago the daemon, or else the last run, showed that it was alive. Between CronJobs orange is normal.",
+        "Time since the last heartbeat of the daemon or run. Between runs of a CronJob, orange is normal.",
         _of("time() - min(max by (namespace, job) (tms_janitor_heartbeat_timestamp_seconds{${scope}}))"),
         ((None, "green"), (600.0, "orange"), (93_600.0, "red")),
         width=4,
@@ -79,25 +79,25 @@ OVERVIEW = (
         "Last success",
         "stat",
         "s",
-        "How long ago a run did all there was to do.",
+        "Time since the last run that completed all its work.",
         _of("time() - min(tms_janitor_last_success_timestamp_seconds{${scope}})"),
         LATE,
         width=4,
     ),
     Panel(
-        "Rows that are due and stay",
+        "Overdue rows",
         "stat",
         "short",
-        "What is held, paused or quarantined; with janitor.apply: false everything that is due.",
+        "Rows that are due but held, paused or quarantined; with janitor.apply: false, all rows that are due.",
         _of("sum(max by (namespace, job, table, rule) (tms_janitor_overdue_rows{${scope}}))"),
         ((None, "green"), (1.0, "orange")),
         width=4,
     ),
     Panel(
-        "Only plans",
+        "Plan only",
         "stat",
         "short",
-        "Whether janitor.apply is false, so that nothing is deleted.",
+        "yes: janitor.apply is false, and nothing is deleted.",
         _of("max(tms_janitor_plan_only{${scope}})"),
         ((None, "green"), (1.0, "orange")),
         YES_IS_A_WARNING,
@@ -107,7 +107,7 @@ OVERVIEW = (
         "Paused",
         "stat",
         "short",
-        "Whether anything is paused, be it a single topic.",
+        "yes: at least one topic is paused.",
         _of("max(tms_janitor_paused{${scope}})"),
         ((None, "green"), (1.0, "orange")),
         YES_IS_A_WARNING,
@@ -117,7 +117,7 @@ OVERVIEW = (
         "Quarantined topics",
         "stat",
         "short",
-        "Topics put aside because they failed three times in a row.",
+        "Topics that failed three times in a row. Runs leave them out.",
         _of("sum(max by (namespace, job) (tms_janitor_quarantined_topics{${scope}}))"),
         BAD,
         width=4,
@@ -139,38 +139,38 @@ WORK = (
         "Bytes deleted",
         "timeseries",
         "Bps",
-        "Keys exactly, values as the store estimates them. Disks show it after compaction only.",
+        "Exact for keys, estimated for values. Compaction frees the disk space later.",
         _of("sum by (table) (rate(tms_janitor_bytes_deleted_total{${scope}}[$__rate_interval]))", "{{table}}"),
     ),
     Panel(
-        "Pointers negated",
+        "Rows inverted",
         "timeseries",
         "rowsps",
         "Message rows of invalid transactions whose write pointer was negated.",
         _of("sum(rate(tms_janitor_rows_inverted_total{${scope}}[$__rate_interval]))", "rows"),
     ),
     Panel(
-        "Runs by how they ended",
+        "Runs by result",
         "timeseries",
         "short",
-        "Anything but done deserves a look: `janitor history` says why.",
+        "`janitor history` shows the cause of each result other than done.",
         _of("sum by (result) (increase(tms_janitor_sweeps_total{${scope}}[$__rate_interval]))", "{{result}}"),
     ),
     Panel(
-        "Where the time goes",
+        "Time by phase",
         "timeseries",
         "percentunit",
-        "Part of the time that each phase of the runs takes. Near 100 % in all, sweeps do not keep up.",
+        "Share of the time spent in each phase of the runs. If the sum is near 100 %, sweeps do not keep up.",
         _of(
             "sum by (phase) (rate(tms_janitor_sweep_phase_duration_seconds_sum{${scope}}[$__rate_interval]))",
             "{{phase}}",
         ),
     ),
     Panel(
-        "Duration of a phase",
+        "Mean duration of a phase",
         "timeseries",
         "s",
-        "On the average of the runs that had it.",
+        "Mean of the runs that had the phase.",
         _of(
             "sum by (phase) (rate(tms_janitor_sweep_phase_duration_seconds_sum{${scope}}[$__rate_interval])) / "
             "(sum by (phase) (rate(tms_janitor_sweep_phase_duration_seconds_count{${scope}}[$__rate_interval])) > 0)",
@@ -181,21 +181,21 @@ WORK = (
         "Rows read",
         "timeseries",
         "rowsps",
-        "What is live and not due is mostly not read.",
+        "Runs skip most rows that are not due.",
         _of("sum by (table) (rate(tms_janitor_rows_scanned_total{${scope}}[$__rate_interval]))", "{{table}}"),
     ),
     Panel(
-        "Calls to the store",
+        "Store operations",
         "timeseries",
         "ops",
-        "Operations that runs asked of the store.",
+        "Operations of runs on the store.",
         _of("sum by (call) (rate(tms_janitor_store_calls_total{${scope}}[$__rate_interval]))", "{{call}}"),
     ),
     Panel(
-        "Until the next run",
+        "Time to the next run",
         "timeseries",
         "s",
-        "Below 0 the run is late. Nothing is shown where the schedule is not the janitor's, as with CronJobs.",
+        "Negative: the run is late. Empty with CronJobs, whose schedule the janitor does not know.",
         # As it was when it was scraped: by now the run may have begun.
         _of(
             "max by (namespace, job) (tms_janitor_next_run_timestamp_seconds{${scope}}"
@@ -208,99 +208,98 @@ WORK = (
 
 WAITING = (
     Panel(
-        "Rows that are due and stay, by rule",
+        "Overdue rows by rule",
         "timeseries",
         "short",
-        "As last counted; rows under janitor.protect are never due.",
+        "From the last count. Rows under janitor.protect are never due.",
         _of(
             "sum by (table, rule) (max by (namespace, job, table, rule) (tms_janitor_overdue_rows{${scope}}))",
             "{{table}} {{rule}}",
         ),
     ),
     Panel(
-        "Age of the oldest of them",
+        "Age of the oldest overdue row",
         "timeseries",
         "s",
-        "Since it was written, not since it came due. Nothing is shown while there is none.",
+        "Time since the row was written. Empty without overdue rows.",
         _of(
             "time() - min by (table, rule) (tms_janitor_oldest_overdue_timestamp_seconds{${scope}})",
             "{{table}} {{rule}}",
         ),
     ),
     Panel(
-        "Topics that are held",
+        "Held topics",
         "timeseries",
         "short",
-        "By reason; docs/reference/messages.md says for each what to do.",
+        "By reason. docs/operate/holds.md has the steps for each reason.",
         _of("sum by (reason) (max by (namespace, job, reason) (tms_janitor_held_topics{${scope}}))", "{{reason}}"),
     ),
     Panel(
-        "Rows kept for another reason",
+        "Kept rows",
         "timeseries",
         "short",
-        "As the last thorough run counted them.",
+        "Rows that are not due or not recognized, by reason, from the last full run.",
         _of("sum by (reason) (max by (namespace, job, reason) (tms_janitor_kept_rows{${scope}}))", "{{reason}}"),
     ),
     Panel(
         "Orphan and missing payloads",
         "timeseries",
         "short",
-        "Payloads without messages, and messages without payloads, as janitor spark stats last counted them.",
+        "Payloads without messages, and messages without payloads, from the last janitor spark stats.",
         (
             Target("sum(max by (namespace, job) (tms_janitor_orphan_payload_rows{${scope}}))", "orphan payload rows"),
             Target("sum(max by (namespace, job) (tms_janitor_missing_payloads{${scope}}))", "missing payloads"),
         ),
     ),
     Panel(
-        "Overdue, of all rows",
+        "Overdue share of all rows",
         "timeseries",
         "percentunit",
-        "By rule, as janitor spark stats last counted them.",
+        "By rule, from the last janitor spark stats.",
         _of("max by (rule) (tms_janitor_statistics_overdue_ratio{${scope}})", "{{rule}}"),
     ),
     Panel(
-        "Held up by a transaction",
+        "Readers blocked by a transaction",
         "timeseries",
         "s",
-        "For how long the oldest undecided transaction had held up readers when all was counted; and how old that "
-        "count is.",
+        "How long the oldest undecided transaction had blocked readers at the last count, and the age of that count.",
         (
             Target("time() - min(tms_janitor_blocking_transaction_timestamp_seconds{${scope}})", "blocked for"),
             Target("time() - max(tms_janitor_statistics_timestamp_seconds{${scope}})", "counted ago"),
         ),
     ),
     Panel(
-        "Topics left undone",
+        "Topic failures",
         "timeseries",
         "short",
-        "By table and reason; the next run tries again.",
+        "By table and reason. The next run tries again.",
         _of(
             "sum by (table, reason) (increase(tms_janitor_delete_errors_total{${scope}}[$__rate_interval]))",
             "{{table}} {{reason}}",
         ),
     ),
     Panel(
-        "Guards that stopped a run",
+        "Guard trips",
         "timeseries",
         "short",
-        "Nothing was deleted by these runs.",
+        "Runs that a guard stopped. They deleted nothing.",
         _of("sum by (guard) (increase(tms_janitor_guard_trips_total{${scope}}[$__rate_interval]))", "{{guard}}"),
     ),
 )
 
 TRANSACTIONS = (
     Panel(
-        "Age of the snapshot",
+        "Snapshot age",
         "timeseries",
         "s",
-        "Older than twice its interval it is not used: nothing is inverted then.",
+        "A snapshot older than two intervals is not used, and no rows are inverted.",
         _of("time() - max by (namespace, job) (tms_janitor_snapshot_timestamp_seconds{${scope}})", JANITOR),
     ),
     Panel(
         "Transactions",
         "timeseries",
         "short",
-        "Invalid ones, those of them that may still write, and those in progress.",
+        "Invalid transactions, invalid transactions that may still write, and transactions in progress.",
         (
             Target("max by (namespace, job) (tms_janitor_invalid_transactions{${scope}})", f"{JANITOR} invalid"),
             Target("max by (namespace, job) (tms_janitor_open_invalid_transactions{${scope}})", f"{JANITOR} open"),
@@ -310,24 +309,24 @@ TRANSACTIONS = (
         ),
     ),
     Panel(
-        "Age of the prune boundary",
+        "Prune boundary age",
         "timeseries",
         "s",
-        "Invalid transactions that began before it have no rows left to negate. Two to three days are normal.",
+        "Invalid transactions before the boundary have no rows left to invert. Two to three days are normal.",
         _of("time() - max by (namespace, job) (tms_janitor_prune_boundary_timestamp_seconds{${scope}})", JANITOR),
     ),
     Panel(
         "Runs without a usable snapshot",
         "timeseries",
         "short",
-        "By why.",
+        "By reason.",
         _of("sum by (reason) (increase(tms_janitor_snapshot_errors_total{${scope}}[$__rate_interval]))", "{{reason}}"),
     ),
     Panel(
-        "Clocks",
+        "Clock skew",
         "timeseries",
         "s",
-        "How far the wall clock is ahead of another one; negative: behind.",
+        "Wall clock minus the reference clock; negative: the wall clock is behind.",
         _of("tms_janitor_clock_skew_seconds{${scope}}", "{{instance}} {{source}}"),
         signed=True,
     ),
@@ -338,21 +337,21 @@ QUEUES = (
         "Largest topics",
         "timeseries",
         "bytes",
-        "Keys and payloads in both tables.",
+        "Size of keys and values in both tables; the ten largest topics.",
         _of("topk(10, max by (tms_namespace, topic) (tms_topic_bytes{${scope}}))", "{{tms_namespace}}:{{topic}}"),
     ),
     Panel(
-        "Topics with the most messages",
+        "Messages by topic",
         "timeseries",
         "short",
-        "How many messages there are in each.",
+        "The ten topics with the most messages.",
         _of("topk(10, max by (tms_namespace, topic) (tms_topic_messages{${scope}}))", "{{tms_namespace}}:{{topic}}"),
     ),
     Panel(
         "Oldest message",
         "timeseries",
         "s",
-        "How long ago it was published; it levels off at the topic's ttl.",
+        "Age of the oldest message. It levels off at the topic's ttl.",
         _of(
             "topk(10, time() - min by (tms_namespace, topic) (tms_topic_oldest_message_timestamp_seconds{${scope}}))",
             "{{tms_namespace}}:{{topic}}",
@@ -362,27 +361,27 @@ QUEUES = (
         "Newest message",
         "timeseries",
         "s",
-        "How long ago it was published: which topics get no messages any more.",
+        "Age of the newest message. It grows if nobody publishes to the topic.",
         _of(
             "topk(10, time() - max by (tms_namespace, topic) (tms_topic_newest_message_timestamp_seconds{${scope}}))",
             "{{tms_namespace}}:{{topic}}",
         ),
     ),
     Panel(
-        "Age of the counts",
+        "Count age",
         "timeseries",
         "s",
-        "The background count has a budget of its own; this is how far behind it is.",
+        "Time since the background count of topics and consumers.",
         (
             Target("time() - min(tms_topic_stats_timestamp_seconds{${scope}})", "topics"),
             Target("time() - min(tms_consumer_stats_timestamp_seconds{${scope}})", "consumers"),
         ),
     ),
     Panel(
-        "Consumers behind",
+        "Consumer lag",
         "timeseries",
         "short",
-        "Messages that a consumer has not read yet.",
+        "Unread messages by consumer; the ten largest lags.",
         _of(
             "topk(10, max by (tms_namespace, topic, consumer) (tms_consumer_lag_messages{${scope}}))",
             "{{consumer}} {{tms_namespace}}:{{topic}}",
@@ -392,7 +391,7 @@ QUEUES = (
         "Oldest unread message",
         "timeseries",
         "s",
-        "How long ago it was published. Near the topic's ttl, messages expire before they are read.",
+        "Age of the oldest unread message. Near the topic's ttl, messages expire unread.",
         _of(
             "topk(10, time() - min by (tms_namespace, topic, consumer)"
             " (tms_consumer_oldest_unread_timestamp_seconds{${scope}}))",
@@ -400,10 +399,10 @@ QUEUES = (
         ),
     ),
     Panel(
-        "Age of consumers' positions",
+        "Consumer position age",
         "timeseries",
         "s",
-        "How long ago the message was published that a consumer read last.",
+        "Age of the last message that a consumer read.",
         _of(
             "topk(10, time() - max by (tms_namespace, topic, consumer)"
             " (tms_consumer_position_timestamp_seconds{${scope}}))",
@@ -421,10 +420,10 @@ SERVER = (
         _of("sum by (code) (rate(tms_requests_total{${servers}}[$__rate_interval]))", "{{code}}"),
     ),
     Panel(
-        "Slow requests",
+        "Request latency (p99)",
         "timeseries",
         "s",
-        "99 of 100 requests were answered within this, by route. A poll that waits for a message counts with its wait.",
+        "99th percentile by route. A poll that waits for a message includes its wait.",
         _of(
             "histogram_quantile(0.99,"
             " sum by (route, le) (rate(tms_request_duration_seconds_bucket{${servers}}[$__rate_interval])))",
@@ -435,17 +434,17 @@ SERVER = (
         "Messages per second",
         "timeseries",
         "cps",
-        "Published, and sent to consumers.",
+        "Messages published, and messages sent to consumers.",
         (
             Target("sum(rate(tms_messages_published_total{${servers}}[$__rate_interval]))", "published"),
             Target("sum(rate(tms_messages_fetched_total{${servers}}[$__rate_interval]))", "fetched"),
         ),
     ),
     Panel(
-        "Publishes not on disk yet",
+        "Publish queue",
         "timeseries",
         "short",
-        "Requests to publish that wait for the disk.",
+        "Publish requests that wait for the disk.",
         _of("sum(tms_publish_queue_size{${servers}})", "queue"),
     ),
 )
@@ -456,7 +455,7 @@ def _busiest(title: str, metric: str) -> Panel:
         title,
         "timeseries",
         "cps",
-        "The ten topics with the most; topics beyond the first 200 are counted together as _other.",
+        "The ten busiest topics. Topics beyond the first 200 are summed as _other.",
         _of(
             f"topk(10, sum by (tms_namespace, topic) (rate({metric}{{${{servers}}}}[$__rate_interval])))",
             "{{tms_namespace}}:{{topic}}",
@@ -468,10 +467,10 @@ SERVER_TOPICS = (
     _busiest("Published by topic", "tms_topic_messages_published_total"),
     _busiest("Fetched by topic", "tms_topic_messages_fetched_total"),
     Panel(
-        "Slow publishes by topic",
+        "Publish latency by topic (p99)",
         "timeseries",
         "s",
-        "99 of 100 publishes were on disk within this; the ten slowest topics.",
+        "99th percentile of the time to disk; the ten slowest topics.",
         _of(
             "topk(10, histogram_quantile(0.99, sum by (tms_namespace, topic, le)"
             " (rate(tms_topic_publish_duration_seconds_bucket{${servers}}[$__rate_interval]))))",
@@ -479,39 +478,39 @@ SERVER_TOPICS = (
         ),
     ),
     Panel(
-        "Readers wait",
+        "Blocked readers",
         "timeseries",
         "s",
-        "For how long readers in transactions have waited for one that is not decided.",
+        "How long readers in transactions have waited for an undecided transaction.",
         _of(
             "time() - min by (tms_namespace, topic) (tms_topic_first_undecided_timestamp_seconds{${servers}})",
             "{{tms_namespace}}:{{topic}}",
         ),
     ),
     Panel(
-        "Claims of consumer groups",
+        "Open claims",
         "timeseries",
         "short",
-        "How many are open.",
+        "Open claims of all consumer groups.",
         _of("max by (namespace, job) (tms_open_claims{${servers}})", JANITOR),
     ),
     Panel(
         "Oldest open claim",
         "timeseries",
         "s",
-        "How long ago its transaction began.",
+        "Time since its transaction started.",
         _of(
             "time() - min by (namespace, job) (tms_oldest_open_claim_timestamp_seconds{${servers}})",
             JANITOR,
         ),
     ),
     Panel(
-        "Given out again, and given up",
+        "Redeliveries and dead letters",
         "timeseries",
         "cps",
-        "Messages that a consumer group got once more, and those that came more often than max_deliveries.",
+        "Messages delivered again to a consumer group, and messages beyond max_deliveries.",
         (
-            Target("sum(rate(tms_messages_redelivered_total{${servers}}[$__rate_interval]))", "given out again"),
+            Target("sum(rate(tms_messages_redelivered_total{${servers}}[$__rate_interval]))", "redelivered"),
             Target("sum(rate(tms_dead_letters_total{${servers}}[$__rate_interval]))", "dead letters"),
         ),
     ),
@@ -519,20 +518,20 @@ SERVER_TOPICS = (
 
 ACCESS = (
     Panel(
-        "Refused requests",
+        "Rejected requests",
         "timeseries",
         "reqps",
-        "Without a good token (401), not allowed (403), and above a quota or after failed attempts (429).",
+        "Without a valid token (401), without permission (403), above a quota or after failed attempts (429).",
         _of(
             'sum by (code) (rate(tms_requests_total{code=~"401|403|429",${servers}}[$__rate_interval])) or vector(0)',
             "{{code}}",
         ),
     ),
     Panel(
-        "Refused requests by route",
+        "Rejected requests by route",
         "timeseries",
         "reqps",
-        "The same by what was asked for.",
+        "The same by route.",
         _of(
             'sum by (route) (rate(tms_requests_total{code=~"401|403|429",${servers}}[$__rate_interval])) or vector(0)',
             "{{route}}",
@@ -545,33 +544,33 @@ PROCESS = (
         "Memory",
         "timeseries",
         "bytes",
-        "Resident; mapped files of LevelDB are among it.",
+        "Resident memory, mapped LevelDB files included.",
         _of("process_resident_memory_bytes{${servers}}", "{{instance}}"),
     ),
     Panel(
-        "Processor",
+        "CPU",
         "timeseries",
         "percentunit",
-        "Of one core.",
+        "Share of one core.",
         _of("rate(process_cpu_seconds_total{${servers}}[$__rate_interval])", "{{instance}}"),
     ),
     Panel(
         "Versions",
         "table",
         "short",
-        "Which version each process is, and 1 where it holds the lease.",
+        "Version of each process; 1 if it holds the lease.",
         _of("tms_janitor_build_info{${scope}} * on (job, instance) group_left () tms_janitor_is_leader{${scope}}"),
     ),
 )
 
 ROWS = (
-    Row("Is it well?", OVERVIEW),
-    Row("What it does", WORK),
-    Row("What waits, and why", WAITING),
+    Row("Health", OVERVIEW),
+    Row("Runs", WORK),
+    Row("Holds and failures", WAITING),
     Row("Transactions and clocks", TRANSACTIONS),
-    Row("Queues and consumers", QUEUES),
+    Row("Topics and consumers", QUEUES),
     Row("Server", SERVER, folded=True),
-    Row("Server, by topic", SERVER_TOPICS, folded=True),
+    Row("Server by topic", SERVER_TOPICS, folded=True),
     Row("Access", ACCESS, folded=True),
     Row("Process", PROCESS, folded=True),
 )

@@ -58,14 +58,12 @@ THRESHOLDS = (
     Threshold("repeats", 3, 0, "errors of one kind within windowSeconds that are no reason to look"),
     Threshold("skewSeconds", 60, 60, "seconds two clocks may differ"),
     Threshold("pausedSeconds", 86_400, 86_400, "seconds anything may be paused"),
-    Threshold("planOnlySeconds", 604_800, 604_800, "seconds a janitor may only plan"),
-    Threshold("growthBytes", 1 << 30, 1 << 30, "bytes by which a topic may grow in a day, be it more than it had"),
-    Threshold("lagMessages", 10_000, 10_000, "messages a consumer may be behind"),
-    Threshold(
-        "lagSeconds", 3_600, 3_600, "seconds the oldest unread message may be old, where a consumer is that far behind"
-    ),
+    Threshold("planOnlySeconds", 604_800, 604_800, "seconds that a janitor may only plan"),
+    Threshold("growthBytes", 1 << 30, 1 << 30, "bytes that a topic may grow by in a day, if it more than doubles"),
+    Threshold("lagMessages", 10_000, 10_000, "messages that a consumer may lag by"),
+    Threshold("lagSeconds", 3_600, 3_600, "age in seconds of the oldest unread message of a consumer that lags"),
     Threshold("undecidedSeconds", 300, 300, "seconds that readers may wait for a transaction to be decided"),
-    Threshold("unauthorized", 100, 100, "requests without a good token within five minutes that are no reason to look"),
+    Threshold("unauthorized", 100, 100, "requests without a valid token in five minutes"),
     Threshold("forSeconds", 300, 300, "seconds most alerts wait before they fire"),
 )
 
@@ -127,8 +125,8 @@ ALERTS = (
         " unless on (namespace, job) (max by (namespace, job) (tms_janitor_plan_only{${scope}}) == 1"
         " unless on (namespace, job) max by (namespace, job) (tms_janitor_next_run_timestamp_seconds{${scope}}))",
         "forSeconds",
-        "No janitor shows that it is alive; nothing is deleted",
-        "No janitor is scraped, a daemon hangs, or no run began any more. Nothing wrong is deleted; the disk fills.",
+        "The janitor sends no heartbeat; nothing is deleted",
+        "No janitor is scraped, the daemon hangs, or no run starts. Expired rows are not deleted, and the disk fills.",
     ),
     Alert(
         "TmsJanitorNotKeepingUp",
@@ -140,24 +138,24 @@ ALERTS = (
         " and max by (namespace, job) (tms_janitor_plan_only{${scope}}) == 0"
         " unless on (namespace, job) tms_janitor_last_success_timestamp_seconds{${scope}}",
         "forSeconds",
-        "No run has done all there was to do for {{ $value | humanizeDuration }}",
-        "Runs fail, are too slow, or do not begin: rows stay longer than they should.",
+        "No run has completed for {{ $value | humanizeDuration }}",
+        "Runs fail, are too slow, or do not start. Expired rows are deleted late or not at all.",
     ),
     Alert(
         "TmsOverdueBudgetBurn",
         "warning",
         f"sum_over_time({_OVERDUE}[1d:5m]) * 300 > ${{overdueSeconds}} and sum_over_time({_OVERDUE}[1h:5m]) > 6",
         "forSeconds",
-        "Rows that are due have stayed for {{ $value | humanizeDuration }} of the last day",
-        "Something is held, paused or quarantined for so long that the disk fills. An hour now and then is normal.",
+        "Rows were overdue for {{ $value | humanizeDuration }} of the last day",
+        "Topics are held, paused or quarantined, and the disk fills. An hour a day is normal.",
     ),
     Alert(
         "TmsSnapshotStale",
         "warning",
         _asks(Condition.SNAPSHOT_UNUSABLE),
         "forSeconds",
-        "There is no usable transaction snapshot: nothing is inverted, and no boundary is claimed",
-        "The transaction service writes no snapshots, or not where they are read. Expiry goes on.",
+        "No usable transaction snapshot: no rows are inverted, and no boundary is published",
+        "The transaction service writes no snapshots, or writes them to another place. Expired rows are still deleted.",
     ),
     Alert(
         "TmsInvalidListGrowing",
@@ -166,7 +164,7 @@ ALERTS = (
         " - max by (namespace, job) (tms_janitor_invalid_transactions{${scope}} offset 1d) > ${invalidGrowth}",
         "forSeconds",
         "The invalid list has grown by {{ $value }} transactions in a day",
-        "Transactions time out, or the list is not truncated. It is in every snapshot and every client's memory.",
+        "Transactions time out, or the list is not truncated. Every snapshot and every client has the whole list.",
     ),
     Alert(
         "TmsInvalidListLarge",
@@ -174,7 +172,7 @@ ALERTS = (
         "max by (namespace, job) (tms_janitor_invalid_transactions{${scope}}) > ${invalidIds}",
         "forSeconds",
         "The invalid list has {{ $value }} transactions",
-        "Each transaction of each client carries them all: 8 bytes each when it starts, 11 in each poll.",
+        "Every transaction carries the whole list: 8 bytes for each id at its start, 11 in each poll.",
     ),
     Alert(
         "TmsBoundaryStuck",
@@ -182,7 +180,7 @@ ALERTS = (
         _asks(Condition.BOUNDARY_STUCK, Condition.BOUNDARY_REFUTED),
         "forSeconds",
         "The prune boundary does not move",
-        "It is four days behind, or was refuted. Something is paused or quarantined, or a transaction stays open.",
+        "The boundary is four days behind, or was refuted. A topic is paused or quarantined, or a transaction stays open.",
     ),
     Alert(
         "TmsGuardTripped",
@@ -197,31 +195,31 @@ ALERTS = (
         # Nothing is deleted meanwhile, and who switches on adopts a moment later.
         "forSeconds",
         "The {{ $labels.guard }} guard stopped a run; nothing is deleted",
-        "The clock jumped, it is another store or another transaction system, or it is not adopted.",
+        "The clock jumped, the store or its transaction system has changed, or the store is not adopted.",
     ),
     Alert(
         "TmsTopicQuarantined",
         "warning",
         "max by (namespace, job) (tms_janitor_quarantined_topics{${scope}}) > 0",
         "forSeconds",
-        "{{ $value }} topics are put aside, because they failed three times in a row",
-        "The other topics are done. Until these are, no prune boundary moves.",
+        "{{ $value }} topics are quarantined after three failures in a row",
+        "Runs clean all other topics. The prune boundary does not move until these topics succeed.",
     ),
     Alert(
         "TmsPausedTooLong",
         "warning",
         _of_any_pod("tms_janitor_paused") + " > 0",
         "pausedSeconds",
-        "Something has been paused for long, and its rows stay",
-        "Most likely the pause was forgotten.",
+        "Topics are paused for a long time; their rows are not deleted",
+        "The pause was probably forgotten: janitor resume",
     ),
     Alert(
         "TmsPlanOnlyLeftOn",
         "info",
         _of_any_pod("tms_janitor_plan_only") + " > 0",
         "planOnlySeconds",
-        "It only plans: nothing is deleted",
-        "A new installation was never switched on.",
+        "The janitor only plans; nothing is deleted",
+        "janitor.apply is still false after the installation.",
     ),
     Alert(
         "TmsDeleteErrors",
@@ -229,7 +227,7 @@ ALERTS = (
         "sum by (namespace, job, table, reason)"
         " (increase(tms_janitor_delete_errors_total{${scope}}[${windowSeconds}s])) > ${repeats}",
         "forSeconds",
-        "Topics are left undone again and again ({{ $labels.table }}, {{ $labels.reason }})",
+        "Runs fail on topics repeatedly ({{ $labels.table }}, {{ $labels.reason }})",
         "The store fails, or a topic's metadata keeps changing.",
     ),
     Alert(
@@ -240,17 +238,17 @@ ALERTS = (
         " or label_replace(max by (namespace, job) (tms_janitor_heartbeat_timestamp_seconds{${scope}}) - time()"
         ' > ${skewSeconds}, "source", "prometheus", "", "")',
         "forSeconds",
-        "The wall clock is {{ $value }} s off ({{ $labels.source }})",
-        "Put the clocks right before the guard stops everything at janitor.clock_allowance_seconds.",
+        "The wall clock differs by {{ $value }} s ({{ $labels.source }})",
+        "Correct the clocks: above janitor.clock_allowance_seconds the clock guard stops all runs.",
     ),
     Alert(
         "TmsMessagesAhead",
         "warning",
         _asks(Condition.MESSAGES_AHEAD),
         "forSeconds",
-        "Messages are dated ahead of the clock; janitor status names their topics",
-        "A server ran with a clock that was ahead. All later messages of such a topic are dated after that and outlive"
-        " their ttl; so does all that is published from now on.",
+        "Messages have future timestamps; janitor status names their topics",
+        "A server's clock was ahead. All later messages of such a topic get later times, so they are deleted later than"
+        " their ttl says.",
     ),
     Alert(
         "TmsTopicGrowing",
@@ -261,7 +259,7 @@ ALERTS = (
         " > 2 * max by (namespace, job, tms_namespace, topic) (tms_topic_bytes{${scope}} offset 1d)",
         "forSeconds",
         "{{ $labels.tms_namespace }}:{{ $labels.topic }} has grown by {{ $value | humanize1024 }}B in a day",
-        "A publisher went wild, or a ttl is far too long. The janitor deletes what is due and no more.",
+        "A publisher sends more than usual, or the ttl is too long. The janitor deletes only expired messages.",
     ),
     Alert(
         "TmsConsumerLagging",
@@ -269,8 +267,8 @@ ALERTS = (
         f"{_OF_CONSUMER} (tms_consumer_lag_messages{{${{scope}}}}) > ${{lagMessages}} and"
         f" time() - {_OF_CONSUMER} (tms_consumer_oldest_unread_timestamp_seconds{{${{scope}}}}) > ${{lagSeconds}}",
         "forSeconds",
-        "{{ $labels.consumer }} is {{ $value }} messages behind in {{ $labels.tms_namespace }}:{{ $labels.topic }}",
-        "It stands still or is too slow. Messages that expire before they are read are lost to it.",
+        "Consumer {{ $labels.consumer }} of {{ $labels.tms_namespace }}:{{ $labels.topic }} lags {{ $value }} messages",
+        "The consumer has stopped or is too slow. It loses messages that expire before it reads them.",
     ),
     Alert(
         "TmsReadersBlocked",
@@ -288,8 +286,8 @@ ALERTS = (
         "warning",
         'sum by (namespace, job) (increase(tms_requests_total{code="401",${servers}}[5m])) > ${unauthorized}',
         "now",
-        "{{ $value | humanize }} requests without a good token in five minutes",
-        "A client has an old token, or somebody tries tokens. request.unauthorized in the audit log has the addresses.",
+        "{{ $value | humanize }} requests without a valid token in five minutes",
+        "A client has an old token, or an attacker tries tokens. The audit log has their addresses.",
     ),
 )
 

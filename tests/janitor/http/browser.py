@@ -3,7 +3,7 @@
     with Browser.start(tmp_path) as browser:
         page = browser.open(server.url)
         page.until("document.title !== ''")
-        assert page.text("h1") == "All well."
+        assert page.text("h1") == "Healthy."
 
 What the page asked for and what its console said is noted from before its first byte, so that "nothing else was
 loaded" and "no error was thrown" are facts and not hopes. Waiting is done in the page, by watching it change.

@@ -36,15 +36,15 @@ def held(reason: str, topic: str = "default:orders") -> HeldTopic:
 @pytest.mark.parametrize(
     ("status", "sentence"),
     [
-        (CALM, "Nothing needs you."),
-        (replace(CALM, last_run=None), "It has not run yet."),
+        (CALM, "No action is required."),
+        (replace(CALM, last_run=None), "No run has started yet."),
         (replace(CALM, running=Running("r", NOW_MS, NOW_MS, "message", "", 0)), "A run is under way."),
-        (replace(CALM, mode="plan_only"), "It only plans: nothing is deleted."),
-        (replace(CALM, leader=False, lease_holder="there"), "On standby: there does the work."),
-        (replace(CALM, snapshot=SnapshotFigures(problem="not_configured")), "Nothing needs you."),
-        (replace(CALM, guards=(GuardNote("clock", False, "behind"),)), "Nothing needs you."),
-        (replace(CALM, last_run=replace(LAST, result="halted")), "Nothing needs you."),
-        (replace(CALM, held=(held("protected"), held("paused"), held("quarantined"))), "Nothing needs you."),
+        (replace(CALM, mode="plan_only"), "Plan only: nothing is deleted."),
+        (replace(CALM, leader=False, lease_holder="there"), "On standby: there holds the lease."),
+        (replace(CALM, snapshot=SnapshotFigures(problem="not_configured")), "No action is required."),
+        (replace(CALM, guards=(GuardNote("clock", False, "behind"),)), "No action is required."),
+        (replace(CALM, last_run=replace(LAST, result="halted")), "No action is required."),
+        (replace(CALM, held=(held("protected"), held("paused"), held("quarantined"))), "No action is required."),
     ],
 )
 def test_given_nothing_wrong_then_all_is_well_and_one_sentence_says_what_goes_on(status: Status, sentence: str) -> None:
@@ -54,8 +54,8 @@ def test_given_nothing_wrong_then_all_is_well_and_one_sentence_says_what_goes_on
 @pytest.mark.parametrize(
     ("status", "sentence", "about"),
     [
-        (replace(CALM, adopted_ms=None), "This store is not adopted; until it is, nothing is deleted.", "adopt"),
-        (replace(CALM, guards=(GuardNote("clock", True, "x"),)), "The clock guard stopped the last run.", "guards"),
+        (replace(CALM, adopted_ms=None), "This store is not adopted. Nothing is deleted until you adopt it.", "adopt"),
+        (replace(CALM, guards=(GuardNote("clock", True, "x"),)), "The clock guard blocked the last run.", "guards"),
         (
             replace(CALM, last_run=replace(LAST, result="failed", error="disk full.")),
             "The last run failed: disk full.",
@@ -64,18 +64,18 @@ def test_given_nothing_wrong_then_all_is_well_and_one_sentence_says_what_goes_on
         (replace(CALM, last_run=replace(LAST, result="failed")), "The last run failed.", "run"),
         (
             replace(CALM, last_run=replace(LAST, result="partial", errors=("a:b: x", "y"))),
-            "The last run is only partly done: a:b: x.",
+            "The last run was only partly done: a:b: x.",
             "run",
         ),
         (
             replace(CALM, last_run=replace(LAST, result="lost")),
-            "The last run was lost: it stopped showing signs of life.",
+            "The last run was lost: its heartbeat stopped.",
             "run",
         ),
         (replace(CALM, quarantined=(Quarantined("a:b", 0, 3, "x", 0),)), "a:b is quarantined.", "aside"),
         (
             replace(CALM, snapshot=SnapshotFigures(problem="stale")),
-            "The transaction snapshot is unusable (stale): nothing is inverted, no boundary claimed.",
+            "The transaction snapshot is unusable (stale): no rows are inverted, no boundary is published.",
             "snapshot",
         ),
         (replace(CALM, held=(held("frontier"),)), "default:orders is held.", "held"),
@@ -96,7 +96,7 @@ def test_given_a_store_not_adopted_then_its_guard_and_what_it_holds_are_not_said
     guard = GuardNote("adoption", True, "x")
     status = replace(CALM, adopted_ms=None, guards=(guard,), held=(held("first_contact"),))
     assert len(judge(status).reasons) == 1
-    assert texts(judge(replace(CALM, guards=(guard,)))) == ["The adoption guard stopped the last run."]
+    assert texts(judge(replace(CALM, guards=(guard,)))) == ["The adoption guard blocked the last run."]
 
 
 def test_given_a_loop_that_hangs_then_it_is_down_whatever_the_figures_say() -> None:
@@ -106,7 +106,7 @@ def test_given_a_loop_that_hangs_then_it_is_down_whatever_the_figures_say() -> N
 def test_given_figures_of_memory_alone_then_it_is_down_and_the_rest_follows() -> None:
     health = judge(replace(CALM, process="down", paused=(("*:*", 0),)))
     assert health.level == "down"
-    assert texts(health) == ["No janitor is running; these are the figures its state holds.", "Everything is paused."]
+    assert texts(health) == ["No janitor is running. This is the last recorded state.", "Everything is paused."]
 
 
 def test_given_runs_that_are_started_from_outside_then_nothing_is_missing_between_two_of_them() -> None:
@@ -134,7 +134,7 @@ def test_given_everything_wrong_then_the_gravest_comes_first() -> None:
 def test_given_reasons_then_their_json_names_the_parts() -> None:
     assert judge(replace(CALM, adopted_ms=None)).to_json() == {
         "level": "attention",
-        "reasons": [{"text": "This store is not adopted; until it is, nothing is deleted.", "about": "adopt"}],
+        "reasons": [{"text": "This store is not adopted. Nothing is deleted until you adopt it.", "about": "adopt"}],
     }
 
 

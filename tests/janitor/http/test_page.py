@@ -87,17 +87,17 @@ def look(browser: Browser, serve: Callable[..., Site]) -> Iterator[Look]:
 
 def test_given_a_janitor_at_work_then_every_part_says_what_it_should(look: Look) -> None:
     page = look.at(statuses.full(look.now_ms), statuses.runs(look.now_ms))
-    assert page.text("h1") == "All well. A run is under way."
-    assert page.run("document.title") == "All well · janitor"
+    assert page.text("h1") == "Healthy. A run is under way."
+    assert page.run("document.title") == "Healthy · janitor"
     expected = {
         "#store": ["leveldb data/messaging"],
         "#updated": ["Last updated", "(", ")"],
         "#facts": ["Applies", "every 60 s", "up for 11 d", "✓ done", "took 1.4 s", "1,400 deleted, 210 inverted"],
         "#running": ["messages", "payloads", "default:orders", "182,340", "r-20481"],
-        "#held": ["finance:ledger", "protected", "12,400 rows, 48 MB", "oldest 40 d ago", "does not go by itself"],
+        "#held": ["finance:ledger", "protected", "12,400 rows, 48 MB", "oldest 40 d ago", "not released automatically"],
         "#aside": ["No topic is quarantined, and nothing is paused."],
         "#overdue": [
-            "Due in the last run and still there: 640 message rows (expired).",
+            "Not deleted by the last run: 640 message rows (expired).",
             "default:audit",
             "480",
             "system:time.events",
@@ -111,7 +111,7 @@ def test_given_a_janitor_at_work_then_every_part_says_what_it_should(look: Look)
         ],
         "#guards": ["! clock warns:", "2 s behind", "running time", "-2.1 s"],
         "#phases": ["messages", "610 ms", "sync", "11 ms"],
-        "#kept": ["still referred to", "1,204 rows", "of undecided transactions"],
+        "#kept": ["referenced by a message", "1,204 rows", "of undecided transactions"],
         "#statistics": [
             "5 h ago",
             "900,000, 100,000",
@@ -134,18 +134,18 @@ def test_given_a_store_nobody_has_adopted_then_it_says_so_with_the_commands_and_
     look: Look,
 ) -> None:
     page = look.at(statuses.empty(look.now_ms))
-    assert page.text("h1") == "Needs you. This store is not adopted; until it is, nothing is deleted."
+    assert page.text("h1") == "Action required. This store is not adopted. Nothing is deleted until you adopt it."
     assert page.texts("#adopt code") == [f"janitor plan {ARGUMENTS}", f"janitor adopt {ARGUMENTS}"]
     for part, sentence in {
         "#facts": "None yet",
         "#rows": "No run has finished yet.",
-        "#held": "the whole store waits until it is adopted",
+        "#held": "Nothing is deleted until the store is adopted.",
         "#aside": "nothing is paused",
-        "#overdue": "No run has looked for overdue rows yet.",
+        "#overdue": "No run has counted overdue rows yet.",
         "#snapshot": "No transaction snapshots are configured.",
-        "#boundary": "Nothing is claimed yet.",
-        "#guards": "No guard has been asked yet.",
-        "#phases": "No run has been timed yet.",
+        "#boundary": "No boundary is published yet.",
+        "#guards": "No run has checked the guards yet.",
+        "#phases": "No run has ended yet.",
         "#kept": "No run has read the store yet.",
         "#queues": "The store has no topics yet.",
     }.items():
@@ -158,7 +158,7 @@ def test_given_a_store_nobody_has_adopted_then_it_says_so_with_the_commands_and_
 def test_given_runs_that_stop_because_the_store_is_not_adopted_then_nothing_is_said_of_what_is_due(look: Look) -> None:
     stopped = RunSummary("r-1", "apply", look.now_ms - 1000, look.now_ms, "stopped", stopped_by=("adoption",))
     page = look.at(replace(statuses.empty(look.now_ms), last_run=stopped))
-    assert page.text("#overdue").endswith("No run has looked for overdue rows yet.")
+    assert page.text("#overdue").endswith("No run has counted overdue rows yet.")
     assert page.text("#kept").endswith("No run has read the store yet.")
 
 
@@ -173,34 +173,38 @@ def test_given_nothing_to_do_after_a_run_then_the_parts_say_that_all_is_done(loo
         topics=(TopicFigures("a", "b", 1, 60, 0, 0, None, None, look.now_ms),),
     )
     page = look.at(calm, statuses.runs(look.now_ms))
-    assert "Nothing is held: whatever is due may go." in page.text("#held")
-    assert "Nothing is overdue: the janitor has done all that was due." in page.text("#overdue")
-    assert "The last run kept no row back." in page.text("#kept")
-    assert "No guard stops a run or warns." in page.text("#guards")
+    assert "No topic is held." in page.text("#held")
+    assert "No rows are overdue." in page.text("#overdue")
+    assert "The last run kept no rows." in page.text("#kept")
+    assert "No guard has tripped or warns." in page.text("#guards")
     assert "empty" in page.text("#queues tbody")
 
 
 def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(look: Look) -> None:
     page = look.at(statuses.wrong(look.now_ms), statuses.runs(look.now_ms)[:5])
-    assert page.text("h1") == "Down. No janitor is running; these are the figures its state holds."
+    assert page.text("h1") == "Down. No janitor is running. This is the last recorded state."
     assert page.run("document.querySelector('#health').dataset.level") == "down"
     reasons = page.texts("#reasons a")
-    assert reasons[0].startswith("The clock guard stopped")
+    assert reasons[0].startswith("The clock guard blocked")
     targets = page.run("[...document.querySelectorAll('#reasons a')].map(link => document.querySelector(link.hash).id)")
     assert targets == ["guards", "run", "aside", "snapshot", "late", "held", "aside"]
     for part, words in {
         "#facts": ["Plans only", "nothing is deleted", "× failed", "None planned", "Held elsewhere", "3 h ago"],
         "#run": ["the disk is full: no space left on device", "default:audit: no space left on device"],
-        "#held": ["more became due at once than time alone explains", "goes by itself in", "does not go by itself"],
+        "#held": [
+            "more rows became due at once than time alone explains",
+            "released automatically in",
+            "not released automatically",
+        ],
         "#aside": ["everything, 1 h ago", "after 4 failures", "tried again in"],
         "#overdue": [
             "111,013 message rows (expired), 8,100 payload rows (of old generations) and 3 message rows (to invert)"
         ],
         "#late": ["default:audit, 3 more", "for transaction 1699990000000000001 of import@", "tms tx invalidate 16999"],
         "#snapshot": ["Snapshot stale. it is older than twice its interval"],
-        "#boundary": ["Nothing is claimed yet.", "no complete pass has covered the message table yet"],
+        "#boundary": ["No boundary is published yet.", "no complete pass has covered the message table yet"],
         "#guards": ["× clock tripped: the clock is 7200 s ahead", "! identity warns:"],
-        "#statistics": ["none", "3", "by no transaction"],
+        "#statistics": ["none", "3"],
         "#queues": ["deleted", "not counted"],
     }.items():
         text = page.text(part)
@@ -223,7 +227,7 @@ def test_given_times_no_calendar_knows_then_the_page_still_stands(look: Look) ->
     held = (HeldTopic("a:b", "frontier", 1, 1, -(2**62), 2**62, ""),)
     boundary = replace(statuses.full(look.now_ms).boundary, bound=str(2**63 - 1))
     page = look.at(replace(statuses.full(look.now_ms), held=held, boundary=boundary))
-    assert "goes by itself at no time" in page.text("#held")
+    assert "released automatically at no time" in page.text("#held")
     assert str(2**63 - 1) in page.text("#boundary")
     assert page.console == []
 
@@ -354,7 +358,7 @@ def test_given_a_page_of_what_is_not_there_then_it_says_so_and_the_janitor_is_we
     page.go(f"{page.run('location.origin')}/{path}")
     page.until("document.querySelector('#detail .empty')")
     assert said in page.text("#detail .empty")
-    assert page.text("h1").startswith("All well.")
+    assert page.text("h1").startswith("Healthy.")
 
 
 def test_given_a_run_that_failed_then_no_number_of_rows_is_made_up_for_it(look: Look) -> None:
@@ -419,8 +423,8 @@ def test_given_a_topic_then_its_page_has_its_size_over_time_its_changes_and_both
         "ttl 3,650 d → 1 d, seen 1 h ago",
         "at most 4.0 kB",
         "at most 4 messages",
-        "Keep it:",
-        "At the last count no consumer was registered.",
+        "Keep:",
+        "No consumer is registered.",
     ):
         assert words in shown_text
     assert page.run("document.querySelectorAll('#detail svg.curve polyline').length") == 2
@@ -662,7 +666,7 @@ def test_given_news_when_it_asks_again_then_it_shows_them_and_leaves_what_a_read
     views.asked.clear()
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.shown == " + str(look.now_ms + 1))
-    assert page.text("h1").startswith("Needs you.")
+    assert page.text("h1").startswith("Action required.")
     assert page.run("document.activeElement.dataset.key").startswith("janitor resume 'team"), "the focus stays"
     assert page.run("document.querySelector('#filter').value") == "audit"
     assert page.texts("#queues tbody th") == ["default:audit"]
@@ -716,7 +720,7 @@ def test_given_a_janitor_that_went_away_then_the_page_says_so_keeps_the_figures_
     look.serve(views, port=site.server.port)
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.state === 'fresh'")
-    assert page.text("h1") == "All well. A run is under way."
+    assert page.text("h1") == "Healthy. A run is under way."
 
 
 def test_given_a_janitor_that_answers_with_an_error_then_the_page_repeats_it(

@@ -190,7 +190,7 @@ def test_given_late_transactions_then_a_daemon_shows_them_with_their_topics_and_
     health = judge(status)
     [said] = [reason.text for reason in health.reasons if reason.about == "late"]
     assert said.startswith("Readers of default:t0, ")
-    assert said.endswith("wait for transaction 17.")
+    assert said.endswith("are blocked by transaction 17.")
     shown = "\n".join(map(str, lines(status, health)))
     assert "for transaction 17 of import@host-7" in shown
     assert "tms tx invalidate 17" in shown
@@ -307,8 +307,8 @@ def test_collect_with_messages_dated_ahead_names_their_topic(ahead_ms: int, name
     Census(store, rig.state, rig.clock, rows_per_second=1_000_000).step()
     status = seen(rig)
     assert [one.topic for one in status.ahead] == (["default:orders"] if named else [])
-    said = "default:orders has messages dated ahead of the clock."
-    assert [reason.text for reason in judge(status).reasons] == [said if named else "Nothing needs you."]
+    said = "default:orders has messages with future timestamps."
+    assert [reason.text for reason in judge(status).reasons] == [said if named else "No action is required."]
     shown = [str(line) for line in lines(status, judge(status), ARGUMENTS)]
     assert any(line.startswith("ahead") and "default:orders" in line for line in shown) == named
     detail = topic_detail(rig.state, status, TopicId.parse("default:orders"))
