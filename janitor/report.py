@@ -117,7 +117,7 @@ class GuardNote:
     message: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return the finding as JSON values, with its code (``docs/errors.md``)."""
+        """Return the finding as JSON values, with its code (``docs/reference/errors.md``)."""
         values = {"guard": self.guard, "tripped": self.tripped, "message": self.message}
         return values | {"code": code_of_guard(self.guard)}
 

@@ -103,7 +103,7 @@ def code_of_status(status: int) -> str:
 
 
 def code_of_guard(guard: str) -> str:
-    """Return the code of what a guard of a run found."""
+    """Return the code of a guard's finding."""
     return f"TMS-GUARD-{guard.upper()}"
 
 
@@ -115,7 +115,7 @@ class TmsError(Exception):
         hint: one sentence saying what to do next, or an empty string.
 
     Attributes:
-        code: identifies the kind of error in output, logs and ``docs/errors.md``; never changes once it is released.
+        code: identifies the kind of error in output, logs and ``docs/reference/errors.md``; never changes.
     """
 
     code: ClassVar[str] = "TMS-ERROR"

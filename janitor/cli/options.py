@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Command = Callable[..., Any]
 
-#: Commands that end only when they are stopped; run with ``--once`` is not one of them.
+#: Commands that work until they are stopped; run with ``--once`` is not one of them.
 _DAEMONS = ("run", "exporter")
 
 #: Exit codes beside those of every program of ours.
@@ -112,7 +112,7 @@ def session() -> Session:
 
 
 def _is_daemon() -> bool:
-    """Return whether the command that is running ends only when it is stopped."""
+    """Return whether this command works until it is stopped."""
     context = click.get_current_context()
     return context.info_name in _DAEMONS and not context.params.get("once")
 

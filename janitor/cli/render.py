@@ -134,7 +134,7 @@ def print_report(
 
 
 def guard_line(guard: str, message: str, *, tripped: bool) -> Text:
-    """Return what a guard found, with its code if the guard stopped the run."""
+    """Return a guard's finding, with its code if the guard stopped the run."""
     # Not behind the message: that often ends with a command to copy.
     name = f"{guard} [{code_of_guard(guard)}]" if tripped else guard
     return Text(f"{name}: {message}", style="bold red" if tripped else "yellow")

@@ -49,7 +49,7 @@ def command() -> None:
 def stats(
     master: str | None, partitions: int | None, patterns: tuple[str, ...], out: str | None, remember: bool
 ) -> None:
-    """Count the rows of a store, and those that are due.
+    """Count all rows of a store, and the overdue rows.
 
     Every row is read: how many there are, how old, how many are overdue and by which rule, which
     payloads no message refers to, which are missing, and what blocks readers. Changes nothing in

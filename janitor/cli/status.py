@@ -163,21 +163,27 @@ def lines(status: Status, health: Health, arguments: str = "") -> Iterator[Text]
         running = f"{holder} has the lease" if holder else "no daemon"
         yield render.line("running", f"{running}; this is what the state has")
     yield from _runs(status)
-    yield from _aside(status, arguments)
+    yield from _aside(status)
     yield from _transactions(status)
     yield from _overdue(status)
     yield from _consumers(status)
     for late in status.late[:_NAMED]:
         what = f"transaction {late.transaction} of {printable(late.client) or 'an unknown client'}"
         since = f"since {render.when(late.since_ms, status.now_ms)}"
-        yield render.line("readers wait", f"of {late.readers}", f"for {what}", since, late.command, style="yellow")
+        yield render.line("readers wait", f"of {late.readers}", f"for {what}", since, style="yellow")
     for ahead in status.ahead[:_NAMED]:
         newest = f"messages are dated ahead of the clock, the newest {render.when(ahead.newest_ms, status.now_ms)}"
+<<<<<<< HEAD
         yield render.line("ahead", ahead.topic, newest, complete_command(f"janitor topic {ahead.topic}", arguments))
+=======
+        yield render.line("ahead", ahead.topic, newest)
+>>>>>>> e05ae968 (Let the status name one next step, and follow codes in pages)
     yield from _statistics(status)
     for guard in status.guards:
         message = render.guard_line(guard.guard, complete(guard.message, arguments), tripped=guard.tripped)
         yield render.line("guard").append(message)
+    if step := _next(status, health, arguments):
+        yield Text(f"next: {step}", style="bold")
 
 
 def _statistics(status: Status) -> Iterator[Text]:
@@ -224,17 +230,46 @@ def _outcome(run: RunSummary) -> str:
     return f"{what}: {run.error or figures}"
 
 
-def _aside(status: Status, arguments: str) -> Iterator[Text]:
-    """What is not done, and the commands that change that."""
+def _next(status: Status, health: Health, arguments: str) -> str:
+    """Return the command for the gravest reason that has one, or an empty string."""
+    for reason in health.reasons:
+        if command := _command(status, reason.about):
+            return command if " --" in command else f"{command} {arguments}".rstrip()
+    return ""
+
+
+def _command(status: Status, about: str) -> str:
+    """Return what to type about a part of the status, or an empty string."""
+    if about == "aside":
+        topics = [entry.topic for entry in status.quarantined] or [pattern for pattern, _ in status.paused]
+        return "janitor resume" + ("" if topics[0] == EVERYTHING else f" {shlex.quote(topics[0])}")
+    if about == "held":
+        return next((held.command for held in status.held if held.command and held.reason != Hold.PAUSED), "")
+    if about == "late":
+        return status.late[0].command
+    if about == "queues":
+        return f"janitor topic {status.ahead[0].topic}"
+    if about == "boundary":
+        return "janitor verify" if status.boundary.refuted else "janitor boundary"
+    words = {"adopt": "plan", "guards": "doctor", "run": "history", "snapshot": "inspect snapshot"}
+    return f"janitor {words[about]}" if about in words else ""
+
+
+def _aside(status: Status) -> Iterator[Text]:
+    """Return what is paused, held and quarantined."""
     for pattern, since_ms in status.paused[:_NAMED]:
+<<<<<<< HEAD
         what, word = ("everything", "") if pattern == EVERYTHING else (pattern, f" {shlex.quote(pattern)}")
         since = f"since {render.when(since_ms, status.now_ms)}"
         yield render.line("paused", what, since, complete_command(f"janitor resume{word}", arguments), style="yellow")
+=======
+        what = "everything" if pattern == EVERYTHING else pattern
+        yield render.line("paused", what, f"since {render.when(since_ms, status.now_ms)}", style="yellow")
+>>>>>>> e05ae968 (Let the status name one next step, and follow codes in pages)
     for held in status.held[:_NAMED]:
         until = "" if held.until_ms is None else f"until {render.when(held.until_ms, status.now_ms)}"
         waits = f"{held.rows:,} rows wait ({held.reason.replace('_', ' ')})"
-        command = "" if held.reason == Hold.PAUSED else held.command  # shown with the pause
-        yield render.line("held", held.topic, waits, held.cause, until, command, style="yellow")
+        yield render.line("held", held.topic, waits, held.cause, until, style="yellow")
     for entry in status.quarantined[:_NAMED]:
         again = f"tried again {render.when(entry.probe_ms, status.now_ms)}"
         failed = f"failed {entry.strikes} times: {entry.error.rstrip('.')}"

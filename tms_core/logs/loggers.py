@@ -80,8 +80,10 @@ class SeldomLogger:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object: ``time`` (UTC), ``level``, ``logger``, ``message``, the record's ``fields``, the
-    ``code`` of the error that it is about, ``error``."""
+    """One JSON object a record: ``time`` (UTC), ``level``, ``logger``, ``message`` and the record's ``fields``.
+
+    ``code`` is there for an error of the tree, ``error`` for any exception.
+    """
 
     def __init__(self, arguments: str) -> None:
         super().__init__()
@@ -143,7 +145,7 @@ def configure(kind: LogFormat, stream: TextIO, arguments: str = "", *, daemon: b
     Args:
         kind: ``auto`` is JSON for a daemon outside a terminal, and else text; outside a terminal text has the time.
         arguments: the options that commands named in the logs get (:func:`~tms_core.logs.printable.complete`).
-        daemon: whether the process ends only when it is stopped.
+        daemon: whether the process works until it is stopped.
     """
     as_text = kind == "text" or (kind == "auto" and (stream.isatty() or not daemon))
     handler = logging.StreamHandler(stream)

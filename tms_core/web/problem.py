@@ -38,6 +38,6 @@ def problem(status: int, code: str, detail: str, hint: str = "") -> bytes:
 
 
 def response(status: int, code: str, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an error response in JSON; the arguments are those of :func:`problem`."""
+    """Return an error response in JSON; for its arguments see :func:`problem`."""
     body = problem(status, code, detail)
     return Response(body, status, {CODE.decode(): code, **(headers or {})}, media_type=JSON.decode())

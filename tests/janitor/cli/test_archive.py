@@ -96,7 +96,7 @@ def test_given_a_damaged_file_when_listed_then_it_is_named_and_the_rest_is_shown
 def test_given_a_topic_that_is_not_paused_when_restored_then_it_names_the_command(archived: Site) -> None:
     refused = archived.janitor("archive restore default:billing")
     assert refused.code == 3
-    assert refused.err.splitlines()[-1] == "janitor pause default:billing --config janitor.yaml"
+    assert refused.err.splitlines()[-1] == "hint: janitor pause default:billing --config janitor.yaml"
     assert billing(archived) == []
     looked_at = archived.janitor("archive restore default:billing --dry-run")
     assert (looked_at.code, "2 rows would be restored to default:billing" in looked_at.out) == (0, True)

@@ -176,7 +176,7 @@ VERBS: dict[str, Verb] = {
 
 def sentences(outcome: Outcome) -> list[str]:
     """What was said on standard error, without the moment at which it was."""
-    said = [json.loads(line)["message"] if line.startswith("{") else line for line in outcome.err.splitlines()]
+    said = [re.sub(r"^\S+Z (?:INFO|WARNING|ERROR) ", "", line) for line in outcome.err.splitlines()]
     return [sentence for sentence in said if not sentence.startswith("the store is open to be written")]
 
 

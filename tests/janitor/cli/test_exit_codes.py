@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -177,7 +179,7 @@ def test_given_a_clock_that_jumped_when_run_then_3(site: Site) -> None:
     site.clock.step(2 * DAY)
     refused = site.janitor("run --once")
     assert refused.code == 3
-    assert "clock:" in refused.out
+    assert "[TMS-GUARD-CLOCK]" in refused.out
     assert "janitor approve --clock --config janitor.yaml" in refused.out
     assert site.janitor("approve --clock").code == 0
     assert site.janitor("run --once").code == 0
@@ -190,7 +192,7 @@ def test_given_another_store_at_the_place_when_run_then_3_until_it_is_adopted(si
     shutil.move(site.folder / "copy", site.store)
     refused = site.janitor("run --once")
     assert refused.code == 3
-    assert "identity:" in refused.out
+    assert "[TMS-GUARD-IDENTITY]" in refused.out
     assert site.janitor("adopt").code == 0
     assert site.janitor("run --once").code == 0
 
@@ -329,7 +331,7 @@ def test_run_that_cannot_open_what_it_needs_is_recorded_as_failed(
     harm(site)
     failed = site.janitor(line)
     assert failed.code == code
-    reason = failed.err.splitlines()[0].removeprefix("janitor: ").rstrip(".")
+    reason = re.sub(r"\.? \[TMS-[A-Z-]+\]$", "", failed.err.splitlines()[0].removeprefix("error: "))
     checked = site.janitor("status --check")
     assert (checked.code, reason in checked.out) == (1, True), (checked, reason)
     [run, _] = site.janitor("history --format json").json["runs"]
@@ -354,3 +356,27 @@ def test_run_refused_by_another_process_is_recorded_unless_that_is_a_janitor(sit
         assert [run.result for run in state.runs(9)] == (["done"] if renewed else ["failed", "done"])
         assert site.janitor("run --once --skip-if-locked").code == 0
         assert len(state.runs(9)) == (1 if renewed else 2)
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("plan --at tomorrow", "TMS-USAGE"),
+        ("sweep", "TMS-USAGE"),
+        ("plan --leveldb nowhere", "TMS-STORE-NOT-FOUND"),
+        ("plan --config absent.yaml", "TMS-CONFIGURATION"),
+    ],
+)
+def test_error_has_message_code_and_hint_as_text_and_as_json(site: Site, line: str, code: str) -> None:
+    error, *hint = site.run(line).err.splitlines()
+    assert re.fullmatch(rf"error: .+ \[{code}\]", error)
+    assert all(said.startswith("hint: ") for said in hint)
+    found = json.loads(site.run(f"{line} --format json").err)["error"]
+    assert f"error: {found['message']} [{found['code']}]" == error
+    assert [f"hint: {text}" for name, text in found.items() if name == "hint"] == hint
+
+
+def test_invalid_time_says_what_to_use_instead(site: Site) -> None:
+    error, hint = site.run("plan --at tomorrow").err.splitlines()
+    assert error.startswith("error: invalid time 'tomorrow': use 2023-11-14T22:13:20Z, 1700000000000 or now-1d12h [")
+    assert hint == "hint: janitor plan --help"

@@ -261,7 +261,7 @@ def test_given_apply_is_false_when_run_then_it_only_plans_and_says_so(site: Site
 
 
 def test_given_a_run_then_its_begin_and_its_figures_are_logged(site: Site) -> None:
-    said = [json.loads(line) for line in site.janitor("run --once --adopt").err.splitlines()]
+    said = [json.loads(line) for line in site.janitor("run --once --adopt --log-format json").err.splitlines()]
     assert said[0]["message"] == f"the store is open to be written: {site.store}"
     last = said[-1]
     assert last["level"] == "info"

@@ -180,13 +180,12 @@ def test_given_a_past_run_and_things_that_wait_then_the_status_names_them_with_t
     [last] = [line for line in lines if line.startswith("last run")]
     assert last.endswith("(1 min ago); done: 0 expired, 0 of old generations, 0 inverted")
     [paused] = [line for line in lines if line.startswith("paused")]
-    assert "default:retired; since 2023-11-14 22:14:20 UTC (1 min ago); janitor resume default:retired " in paused
+    assert paused.endswith("default:retired; since 2023-11-14 22:14:20 UTC (1 min ago)")
     [held] = [line for line in lines if line.startswith("held")]
     assert "default:orders; " in held
-    assert (
-        "(frontier); ttl 1 d → 30 s, seen 2023-11-14 22:14:20 UTC; until 2023-11-14 23:14:20 UTC (in 59 min); " in held
-    )
-    assert "; janitor approve default:orders --config" in held
+    assert "(frontier); ttl 1 d → 30 s, seen 2023-11-14 22:14:20 UTC; until 2023-11-14 23:14:20 UTC (in 59 min)" in held
+    [step] = [line for line in lines if line.startswith("next:")]
+    assert step.startswith("next: janitor approve default:orders --config"), "the gravest reason comes first"
     assert any(line.startswith("snapshot     of 2023-11-14 22:14:19 UTC (1 min 1 s ago); 1 invalid") for line in lines)
     assert any(line.startswith("boundary     clean up to ") for line in lines)
     assert any(line.startswith("overdue      ") for line in lines)

@@ -196,7 +196,7 @@ def test_given_a_run_with_errors_guards_and_entries_that_were_not_kept_then_all_
 def test_given_an_unknown_run_then_it_is_named_with_where_to_look(site: Site) -> None:
     asked = site.janitor("history nothing")
     assert asked.code == 2
-    assert "no run nothing is remembered; see: janitor history --config janitor.yaml" in asked.err
+    assert "janitor history --config janitor.yaml [TMS-USAGE]" in asked.err
 
 
 def test_given_a_run_that_goes_on_then_there_is_no_report_of_it_yet(site: Site, state: SqliteState) -> None:

@@ -209,7 +209,7 @@ def test_given_a_row_that_makes_the_boundary_false_when_audited_then_it_is_refut
     found = site.janitor("verify --format json")
     assert found.code == 1, "its former name is understood for a version"
     assert (found.json["boundary"], found.json["refuted"], found.json["open_cells"]) == (None, 0, 1)
-    assert "was false" in site.janitor("status").out
+    assert "was refuted" in site.janitor("status").out
 
 
 def test_given_an_invalid_row_above_the_boundary_when_audited_then_it_refutes_nothing(site: Site) -> None:

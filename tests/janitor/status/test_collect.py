@@ -191,9 +191,10 @@ def test_given_late_transactions_then_a_daemon_shows_them_with_their_topics_and_
     [said] = [reason.text for reason in health.reasons if reason.about == "late"]
     assert said.startswith("Readers of default:t0, ")
     assert said.endswith("are blocked by transaction 17.")
-    shown = "\n".join(map(str, lines(status, health)))
+    adopted = replace(status, adopted_ms=NOW_MS)
+    shown = "\n".join(map(str, lines(adopted, judge(adopted))))
     assert "for transaction 17 of import@host-7" in shown
-    assert "tms tx invalidate 17" in shown
+    assert "next: tms tx invalidate 17" in shown
 
 
 def test_given_counts_when_looked_at_then_a_topic_has_its_sizes_and_what_is_held_of_it_is_measured_alike() -> None:

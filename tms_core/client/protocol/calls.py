@@ -297,7 +297,7 @@ def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, st
 
 
 def _reason(body: bytes, headers: Mapping[str, str]) -> tuple[str, str]:
-    """Return what an error response says, and its hint; servers without problems in JSON send both as one text."""
+    """Return message and hint of an error response; servers without problems in JSON send both as one text."""
     if headers.get("content-type") == PROBLEM:
         try:
             found = json.loads(body)

@@ -33,7 +33,7 @@ _PAYLOAD: Document = {
 _CODE: Document = {
     "type": "string",
     "pattern": "^TMS-[A-Z-]+$",
-    "description": "The code of the error; docs/errors.md lists all codes.",
+    "description": "The code of the error; docs/reference/errors.md lists all codes.",
 }
 _ID: Document = {"type": "string", "pattern": "^[0-9a-fA-F]{40}$"}
 
@@ -234,7 +234,7 @@ _SCHEMES: Document = {"token": {"type": "http", "scheme": "bearer", "description
 
 
 def _error(description: str) -> Document:
-    """An error response: text, or a problem in JSON if the request's Accept header names JSON."""
+    """Describe an error response: text, or a problem in JSON if the request's Accept header names JSON."""
     content: Document = {"text/plain": {}, "application/problem+json": {"schema": _is("Problem")}}
     return {"description": description, "headers": {"X-TMS-Error": _is_header("Error")}, "content": content}
 

@@ -1,0 +1,46 @@
+"""Error responses: text as CDAP's clients read it, a problem for clients that accept JSON, and a code in both."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.server.client import Client
+
+MISSING = "/v1/namespaces/default/topics/missing"
+CASES = [
+    ("GET", MISSING, b"", 404, "TMS-TOPIC-NOT-FOUND"),
+    ("GET", f"{MISSING}/consumers/billing", b"", 404, "TMS-TOPIC-NOT-FOUND"),
+    ("PUT", "/v1/namespaces/default/topics/any", b'{"ttl": 0}', 400, "TMS-BAD-REQUEST"),
+    ("GET", "/v2", b"", 404, "TMS-NO-ROUTE"),
+    ("PATCH", MISSING, b"", 405, "TMS-METHOD-NOT-ALLOWED"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status", "code"), CASES)
+def test_error_is_text_with_its_code_in_a_header(
+    client: Client, method: str, path: str, body: bytes, status: int, code: str
+) -> None:
+    answer = client.ask(method, path, body, accept="text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2")
+    assert (answer.status, answer.headers["x-tms-error"]) == (status, code)
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert not answer.text.startswith("{")
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/problem+json, */*;q=0.1"])
+@pytest.mark.parametrize(("method", "path", "body", "status", "code"), CASES)
+def test_error_is_a_problem_if_json_is_accepted(
+    client: Client, method: str, path: str, body: bytes, status: int, code: str, accept: str
+) -> None:
+    text = client.ask(method, path, body).text
+    answer = client.ask(method, path, body, accept=accept)
+    problem = answer.json
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert (problem["status"], problem["code"], answer.headers["x-tms-error"]) == (status, code, code)
+    assert " ".join(filter(None, (problem["detail"], problem.get("hint")))) == text
+
+
+def test_wrong_method_has_the_methods_of_the_path(client: Client) -> None:
+    allowed = client.ask("PATCH", MISSING).headers["allow"]
+    assert set(re.split(r", ", allowed)) == {"GET", "PUT", "DELETE"}
