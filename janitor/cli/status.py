@@ -173,11 +173,7 @@ def lines(status: Status, health: Health, arguments: str = "") -> Iterator[Text]
         yield render.line("readers wait", f"of {late.readers}", f"for {what}", since, style="yellow")
     for ahead in status.ahead[:_NAMED]:
         newest = f"messages are dated ahead of the clock, the newest {render.when(ahead.newest_ms, status.now_ms)}"
-<<<<<<< HEAD
-        yield render.line("ahead", ahead.topic, newest, complete_command(f"janitor topic {ahead.topic}", arguments))
-=======
         yield render.line("ahead", ahead.topic, newest)
->>>>>>> e05ae968 (Let the status name one next step, and follow codes in pages)
     yield from _statistics(status)
     for guard in status.guards:
         message = render.guard_line(guard.guard, complete(guard.message, arguments), tripped=guard.tripped)
@@ -234,7 +230,7 @@ def _next(status: Status, health: Health, arguments: str) -> str:
     """Return the command for the gravest reason that has one, or an empty string."""
     for reason in health.reasons:
         if command := _command(status, reason.about):
-            return command if " --" in command else f"{command} {arguments}".rstrip()
+            return complete_command(command, arguments)
     return ""
 
 
@@ -258,14 +254,8 @@ def _command(status: Status, about: str) -> str:
 def _aside(status: Status) -> Iterator[Text]:
     """Return what is paused, held and quarantined."""
     for pattern, since_ms in status.paused[:_NAMED]:
-<<<<<<< HEAD
-        what, word = ("everything", "") if pattern == EVERYTHING else (pattern, f" {shlex.quote(pattern)}")
-        since = f"since {render.when(since_ms, status.now_ms)}"
-        yield render.line("paused", what, since, complete_command(f"janitor resume{word}", arguments), style="yellow")
-=======
         what = "everything" if pattern == EVERYTHING else pattern
         yield render.line("paused", what, f"since {render.when(since_ms, status.now_ms)}", style="yellow")
->>>>>>> e05ae968 (Let the status name one next step, and follow codes in pages)
     for held in status.held[:_NAMED]:
         until = "" if held.until_ms is None else f"until {render.when(held.until_ms, status.now_ms)}"
         waits = f"{held.rows:,} rows wait ({held.reason.replace('_', ' ')})"

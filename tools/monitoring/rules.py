@@ -180,7 +180,7 @@ ALERTS = (
         _asks(Condition.BOUNDARY_STUCK, Condition.BOUNDARY_REFUTED),
         "forSeconds",
         "The prune boundary does not move",
-        "The boundary is four days behind, or was refuted. A topic is paused or quarantined, or a transaction stays open.",
+        "The boundary is four days behind, or was refuted. A topic is paused or quarantined, or a transaction is open.",
     ),
     Alert(
         "TmsGuardTripped",
