@@ -1,4 +1,4 @@
-"""The client: what an application imports.
+"""The client package for applications.
 
     from tms_core.client import Client
 

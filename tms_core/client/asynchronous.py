@@ -36,16 +36,16 @@ from tms_core.transaction.model import Transaction
 class AsyncClient(AsyncTopics):
     """A messaging server, and the transaction service beside it, for one event loop, whose tasks may share it.
 
-    The transaction service is called from a few threads of the client's own, which begin with the first transaction and
-    end with the client.
+    A few threads of the client call the transaction service; they start with the first transaction and stop with the
+    client.
 
     Args:
         url, token, token_file, transactions, timeouts, limits, retry, buffer, tls, hook, transport,
             random, running: as of ``Client``.
-        pause: how to wait: gets an event that ends the pause early, and seconds.
+        pause: how to wait: a function of an event that interrupts the pause, and seconds.
 
     Raises:
-        ConfigurationError: the URL or the address is none, or a token and a file are given.
+        ConfigurationError: the URL or the address is invalid, or both a token and a file are given.
     """
 
     def __init__(

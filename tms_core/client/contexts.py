@@ -24,7 +24,7 @@ C = TypeVar("C", bound="_Context")
 
 
 class _Context:
-    """What is asked for when the block begins."""
+    """Options of a transaction that starts with the block."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class _Context:
         return self._work.transaction
 
     def roll_back(self) -> None:
-        """Have it rolled back, without an error, when the block ends; nothing else can be done in it until then.
+        """Roll it back, without an error, when the block is left; nothing else can be done in it until then.
 
         Raises:
-            NotInProgress: it has ended, or was begun by the process that this one was forked from.
+            NotInProgress: it is over, or belongs to the parent process of this fork.
         """
         self._work.cancel()
 
@@ -108,7 +108,7 @@ class _Context:
 
 
 def standing_for(context: C, begun: ClientTransaction) -> C:
-    """Return a context whose transaction has begun already."""
+    """Return a context for a running transaction."""
     context._entered, context._begun = True, begun
     return context
 
@@ -178,7 +178,7 @@ class AsyncTransactionContext(_Context):
 class TransactionContext(_Context):
     """A transaction of a :class:`~tms_core.client.Client`, for one thread; see its ``transaction``.
 
-    All or nothing of it becomes visible when the block ends; nothing, when something in the block raises.
+    All or nothing of it becomes visible when the block is left; nothing, when something in the block raises.
     """
 
     def __enter__(self) -> Self:
@@ -189,28 +189,28 @@ class TransactionContext(_Context):
         run(self._end(error))
 
     def poll(self, topic: Topic, *, start: Start = None, inclusive: bool = True, limit: int | None = None) -> Messages:
-        """Read what it sees: committed when it began; see :meth:`tms_core.client.Client.poll`."""
+        """Read the messages that it sees: committed when it started; see :meth:`tms_core.client.Client.poll`."""
         return Messages(self._core, self._poll(topic, start, limit, inclusive=inclusive), limit)
 
     def consume(
         self, topic: Topic, consumer: str, *, limit: int | None = None, order: str = "partition"
     ) -> Iterator[Message]:
-        """Read what a consumer has not read yet; it has, exactly if the transaction is committed.
+        """Read the unread messages of a consumer; it has, exactly if the transaction is committed.
 
-        That is exactly once, however many copies of a program run with the consumer, and wherever one of them ends.
-        What was claimed and not asked for when the block ends is given back. Where the transaction fails, its messages
+        That is exactly once, for any number of copies of a program, wherever one of them dies.
+        Claimed messages that the block did not request are returned. Where the transaction fails, its messages
         come again at once; where the program dies, when the transaction has timed out.
 
         Args:
             topic: whose messages; of one with partitions those of each that no other transaction has messages of, first
                 of the one that this client had last. A pattern stands for several topics: ``default:orders-*``.
-            consumer: the group; it begins at the beginning of the topic when it is not there yet.
+            consumer: the group; a new consumer starts at the first message of the topic.
             limit: the most messages to read; None: all there are.
             order: ``partition``: in the order of the topic; nothing, while another transaction has some of it.
                 ``none``: several transactions share the messages.
 
         Raises:
-            ConsumerConflict: the transaction has ended, or is too old.
+            ConsumerConflict: the transaction is over, or is too old.
         """
         rotation = self._rotation(topic, consumer)
         left = limit

@@ -24,7 +24,7 @@ _STORE = "messaging"
 
 
 class LocalClient(Client):
-    """A client of a server in this process, which ends with it; made by :func:`open`.
+    """A client of a server in this process, which stops with the client; made by :func:`open`.
 
     Attributes:
         server: where the server is, for other programs on this machine.
@@ -41,7 +41,7 @@ class LocalClient(Client):
         threading._register_atexit(self.close)  # type: ignore[attr-defined]  # as concurrent.futures does
 
     def close(self) -> None:
-        """Publish what is left, as :meth:`Client.close` does, and end the server; closing twice is no error."""
+        """Publish the remaining messages, as :meth:`Client.close` does, and stop the server."""
         with self._resources:
             super().close()
         logging.getLogger("httpx2").removeFilter(self._is_wanted)

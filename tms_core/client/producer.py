@@ -1,4 +1,4 @@
-"""Producers: what they publish is there once, however often it is repeated, and of two instances the newer counts.
+"""Producers: each publish takes effect once, however often it is repeated, and the newest instance fences older ones.
 
 Each request has a number, so it is sent again when it was not answered. One is under way at a time, since only the last
 one may be repeated. A refusal because a newer instance counts is final.
@@ -36,7 +36,8 @@ class Instance:
 
     Args:
         core: who asks.
-        service: ends what older instances have open, and says what became of it, where the server does not know.
+        service: invalidates open transactions of older instances, and reports their outcomes if the server does not
+            know them.
         home: the producer's topic.
         name: its name.
         lock: held while a request is under way.
@@ -75,7 +76,7 @@ class Instance:
         return self._generation
 
     async def register(self) -> None:
-        """Have it count from now on, end what older ones have open, and find out what became of the last of it."""
+        """Register it, invalidate open transactions of older instances, and look up the outcome of the last one."""
         registered = await self._register({})
         if registered.undecided:
             registered = await self._register(await self._end(registered.undecided))
@@ -101,7 +102,7 @@ class Instance:
                 raise
 
     def signing(self, label: str) -> Core:
-        """What sends as this instance's what is written in a transaction with a label."""
+        """A core that sends the writes of a labelled transaction as this instance's."""
 
         async def write(call: Call[T]) -> T:
             return await self.send(call, label)
@@ -115,7 +116,7 @@ class Instance:
         self.ended(pointer)
 
     def begun(self, pointer: int) -> None:
-        """It has begun a transaction."""
+        """Note a started transaction."""
         self._open.add(pointer)
 
     def ended(self, pointer: int) -> None:
@@ -126,7 +127,7 @@ class Instance:
         return await self.core.ask(producer_calls.register(self.home, self.name, self._uuid, ended))
 
     async def _end(self, pointers: Sequence[int]) -> dict[int, str]:
-        """End transactions of older instances, and tell what became of each."""
+        """Invalidate transactions of older instances, and return the outcome of each."""
         committed = await visible_now(self.core, self._service, pointers)
         left = [pointer for pointer in pointers if pointer not in committed]
         for transaction_id in await self._transactions_of(left):
@@ -153,7 +154,7 @@ class Instance:
 class _Begun(Participant):
     """Tells the server before an abort that a transaction is rolled back, so that it does not count as committed.
 
-    And it tells the instance when a transaction has ended.
+    It also tells the instance that a transaction is over.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -279,10 +280,10 @@ class Producer(_Producer):
     def transaction(
         self, label: str = "", *, timeout_seconds: int | None = None, long: bool = False
     ) -> TransactionContext:
-        """Return a transaction as of :meth:`Client.transaction`, which the next instance is told of.
+        """Return a transaction as of :meth:`Client.transaction`, whose outcome the next instance gets.
 
         Args:
-            label: what it is called: which file it reads, say; at most 1,000 bytes.
+            label: its label, such as the name of an input file; at most 1,000 bytes.
             timeout_seconds, long: as of ``Client.transaction``.
         """
         return self._transaction(TransactionContext, label, timeout_seconds, long=long)

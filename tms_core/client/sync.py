@@ -45,18 +45,18 @@ class Client(Topics):
     gives out (an iterator over messages, a transaction) belongs to the thread that asked for it.
 
     Args:
-        url: of the server; or the URLs of several that serve the same topics, of which another one is asked when one
-            does not answer, or says that it cannot now.
+        url: of the server; or the URLs of several servers of the same topics; the client tries the next one if one does
+            not respond or is unavailable.
         token: the bearer token, or what returns it; asked for each request.
         token_file: a file that holds it instead; read for each request.
-        transactions: ``HOST:PORT`` of the transaction service, which is called when the first transaction begins; or of
-            several servers that manage the same transactions, of which one that fails is left for the next.
+        transactions: ``HOST:PORT`` of the transaction service, used from the first transaction on; or of several
+            servers that manage the same transactions, of which one that fails is left for the next.
         options: how it works: timeouts, limits, repetition, the buffer, TLS, a hook.
         transport: how requests get there, instead of the network (:mod:`tms_core.client.testing`).
-        pause: how to wait: gets an event that ends the pause early, and seconds.
+        pause: how to wait: a function of an event that interrupts the pause, and seconds.
 
     Raises:
-        ConfigurationError: the URL or the address is none, or a token and a file are given.
+        ConfigurationError: the URL or the address is invalid, or both a token and a file are given.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class Client(Topics):
         self.close()
 
     def close(self) -> None:
-        """Publish what :meth:`publish_async` was given, for ``Timeouts.close_seconds`` at most; then close connections.
+        """Publish queued messages for at most ``Timeouts.close_seconds``, then close connections.
 
         Raises:
-            NotPublished: some of it was not published; what was being sent when the time was over may be.
+            NotPublished: some messages were not published; the last batch may have arrived.
         """
         try:
             self._background.close()
@@ -152,12 +152,12 @@ class Client(Topics):
 
         Args:
             topic: where to.
-            messages: the payloads, in order. None at all, in a transaction, publishes what it has stored.
+            messages: the payloads, in order. An empty list, in a transaction, publishes its stored payloads.
             transaction: whose they are; :meth:`transaction` does all that belongs to it.
             ttl: how long these live, where that is shorter than the topic's ttl; whole seconds.
-            key: what they have in common: of a topic with partitions, messages with the same key go to the same one,
-                in order. Without a key partitions have their turn. Of a topic with routes, a key for each of them; its
-                copies are published in one transaction. Not together with ``transaction``.
+            key: the key of the messages: in a topic with partitions, messages with the same key go to the same
+                partition, in order. Without a key partitions have their turn. Of a topic with routes, a key for each of
+                them; its copies are published in one transaction. Not together with ``transaction``.
 
         Returns:
             In a transaction, the rows that were written, as :meth:`rollback` takes them; else None.
@@ -180,15 +180,15 @@ class Client(Topics):
         run(store_in(self._core, topic, messages, transaction))
 
     def rollback(self, topic: Topic, published: RollbackRange | int) -> None:
-        """Take back what a publish in a transaction wrote.
+        """Roll back the rows of a publish in a transaction.
 
         Args:
             topic: where it was published.
-            published: what publishing returned; or a write pointer, of which all in this topic is taken back.
+            published: what publishing returned; or a write pointer, to roll back all of its rows in this topic.
 
         Raises:
             TopicNotFound: there is no such topic.
-            Unanswered: some of it may not be taken back; the transaction has to be invalidated.
+            Unanswered: some rows may not be rolled back; the transaction has to be invalidated.
         """
         run(self._core.ask(calls.rollback(topic, published)))
 
@@ -201,18 +201,19 @@ class Client(Topics):
         limit: int | None = None,
         transaction: Transaction | None = None,
     ) -> Messages:
-        """Read messages in order, while they come; what is held of them does not grow.
+        """Read messages in order, as a stream, in constant memory.
 
         Args:
             topic: whose.
-            start: a message's id, a time with its zone, or None for the beginning.
+            start: a message's id, a time with its zone, or None for the first message.
             inclusive: whether the message that has the very id ``start`` is among them, or those of that millisecond.
             limit: the most messages to read; None: all there are now.
-            transaction: who reads: then only what is committed for it; None: everything, also what was rolled back.
+            transaction: the reading transaction: only messages committed for it; None: everything, including rolled
+                back messages.
 
         Returns:
-            Iterate over it; a ``with`` around it gives its connection back also when a loop ends early. The request is
-            sent when the first message is asked for, and raises then.
+            Iterate over it; a ``with`` around it returns its connection even after a break. The request is sent, and
+            raises, with the first message.
 
         Raises:
             BadRequest: the limit or the start is none.
@@ -235,26 +236,26 @@ class Client(Topics):
     ) -> Consumption:
         """Read messages in order, for ever: those that are there, then each as it comes.
 
-        While there is nothing, the server waits and answers when a message has come. While there is only what is not
-        decided yet, and while the server does not answer, it asks again after pauses that grow.
+        While there is nothing, the server waits and answers when a message has come. While messages are undecided, or
+        the server does not respond, it retries with growing pauses.
 
         Args:
             topic: whose.
-            start, inclusive: where to begin, as of :meth:`poll`.
-            consumer: a name under which the position is stored. It goes on behind the stored one, and stores how far
-                it came whenever the program asks for a message after a batch: a program that ends in between reads
-                some again (at least once).
-            read: what is read, in a word. ``uncommitted``: everything, also what was rolled back or may still be.
-                ``committed``: what is committed, in the order of the topic, so that all wait where one message is not
-                decided yet. ``unordered``: what is committed, without waiting, so that a message that is decided late
-                comes late; the consumer, which has to be named, is a consumer group then, with what that has done at
-                the server: neither ``start`` nor pauses are asked for. The last two need the transaction service.
+            start, inclusive: the start, as of :meth:`poll`.
+            consumer: a name under which the position is stored. Reading continues after it, and it is stored whenever
+                the program requests the next batch: a program that dies in between reads some messages again (at least
+                once).
+            read: the kind of messages. ``uncommitted``: everything, including messages that are or may be rolled back.
+                ``committed``: committed messages in the order of the topic, which wait for an undecided one.
+                ``unordered``: committed messages without waiting, so a message that is decided late comes late; it
+                requires a consumer, which then is a consumer group with its state at the server, and ignores ``start``
+                and pauses. The last two need the transaction service.
             idle, failed: the pauses; how many attempts they name does not count.
             wait_seconds: how long the server waits before it answers that there is nothing, 60 at most; None: 5.
                 ``stop()`` called by another thread is noticed within that time.
 
         Returns:
-            Iterate over it, best in a ``with`` block, which stores the position at its end. ``stop()`` ends it.
+            An iterator, best used in a ``with`` block, which stores the position when it is left. ``stop()`` stops it.
 
         Raises:
             TopicNotFound, BadRequest, Unauthorized, Forbidden: while iterating, since these do not pass by waiting.
@@ -275,7 +276,7 @@ class Client(Topics):
         """Hand messages over to be published some time, in batches, in order; what there is room for is the ``buffer``.
 
         A batch that was not answered is sent again for ``Buffer.delivery_seconds``, so a message may be there twice,
-        and none is lost while the server is away for less than that. What is not published is logged and counted, and
+        and none is lost while the server is away for less than that. Unpublished messages are logged and counted, and
         :meth:`flush` and :meth:`close` raise.
 
         Args:
@@ -295,7 +296,7 @@ class Client(Topics):
         self._background.publish(topic, messages, ttl, told)
 
     def flush(self, timeout_seconds: float | None = None) -> None:
-        """Return when all that :meth:`publish_async` was given until now is on the server's disk.
+        """Return when all messages queued until now are on the server's disk.
 
         Args:
             timeout_seconds: how long to wait; None: as long as it takes.
@@ -307,7 +308,7 @@ class Client(Topics):
 
     @property
     def publish_figures(self) -> PublishFigures:
-        """Counts of the messages that :meth:`publish_async` was given."""
+        """Return counts of the messages of :meth:`publish_async`."""
         return self._background.figures
 
     # --- transactions ------------------------------------------------------------------------------------------------
@@ -315,22 +316,21 @@ class Client(Topics):
     def transaction(self, *, timeout_seconds: int | None = None, long: bool = False) -> TransactionContext:
         """Return a transaction: ``with client.transaction() as tx:``.
 
-        What is published in it becomes visible when the block ends, together with what its participants wrote, or not
-        at all; it begins when the block does. Readers that are in transactions of their own see nothing of it before.
-        When an answer is missing the transaction is invalidated, never aborted; see
-        :mod:`tms_core.client.transactions.transaction`.
+        Its messages become visible when the block is left, together with the writes of its participants, or not at all;
+        it starts with the block. Readers that are in transactions of their own see nothing of it before. When an answer
+        is missing the transaction is invalidated, never aborted; see :mod:`tms_core.client.transactions.transaction`.
 
         Args:
-            timeout_seconds: after how long it is given up; None: as the service says (30).
+            timeout_seconds: its timeout; None: as the service says (30).
             long: whether it may take long (a day); where it fails, it is always invalidated.
 
         Raises:
             TransactionError: it was entered before: each context is for one transaction.
             Conflict: another transaction changed the same; this one is rolled back.
             NotInProgress: it took too long.
-            Invalidated: it was given up, nothing of it is or will be visible.
+            Invalidated: it was invalidated; nothing of it is or will be visible.
             OutcomeUnknown: no server says whether it is committed; it is as a whole, or never will be.
-            PostCommitFailed: it is committed, but what was to follow failed: a position that was to be stored, say.
+            PostCommitFailed: it is committed, but a later step failed, such as storing a position.
             MessagingError: something could not be published, and it is rolled back.
         """
         return TransactionContext(
@@ -340,9 +340,9 @@ class Client(Topics):
     def producer(self, topic: Topic, name: str) -> Producer:
         """Return a producer by name: ``with client.producer("default:bills", "importer-7") as producer:``.
 
-        What it publishes is there once, also where requests have to be repeated. The block begins with a registration:
-        instances of the same producer that began before are refused from then on, and the transactions that they have
-        left open are given up. ``producer.former`` tells what became of the last one.
+        Each publish takes effect once, even if requests are repeated. The block starts with a registration: the server
+        rejects older instances of the same producer from then on, and their open transactions are invalidated.
+        ``producer.former`` tells what became of the last one.
 
         Args:
             topic: the producer's own; it publishes to others, too.
@@ -350,7 +350,7 @@ class Client(Topics):
 
         Raises:
             BadRequest: that is no name.
-            TopicNotFound: there is no such topic, when the block begins.
+            TopicNotFound: there is no such topic, at the start of the block.
         """
         return Producer.of(self._core, self._transactions, self._limits, self._rotations, topic, name)
 
@@ -367,24 +367,24 @@ class Client(Topics):
     ) -> GroupWork:
         """Work through a topic as one of a consumer group, exactly once: ``for tx, batch in client.work(…):``.
 
-        Each batch comes with its transaction, which is committed when the next batch is asked for. An error in the
-        loop, or leaving it, rolls the batch back, and its messages come again, to whichever worker is there.
-        ``stop()`` ends the loop after the batch in hand. Any number of workers may run, and come and go. While there
-        is nothing, the server waits, and no transaction is begun.
+        Each batch comes with its transaction, which is committed with the request for the next batch. An error in the
+        loop, or leaving it, rolls the batch back, and its messages come again, to whichever worker is there. ``stop()``
+        stops the loop after the current batch. Any number of workers may run, and come and go. While there are no
+        messages, the server waits, and no transaction is open.
 
         Args:
             topic: whose messages; one with partitions, of which each worker takes those that are free, first the one it
                 had last; or a pattern of several: ``default:orders-*``.
-            group: the group's name; it begins at the beginning of the topic when it is not there yet.
+            group: the group's name; a new consumer starts at the first message of the topic.
             batch: the most messages in a transaction; the server gives about 4 MB at once.
             order: ``partition``: in the order of the topic, one batch at a time. ``none``: as a work queue, several
                 workers share the messages.
-            max_deliveries: how often a message is given out at most. Messages of a batch that failed come in smaller
-                batches, at last alone; one that has failed so often goes to the topic ``TOPIC-dead``, which is made
-                where there is none. None: it comes for ever.
+            max_deliveries: the highest number of deliveries of a message. Messages of a batch that failed come in
+                smaller batches, at last alone; one that has failed so often goes to the topic ``TOPIC-dead``, which is
+                made where there is none. None: it comes for ever.
             timeout_seconds: how long a batch may take, from the commit of the one before on; None: as the transaction
                 service says (30).
-            idle_seconds: after how long without a message the loop ends; None: never.
+            idle_seconds: the time without messages after which the loop stops; None: never.
 
         Returns:
             Iterate over it. What passes (a server away, a transaction that took too long) is logged and tried again.

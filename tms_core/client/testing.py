@@ -6,7 +6,7 @@
 It is the real server, in a thread of its own, so that a plain client, an asynchronous one and any number of threads can
 use it at once. A fixture of pytest, ``tms_server``, gives one to each test that names it; a conftest.py has it with
 ``pytest_plugins = ["tms_core.client.testing"]``. Transactions are handed over in this process, in the encoding of the
-real service. The server and its threads end with the block.
+real service. The server and its threads stop with the block.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class InProcess:
     Attributes:
         url: where it is (``Client(site.url, transactions=site.transactions())``).
         service, store: its messages; tests may look into them.
-        manager: its transactions. Those that are late end only when a test calls ``manager.expire()``.
+        manager: its transactions. Late transactions expire only when a test calls ``manager.expire()``.
         clock: whose time all of it goes by.
     """
 
@@ -79,7 +79,7 @@ class InProcess:
         return AsyncClient(**self._given(options))
 
     def _given(self, options: dict[str, Any]) -> dict[str, Any]:
-        """What a client is made with; the fields of ``Options`` may be given one by one."""
+        """Options of a client; the fields of ``Options`` may be given one by one."""
         single = {name: options.pop(name) for name in _OPTIONS & options.keys()}
         given = replace(options.pop("options", Options()), **single)
         return {"url": self.url, "transactions": self.transactions(), "options": given, **options}
@@ -90,7 +90,7 @@ def in_process(*, clock: Clock | None = None, store: Store | None = None) -> Ite
     """A server, while the block runs.
 
     Args:
-        clock: whose time it goes by; a ``ManualClock`` stands still until it is told.
+        clock: whose time it goes by; a ``ManualClock`` stands still until the test advances it.
         store: where messages are kept; it stays the caller's. None: in memory.
     """
     clock, store = clock or SystemClock(), store or MemoryStore()

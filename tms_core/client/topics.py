@@ -41,7 +41,7 @@ class AsyncTopics:
     async def update_topic(
         self, topic: Topic, *, ttl: timedelta | int | str | None = None, properties: Mapping[str, str] | None = None
     ) -> None:
-        """Replace all properties of a topic: what is left out is the default again.
+        """Replace all properties of a topic: an omitted property returns to its default.
 
         Raises:
             TopicNotFound: there is none.
@@ -104,7 +104,7 @@ class AsyncTopics:
         return await self._core.ask(consumer_calls.claims(topic, consumer))
 
     async def failed(self, topic: Topic, consumer: str) -> list[FailedMessages]:
-        """Return what was given to a consumer group and not processed, what has failed most often first.
+        """Return messages that a consumer group received and did not process, those with the most failures first.
 
         Raises:
             ConsumerNotFound: there is no such consumer, or no such topic.
@@ -152,7 +152,7 @@ class AsyncTopics:
         return await self._core.ask(producer_calls.show(topic, name))
 
     async def delete_producer(self, topic: Topic, name: str) -> None:
-        """Forget a producer; its instance is refused from then on, and what it has open is given up.
+        """Forget a producer; the server rejects its instance from then on, and its open transactions are invalidated.
 
         Raises:
             ProducerNotFound: there is no such producer, or no such topic.

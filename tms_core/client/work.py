@@ -1,8 +1,8 @@
 """Working through a topic as one of a consumer group, a batch in a transaction each, for ever.
 
-While there is nothing no transaction is begun: a plain poll waits at the server until a message has come. A batch is
-committed when the program asks for the next one. What goes wrong in between, in the program or on the way, has the
-batch rolled back, and its messages come again.
+While there are no messages, no transaction is open: a plain poll waits at the server for a message. A batch is
+committed when the program asks for the next one. A failure in between, in the program or the connection, rolls the
+batch back, and its messages come again.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class WorkOptions:
     Attributes:
         batch: the most messages in a transaction.
         order: ``partition`` or ``none``.
-        max_deliveries: how often a message is given to the program at most; then it goes to ``TOPIC-dead``. None: for
-            ever.
-        idle_seconds: after how long without a message it ends; None: never.
+        max_deliveries: the highest number of deliveries of a message to the program; then it goes to ``TOPIC-dead``.
+            None: for ever.
+        idle_seconds: the time without messages after which it stops; None: never.
     """
 
     batch: int
@@ -83,7 +83,7 @@ class Worker:
     """One worker of a group; both clients drive it.
 
     Args:
-        topic, group: what it works through, and for which group.
+        topic, group: its topics and its group.
 
     Raises:
         BadRequest: messages that cannot be processed have nowhere to go.
@@ -122,7 +122,7 @@ class Worker:
         """Commit the batch before, and claim the next one; None once it was stopped, or has been idle long enough.
 
         Raises:
-            TmsError: what does not pass by trying again.
+            TmsError: a permanent error.
         """
         found: list[Message] = []
         while True:
@@ -159,7 +159,7 @@ class Worker:
         """Commit the batch in hand up to a message, and give the rest back.
 
         Args:
-            done: the last message that the program is done with; all is given back where it is not of this batch.
+            done: the last message that the program is done with; all messages of other batches are returned.
             whole: do nothing unless this is the last message of the batch.
         """
         claims, given = self._claims, self._given
@@ -172,10 +172,10 @@ class Worker:
         await self._finish(goes_on=False)
 
     async def _finish(self, *, goes_on: bool) -> None:
-        """End the transaction of the batch in hand.
+        """Commit or roll back the transaction of the current batch.
 
         Args:
-            goes_on: begin the next one with the same call, where it is committed.
+            goes_on: start the next one with the same call after a commit.
         """
         current, self._current = self._current, None
         if current is None:
@@ -222,7 +222,7 @@ class Worker:
         return batch.messages
 
     async def _disclaim(self) -> None:
-        """Give back what was claimed by transactions that ended while no server answered.
+        """Return the claims of transactions that were decided while no server responded.
 
         Before they time out, so that no delivery is counted; after that it is too late, and does no harm.
         """
@@ -247,8 +247,8 @@ class Worker:
     async def _until_there_is_something(self, places: Mapping[TopicId, MessageId]) -> None:
         """Wait at the server, without a transaction, until a message may have come to one of some topics.
 
-        One request waits for one topic, so of several each is waited for in turn, and the others are looked at. It ends
-        when messages come again that have failed.
+        One request waits for one topic, so of several each is waited for in turn, and the others are looked at. It
+        returns when failed messages come again.
         """
         retry_seconds = self._topics.retry_seconds
         ends = None if retry_seconds is None else self._core.running() + retry_seconds
@@ -303,9 +303,9 @@ def dead_letters_of(topic: TopicId) -> TopicId:
 
 
 class UnorderedReading:
-    """Reads what is committed as one of a consumer group, so that no message waits for one that is not decided.
+    """A reader of committed messages as a member of a consumer group, in which no message waits for an undecided one.
 
-    A batch is done with when the next one is asked for; what the program does with a message is done at least once.
+    A batch counts as processed with the request for the next one; the program processes each message at least once.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -316,17 +316,17 @@ class UnorderedReading:
         """Return the next messages; waits until there are some. None at all once it was stopped, or its client closed.
 
         Raises:
-            MessagingError: what does not pass by waiting: no such topic, no right to it.
+            MessagingError: a permanent error: no such topic, no permission.
         """
         found = await self._worker.next()
         return [] if found is None else found[1]
 
     async def store(self, done: MessageId | None) -> None:
-        """Be done with the batch, if this is its last message; what is in hand otherwise stays claimed."""
+        """Be done with the batch, if this is its last message; otherwise the current batch stays claimed."""
         await self._worker.finish(done, whole=True)
 
     async def close(self, done: MessageId | None) -> None:
-        """End it and give back what the program is not done with; closing twice is no error."""
+        """Stop it and return unprocessed messages; closing twice is no error."""
         self.stop.set()
         await self._worker.finish(done, whole=False)
 
@@ -346,7 +346,7 @@ class GroupWork:
             run(self._worker.give_back())
 
     def stop(self) -> None:
-        """Have the iteration end once the batch in hand is committed; may be called by any thread."""
+        """Stop the iteration after the current batch is committed; may be called by any thread."""
         self._worker.stop.set()
 
 
@@ -372,7 +372,7 @@ class AsyncGroupWork:
 def beginning(
     core: Core, service: TransactionClient, limits: Limits, timeout_seconds: int | None = None
 ) -> Callable[[], Awaitable[ClientTransaction]]:
-    """Begins transactions."""
+    """A function that starts transactions."""
 
     async def begin() -> ClientTransaction:
         return await ClientTransaction.begin(core, service, limits, timeout_seconds, long=False)
@@ -381,13 +381,13 @@ def beginning(
 
 
 def reading(core: Core, plan: ReadPlan, read: str, service: TransactionClient, limits: Limits) -> MessageBatches:
-    """What reads a topic for ever.
+    """A reader of a topic without an end.
 
     Args:
         read: ``uncommitted``, ``committed`` or ``unordered``; see :meth:`tms_core.client.Client.consume`.
 
     Raises:
-        BadRequest: another word, or what does not go with it.
+        BadRequest: an unknown word, or an argument that does not fit it.
     """
     if read not in READS:
         raise BadRequest(f"{read!r} is no way to read.", f"Give {', '.join(READS[:-1])} or {READS[-1]}.")

@@ -1,10 +1,9 @@
-"""Reading a topic for ever: what comes next, when to wait, and where to go on after an error.
+"""Reading a topic for ever: the next request, the pauses, and the position after an error.
 
-A poll ends with what was there when it began; then the next one begins behind the last message that came, or where the
-answer says that all before was read. Where there is nothing the server waits for a message. While there is only
-what is not decided yet, and while the server does not answer, pauses grow. A position is stored once the program has
-asked for more, and so is done with what it was given: a program that ends in between is given some of it again, never
-too little.
+A poll returns the messages that existed at its start; the next one starts after the last message, or at the position of
+the response. Where there is nothing the server waits for a message. While messages are undecided, or the server does
+not respond, pauses grow. The position is stored when the program requests more, and so has processed its messages: a
+program that dies in between gets some again, and misses none.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ PASSING = (*NOT_DONE, *UNKNOWN)
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What a consumer reads, and how.
+    """The topic of a consumer, and its options.
 
     Attributes:
-        topic: what it reads.
-        start, inclusive: where it begins, as of a poll.
+        topic: its topic.
+        start, inclusive: the start, as of a poll.
         consumer: under which name its position is stored; None: it is not. A stored one goes before ``start``.
         idle, failed: the pauses.
         wait_seconds: how long the server waits for a message; None: :data:`WAIT_SECONDS`.
@@ -72,7 +71,7 @@ class MessageBatches(Protocol):
         ...
 
     async def close(self, done: MessageId | None) -> None:
-        """End it, and note that; closing twice is no error."""
+        """Stop it, and note that; closing twice is no error."""
         ...
 
 
@@ -80,7 +79,7 @@ class Consuming:
     """One consumer of one topic.
 
     Args:
-        service: who says what is committed; None: everything is read, also what was rolled back or may still be.
+        service: the source of outcomes; None: everything is read, including messages that are or may be rolled back.
 
     Raises:
         ClientClosed: the client is closed already.
@@ -113,7 +112,7 @@ class Consuming:
             None at all once it was stopped, or its client closed.
 
         Raises:
-            MessagingError: what does not pass by waiting: no such topic, no right to it.
+            MessagingError: a permanent error: no such topic, no permission.
         """
         await self.store(done)
         while not self.stop.is_set():

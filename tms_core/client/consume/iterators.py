@@ -14,7 +14,7 @@ from tms_core.rowkey import MessageId
 
 
 class _Poll:
-    """A poll whose request is sent when the first message is asked for; takes what :class:`Messages` takes."""
+    """A poll whose request is sent with the first message; takes what :class:`Messages` takes."""
 
     def __init__(self, core: Core, ask: Ask, limit: int | None) -> None:
         self._core = core
@@ -26,7 +26,9 @@ class _Poll:
         self.ended = False
 
     async def more(self) -> list[Message]:
-        """Return the next messages; none at the end. What the server has cut off is asked for with another poll."""
+        """Return the next messages; none after the last one. Another poll requests the messages that the server
+        omitted.
+        """
         while not self.ended:
             if self._reading is None:
                 self._reading = await self._core.open(self._ask(self._last, self._left))
@@ -111,7 +113,7 @@ class AsyncMessages:
 
 
 class _Consumption:
-    """What was given out, and what the program is done with: all before what it was given last."""
+    """The delivered messages and the processed ones: all before the last delivered one."""
 
     def __init__(self, consuming: MessageBatches) -> None:
         self._consuming = consuming
@@ -120,11 +122,11 @@ class _Consumption:
         self._done: MessageId | None = None
 
     def stop(self) -> None:
-        """Have the iteration end, and a pause with it; may be called by any thread, or in the loop."""
+        """Stop the iteration, and a pause with it; may be called by any thread, or in the loop."""
         self._consuming.stop.set()
 
     def _give(self) -> Message | None:
-        """Return the next message at hand. That it is asked for says that the one before is done with."""
+        """Return the next message at hand. The request means that the previous one is processed."""
         self._done = self._given
         if self._consuming.stop.is_set():
             return None
@@ -160,12 +162,14 @@ class Consumption(_Consumption):
         self.close()
 
     def commit(self) -> None:
-        """Be done with all that was given out, and store the position."""
+        """Mark all delivered messages as processed, and store the position."""
         self._done = self._given
         run(self._consuming.store(self._done))
 
     def close(self) -> None:
-        """End it and store the position: what was given out last is not done with. Closing twice is no error."""
+        """Stop it and store the position: the last delivered message does not count as processed. Closing twice is no
+        error.
+        """
         run(self._consuming.close(self._done))
 
 

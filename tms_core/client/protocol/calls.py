@@ -82,7 +82,7 @@ class Call(Generic[T_co]):
         again: whether it may be done twice, so that it is sent again when it is not known whether it was done.
         missing: what 404 means.
         conflict: what 409 means.
-        headers: what is said beside the body.
+        headers: further response headers.
         writes: whether it writes messages, so that a producer numbers it.
         messages, payload_bytes: how many it sends, and their size.
     """

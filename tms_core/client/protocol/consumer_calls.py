@@ -57,7 +57,7 @@ class OpenClaim:
         transaction: its id.
         after: the id before the first message.
         last: the id of the last message.
-        deliveries: how often they were given out, this time included.
+        deliveries: their number of deliveries, including this one.
     """
 
     transaction: int
@@ -68,13 +68,13 @@ class OpenClaim:
 
 @dataclass(frozen=True, slots=True)
 class FailedMessages:
-    """Messages that were given to a consumer group, and that it has not processed.
+    """Messages that a consumer group received and has not processed.
 
     Attributes:
         message: the id of the one that failed alone; None: they failed together.
         after, last: in which range it is: the id before the first message, and that of the last.
-        deliveries: how often they were given out.
-        again: when they are given out again; None: with the next poll.
+        deliveries: their number of deliveries.
+        again: the time of their next delivery; None: with the next poll.
     """
 
     message: MessageId | None
@@ -147,7 +147,7 @@ def check_order(order: str) -> None:
 def group_poll(
     topic: Topic, group: str, limit: int | None, transaction: Transaction, order: str, max_deliveries: int | None
 ) -> Call[None]:
-    """Claims messages. It is not sent twice: what was claimed without an answer would never be processed."""
+    """Claims messages. It is not sent twice: messages claimed without a response would never be processed."""
     check_order(order)
     headers = {ORDER: order} | ({} if max_deliveries is None else {MAX_DELIVERIES: str(max_deliveries)})
     body = encode_poll(None, limit, transaction, inclusive=True)

@@ -1,8 +1,8 @@
 """The core that both clients share: requests, repetition, and reading answers.
 
 Everything is a coroutine over a ``Wire`` (:mod:`tms_core.client.protocol.wire`). A request is sent again when the
-server says that nothing was done, or was not reached; and, if it may be done twice, also when that is not known. So
-nothing is published twice by a client that was not told to.
+server says that nothing was done, or was not reached; and, if it may be done twice, also when that is not known.
+Therefore a client never publishes twice unless the program asks for it.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class Write(Protocol):
 
 
 class WritingTransaction(Protocol):
-    """A transaction of this client, which takes part in what is written with its pointer."""
+    """A transaction of this client that records the writes with its pointer."""
 
     async def publish_now(self, core: Core, topic: TopicId, call: Call[RollbackRange]) -> RollbackRange:
-        """Send a publish, and take back what it wrote when the transaction is rolled back."""
+        """Send a publish, and include it in a rollback of the transaction."""
         ...
 
     async def store_now(self, core: Core, call: Call[None]) -> None:
@@ -121,7 +121,7 @@ class Core:
         """Send a request, and again where that does no harm.
 
         Raises:
-            MessagingError: what the last attempt came to.
+            MessagingError: the result of the last attempt.
         """
         if call.writes and self._write is not None:
             return await self._write(call)
@@ -134,7 +134,7 @@ class Core:
             seconds: how long it may take; None: as long as the timeouts say.
 
         Raises:
-            MessagingError: what it came to.
+            MessagingError: its result.
         """
         if self._measure is None or not call.messages:
             return await self.wire.ask(call, seconds)
@@ -158,7 +158,7 @@ class Core:
     def _measuring(
         self, operation: Literal["publish", "poll"], call: Call[Any]
     ) -> Iterator[Callable[[int, int], None]]:
-        """Tell the hook of a request that fails in the block; what is yielded tells it of one that worked."""
+        """Tell the hook of a request that fails in the block; call the yielded function after a success."""
         began = self.running()
         done: list[float] = []
 
@@ -214,8 +214,8 @@ class Reading:
     """An answer to a poll while it comes.
 
     Attributes:
-        waited: whether it is empty although the server has waited for as long as it was asked to.
-        limited: whether the server may have given less than it was asked for.
+        waited: whether it is empty after the full wait.
+        limited: whether the server may have returned less than requested.
     """
 
     def __init__(self, pieces: Pieces, measured: Callable[[int, int], None] | None = None) -> None:
@@ -255,7 +255,7 @@ class Reading:
         return None if said is None else int(said)
 
     async def more(self) -> list[Message]:
-        """Return the next messages; none at the end.
+        """Return the next messages; none after the last one.
 
         Raises:
             Unanswered: the answer was cut short, or makes no sense.
@@ -276,7 +276,7 @@ class Reading:
         await self._pieces.close()
 
     def _tell(self) -> None:
-        """Tell, once, what was received."""
+        """Report the received messages once."""
         measured, self._measured = self._measured, None
         if measured is not None:
             measured(self._messages, self._size)

@@ -1,10 +1,10 @@
-"""One server: how requests are addressed to it, and what the HTTP library's errors mean.
+"""One server: the addresses of requests, and the meaning of the HTTP library's errors.
 
 What matters about an error is whether the request may have been done. It was not where there was no connection to send
-it on (``Unavailable``); once there was one, it is unknown (``Unanswered``). Neither proxies nor passwords are taken
-from the environment: a token must go where the program says, and nowhere else; it is read when it is used, and shown
-nowhere. A hook is called for each attempt and returns a context manager, which is what tracing libraries give out; what
-it puts into the headers goes with the request, so a trace goes on in the server's proxies and logs.
+it on (``Unavailable``); once there was one, it is unknown (``Unanswered``). The environment supplies neither proxies
+nor passwords: a token must only go to the given address; it is read when it is used, and shown nowhere. A hook is
+called for each attempt and returns a context manager, which is what tracing libraries give out; what it puts into the
+headers goes with the request, so a trace goes on in the server's proxies and logs.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Token:
         file: a file that holds it; read for each request, so that it can be replaced while the program runs.
 
     Raises:
-        ConfigurationError: both are given.
+        ConfigurationError: both arguments are set.
     """
 
     def __init__(self, given: str | Callable[[], str] | None = None, file: Path | str | None = None) -> None:
@@ -89,7 +89,7 @@ class Token:
         """Return the headers of a request that carry the token.
 
         Raises:
-            ConfigurationError: the file cannot be read, or what was found is no token.
+            ConfigurationError: the file cannot be read, or its contents are not a token.
         """
         if self._file is not None:
             found = self._read(self._file)
@@ -117,9 +117,9 @@ class Options:
         timeouts, limits, retry: how long to wait, how much to hold, how to try again.
         buffer: where ``publish_async`` puts messages.
         tls: how the server's certificate is checked; None: by the certificates that come with the HTTP library.
-        hook: what is done around each attempt to send a request (:mod:`tms_core.client.protocol.endpoint`).
+        hook: a context manager around each attempt to send a request (:mod:`tms_core.client.protocol.endpoint`).
         measure: called with what each publish and each poll came to, in the thread or event loop that did it.
-        random: what makes pauses differ.
+        random: the source of randomness for pauses.
         running: the running time in seconds.
     """
 
@@ -139,7 +139,7 @@ class Endpoint:
     """Which server, and how to speak to it.
 
     Args:
-        url: of the server, or of several that serve the same topics: another one is asked when one does not answer.
+        url: of the server, or of several that serve the same topics: the next one is used if one does not respond.
 
     Raises:
         ConfigurationError: the URL is none.
@@ -159,8 +159,9 @@ class Endpoint:
 
     @property
     def verify(self) -> ssl.SSLContext | bool:
-        """What the library is told of certificates. To read whom the system trusts takes 25 ms, so where no server has
-        a certificate, that is left out, and none would be trusted."""
+        """Return the library's setting for certificates. To read whom the system trusts takes 25 ms, so where no server
+        has a certificate, that is left out, and none would be trusted.
+        """
         if self.options.tls is not None:
             return self.options.tls
         secure = any(httpx2.URL(url).scheme == "https" for url in self._urls.all)
@@ -168,7 +169,7 @@ class Endpoint:
 
     @contextmanager
     def attempt(self, call: Call[Any], stopped: Stop) -> Iterator[Attempt]:
-        """Send a call to the server that is asked now. One that does not answer is not the next to be asked.
+        """Send a call to the current server. A server that does not respond is not the next one.
 
         Raises:
             MessagingError: the library's errors become ours (:meth:`border`).
@@ -233,7 +234,7 @@ class Endpoint:
 
 
 class _Urls:
-    """The URLs of servers, one of which is asked; threads may share it."""
+    """The URLs of servers, one of which is current; threads may share it."""
 
     def __init__(self, all_: Sequence[str]) -> None:
         if not all_:
@@ -246,7 +247,7 @@ class _Urls:
         return self.all[self._at]
 
     def leave(self, url: str) -> None:
-        """Ask the next one from now on, if it is still this one that is asked."""
+        """Switch to the next server, unless that has happened already."""
         at = self._at
         if self.all[at] == url:
             self._at = (at + 1) % len(self.all)

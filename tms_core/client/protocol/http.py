@@ -107,7 +107,7 @@ class BlockingWire:
         return begins()
 
     async def close(self) -> None:
-        """End pauses and close connections; closing twice is no error."""
+        """Interrupt pauses and close connections; closing twice is no error."""
         self._closed.set()
         for stop in list(self._stops):
             stop.set()
@@ -253,7 +253,9 @@ class LoopWire:
             raise ClientClosed("The client is closed.", "Make another one.") from error
 
     async def close(self) -> None:
-        """End pauses, close connections, and wait for calls of the transaction service; closing twice is no error."""
+        """Interrupt pauses, close connections, and wait for calls of the transaction service; closing twice is no
+        error.
+        """
         self._closed.set()
         for stop in list(self._stops):
             stop.set()

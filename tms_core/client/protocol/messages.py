@@ -1,6 +1,6 @@
 """The bodies of requests and answers, in CDAP's Avro: built and read once, for both clients.
 
-An answer of any length is read piece by piece, so what is held is one piece and the message it ends in.
+A response of any length is read piece by piece, so memory holds one piece and its last, incomplete message.
 ``docs/reference/rest.md`` has the encoding. A ttl of single messages is ours, not CDAP's, and so goes in JSON.
 """
 
@@ -36,7 +36,7 @@ class Message(NamedTuple):
     """A message.
 
     Attributes:
-        id: where it stands in its topic; ids grow, and one can be asked for what follows it.
+        id: where it stands in its topic; ids grow, and a poll can start after an id.
         payload: the bytes that were published.
     """
 
@@ -77,7 +77,7 @@ def encode_publish(pointer: int | None, payloads: Sequence[bytes]) -> bytes:
 
     Args:
         pointer: the transaction's write pointer; None: outside of one.
-        payloads: what is published, in order.
+        payloads: the payloads, in order.
     """
     parts = [_NULL if pointer is None else _VALUE + varint(pointer)]
     if payloads:
@@ -151,7 +151,7 @@ def decode_published_json(body: bytes) -> RollbackRange:
 class MessageDecoder:
     """ConsumeResponse, whose bytes come in pieces.
 
-    Holds what a message that is not whole yet has of bytes, and nothing else.
+    A decoder that holds only the bytes of an incomplete message.
     """
 
     def __init__(self) -> None:
@@ -185,13 +185,13 @@ class MessageDecoder:
         """There are no more bytes.
 
         Raises:
-            Unanswered: the last of them did not end the answer.
+            Unanswered: the last of them did not complete the response.
         """
         if not self._ended:
             raise Unanswered("The answer to poll is cut short.", "Poll again from the last message on.")
 
     def _read(self, data: bytes, found: list[Message]) -> int:
-        """Read what is whole, and tell where it ends."""
+        """Return the complete messages and the position after them."""
         at, size = 0, len(data)
         while at < size:
             try:
@@ -234,7 +234,7 @@ def time_at(time_ms: int) -> datetime:
 
 
 def milliseconds(time: datetime) -> int:
-    """Return a time as milliseconds since 1970-01-01 UTC; what is less than one is left out.
+    """Return a time as milliseconds since 1970-01-01 UTC; a fraction is dropped.
 
     Raises:
         BadRequest: it names no zone, or lies before 1970.

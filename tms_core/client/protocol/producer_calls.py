@@ -1,4 +1,4 @@
-"""The requests that are about producers, and what makes another request that of a producer."""
+"""The requests about producers, and the headers that assign a request to a producer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class FormerTransaction:
 
     Attributes:
         transaction: its id.
-        label: what it was called.
+        label: its label.
         outcome: ``committed`` or ``aborted``; ``pending`` while it is not decided.
     """
 
@@ -59,14 +59,14 @@ class ProducerState:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a request says of its producer.
+    """The headers of a request about its producer.
 
     Attributes:
         home, name: which producer.
         generation: as it was registered.
         sequence: the number of the request; None: it has none.
-        label: what it calls its transaction.
-        oldest_open: the first of its instance's transactions of which it is not certain that it has ended; None: there
+        label: the label of its transaction.
+        oldest_open: the first of its instance's transactions that may still be open; None: there
             is none.
     """
 
@@ -102,12 +102,12 @@ def check_label(label: object) -> None:
 
 
 class RegisteredInstance(NamedTuple):
-    """What an instance is told when it is registered.
+    """The response to the registration of an instance.
 
     Attributes:
         generation: its number.
         former: what became of the last transaction before it; None: there was none.
-        undecided: transactions of older instances that it has to end, and to tell how they have ended.
+        undecided: transactions of older instances that it has to invalidate, and whose outcomes it has to report.
     """
 
     generation: int

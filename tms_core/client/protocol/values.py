@@ -1,4 +1,4 @@
-"""What a client waits for, how much it holds and how it tries again, as values that can be printed and compared.
+"""Timeouts, limits and retries of a client, as values that can be printed and compared.
 
 The defaults fit a server in the same building. Pauses grow, so that a server that comes back is not met by all clients
 at once, and are drawn at random for the same reason.
@@ -18,13 +18,13 @@ from tms_core.topic import TopicId
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one publish or one poll came to; one that is tried again is told of each time.
+    """What one publish or one poll came to; a retried attempt is reported each time.
 
     Attributes:
         operation: ``publish`` or ``poll``; storing payloads of a transaction is a publish, too.
         topic: the topic, or the partition.
         messages, payload_bytes: how many were sent or received, and their size.
-        seconds: until a publish was acknowledged, or until the answer to a poll began.
+        seconds: until a publish was acknowledged, or the first byte of a poll's response.
         error: the name of the exception; empty where there was none.
     """
 
@@ -58,13 +58,13 @@ class Timeouts(_Positive):
 
     Attributes:
         connect_seconds: for a connection to the server.
-        answer_seconds: for an answer to begin, and for each further piece of it.
-        send_seconds: for each piece of a request to be taken.
+        answer_seconds: for the first and each further piece of a response.
+        send_seconds: for each piece of a request.
         free_connection_seconds: for a connection of the pool, where all are busy.
-        transaction_seconds: for one call of the transaction service, from beginning to end.
-        close_seconds: for all that ``publish_async`` was given to be published, when the client is closed or the
-            program ends; longer than ``Buffer.delivery_seconds``, so that a server may be away just then. A call of the
-            transaction service that is under way is waited for besides.
+        transaction_seconds: for one whole call of the transaction service.
+        close_seconds: for the publishing of queued messages when the client is closed or the program exits; longer than
+            ``Buffer.delivery_seconds``, so that a server may be away just then. A call of the transaction service that
+            is under way is waited for besides.
     """
 
     connect_seconds: float = 5
@@ -85,7 +85,7 @@ class Limits(_Positive):
         idle_seconds: how long; shorter than the server keeps them (75 s), because a publish that meets a connection
             just being closed is of unknown outcome.
         request_bytes: payloads in one request; the server takes 10 MB by default (``server.max_request_mb``).
-        transaction_bytes: payloads that a transaction keeps in memory; what is above goes to the server before commit.
+        transaction_bytes: payloads that a transaction keeps in memory; larger transactions are sent before the commit.
     """
 
     connections: int = 20
@@ -152,10 +152,10 @@ class Buffer(_Positive):
 
     Attributes:
         messages: how many may wait.
-        size_bytes: how many bytes of payload may wait; a larger message is taken where no other waits.
+        size_bytes: how many bytes of payload may wait; a larger message is accepted if no other waits.
         batch_messages: how many are published in one request.
         linger_seconds: how long a message waits for company.
-        when_full: what happens to a message for which there is no room.
+        when_full: the treatment of a message without room.
         retry: the pauses after which a batch that was not published is tried again, and how often at most.
         delivery_seconds: how long a batch is tried again, from its first attempt on; longer than another server needs
             to take over from one that died (``server.leader``).

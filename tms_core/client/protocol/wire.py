@@ -1,9 +1,9 @@
 """How requests leave and answers come, waiting or not.
 
 What both clients do is written once, as coroutines over a :class:`Wire`. The one of the asynchronous client waits in
-its event loop. The one of the plain client never hands control back: its coroutines end in the step that begins them,
-so :func:`run` drives any of them to its end without a loop. That costs a frame or two per call, and saves a second copy
-of every decision.
+its event loop. The one of the plain client never hands control back: its coroutines finish in their first step, so
+:func:`run` completes any of them without a loop. That costs a frame or two per call, and saves a second copy of every
+decision.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Pieces(Protocol):
     """An answer's body while it comes.
 
     Attributes:
-        headers: what came before it; names in any case.
+        headers: the earlier part; names in any case.
     """
 
     headers: Mapping[str, str]
 
     async def more(self) -> bytes:
-        """Return the next piece; empty at its end.
+        """Return the next piece; empty after the last one.
 
         Raises:
             Unanswered: it was cut short.
@@ -41,18 +41,18 @@ class Pieces(Protocol):
 
 
 class Stop(Protocol):
-    """A stop signal that is set once and for all, and pauses that end with it."""
+    """A stop signal that is set once, and pauses that it interrupts."""
 
     def set(self) -> None:
         """End it."""
         ...
 
     def is_set(self) -> bool:
-        """Return whether it has ended."""
+        """Return whether it is stopped."""
         ...
 
     async def wait(self, seconds: float) -> None:
-        """Return when it ends, or after so many seconds."""
+        """Wait until it is stopped, at most for so many seconds."""
         ...
 
 
@@ -74,7 +74,7 @@ class Wire(Protocol):
         ...
 
     def stop(self) -> Stop:
-        """Make a stop signal; it is set when the client ends."""
+        """Make a stop signal; it is set when the client is closed."""
         ...
 
     async def blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -82,7 +82,7 @@ class Wire(Protocol):
         ...
 
     async def begin(self, begins: Callable[[], T], ends: Callable[[T], object]) -> T:
-        """Call something that may block, and end what it has begun where that is not waited for any more."""
+        """Call a blocking function, and undo its result if its caller was cancelled."""
         ...
 
 

@@ -1,12 +1,12 @@
 """Publishing in the background: a bounded buffer of messages, and the thread or task that sends them.
 
-A program that must not wait for the disk of another machine hands its messages over and goes on. What is bounded is
-how many wait; what happens to the next one then is the program's choice, and whatever is not published is counted, and
-told by ``flush`` and ``close``. A batch that was not answered is sent again, so a message may be there twice.
+A program that must not wait for the disk of another machine hands its messages over and goes on. The number of waiting
+messages is bounded; the program chooses the treatment of further messages; unpublished ones are counted and reported by
+``flush`` and ``close``. A batch that was not answered is sent again, so a message may be there twice.
 
 The thread (or task) that publishes lives as long as there is something to publish, so an idle client has none. A
-program that ends without closing its client ends when all of it is published, or ``close_seconds`` later: the thread is
-a daemon, since one that waits for a server that hangs would keep the program for as long as that does.
+program that exits without closing its client waits until all is published, at most ``close_seconds``: the thread is a
+daemon, because otherwise a hanging server would block the exit.
 
 A process that was forked has the parent's memory, but not its threads: there the buffer is empty, since what waits is
 published by the parent.
@@ -54,7 +54,7 @@ class _Background:
         self._hurry = self._core.wire.stop()
 
     async def _send(self, batch: MessageBatch) -> TmsError | None:
-        """Publish a batch; what it failed of, whatever that is, since other batches have nothing to do with it."""
+        """Publish a batch; its error of any kind, which does not affect other batches."""
         try:
             await self._repeat(batch)
         except TmsError as error:
@@ -85,7 +85,7 @@ class _Background:
                 await self._stop.wait(min(pause, max(0.0, ends - core.running())))
 
     def _tell(self, fates: Sequence[Fate]) -> None:
-        """Tell programs what became of their messages; whatever that raises has nothing to do with other messages."""
+        """Tell programs what became of their messages; its errors do not affect other messages."""
         for told, payload, error in fates:
             try:
                 told(payload, error)
@@ -102,7 +102,7 @@ class BackgroundThread(_Background):
     """Publishes from a thread; any number of threads may hand over.
 
     Args:
-        close_seconds: how long closing waits for what is not published yet.
+        close_seconds: the longest wait for unpublished messages when it is closed.
     """
 
     def __init__(self, core: Core, buffer: Buffer, limits: Limits, close_seconds: float) -> None:
@@ -115,7 +115,7 @@ class BackgroundThread(_Background):
 
     @property
     def figures(self) -> PublishFigures:
-        """Counts of the messages it was given: sent, failed, dropped."""
+        """Return counts of its messages: sent, failed, dropped."""
         with self._here():
             return self._waiting.figures
 
@@ -167,7 +167,7 @@ class BackgroundThread(_Background):
             self._waiting.tell()
 
     def flush_at_exit(self) -> None:
-        """The program ends without having closed its client."""
+        """Publish the rest when the program exits without closing its client."""
         with self._here():
             self._hurry.set()
         try:
@@ -242,7 +242,7 @@ class BackgroundTask(_Background):
 
     @property
     def figures(self) -> PublishFigures:
-        """Counts of the messages it was given: sent, failed, dropped."""
+        """Return counts of its messages: sent, failed, dropped."""
         return self._waiting.figures
 
     async def publish(
@@ -293,7 +293,7 @@ class BackgroundTask(_Background):
         self._waiting.tell()
 
     def _tell_all(self) -> None:
-        """Tell what is due."""
+        """Report due outcomes."""
         if fates := self._waiting.fates():
             self._tell(fates)
             self._waiting.were_told()

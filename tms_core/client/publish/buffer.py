@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PublishFigures:
-    """Counts of the messages that ``publish_async`` was given.
+    """Counts of the messages of ``publish_async``.
 
     Attributes:
         waiting: how many are to be published, those just being sent included.
         published: how many were.
-        dropped: how many were not taken, or were let go to make room.
+        dropped: how many were rejected, or dropped to make room.
         failed: how many the server did not take, after all attempts.
         retries: how often a batch was sent again.
     """
@@ -100,7 +100,7 @@ class MessageBuffer:
         return self._messages >= self._buffer.batch_messages or self._size_bytes >= self._request_bytes
 
     def offer(self, topic: TopicId, payload: bytes, ttl_seconds: int | None = None, told: Told | None = None) -> bool:
-        """Take a message, or do with it what is done when there is no room.
+        """Accept a message, or apply the rule for a full buffer.
 
         Args:
             ttl_seconds: how long it lives; None: as long as the topic's do.
@@ -109,7 +109,7 @@ class MessageBuffer:
             False where it has to wait for room.
 
         Raises:
-            ClientClosed, BufferFull: it is not taken.
+            ClientClosed, BufferFull: it is rejected.
         """
         if self.closed:
             raise ClientClosed("The client is closed.", "Make another one.")
@@ -167,7 +167,7 @@ class MessageBuffer:
             logger.error("%d messages for %s are not published: %s", len(batch.payloads), batch.topic, error)
 
     def abandon(self, error: TmsError) -> None:
-        """End publishing: what waits is never sent, and the outcome of what was just sent is unknown."""
+        """Stop publishing: waiting messages are never sent, and the outcome of the last batch is unknown."""
         self.settle(error)
         while self.take() is not None:
             self.settle(error)
@@ -189,7 +189,7 @@ class MessageBuffer:
         return self._next
 
     def settled(self, mark: int) -> bool:
-        """Return whether nothing waits of what was taken before a mark, and who is to be told of it was."""
+        """Return whether all messages before a mark are published and reported."""
         firsts = [waiting[0].number for waiting in self._topics.values()]
         if self._telling is not None:
             firsts.append(self._telling)
@@ -198,7 +198,7 @@ class MessageBuffer:
         return all(first >= mark for first in firsts)
 
     def tell(self) -> None:
-        """Say what has failed since this was last asked.
+        """Return the failures since the last call.
 
         Raises:
             NotPublished: something has.

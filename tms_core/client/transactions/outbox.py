@@ -71,7 +71,7 @@ class Outbox:
         ttl: timedelta | int | str | None = None,
         key: Key | None = None,
     ) -> None:
-        """Take messages; what is too much goes to the server ahead."""
+        """Take messages; an excess is stored at the server ahead of the commit."""
         name, given = topic_id(topic), payloads_of(messages)
         ttl_seconds = None if ttl is None else seconds(ttl)
         number = number_for(self._core, key)
@@ -88,15 +88,15 @@ class Outbox:
                 await self._send_ahead(name)
 
     def refer(self, topic: calls.Topic, pointers: Sequence[int], ttl: timedelta | int | str | None = None) -> None:
-        """Have what was stored with pointers of the transaction's checkpoints published, too."""
+        """Also publish payloads that were stored with pointers of the transaction's checkpoints."""
         self._elsewhere.append((topic_id(topic), pointers, None if ttl is None else seconds(ttl)))
 
     def note(self, topic: TopicId, published: RollbackRange) -> None:
-        """Have taken back with the rest what was published by another way."""
+        """Include a publish by another way in the rollback."""
         self._by_hand.append((topic, published))
 
     async def publish(self) -> None:
-        """Publish all; in each topic in the order in which it was given, what others have stored first.
+        """Publish all; in the order of each topic, payloads stored by others first.
 
         Where there is nothing to publish, tell a producer's server of the transaction all the same.
         """
@@ -112,16 +112,18 @@ class Outbox:
             await self._core.ask(calls.store(self._core.home, [], self._pointer))
 
     async def roll_back(self) -> None:
-        """Take back what was published; what was stored is not visible anyway.
+        """Roll back the publishes; stored payloads are not visible anyway.
 
         Raises:
-            MessagingError: not all of it was taken back.
+            MessagingError: not all of it was rolled back.
         """
         for topic, published in (*self._published, *self._by_hand):
             await self._core.ask(calls.rollback(topic, published))
 
     async def _send_ahead(self, topic: TopicId) -> None:
-        """Store what is kept of a topic; or publish it, where it has ttls or what was stored is published already."""
+        """Store the kept messages of a topic; or publish them if they have TTLs or the stored payloads are already
+        published.
+        """
         kept = self._kept.pop(topic, [])
         self._kept_bytes -= sum(len(one.payload) for one in kept)
         if topic in self._begun or any(one.ttl_seconds is not None for one in kept):
@@ -142,7 +144,7 @@ class Outbox:
                 return
 
     async def _publish_all(self, topic: TopicId, kept: Sequence[_Kept]) -> None:
-        """Publish what was stored in a topic, and then this."""
+        """Publish the stored payloads of a topic, then these messages."""
         if topic in self._stored:
             del self._stored[topic]
             await self._publish(topic, [], None)
@@ -156,7 +158,7 @@ class Outbox:
                 return
 
     async def _publish_elsewhere(self, topic: TopicId, pointers: Sequence[int], ttl_seconds: int | None) -> None:
-        """Publish what was stored with other pointers.
+        """Publish payloads that were stored with other pointers.
 
         The first request has the transaction's own: a producer's server knows a transaction by that alone, so the
         others go without the producer. A newer instance fences them all the same: it invalidates the transaction.
@@ -173,7 +175,7 @@ class Outbox:
         self._published.append((topic, published))
 
     async def _move(self, kept: Sequence[_Kept], error: PartitionsChanged) -> None:
-        """Keep what a partition takes no more for the ones that do."""
+        """Keep messages that a closed partition rejects for the open ones."""
         self._moves += 1
         for topic in dict.fromkeys(one.topic for one in kept):
             await read_again(self._core, topic, self._moves, error)
@@ -186,7 +188,7 @@ class Outbox:
         self._kept |= {partition: [*found, *self._kept.get(partition, [])] for partition, found in moved.items()}
 
     def _batches(self, kept: Sequence[_Kept]) -> Iterator[tuple[Sequence[_Kept], Sequence[_Kept]]]:
-        """Messages with the same ttl in requests of about the right size, and what is behind each of them."""
+        """Yield requests of about the right size with messages of one TTL, and the remaining messages after each."""
         first, size = 0, 0
         for at, one in enumerate(kept):
             weight = max(len(one.payload), _LEAST_BYTES)

@@ -1,4 +1,4 @@
-"""What takes part in a transaction besides messages (Tephra's ``TransactionAware``)."""
+"""A resource that takes part in a transaction (Tephra's ``TransactionAware``)."""
 
 from __future__ import annotations
 
@@ -28,46 +28,48 @@ _BEFORE_ALL = MessageId(0, 0)
 
 
 class Participant:
-    """A participant in a transaction: an object whose writes belong to it; override what it needs.
+    """A participant in a transaction: an object whose writes belong to it; override the needed methods.
 
-    With an ``AsyncClient`` each method may be a coroutine. Whatever a method raises fails the transaction, except in
-    :meth:`post_tx_commit`, when it is committed already and ``PostCommitFailed`` is raised.
+    With an ``AsyncClient`` each method may be a coroutine. An error in a method fails the transaction. In
+    :meth:`post_tx_commit` it raises ``PostCommitFailed``, because the transaction is committed.
     """
 
     def start_tx(self, transaction: Transaction) -> Awaitable[None] | None:
-        """Return the transaction has begun, or this was registered with it: write with its ``write_pointer``."""
+        """Prepare for a transaction that has started, or in which this was registered: write with its
+        ``write_pointer``.
+        """
 
     def update_tx(self, transaction: Transaction) -> Awaitable[None] | None:
         """There was a checkpoint: write with the new ``write_pointer`` from now on."""
 
     def tx_changes(self) -> Collection[bytes]:
-        """What was changed, as keys; of two transactions that overlap and have a key in common, one is refused."""
+        """Return the changed keys; of two transactions that overlap and have a key in common, one is refused."""
         return ()
 
     def commit_tx(self) -> Awaitable[None] | None:
-        """Make durable what was written; the transaction may still fail."""
+        """Make the writes durable; the transaction may still fail."""
 
     def post_tx_commit(self) -> Awaitable[None] | None:
         """Called after the commit."""
 
     def rollback_tx(self) -> Awaitable[None] | None:
-        """Called when the transaction failed: take back what was written.
+        """Called when the transaction failed: undo the writes.
 
         If this raises, the transaction is invalidated, which hides it.
         """
 
 
 class ClaimedBatch(NamedTuple):
-    """What a transaction has claimed at once.
+    """A batch of claimed messages.
 
     Attributes:
-        messages: what it is to process.
-        deliveries: how often they were given out, this time included.
+        messages: the messages to process.
+        deliveries: their number of deliveries, including this one.
         held: the transaction that must be decided first; None: there is none.
         position: without messages, the id from which the next one may come; None: that is not known yet.
         sealed: whether the topic takes no more messages.
         drained: whether it is sealed, and the group has read it all.
-        behind: the partition that the group must read to its end first; None: there is none.
+        behind: the partition that the group must read completely first; None: there is none.
         retry_seconds: without messages, after how long some come again that have failed; None: none wait.
     """
 
@@ -82,10 +84,10 @@ class ClaimedBatch(NamedTuple):
 
 
 class GroupClaims(Participant):
-    """What a transaction claims as one of a consumer group: it counts once the transaction is committed.
+    """Claims of a transaction in a consumer group, which count once the transaction is committed.
 
     The server keeps the claims under the transaction's id, so nothing is to be done when it is committed. Claims are
-    taken back before an abort, and what was claimed and not handed to the program before the commit.
+    released before an abort, and claimed messages that the program did not get before the commit.
 
     Args:
         core: who claims.
@@ -95,7 +97,7 @@ class GroupClaims(Participant):
 
     Attributes:
         given: the last message that was handed to the program.
-        counts: whether what the program was given counts as a delivery when it is taken back.
+        counts: whether the program's messages count as delivered when they are returned.
     """
 
     def __init__(self, core: Core, topic: Topic, name: str, beside: Sequence[TopicId] = ()) -> None:
@@ -116,7 +118,7 @@ class GroupClaims(Participant):
         self._transaction = transaction
 
     async def claim(self, limit: int | None, order: str, max_deliveries: int | None) -> ClaimedBatch:
-        """Claim the next messages; a group that is not there yet is registered at the beginning of the topic.
+        """Claim the next messages; a new group is registered at the first message of the topic.
 
         Raises:
             MessagingError: they could not be claimed; where that is not known, the transaction must be invalidated.

@@ -1,6 +1,6 @@
 """Topics with partitions: where a message goes, and which of them a consumer of a group asks in turn.
 
-What is known of a topic is kept in the core of the client, for all that publish and consume with it. It is read when
+The core of the client keeps the partitions of a topic for all publishers and consumers. It is read when
 the server says that messages go elsewhere, so a topic without partitions costs no request, and a change of their number
 is noticed with the first message that the old ones refuse.
 """
@@ -51,7 +51,7 @@ class Destination(NamedTuple):
 
 
 def number_for(core: Core, key: Key | None) -> Number:
-    """What the partition of some messages is found by; without a key partitions have their turn."""
+    """The key that determines the partition of messages; without a key partitions have their turn."""
     if key is None:
         return next(core.turns)
     if isinstance(key, Mapping):
@@ -135,7 +135,7 @@ async def to_partition(core: Core, topic: TopicId, number: int, send: Callable[[
 
 
 def without_key(key: Key | None) -> None:
-    """See that no key is given where the program says itself what it writes to which topic.
+    """Check that no key is given if the program selects the topics itself.
 
     Raises:
         BadRequest: there is one.
@@ -145,13 +145,13 @@ def without_key(key: Key | None) -> None:
 
 
 class Rotation:
-    """The topics that a consumer of a group asks in turn, beginning with the one it had messages of last.
+    """The topics that a member of a group polls in turn, starting with the last one that had messages.
 
     Args:
         topic: one topic, with or without partitions; or a pattern of several: ``default:orders-*``.
 
     Attributes:
-        positions: of the topics that were asked since the last messages, where the next one may come from; None: that
+        positions: for the topics polled since the last messages, the next possible position; None: that
             is not known.
         is_complete: whether that are all of them.
         retry_seconds: after how long messages of one of them come again that have failed; None: none wait.
@@ -176,7 +176,7 @@ class Rotation:
         self.retry_seconds: float | None = None
 
     async def round(self, most: int | None = None) -> AsyncIterator[TopicId]:
-        """Yield the topics to ask, each once; what came of one is told to :meth:`learn` before the next.
+        """Yield the topics to ask, each once; pass each result to :meth:`learn` before the next.
 
         Args:
             most: how many; the next round goes on behind them. None: all.
@@ -198,7 +198,7 @@ class Rotation:
             del self._drained[next(iter(self._drained))]
 
     def learn(self, topic: TopicId, batch: ClaimedBatch) -> None:
-        """Take in what a topic has answered."""
+        """Record the response of a topic."""
         whole = self.whole(topic)
         self.positions[topic] = batch.position
         if batch.retry_seconds is not None:
@@ -224,7 +224,7 @@ class Rotation:
         return [one for one, whole in self._wholes.items() if whole == self.whole(topic) and one != topic]
 
     def lose(self, topic: TopicId) -> None:
-        """A topic is gone: what was read of the topics is read again.
+        """A topic is gone: the topics are read again.
 
         Raises:
             TopicNotFound: there was no other.

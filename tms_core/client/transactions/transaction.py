@@ -1,13 +1,13 @@
-"""A transaction from its begin to its end, in the manner of Tephra's ``TransactionContext``.
+"""A transaction with its whole life, in the manner of Tephra's ``TransactionContext``.
 
 The order at commit: ask whether another transaction has changed the same, have all participants write, publish the
-messages, commit, tell the participants. What fails before the commit is taken back, and the transaction aborted. But a
-request that was not answered may still be done later, when the transaction has been aborted and its writes count as
-committed; so then it is invalidated instead, which hides what it wrote whenever it was written. And after a commit that
-was not answered nothing is taken back before it is known not to be committed: the transaction is invalidated, which
-does nothing to one that is, and what a new transaction sees tells which of the two it was.
+messages, commit, tell the participants. A failure before the commit rolls everything back and aborts the transaction.
+But a request that was not answered may still be done later, when the transaction has been aborted and its writes count
+as committed; so then it is invalidated instead, which hides its writes whenever they arrive. After a commit without a
+response, nothing is rolled back until the outcome is known: the transaction is invalidated, which does not affect a
+committed one, and a new transaction's snapshot shows the outcome.
 
-Tephra's client repeats the commit, is told "not in progress", and takes back what was committed.
+Tephra's client repeats the commit, gets "not in progress", and rolls back committed messages.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class ClientTransaction:
     async def begin(
         cls, core: Core, service: TransactionClient, limits: Limits, timeout_seconds: int | None, *, long: bool
     ) -> ClientTransaction:
-        """Begin a transaction. One whose begin was not answered has written nothing, and times out; one that a task
-        began which was cancelled meanwhile is aborted.
+        """Begin a transaction. A transaction whose start got no response has written nothing, and times out; if the
+        task was cancelled, it is aborted.
 
         Raises:
             TransactionError: the service does not answer, or refuses.
@@ -111,12 +111,12 @@ class ClientTransaction:
             await self._outbox.add(topic, messages, ttl, key)
 
     def publish_stored(self, topic: Topic, pointers: Sequence[int], ttl: timedelta | int | str | None = None) -> None:
-        """Have published, when it commits, what was stored with pointers of checkpoints."""
+        """Publish payloads that were stored with pointers of checkpoints with the commit."""
         with self._step():
             self._outbox.refer(topic, pointers, ttl)
 
     async def publish_now(self, core: Core, topic: TopicId, call: Call[RollbackRange]) -> RollbackRange:
-        """Send a publish with one of its pointers, and take back what it wrote when it is rolled back."""
+        """Send a publish with one of its pointers, and include it in a rollback."""
         with self._asking():
             published = await core.ask(call)
             self._outbox.note(topic, published)
@@ -145,7 +145,7 @@ class ClientTransaction:
         max_deliveries: int | None = None,
         most: int | None = None,
     ) -> tuple[TopicId, GroupClaims, ClaimedBatch] | None:
-        """Claim the next messages of the first of some topics that has any; ``most`` of them are asked."""
+        """Claim the next messages of the first of some topics that has any; at most ``most`` of them are polled."""
         async for topic in rotation.round(most):
             claims = await self.claims(topic, group, rotation.beside(topic))
             with self._step():
@@ -161,7 +161,7 @@ class ClientTransaction:
         return None
 
     async def claims(self, topic: Topic, name: str, beside: Sequence[TopicId] = ()) -> GroupClaims:
-        """What it claims as one of a consumer group."""
+        """Return its claims in a consumer group."""
         key = (topic_id(topic), name)
         found = self._claims.get(key)
         if found is None:
@@ -171,14 +171,14 @@ class ClientTransaction:
 
     @property
     def is_forked(self) -> bool:
-        """Return whether this process is a child of the one that began it, which alone ends it."""
+        """Return whether this process is a fork of the owner, which alone commits or aborts it."""
         return os.getpid() != self._process
 
     def cancel(self) -> None:
-        """Have it rolled back when its block ends.
+        """Roll it back when its block is left.
 
         Raises:
-            NotInProgress: it has ended, or belongs to another process.
+            NotInProgress: it is over, or belongs to another process.
         """
         self._require_own()
         self.cancelled = True
@@ -187,7 +187,7 @@ class ClientTransaction:
         """See that something may still be done in it.
 
         Raises:
-            NotInProgress: it has ended, is to be rolled back, or belongs to another process.
+            NotInProgress: it is over, is to be rolled back, or belongs to another process.
         """
         self._require_own()
         if self.cancelled:
@@ -221,16 +221,16 @@ class ClientTransaction:
         await self._follow()
 
     async def commit_and_begin(self) -> ClientTransaction | None:
-        """Commit it, and begin a short one with the same call, so that both wait for the disk together.
+        """Commit it, and start a short one with the same call, so that both share a sync.
 
-        The time of the next one runs already while participants are told of the commit.
+        The timeout of the next one already runs during ``post_tx_commit``.
 
         Returns:
-            The one that has begun; None: it is committed, and the next one is still to be begun.
+            The started transaction; None: it is committed, and the next one is not started.
 
         Raises:
-            TransactionError, MessagingError, OutcomeUnknown, PostCommitFailed: as :meth:`commit`; one that was
-                begun is given up, or times out.
+            TransactionError, MessagingError, OutcomeUnknown, PostCommitFailed: as :meth:`commit`; a started one is
+                invalidated, or times out.
         """
         core, service, timeout_seconds = self._core, self._service, self._timeout_seconds
         await self._write_all()
@@ -252,10 +252,10 @@ class ClientTransaction:
         return None if begun is None else ClientTransaction(core, service, self._limits, begun, timeout_seconds)
 
     async def roll_back(self) -> None:
-        """Take back what was written, and end it; it is invalidated where not all of that is certain.
+        """Roll back the writes, and abort or invalidate it; it is invalidated where not all of that is certain.
 
         Raises:
-            Exception: what a participant raised, the first of them.
+            Exception: the first error of a participant.
             NotInProgress: it belongs to another process; nothing was done.
         """
         if self.is_forked:
@@ -274,10 +274,10 @@ class ClientTransaction:
         failures.tell()
 
     async def disclaim(self) -> None:
-        """Give back what it has claimed as never delivered, where a server or a connection has failed it.
+        """Return its claims as not delivered after a failure of a server or connection.
 
-        For one that has ended while no server answered. Its commit may still be on its way, so it is invalidated first;
-        one that is committed keeps what it has claimed.
+        For a transaction that was decided while no server responded. Its commit may still be on its way, so it is
+        invalidated first; a committed one keeps its claims.
 
         Raises:
             TransactionError, MessagingError: no server answers.
@@ -322,7 +322,7 @@ class ClientTransaction:
             await self._call(self._service.can_commit, self.transaction.transaction_id, self._changes())
 
     async def _commit(self, commit: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-        """Commit it with a call; returns what that returns, or None where it was not answered, but done."""
+        """Commit it with a call; returns its result, or None without a response."""
         found = None
         try:
             try:
@@ -392,14 +392,14 @@ class ClientTransaction:
         ) from unanswered
 
     async def _is_visible(self) -> bool:
-        """Return whether what it wrote is visible; it is invalidated if it is still in progress, and never will be
+        """Return whether its writes are visible; it is invalidated if it is still in progress, and never will be
         then.
         """
         pointer = self.transaction.transaction_id
         return not await self._invalidate() and pointer in await visible_now(self._core, self._service, [pointer])
 
     async def _end(self) -> None:
-        """Abort if all was taken back for certain, else invalidate."""
+        """Abort if everything was certainly rolled back, else invalidate."""
         certain = not self._doubtful and self._undone == len(self._participants) + 1
         pointer = self.transaction.transaction_id
         with _left_to_time_out(pointer):
@@ -504,20 +504,20 @@ async def store_in(core: Core, topic: Topic, messages: Sequence[bytes], transact
 
 
 async def visible_now(core: Core, service: TransactionClient, pointers: Sequence[int]) -> set[int]:
-    """Return those pointers of which a transaction that begins now sees what was written with them."""
+    """Return the pointers whose writes are visible to a new transaction."""
     later = await core.repeat(lambda _: core.wire.blocking(view_of, service), again=True)
     return {pointer for pointer in pointers if later.is_visible(pointer)}
 
 
 def view_of(service: TransactionClient) -> Transaction:
-    """What a transaction sees that begins now. One that only reads need not stay open while its messages are read."""
+    """Return the view of a new transaction. One that only reads need not stay open while its messages are read."""
     view = service.start_short()
     service.abort(view)
     return view
 
 
 def _holder() -> str:
-    """What this process calls itself, for people."""
+    """Return the name of this process for operators."""
     return f"{os.getpid()}@{socket.gethostname()}"
 
 
