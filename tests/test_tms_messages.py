@@ -467,7 +467,7 @@ def test_given_a_producer_when_listed_shown_fenced_and_deleted_then_its_instance
         assert (code, out.splitlines()[1].split()[:3]) == (0, [typed.topic, "importer", str(generation)])
         [shown] = json.loads(typed("producer", "list", typed.topic, "--format", "json")[1])
         assert shown == json.loads(typed("producer", "show", typed.topic, "importer", "--format", "json")[1])
-        assert (shown["former"], shown["open"]) == (None, {pointer: "file 18"})
+        assert (shown["previous"], shown["open"]) == (None, {pointer: "file 18"})
         assert pointer in typed("producer", "show", typed.topic, "importer")[1]
 
         code, out, _ = typed("producer", "fence", typed.topic, "importer")

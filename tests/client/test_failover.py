@@ -156,7 +156,7 @@ def test_given_a_server_that_stays_away_when_the_time_is_over_then_what_is_lost_
     network.away = lambda _, __: True
     fates: Fates = []
     producer = client_of(site, network, buffer=Buffer(delivery_seconds=30))
-    producer.publish_async(ORDERS, [b"1", b"2"], told=lambda *fate: fates.append(fate))
+    producer.publish_async(ORDERS, [b"1", b"2"], on_delivery=lambda *fate: fates.append(fate))
     with pytest.raises(NotPublished, match="2 messages are not published"):
         producer.flush()
     producer.close()
@@ -169,8 +169,8 @@ def test_given_two_topics_when_each_message_has_a_fate_then_it_is_told_before_fl
 ) -> None:
     fates: Fates = []
     with client_of(site, network) as producer:
-        producer.publish_async(ORDERS, [b"1", b"2"], told=lambda *fate: fates.append(fate))
-        producer.publish_async("default:none", [b"3"], told=lambda *fate: fates.append(fate))
+        producer.publish_async(ORDERS, [b"1", b"2"], on_delivery=lambda *fate: fates.append(fate))
+        producer.publish_async("default:none", [b"3"], on_delivery=lambda *fate: fates.append(fate))
         producer.publish_async(BILLS, [b"4"])
         with pytest.raises(NotPublished):
             producer.flush()
@@ -193,7 +193,7 @@ def test_given_no_room_when_a_message_is_dropped_then_that_is_its_fate(
     fates: Fates = []
     with client_of(site, network, buffer=Buffer(messages=1, when_full=when_full)) as producer:
         for payload in (b"1", b"2", b"3"):
-            producer.publish_async(ORDERS, [payload], told=lambda *fate: fates.append(fate))
+            producer.publish_async(ORDERS, [payload], on_delivery=lambda *fate: fates.append(fate))
             assert under_way.wait(60)
         assert [(payload, type(error)) for payload, error in fates] == [(lost, BufferFull)]
         go_on.set()
@@ -209,12 +209,12 @@ def test_given_a_program_that_fails_when_told_then_the_others_are_told_and_publi
         raise ValueError(payload)
 
     with client_of(site, network) as producer:
-        producer.publish_async(ORDERS, [b"1"], told=told)
+        producer.publish_async(ORDERS, [b"1"], on_delivery=told)
         producer.publish_async(ORDERS, [b"2"])
         producer.flush()
         assert producer.publish_figures == PublishFigures(published=2)
     assert payloads(client) == [b"1", b"2"]
-    assert "what is told of messages has failed" in caplog.text
+    assert "the function on_delivery failed" in caplog.text
 
 
 def test_given_a_program_that_publishes_when_told_then_it_may_but_not_wait(
@@ -230,7 +230,7 @@ def test_given_a_program_that_publishes_when_told_then_it_may_but_not_wait(
             except BufferFull as error:
                 refused.append(error)
 
-        producer.publish_async(ORDERS, [b"1"], told=told)
+        producer.publish_async(ORDERS, [b"1"], on_delivery=told)
         producer.flush()
     assert len(refused) == 1
     assert payloads(client, BILLS) == [b"of 1", b"x"]

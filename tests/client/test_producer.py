@@ -14,7 +14,7 @@ from tests.support import raising
 from tms_core.client import (
     BadRequest,
     Client,
-    FormerTransaction,
+    PreviousTransaction,
     Invalidated,
     Limits,
     NotInProgress,
@@ -43,10 +43,10 @@ def committed(client: Client, topic: str = BILLS) -> list[bytes]:
         return [message.payload for message in tx.poll(topic)]
 
 
-def last(client: Client) -> FormerTransaction | None:
+def last(client: Client) -> PreviousTransaction | None:
     """What became of the last transaction, as another instance is told."""
     with client.producer(BILLS, "importer") as producer:
-        return producer.former
+        return producer.previous
 
 
 def test_given_a_producer_when_another_one_comes_then_the_former_is_refused_for_good(client: Client) -> None:
@@ -127,7 +127,7 @@ def test_given_an_older_instance_that_only_reads_when_it_commits_then_it_is_fenc
             assert [message.payload for message in tx.consume(ORDERS, "billing")] == [b"1", b"2"]
         assert file.told == ["rolled back", "committed"]
         found = last(client)
-        assert found == FormerTransaction(tx.transaction.transaction_id, "file 2", "committed")
+        assert found == PreviousTransaction(tx.transaction.transaction_id, "file 2", "committed")
     assert (committed(client), site.manager.clients()) == ([], {})
 
 
@@ -138,7 +138,7 @@ def test_given_a_transaction_that_only_reads_when_a_newer_instance_comes_before_
     client.publish(ORDERS, [b"1"])
     if not managed:
         manage_elsewhere(site)
-    told: list[FormerTransaction | None] = []
+    told: list[PreviousTransaction | None] = []
     pointers: list[int] = []
 
     def meanwhile(step: str) -> None:
@@ -158,7 +158,7 @@ def test_given_a_transaction_that_only_reads_when_a_newer_instance_comes_before_
 
     faults.meanwhile = meanwhile
     asyncio.run(main())
-    assert told == [FormerTransaction(pointers[0], "orders", "aborted")]
+    assert told == [PreviousTransaction(pointers[0], "orders", "aborted")]
     with client.transaction() as tx:
         assert [message.payload for message in tx.consume(ORDERS, "billing")] == [b"1"]
 
@@ -212,7 +212,7 @@ def test_given_a_home_to_which_nothing_is_published_then_transactions_that_only_
     with client.producer("default:home", "importer") as producer, producer.transaction("x") as tx:
         list(tx.consume(ORDERS, "billing"))
     with client.producer("default:home", "importer") as producer:
-        assert producer.former == FormerTransaction(tx.transaction.transaction_id, "x", "committed")
+        assert producer.previous == PreviousTransaction(tx.transaction.transaction_id, "x", "committed")
 
 
 # --- labels ----------------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_given_a_transaction_of_the_former_when_the_next_instance_begins_then_it
         assert found is None
     else:
         outcome = "committed" if end == "commit" else "aborted"
-        assert found == FormerTransaction(tx.transaction.transaction_id, "file 17 – ü", outcome)
+        assert found == PreviousTransaction(tx.transaction.transaction_id, "file 17 – ü", outcome)
     assert committed(client, ORDERS) == ([b"aa"] if end == "commit" else [])
 
 
@@ -279,7 +279,7 @@ def test_given_a_server_that_manages_no_transactions_when_registered_then_the_cl
             if outcome == "committed":
                 context.__exit__(None, None, None)
             if expected is None or outcome == "committed":
-                expected = FormerTransaction(tx.transaction.transaction_id, outcome, outcome)
+                expected = PreviousTransaction(tx.transaction.transaction_id, outcome, outcome)
             # Told of the aborted one behind it, the next instance would do the committed one again.
             assert last(client) == expected
     assert committed(client) == [b"committed"]
@@ -525,7 +525,7 @@ def test_given_a_loop_then_a_producer_does_the_same_in_it(site: InProcess) -> No
             assert (state.name, state.generation, state.open) == ("importer", producer.generation, {})
             assert await client.producer_state(BILLS, "importer") == state
             async with client.producer(BILLS, "importer") as heir:
-                assert heir.former == FormerTransaction(tx.transaction.transaction_id, "x", "committed")
+                assert heir.previous == PreviousTransaction(tx.transaction.transaction_id, "x", "committed")
             await client.delete_producer(BILLS, "importer")
             with pytest.raises(ProducerFenced):
                 await producer.publish([b"late"])

@@ -14,7 +14,7 @@ from tms_core.logs.printable import columns
 from tms_core.topic import TopicId
 
 if TYPE_CHECKING:
-    from tms_core.client import FormerTransaction, ProducerState
+    from tms_core.client import PreviousTransaction, ProducerState
 
 
 @click.group("producer", cls=Group)
@@ -41,10 +41,10 @@ def list_producers(options: Remote, pattern: str) -> None:
             yield f"no topic of {pattern} has a producer"
             return
         rows = [
-            [str(topic), one.name, str(one.generation), _time(one), str(len(one.open)), _said(one.former)]
+            [str(topic), one.name, str(one.generation), _time(one), str(len(one.open)), _said(one.previous)]
             for topic, one in found
         ]
-        yield from columns([["topic", "producer", "generation", "registered", "open", "former"], *rows])
+        yield from columns([["topic", "producer", "generation", "registered", "open", "previous"], *rows])
 
     options.print([_value(topic, one) for topic, one in found], lines)
 
@@ -65,8 +65,8 @@ def show(options: Remote, topic: TopicId, name: str) -> None:
 
     def lines() -> Iterator[str]:
         yield f"{name} of {topic}: generation {found.generation}, registered {_time(found)}"
-        if found.former is not None:
-            yield f"the last transaction before it: {_said(found.former)}"
+        if found.previous is not None:
+            yield f"the last transaction before it: {_said(found.previous)}"
         if found.open:
             rows = [[str(pointer), label] for pointer, label in found.open.items()]
             yield from columns([["open transaction", "label"], *rows])
@@ -91,9 +91,9 @@ def fence(options: Remote, topic: TopicId, name: str) -> None:
     with options.client() as client:
         client.producer_state(topic, name)
         with client.producer(topic, name) as fencing:
-            generation, former = fencing.generation, fencing.former
-    value = {"topic": str(topic), "name": name, "generation": str(generation), "former": _former(former)}
-    told = f"; the last transaction: {_said(former)}" if former is not None else ""
+            generation, previous = fencing.generation, fencing.previous
+    value = {"topic": str(topic), "name": name, "generation": str(generation), "previous": _previous(previous)}
+    told = f"; the last transaction: {_said(previous)}" if previous is not None else ""
     options.print(value, lambda: [f"instances of {name} before generation {generation} are refused{told}"])
 
 
@@ -119,17 +119,17 @@ def _time(one: ProducerState) -> str:
     return f"{one.updated:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _said(former: FormerTransaction | None) -> str:
-    if former is None:
+def _said(previous: PreviousTransaction | None) -> str:
+    if previous is None:
         return ""
-    label = f" ({former.label})" if former.label else ""
-    return f"{former.transaction}{label} {former.outcome}"
+    label = f" ({previous.label})" if previous.label else ""
+    return f"{previous.transaction}{label} {previous.outcome}"
 
 
-def _former(former: FormerTransaction | None) -> dict[str, str] | None:
-    if former is None:
+def _previous(previous: PreviousTransaction | None) -> dict[str, str] | None:
+    if previous is None:
         return None
-    return {"transaction": str(former.transaction), "label": former.label, "outcome": former.outcome}
+    return {"transaction": str(previous.transaction), "label": previous.label, "outcome": previous.outcome}
 
 
 def _value(topic: TopicId, one: ProducerState) -> dict[str, Any]:
@@ -138,6 +138,6 @@ def _value(topic: TopicId, one: ProducerState) -> dict[str, Any]:
         "name": one.name,
         "generation": str(one.generation),
         "updated": one.updated.isoformat(),
-        "former": _former(one.former),
+        "previous": _previous(one.previous),
         "open": {str(pointer): label for pointer, label in one.open.items()},
     }

@@ -21,7 +21,7 @@ from tms_core.client.producer import AsyncProducer, Producer
 from tms_core.client.protocol.consumer_calls import ConsumerPosition, FailedMessages, OpenClaim
 from tms_core.client.protocol.endpoint import Attempt, Options
 from tms_core.client.protocol.messages import Message
-from tms_core.client.protocol.producer_calls import FormerTransaction, ProducerState
+from tms_core.client.protocol.producer_calls import PreviousTransaction, ProducerState
 from tms_core.client.protocol.values import Buffer, Limits, Measured, Retry, Timeouts, WhenFull
 from tms_core.client.publish.buffer import PublishFigures
 from tms_core.client.sync import Client
@@ -87,7 +87,6 @@ __all__ = [
     "Consumption",
     "FailedMessages",
     "Forbidden",
-    "FormerTransaction",
     "GroupWork",
     "Invalidated",
     "Limits",
@@ -105,6 +104,7 @@ __all__ = [
     "Participant",
     "PartitionsChanged",
     "PostCommitFailed",
+    "PreviousTransaction",
     "Producer",
     "ProducerFenced",
     "ProducerNotFound",

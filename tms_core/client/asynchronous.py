@@ -23,7 +23,7 @@ from tms_core.client.protocol.http import AsyncPause, LoopWire, pause_in_loop
 from tms_core.client.protocol.messages import Start
 from tms_core.client.protocol.values import Retry
 from tms_core.client.publish.background import BackgroundTask
-from tms_core.client.publish.buffer import PublishFigures, Told
+from tms_core.client.publish.buffer import OnDelivery, PublishFigures
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.client.topics import AsyncTopics
 from tms_core.client.transactions.partitions import Key, Rotations, without_key
@@ -177,11 +177,11 @@ class AsyncClient(AsyncTopics):
         messages: Sequence[bytes],
         *,
         ttl: timedelta | int | str | None = None,
-        told: Told | None = None,
+        on_delivery: OnDelivery | None = None,
     ) -> None:
         """As :meth:`Client.publish_async`; waits for nothing but room. The loop has to run until all is published."""
         self._wire.settle()
-        await self._background.publish(topic, messages, ttl, told)
+        await self._background.publish(topic, messages, ttl, on_delivery)
 
     async def flush(self, timeout_seconds: float | None = None) -> None:
         """As :meth:`Client.flush`."""

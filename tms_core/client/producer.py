@@ -17,7 +17,7 @@ from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
 from tms_core.client.protocol import calls, producer_calls
 from tms_core.client.protocol.calls import Call, Topic, topic_id
 from tms_core.client.protocol.core import Core
-from tms_core.client.protocol.producer_calls import FormerTransaction, RegisteredInstance, Signature
+from tms_core.client.protocol.producer_calls import PreviousTransaction, RegisteredInstance, Signature
 from tms_core.client.protocol.values import Limits
 from tms_core.client.protocol.wire import run, waits
 from tms_core.client.transactions.participant import Participant
@@ -54,7 +54,7 @@ class Instance:
         self.core = core
         self.home = topic_id(home)
         self.name = name
-        self.former: FormerTransaction | None = None
+        self.previous: PreviousTransaction | None = None
         self._service = service
         self._lock = lock
         self._uuid = uuid4()
@@ -80,7 +80,7 @@ class Instance:
         registered = await self._register({})
         if registered.undecided:
             registered = await self._register(await self._end(registered.undecided))
-        self._generation, self.former = registered.generation, registered.former
+        self._generation, self.previous = registered.generation, registered.previous
 
     async def send(self, call: Call[T], label: str) -> T:
         """Send a request that is done once, however often it is sent.
@@ -200,9 +200,9 @@ class _Producer:
         return self._instance.generation
 
     @property
-    def former(self) -> FormerTransaction | None:
+    def previous(self) -> PreviousTransaction | None:
         """Return the last transaction of the instances before, and what became of it; None: there was none."""
-        return self._instance.former
+        return self._instance.previous
 
     def _transaction(self, kind: type[C], label: str, timeout_seconds: int | None, *, long: bool) -> C:
         producer_calls.check_label(label)

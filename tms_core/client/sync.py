@@ -25,7 +25,7 @@ from tms_core.client.protocol.messages import Start
 from tms_core.client.protocol.values import Retry
 from tms_core.client.protocol.wire import run
 from tms_core.client.publish.background import BackgroundThread
-from tms_core.client.publish.buffer import PublishFigures, Told
+from tms_core.client.publish.buffer import OnDelivery, PublishFigures
 from tms_core.client.topics import Topics
 from tms_core.client.transactions.partitions import Key, Rotations, without_key
 from tms_core.client.transactions.transaction import ClientTransaction, publish, publish_in, store_in
@@ -271,7 +271,7 @@ class Client(Topics):
         messages: Sequence[bytes],
         *,
         ttl: timedelta | int | str | None = None,
-        told: Told | None = None,
+        on_delivery: OnDelivery | None = None,
     ) -> None:
         """Hand messages over to be published some time, in batches, in order; what there is room for is the ``buffer``.
 
@@ -283,9 +283,9 @@ class Client(Topics):
             topic: where to.
             messages: the payloads.
             ttl: how long these live, where that is shorter than the topic's ttl; whole seconds.
-            told: called once for each of them, with its payload and None when it is on the server's disk, or else with
-                the error that says why it is not (:class:`BufferFull`: there was no room). It is called by the thread
-                that publishes, mostly, and should be quick; before :meth:`flush` returns.
+            on_delivery: called once for each message before :meth:`flush` returns, with its payload and None when it is
+                on the server's disk, or else the error (:class:`BufferFull`: no room). The publishing thread usually
+                calls it, so it must return quickly.
 
         Raises:
             BadRequest: there is no such topic's name, or a payload that is not bytes; none is taken.
@@ -293,7 +293,7 @@ class Client(Topics):
                 room are taken.
             ClientClosed: the client is closed.
         """
-        self._background.publish(topic, messages, ttl, told)
+        self._background.publish(topic, messages, ttl, on_delivery)
 
     def flush(self, timeout_seconds: float | None = None) -> None:
         """Return when all messages queued until now are on the server's disk.
@@ -340,9 +340,9 @@ class Client(Topics):
     def producer(self, topic: Topic, name: str) -> Producer:
         """Return a producer by name: ``with client.producer("default:bills", "importer-7") as producer:``.
 
-        Each publish takes effect once, even if requests are repeated. The block starts with a registration: the server
-        rejects older instances of the same producer from then on, and their open transactions are invalidated.
-        ``producer.former`` tells what became of the last one.
+        What it publishes is there once, also where requests have to be repeated. The block begins with a registration:
+        instances of the same producer that began before are refused from then on, and the transactions that they have
+        left open are given up. ``producer.previous`` tells what became of the last one.
 
         Args:
             topic: the producer's own; it publishes to others, too.

@@ -31,7 +31,7 @@ from janitor.spark.stream.feed import connect, named
 from tms_core.client import Client, NotInProgress, Timeouts, TopicId, Transaction, TransactionClient
 from tms_core.client.protocol.endpoint import service_at
 from tms_core.client.protocol.messages import time_at
-from tms_core.client.protocol.producer_calls import FormerTransaction
+from tms_core.client.protocol.producer_calls import PreviousTransaction
 from tms_core.client.sync import DEFAULT_TRANSACTIONS
 from tms_core.errors import ConfigurationError, MessagingError, Refused
 from tms_core.messaging.topics.partitions import layout_of
@@ -179,7 +179,7 @@ class BatchPublisher:
                 label = f"{known.number} {known.ms}"
                 with producer.transaction(label, timeout_seconds=self.site.timeout_seconds) as transaction:
                     now_ms = transaction_ms(transaction.transaction.transaction_id)
-                    if self._is_published(known, producer.former, query, now_ms):
+                    if self._is_published(known, producer.previous, query, now_ms):
                         transaction.roll_back()
                         return
                     rows = batch.select(batch[self.column].cast("binary"))
@@ -192,13 +192,13 @@ class BatchPublisher:
                 "Raise timeout_seconds, or lower maxMessagesPerBatch for batches to come.",
             ) from error
 
-    def _is_published(self, batch: PlannedBatch, former: FormerTransaction | None, query: str, now_ms: int) -> bool:
+    def _is_published(self, batch: PlannedBatch, previous: PreviousTransaction | None, query: str, now_ms: int) -> bool:
         """Return whether a batch is published, by what became of the query's last transaction.
 
         Raises:
             Refused: it cannot be told, or a later one is published, or another one of its number.
         """
-        if former is None:
+        if previous is None:
             if batch.number == self.first_batch:
                 return False
             if batch.number > 0 or batch.ms + _FORGOTTEN_MS < now_ms:
@@ -210,7 +210,7 @@ class BatchPublisher:
                     f"first_batch={batch.number + 1}.",
                 )
             return False
-        last, committed = PlannedBatch(*map(int, former.label.split())), former.outcome == "committed"
+        last, committed = PlannedBatch(*map(int, previous.label.split())), previous.outcome == "committed"
         if last.number > batch.number or (committed and last.number == batch.number and last != batch):
             raise Refused(
                 f"Query {query} has published batch {last} in {self.topic}, and comes with batch {batch}: its "

@@ -24,7 +24,7 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
-class FormerTransaction:
+class PreviousTransaction:
     """The last transaction of the instances of a producer before that was not aborted; where all were, the last one.
 
     Attributes:
@@ -46,14 +46,14 @@ class ProducerState:
         name: its name.
         generation: of the instance that counts.
         updated: when that was registered.
-        former: what became of the last transaction before it; None: there was none.
+        previous: what became of the last transaction before it; None: there was none.
         open: the transactions it has in progress, each with its label.
     """
 
     name: str
     generation: int
     updated: datetime
-    former: FormerTransaction | None
+    previous: PreviousTransaction | None
     open: Mapping[int, str]
 
 
@@ -106,19 +106,19 @@ class RegisteredInstance(NamedTuple):
 
     Attributes:
         generation: its number.
-        former: what became of the last transaction before it; None: there was none.
-        undecided: transactions of older instances that it has to invalidate, and whose outcomes it has to report.
+        previous: what became of the last transaction before it; None: there was none.
+        undecided: transactions of older instances that it has to end, and to tell how they have ended.
     """
 
     generation: int
-    former: FormerTransaction | None
+    previous: PreviousTransaction | None
     undecided: list[int]
 
 
 def register(home: Topic, name: str, instance: UUID, ended: Mapping[int, str]) -> Call[RegisteredInstance]:
     def read(body: bytes) -> RegisteredInstance:
         given = json.loads(body)
-        return RegisteredInstance(int(given["generation"]), _former(given["former"]), [*map(int, given["undecided"])])
+        return RegisteredInstance(int(given["generation"]), _previous(given["former"]), [*map(int, given["undecided"])])
 
     told = {"ended": {str(pointer): outcome for pointer, outcome in ended.items()}} if ended else {}
     body = json.dumps({"instance": str(instance), **told}).encode()
@@ -148,11 +148,11 @@ def _path(home: Topic, name: object) -> str:
     return path_of(topic_id(home), f"producers/{name}")
 
 
-def _former(given: Mapping[str, str] | None) -> FormerTransaction | None:
-    return None if given is None else FormerTransaction(int(given["transaction"]), given["label"], given["outcome"])
+def _previous(given: Mapping[str, str] | None) -> PreviousTransaction | None:
+    return None if given is None else PreviousTransaction(int(given["transaction"]), given["label"], given["outcome"])
 
 
 def _state(name: str, given: Mapping[str, Any]) -> ProducerState:
     open_ = {int(one["transaction"]): one["label"] for one in given["open"]}
     updated = time_at(int(given["updatedMs"]))
-    return ProducerState(name, int(given["generation"]), updated, _former(given["former"]), open_)
+    return ProducerState(name, int(given["generation"]), updated, _previous(given["former"]), open_)

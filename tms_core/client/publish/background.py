@@ -29,7 +29,7 @@ from tms_core.client.protocol.core import NOT_DONE, UNKNOWN, Core, asked_seconds
 from tms_core.client.protocol.messages import payloads_of, seconds
 from tms_core.client.protocol.values import Buffer, Limits
 from tms_core.client.protocol.wire import run
-from tms_core.client.publish.buffer import Fate, MessageBatch, MessageBuffer, PublishFigures, Told
+from tms_core.client.publish.buffer import Fate, MessageBatch, MessageBuffer, OnDelivery, PublishFigures
 from tms_core.client.transactions.partitions import to_partition
 from tms_core.errors import BufferFull, NotPublished, TmsError
 from tms_core.topic import TopicId
@@ -86,11 +86,11 @@ class _Background:
 
     def _tell(self, fates: Sequence[Fate]) -> None:
         """Tell programs what became of their messages; its errors do not affect other messages."""
-        for told, payload, error in fates:
+        for on_delivery, payload, error in fates:
             try:
-                told(payload, error)
+                on_delivery(payload, error)
             except Exception:
-                logger.exception("what is told of messages has failed")
+                logger.exception("the function on_delivery failed")
 
     def _give_up(self) -> None:
         """The time to close is over."""
@@ -124,7 +124,7 @@ class BackgroundThread(_Background):
         topic: Topic,
         messages: Sequence[bytes],
         ttl: timedelta | int | str | None = None,
-        told: Told | None = None,
+        on_delivery: OnDelivery | None = None,
     ) -> None:
         """Hand messages over."""
         name, payloads = topic_id(topic), payloads_of(messages)
@@ -132,7 +132,7 @@ class BackgroundThread(_Background):
         try:
             with self._here():
                 for payload in payloads:
-                    while not self._waiting.offer(name, payload, ttl_seconds, told):
+                    while not self._waiting.offer(name, payload, ttl_seconds, on_delivery):
                         self._wait_for_room()
                     if self._thread is None:
                         thread = threading.Thread(target=self._work, name="tms-publish", daemon=True)
@@ -178,7 +178,7 @@ class BackgroundThread(_Background):
     def _wait_for_room(self) -> None:
         if threading.current_thread() is self._thread:
             # It is the one that makes room.
-            raise BufferFull("There is no room, and who is told of messages cannot wait.", "Hand it over elsewhere.")
+            raise BufferFull("There is no room, and on_delivery cannot wait.", "Hand it over elsewhere.")
         self._changed.wait()
 
     def _tell_all(self) -> None:
@@ -250,7 +250,7 @@ class BackgroundTask(_Background):
         topic: Topic,
         messages: Sequence[bytes],
         ttl: timedelta | int | str | None = None,
-        told: Told | None = None,
+        on_delivery: OnDelivery | None = None,
     ) -> None:
         """Hand messages over."""
         name, payloads = topic_id(topic), payloads_of(messages)
@@ -258,7 +258,7 @@ class BackgroundTask(_Background):
         try:
             async with self._changed:
                 for payload in payloads:
-                    while not self._waiting.offer(name, payload, ttl_seconds, told):
+                    while not self._waiting.offer(name, payload, ttl_seconds, on_delivery):
                         await self._changed.wait()
                     if self._task is None:
                         self._task = asyncio.create_task(self._work(), name="tms-publish")

@@ -38,10 +38,10 @@ class PublishFigures:
     retries: int = 0
 
 
-#: Is told of a message what became of it: its payload, and None once it is on the server's disk, or why it is not.
-Told = Callable[[bytes, TmsError | None], object]
+#: Gets the payload of a message, and None once the message is on the server's disk, or else the error.
+OnDelivery = Callable[[bytes, TmsError | None], object]
 #: A call of one of these that is due.
-Fate = tuple[Told, bytes, TmsError | None]
+Fate = tuple[OnDelivery, bytes, TmsError | None]
 
 
 class MessageBatch(NamedTuple):
@@ -52,12 +52,14 @@ class MessageBatch(NamedTuple):
     payloads: list[bytes]
     ttl_seconds: int | None = None
     #: The callback to call for each message; empty where there is none.
-    told: tuple[Told | None, ...] = ()
+    on_delivery: tuple[OnDelivery | None, ...] = ()
 
     def fates(self, error: TmsError | None) -> list[Fate]:
         """Return the callbacks with their results, in the order of the messages."""
         return [
-            (told, payload, error) for told, payload in zip(self.told, self.payloads, strict=False) if told is not None
+            (on_delivery, payload, error)
+            for on_delivery, payload in zip(self.on_delivery, self.payloads, strict=False)
+            if on_delivery is not None
         ]
 
 
@@ -65,7 +67,7 @@ class _Message(NamedTuple):
     number: int
     payload: bytes
     ttl_seconds: int | None
-    told: Told | None
+    on_delivery: OnDelivery | None
 
 
 class MessageBuffer:
@@ -99,8 +101,10 @@ class MessageBuffer:
         """Return whether the batch is full, so that there is no reason to wait for more."""
         return self._messages >= self._buffer.batch_messages or self._size_bytes >= self._request_bytes
 
-    def offer(self, topic: TopicId, payload: bytes, ttl_seconds: int | None = None, told: Told | None = None) -> bool:
-        """Accept a message, or apply the rule for a full buffer.
+    def offer(
+        self, topic: TopicId, payload: bytes, ttl_seconds: int | None = None, on_delivery: OnDelivery | None = None
+    ) -> bool:
+        """Take a message, or do with it what is done when there is no room.
 
         Args:
             ttl_seconds: how long it lives; None: as long as the topic's do.
@@ -125,11 +129,11 @@ class MessageBuffer:
                     "oldest" if when_full is WhenFull.DROP_OLDEST else "newest",
                 )
             if when_full is WhenFull.DROP_NEWEST:
-                self._drop([_Message(self._next, payload, ttl_seconds, told)])
+                self._drop([_Message(self._next, payload, ttl_seconds, on_delivery)])
                 return True
             while not self._fits(payload):
                 self._drop(self._take_from(self._oldest(), 1))
-        self._topics.setdefault(topic, deque()).append(_Message(self._next, payload, ttl_seconds, told))
+        self._topics.setdefault(topic, deque()).append(_Message(self._next, payload, ttl_seconds, on_delivery))
         self._next += 1
         self._messages += 1
         self._size_bytes += len(payload)
@@ -141,13 +145,13 @@ class MessageBuffer:
             return None
         topic = self._oldest()
         found = self._take_from(topic, self._buffer.batch_messages)
-        told = tuple(message.told for message in found)
+        callbacks = tuple(message.on_delivery for message in found)
         self._sent = MessageBatch(
             topic,
             found[0].number,
             [message.payload for message in found],
             found[0].ttl_seconds,
-            told if any(told) else (),
+            callbacks if any(callbacks) else (),
         )
         return self._sent
 
@@ -156,7 +160,7 @@ class MessageBuffer:
         if self._sent is None:
             return
         batch, self._sent = self._sent, None
-        if batch.told:
+        if batch.on_delivery:
             self._fates += batch.fates(error)
             self._telling = batch.first if self._telling is None else self._telling
         if error is None:
@@ -220,9 +224,9 @@ class MessageBuffer:
 
     def _drop(self, messages: list[_Message]) -> None:
         self._dropped += len(messages)
-        for _, payload, _, told in messages:
-            if told is not None:
-                self._fates.append((told, payload, BufferFull("There was no room for it.", "Try again later.")))
+        for _, payload, _, on_delivery in messages:
+            if on_delivery is not None:
+                self._fates.append((on_delivery, payload, BufferFull("There was no room for it.", "Try again later.")))
 
     def _take_from(self, topic: TopicId, most: int) -> list[_Message]:
         """Return the messages of a topic that have waited longest, with one ttl."""
