@@ -123,7 +123,9 @@ class GuardNote:
 
 
 class StoreBytes(NamedTuple):
-    """What the store took on its disk when a pass began, and when a run had given back what it could; None: unknown."""
+    """What the store took on its disk when a pass started, and when a run had given back what it could; None:
+    unknown.
+    """
 
     before: int | None = None
     after: int | None = None

@@ -218,7 +218,7 @@ class HonestClock:
         return wall_ms - ahead_ms < past_ms <= wall_ms <= self._past_ms + OFF_MS and ahead_ms > self._allowance_ms
 
     def _forgive(self, running_ms: int, ahead_ms: int) -> int:
-        """Take a step back for right, and a little of one forward; what is left of it."""
+        """Take a step back for right, and a little of one forward; the rest of it."""
         due_ms, rest_ms = divmod(running_ms - self._forgiven_until_ms, _FORGIVEN_PART)
         if ahead_ms - due_ms > self._allowance_ms:
             # A jump becomes no smaller with time.

@@ -313,7 +313,7 @@ class ConsumerNotFound(MessagingError):
 
 class ConsumerConflict(MessagingError):
     """A consumer is not in the state that the request needs: it is there already, or has claims that are open; or the
-    transaction in which it is to claim has ended. Nothing was done."""
+    transaction in which it is to claim is over. Nothing was done."""
 
     code = "TMS-CONSUMER-CONFLICT"
 
@@ -333,7 +333,7 @@ class ProducerFenced(MessagingError):
 
 
 class TransactionExpired(MessagingError):
-    """The transaction is past its maximum lifetime, so what it wrote might never be cleaned."""
+    """The transaction is past its maximum lifetime, so its writes might never be cleaned."""
 
     code = "TMS-TRANSACTION-EXPIRED"
 
@@ -429,13 +429,13 @@ class NotInProgress(TransactionError):
 
 
 class TransactionEnded(NotInProgress, MessagingError):
-    """The transaction has ended, or never began, so nothing is written in it; what came late is not visible."""
+    """The transaction is over, or never started, so nothing is written in it; what came late is not visible."""
 
     code = "TMS-TRANSACTION-ENDED"
 
 
 class Conflict(TransactionError):
-    """Another transaction has changed the same thing since this one began.
+    """Another transaction has changed the same thing since this one started.
 
     Args:
         message: as of all errors.
@@ -478,7 +478,7 @@ class ChangesTooLarge(TransactionError):
 
 
 class TruncateTimeError(TransactionError):
-    """The invalid list cannot be truncated up to a time after which a transaction in progress began."""
+    """The invalid list cannot be truncated up to a time after which a transaction in progress started."""
 
     code = "TMS-TRANSACTION-TRUNCATE-TIME"
 
@@ -490,7 +490,7 @@ class CannotSnapshot(TransactionError):
 
 
 class Interrupted(TmsError):
-    """A run was ended between two batches; what was done is done."""
+    """A run was stopped between two batches; what was done is done."""
 
     code = "TMS-RUN-INTERRUPTED"
 

@@ -181,7 +181,9 @@ def pointer_prefix(prefix: bytes, generation: int, write_pointer: int) -> bytes:
 
 
 def stop_key(prefix: bytes) -> bytes | None:
-    """Return the first key after all keys that start with ``prefix``; None means there is no such key (all bytes ff)."""
+    """Return the first key after all keys that start with ``prefix``; None means there is no such key (all bytes
+    ff).
+    """
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 

@@ -147,7 +147,7 @@ class TopicMetadata:
 
     @property
     def holds_transactions(self) -> bool:
-        """Return whether messages are there for a while after their transaction has ended, however long it was."""
+        """Return whether messages are there for a while after their transaction is over, however long it was."""
         return self.properties.get(HOLD) == TRANSACTION and not self.deleted
 
     @property

@@ -128,7 +128,7 @@ def restore(source: Path, found: Folders) -> list[Path]:
 
 @contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
-    """A folder to be filled, which gets its name when the block has ended; removed where that fails."""
+    """A folder to be filled, which gets its name when the block is over; removed where that fails."""
     # A link stays one: where it leads to is filled.
     target = target.resolve()
     with translated(target):
@@ -164,7 +164,7 @@ def _copy_state(source: Path, target: Path) -> None:
 
 
 def _copy_log(source: Path, target: Path) -> None:
-    """Copy a transaction log, again while its manager begins a new one; what it appends meanwhile may be cut short."""
+    """Copy a transaction log, again while its manager starts a new one; what it appends meanwhile may be cut short."""
     while True:
         target.mkdir(mode=0o700)
         names = _log_files(source)

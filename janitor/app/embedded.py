@@ -6,7 +6,7 @@ through its control socket as ever. A store that the server has just made is ado
 the first time as everywhere, and left alone until it is adopted. The same holds for topics: an empty one that this
 server has made, under a name that was never used, is not held as a topic is that was found (rule S8).
 
-What it deletes goes through the same LevelDB as what is published meanwhile, and a publish waits for the batch before
+What it deletes goes through the same LevelDB as published messages meanwhile, and a publish waits for the batch before
 it. So its batches are small, and without a rate of the settings' it keeps to one that leaves publishers most of the
 disk; a sweep takes a few times longer than it could.
 """

@@ -55,7 +55,7 @@ class Exporter:
             self._status = collect(nothing, site, clock)
 
     def refresh(self) -> None:
-        """Read the state; while that fails, what was read last is shown, and the reason is in the log once."""
+        """Read the state; while that fails, the data read last is shown, and the reason is in the log once."""
         problem = self._read()
         if problem and problem != self._problem:
             logger.warning("%s", problem)

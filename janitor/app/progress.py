@@ -27,7 +27,7 @@ _WHAT = {
 
 
 def in_words(done: int, expected: int, passed_ms: int) -> str:
-    """Return how much of what is due is done and how long the rest takes, behind a comma; empty where that is not
+    """Return how much of due rows are done and how long the rest takes, behind a comma; empty where that is not
     known.
 
     What is expected is an estimate, so that all of it may be done and there is more.

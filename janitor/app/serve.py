@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 
 class Opened(NamedTuple):
-    """A daemon that may begin, and its status page's address."""
+    """A daemon that may start, and its status page's address."""
 
     daemon: Daemon
     url: str
@@ -141,7 +141,7 @@ def opened(
     """Everything a daemon needs, open while the block runs, its servers too; it works when told to.
 
     Args:
-        stop: ends the daemon, also before it has begun.
+        stop: ends the daemon, also before it has started.
         standby: as of :func:`serve`.
         waiting: what answers at the status page's address until then; closed when the page can be shown.
 

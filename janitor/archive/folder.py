@@ -3,7 +3,7 @@
     namespace=default/topic=orders/day=2026-11-18/janitor-<run>-000001.parquet
 
 Readers of such folders (pandas, DuckDB, Spark) make columns of their names. A file is under its name from the moment
-it is complete; before that its name begins with a dot, as such readers pass over. Nothing is removed whose name, from
+it is complete; before that its name starts with a dot, as such readers pass over. Nothing is removed whose name, from
 the namespace down, is not one of ours, and links in it are not followed.
 """
 
@@ -203,7 +203,7 @@ def _folder_name(name: str) -> str:
 
 
 def _below(folder: Path, prefix: str) -> list[Path]:
-    """Folders whose names begin so; none where there is no folder."""
+    """Folders whose names start so; none where there is no folder."""
     if not folder.is_dir():
         return []
     found = (path for path in folder.iterdir() if path.name.startswith(prefix))

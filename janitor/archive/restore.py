@@ -96,7 +96,7 @@ class Restored:
 
 
 class _Row(NamedTuple):
-    """A row on its way back: its new key, its time, and what is stored under it."""
+    """A row on its way back: its new key, its time, and stored payloads under it."""
 
     key: bytes
     time_ms: int
@@ -121,7 +121,7 @@ def restore(
     Args:
         store: where to; only read by a dry run, which takes about 200 bytes of memory a row instead.
         state: which topics are paused, and which transactions were once seen invalid.
-        transactions: what is known of them now.
+        transactions: the facts about them now.
         files: all there is of the source (:func:`janitor.archive.index.find_topic`), whatever is selected.
         request: what is wanted.
         now_ms: the moment by which rows count as expired.
@@ -130,10 +130,10 @@ def restore(
 
     Raises:
         Refused: the target is unknown, deleted, or the source itself and not paused (but for a dry run); if that came
-            about on the way, what was written stays. Or it has other rows under the same keys or of the same
+            about on the way, the writes stay. Or it has other rows under the same keys or of the same
             transactions.
-        ArchiveError: a file cannot be read. Mostly that is seen before anything is written; what was written stays.
-        StoreError: the store failed; what was written stays.
+        ArchiveError: a file cannot be read. Mostly that is seen before anything is written; the writes stay.
+        StoreError: the store failed; the writes stay.
     """
     work = _Restore(store, state, transactions, request, now_ms, heartbeat, side)
     # Of a row that was archived twice the later file mostly knows more.

@@ -1,7 +1,7 @@
 """Writes rows to Parquet files before they are deleted, so that a deletion can be undone for a while (rule S16).
 
 A batch is deleted only after its file is complete, synced and under its name, and the name itself is synced. So
-whatever dies in between, a row is in the store, in the archive, or in both. With each row goes what was known of its
+whatever dies in between, a row is in the store, in the archive, or in both. With each row goes the facts about its
 transaction, because a restore long afterwards could not find that out any more.
 
 The trade is one file and a few syncs per batch: deleting takes longer, and a store of many small topics makes many
@@ -59,7 +59,7 @@ class CommitState(StrEnum):
 
 
 def commit_state(pointer: int | None, snapshot: VisibilityState | None, rule: Rule) -> CommitState:
-    """What is known of the transaction of a row that goes.
+    """The facts about the transaction of a row that goes.
 
     A rollback reaches only the generation that a topic has at that moment, in CDAP as on its servers. So in an earlier
     one a positive pointer may be that of a transaction that was rolled back there in vain, and then aborted: no list

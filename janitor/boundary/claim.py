@@ -2,14 +2,14 @@
 
 Invalid ids ride on every transaction, so an operator wants to drop them, and may as soon as no row can become visible
 again by it. That is a claim, and a wrong one shows aborted data to every reader, so it is built from evidence only:
-intervals of keys that a pass covered without an error, under a snapshot taken before it began, and whose inversions are
-durable. Where they cover the whole message table, the claim reaches as far as the lowest of
+intervals of keys that a pass covered without an error, under a snapshot taken before it started, and whose inversions
+are durable. Where they cover the whole message table, the claim reaches as far as the lowest of
 
 * each interval's snapshot's own bound (Tephra's TxUtils.getPruneUpperBound),
-* for each interval, the oldest transaction that could still have written when its pass began, and
+* for each interval, the oldest transaction that could still have written when its pass started, and
 * the lowest open id: one whose client might have published since.
 
-Intervals are of keys as they are stored, and so begin with the salt where there is one. Nothing else divides a table
+Intervals are of keys as they are stored, and so start with the salt where there is one. Nothing else divides a table
 for good: regions are split, merged and moved.
 """
 
@@ -91,7 +91,7 @@ def claim(evidence: Sequence[Evidence], open_pointers: Iterable[int], lifetime: 
 
 
 def newest_settled(started_ms: int, lifetime: Lifetime) -> int:
-    """Return the newest pointer under which nothing could be published any more when a pass began."""
+    """Return the newest pointer under which nothing could be published any more when a pass started."""
     late_ms = max(lifetime.grace_ms, lifetime.allowance_ms)
     return (started_ms - lifetime.max_ms - late_ms) * TX_PER_MS - 1
 
@@ -107,7 +107,7 @@ def in_force(claim: Claim, evidence: Iterable[Evidence], now_ms: int, lifetime: 
 
 
 def covered_since_ms(evidence: Sequence[Evidence]) -> int | None:
-    """Return when the oldest pass began that the evidence rests on: all keys were covered since; None where some were
+    """Return when the oldest pass started that the evidence rests on: all keys were covered since; None where some were
     not.
     """
     return None if find_gap(evidence) is not None else min(interval.started_ms for interval in evidence)

@@ -46,8 +46,8 @@ class Round:
     """A round as one run goes on with it.
 
     Attributes:
-        began_ms: when its first run began.
-        record: called by the thread that began the pass, while other threads may still be at work.
+        began_ms: when its first run started.
+        record: called by the thread that started the pass, while other threads may still be at work.
         done: what earlier runs have covered.
         since_ms: from which publish time on that is searched all the same; None: not at all.
         is_due: whether it is worth while to record how far the search of a part has come.
@@ -88,9 +88,9 @@ class RoundProgress(NamedTuple):
     """How far a round has come.
 
     Attributes:
-        began_ms: when its first run began.
+        began_ms: when its first run started.
         done: what its former runs have covered.
-        since_ms: when the first of those began that are behind ``done``; None: nothing is done.
+        since_ms: when the first of those started that are behind ``done``; None: nothing is done.
         payloads_from: the first topic whose payloads they have not gone through.
     """
 
@@ -101,13 +101,13 @@ class RoundProgress(NamedTuple):
 
 
 def go_on(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> RoundProgress:
-    """Begin a round, or go on with the one that is under way.
+    """Start a round, or go on with the one that is under way.
 
     Only evidence of runs of the same round counts, and none that rests on a snapshot newer than this run's.
 
     Args:
         run_id: the run that does, which is remembered as one of the round's.
-        now_ms: when it began.
+        now_ms: when it started.
         snapshot_ms: its snapshot's timestamp.
 
     Raises:
@@ -147,9 +147,9 @@ class Refutation(NamedTuple):
     """How a claim turned out to be false.
 
     Attributes:
-        message: what was found, as a clause.
+        message: the findings, as a clause.
         at_ms: when.
-        searched: whether a pass that began later has read everything.
+        searched: whether a pass that started later has read everything.
     """
 
     message: str
@@ -173,7 +173,7 @@ def refute(state: State, message: str, at_ms: int) -> None:
     A run under way claims nothing any more: what it has covered before may be what is false.
 
     Args:
-        message: what was found, as a clause.
+        message: the findings, as a clause.
         at_ms: what time it is.
 
     Raises:
@@ -187,6 +187,6 @@ def refute(state: State, message: str, at_ms: int) -> None:
 
 
 def searched(state: State, known: Refutation | None) -> None:
-    """Remember that a pass that began with a claim refuted has read everything."""
+    """Remember that a pass that started with a claim refuted has read everything."""
     if known is not None:
         state.save_note(REFUTED, known._replace(searched=True)._asdict())

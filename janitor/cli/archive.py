@@ -1,4 +1,4 @@
-"""``janitor archive``: what was deleted and is still kept, and bringing it back."""
+"""``janitor archive``: deleted rows and is still kept, and bringing it back."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def command(explain: bool) -> None:
 
     The prune boundary: up to there no row carries an invalid transaction's pointer. It is held
     back by transactions, and by the keys that were searched longest ago: in HBase those of one
-    salt, shown with the region they begin in now.
+    salt, shown with the region they start in now.
 
     \b
     Examples:

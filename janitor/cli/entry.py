@@ -1,4 +1,4 @@
-"""Where the installed command ``janitor`` begins (:mod:`tms_core.cli.entry`)."""
+"""Where the installed command ``janitor`` starts (:mod:`tms_core.cli.entry`)."""
 
 from __future__ import annotations
 

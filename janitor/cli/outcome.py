@@ -1,4 +1,4 @@
-"""What a command ends with: a run's report, its exit code, and what a person types next."""
+"""What a command stops with: a run's report, its exit code, and what a person types next."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def typed(current: Session, words: str) -> str:
 
 
 def next_pass(current: Session) -> str:
-    """Return how what is due gets done: by the daemon that has the store, or by a run, which a daemon would refuse."""
+    """Return how due rows gets done: by the daemon that has the store, or by a run, which a daemon would refuse."""
     if not _is_held(current):
         return typed(current, "run --once")
     if current.place.exclusive:

@@ -192,7 +192,7 @@ def messages(
     """Return how many of how many messages a run or a plan takes; empty where that is not known.
 
     Args:
-        began_ms: when it began; None to say nothing of the age of the count.
+        began_ms: when it started; None to say nothing of the age of the count.
     """
     if before is None or left is None or counted_ms is None:
         return ""

@@ -20,7 +20,7 @@ def command(folder: Path) -> None:
     """Restore a backup to the configured place.
 
     Copies store, side table, transaction log and state to the folders of the settings, which must be
-    empty or not there: move away what is left of the store first. The restored store is a first
+    empty or not there: move away the rest of the store first. The restored store is a first
     contact: nothing is deleted in it until it is adopted.
 
     \b

@@ -24,7 +24,7 @@ def command(topic: str | None) -> int:
     """Resume paused and quarantined topics.
 
     Those of one topic (or of a pattern and all within it), or all of them. The next run then does
-    what is due. Exit code 1 when the topic stays paused, because a wider pattern was.
+    due rows. Exit code 1 when the topic stays paused, because a wider pattern was.
 
     \b
     Examples:

@@ -41,7 +41,7 @@ def open_state(current: Session) -> Iterator[State | None]:
 
 
 def complete_topics(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Return the topics that begin so, for a shell to complete: those of the last run; none where the state cannot be
+    """Return the topics that start so, for a shell to complete: those of the last run; none where the state cannot be
     read.
     """
     before = context.find_root().params
@@ -103,7 +103,7 @@ def explain_beginning(current: Session, state: State | None, oldest_ms: int | No
     """From when on the state has records, and why it has none from before, in sentences.
 
     Args:
-        oldest_ms: the oldest thing that is shown; a file that an earlier version began has runs of before.
+        oldest_ms: the oldest thing that is shown; a file that an earlier version started has runs of before.
     """
     archive = "rows that were archived can still be listed: janitor archive list"
     archive = complete(archive, current.arguments())

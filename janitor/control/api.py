@@ -5,7 +5,7 @@ arguments and answers are read there (``janitor.control.values``), so there is o
 
 On the wire a question is ``POST /control/METHOD`` with the body ``{"protocol", "params"}``. The answer is one JSON
 object a line: any number of ``{"progress": {...}}`` and at last ``{"result": ...}`` or ``{"error": {"kind", "message",
-"hint"}}``. An answer without a last line is none: the janitor has ended. Nothing is remembered between two questions.
+"hint"}}``. An answer without a last line is none: the janitor is over. Nothing is remembered between two questions.
 What an error is called is looked up in a closed table, so an answer can raise errors of ours and nothing else.
 """
 
@@ -252,7 +252,7 @@ def _serve(behind: Behind, method: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def _decide(behind: Behind, method: str, arguments: Mapping[str, Any], observe: Observer, gone: Event) -> Any:
-    """Let the engine that writes do something; once begun, it is finished even if the client goes away."""
+    """Let the engine that writes do something; once started, it is finished even if the client goes away."""
     if method in WAITING:
         _wait(behind.decider, observe, gone)
     logger.info("%s was asked for through the control socket", method)

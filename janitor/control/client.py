@@ -85,7 +85,7 @@ class Caller:
 
         Raises:
             TmsError: what the other side raised; :class:`StoreBusy` where it does not answer.
-            StoreError: it has ended, or is not understood.
+            StoreError: it is over, or is not understood.
         """
         try:
             return self._ask(method, kind, arguments, self._answer_seconds)

@@ -90,14 +90,14 @@ class Schedule:
         )
 
     def next_run_ms(self, name: str) -> int | None:
-        """Return when a job runs next, by the wall clock; None when the schedule has not started, or has ended."""
+        """Return when a job runs next, by the wall clock; None when the schedule has not started, or is over."""
         job = self._scheduler.get_job(name) if self._scheduler.running else None
         if job is None or job.next_run_time is None:
             return None
         return round(job.next_run_time.timestamp() * 1000)
 
     def start(self) -> None:
-        """Begin to run jobs."""
+        """Start to run jobs."""
         self._scheduler.start()
 
     def run_now(self, name: str) -> None:
@@ -135,7 +135,7 @@ class Schedule:
         """End the schedule; a second call does nothing.
 
         Args:
-            wait: return only when the jobs that run have ended. Then not to be called from one.
+            wait: return only when the jobs that run are over. Then not to be called from one.
         """
         if self._scheduler.running:
             # Not with wait: APScheduler waits with its locks held, and a job that asks when it runs next would hang.

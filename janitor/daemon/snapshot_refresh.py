@@ -1,7 +1,7 @@
 """The transaction snapshot of a daemon, refreshed on a schedule of its own.
 
 A sweep must not wait for a slow file system or a transaction service, and a snapshot that cannot be read for a moment
-must not cost a sweep its inversions while an older one is still fresh. So a job reads, and sweeps take what was read
+must not cost a sweep its inversions while an older one is still fresh. So a job reads, and sweeps take the data read
 last; how old it is they judge themselves, at the moment they use it (rule S14).
 """
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Refreshed:
-    """A source that answers with what was read last.
+    """A source that answers with the data read last.
 
     Args:
         source: where snapshots are read.

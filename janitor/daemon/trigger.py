@@ -28,7 +28,9 @@ class Interval(BaseTrigger):
         self._due_ms: int | None = None
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime | None:
-        """Return the next run, told when one starts. APScheduler asks twice for the same run, and must hear the same."""
+        """Return the next run, told when one starts. APScheduler asks twice for the same run, and must hear the
+        same.
+        """
         running_ms = self._clock.running_ms()
         if self._due_ms is None:
             self._due_ms = running_ms + self._interval_ms

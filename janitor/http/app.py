@@ -71,7 +71,9 @@ class StatusViews(Protocol):
         ...
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
-        """Return the metrics in a text format of Prometheus, as the ``Accept`` header wants it, and its content type."""
+        """Return the metrics in a text format of Prometheus, as the ``Accept`` header wants it, and its content
+        type.
+        """
         ...
 
     def alive(self) -> str:
@@ -120,10 +122,10 @@ def make_app(views: StatusViews, host: str = "127.0.0.1", arguments: str = "") -
 
 
 def make_waiting_app(reason: str) -> Starlette:
-    """Return the application of a janitor that has not begun yet: alive, not ready, and nothing else.
+    """Return the application of a janitor that has not started yet: alive, not ready, and nothing else.
 
     Args:
-        reason: why it has not begun, in a sentence.
+        reason: why it has not started, in a sentence.
     """
 
     async def alive(_: Request) -> Response:

@@ -87,7 +87,7 @@ class LedgerReach:
     """How far back the ledger can be relied on.
 
     Attributes:
-        created_ms: when this state began; None when that is not recorded.
+        created_ms: when this state started; None when that is not recorded.
         complete_since_ms: from when on every deletion of this janitor's is in the ledger; None when it is not known.
         history_days: how long entries are kept.
     """

@@ -50,7 +50,7 @@ class Inspected(NamedTuple):
     Attributes:
         rows: decoded rows, as JSON values.
         counts: how many rows there are of each kind.
-        min_transaction_ms: when the oldest transaction with a row began; None without any.
+        min_transaction_ms: when the oldest transaction with a row started; None without any.
     """
 
     rows: list[dict[str, Any]]
@@ -227,7 +227,7 @@ def snapshot_figures(state: VisibilityState, name: str, limit: int) -> dict[str,
 
 
 def pointer_state(pointer: int | None, snapshot: VisibilityState | None) -> str:
-    """What is known of the transaction behind a row's pointer, in the words of ``janitor inspect`` and ``why``."""
+    """The facts about the transaction behind a row's pointer, in the words of ``janitor inspect`` and ``why``."""
     if pointer is None:
         return ""
     if pointer < 0:

@@ -2,7 +2,7 @@
 
 All that depends on the status is prepared when the status comes, once, and only written out at a scrape. Until
 the first status there are no metrics of the janitor: its counters go on from what the state holds, and a 0 before
-that would look to Prometheus like a counter that began anew.
+that would look to Prometheus like a counter that restarted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Metrics(Collector):
     Args:
         per_topic: which topics get series of their own.
         top: how many of them, where that is ``top``.
-        registry: what is written out, where others in this process may have registered theirs; one of its own by
+        registry: the counters, where others in this process may have registered theirs; one of its own by
             default.
     """
 
@@ -105,7 +105,9 @@ def _quality(text: str) -> float:
 
 
 def _counters(counters: Mapping[CounterKey, float]) -> Iterator[Metric]:
-    """Yield every counter of the catalogue; what else is in the state was written by a newer version and is left out."""
+    """Yield every counter of the catalogue; what else is in the state was written by a newer version and is left
+    out.
+    """
     for definition in COUNTERS:
         yield definition.family({"": _counted(definition, "", counters)})
     yield PHASE_DURATION.family({suffix: _counted(PHASE_DURATION, suffix, counters) for suffix in ("_count", "_sum")})

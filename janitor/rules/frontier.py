@@ -2,7 +2,7 @@
 
 Honest time moves a cut-off forward by exactly the time that passed. Anything that moves it further, or makes a
 generation old, has a cause outside: a ttl was shortened, a topic deleted, a clock jumped, a store restored. Most of
-these are meant and a few are accidents, and a deletion cannot be taken back, so what became due by such a jump is
+these are meant and a few are accidents, and a deletion cannot be rolled back, so what became due by such a jump is
 *held* for a while in which a person can look, and say so or undo it. Rows that became due by time alone go on being
 deleted meanwhile. No counting of rows is needed for this, so it costs nothing.
 """
@@ -81,7 +81,7 @@ def advance(
 
 
 def _lies_ahead(since: ClockAnchor, now: ClockAnchor) -> bool:
-    """Return whether a reading cannot be compared with this moment, so that a wait has to begin again."""
+    """Return whether a reading cannot be compared with this moment, so that a wait has to start again."""
     return not since.comparable(now) or (since.boot_id != now.boot_id and since.wall_ms > now.wall_ms)
 
 

@@ -37,7 +37,7 @@ class Reason(StrEnum):
 
 
 class Hold(StrEnum):
-    """Why a topic's deletions stop short of what is due."""
+    """Why a topic's deletions stop short of due rows."""
 
     FIRST_CONTACT = "first_contact"
     FRONTIER = "frontier"
@@ -73,7 +73,7 @@ class Frontier:
         generation: the metadata generation this run may act on: rows it makes old may go. 0 makes none old.
         hold: why the run stops short, None when it goes as far as the law.
         processed: the first position (``milliseconds * 65,536 + sequence``) that L7 leaves; 0: it takes nothing.
-        decided_ms: no ttl of a message's own takes what was published from this moment on.
+        decided_ms: no ttl of a message's own takes published messages from this moment on.
     """
 
     now_ms: int
@@ -126,7 +126,7 @@ class Frontier:
 
 
 class Transactions(Protocol):
-    """What is known of transactions when a run starts."""
+    """The facts about transactions when a run starts."""
 
     def is_invalid(self, pointer: int) -> bool:
         """Return whether a usable snapshot lists the pointer as invalid."""

@@ -85,7 +85,7 @@ def payload_spans(topic: TopicMetadata, frontier: Frontier, newest_pointer: int 
 
 
 def newest_expired_pointer(frontier: Frontier, allowance_ms: int) -> int | None:
-    """Return a payload whose transaction began after this pointer is younger than the cut-off, clocks agreeing.
+    """Return a payload whose transaction started after this pointer is younger than the cut-off, clocks agreeing.
 
     None when the number would not fit a pointer, so that there is no such bound.
     """
@@ -94,7 +94,9 @@ def newest_expired_pointer(frontier: Frontier, allowance_ms: int) -> int | None:
 
 
 def beyond(topic: TopicMetadata) -> bytes:
-    """Return where the message rows start that no span and no live row reaches: negative times and newer generations."""
+    """Return where the message rows start that no span and no live row reaches: negative times and newer
+    generations.
+    """
     prefix = topic.topic.prefix
     if topic.deleted:
         return generation_prefix(prefix, topic.old_below)
@@ -122,7 +124,7 @@ def intersect(spans: Iterable[Span], allowed: Sequence[KeyRange]) -> list[Span]:
 
 
 def remainder(whole: KeyRange, taken: Iterable[KeyRange]) -> list[KeyRange]:
-    """What is left of a range without others, in key order."""
+    """The rest of a range without others, in key order."""
     left = []
     position: bytes | None = whole.start
     for start, stop in sorted(taken, key=lambda one: one.start):

@@ -5,7 +5,7 @@ Its own time is the publish time, theirs is when they were stored, so in a long 
 first. CDAP deletes them then, before anyone could read the message; we look for the message first.
 
 Such a message can only have been published while its transaction could still write: after the cut-off (or it goes
-itself) and before the transaction's begin + lifetime + grace (or the clock allowance, where that is more). Looking
+itself) and before the transaction's start + lifetime + grace (or the clock allowance, where that is more). Looking
 costs reading the message rows of that window, once for many payload rows. A payload row whose own write time does not
 fit its pointer shows a pointer that was not made from the time, which tells nothing about when its message may come;
 then the window has no end.
@@ -26,7 +26,7 @@ class Lifetime(NamedTuple):
     """How long a transaction may write, and how far clocks and late writes may be off.
 
     Attributes:
-        max_ms: the longest time from a transaction's begin to its last write.
+        max_ms: the longest time from a transaction's start to its last write.
         grace_ms: how much later such a write may still arrive.
         allowance_ms: how far the clocks of two machines may differ.
     """
@@ -37,7 +37,7 @@ class Lifetime(NamedTuple):
 
     @property
     def undecided_ms(self) -> int:
-        """Return how long after its begin, by our clock, a transaction of which nothing more is known may still
+        """Return how long after its start, by our clock, a transaction of which nothing more is known may still
         commit.
         """
         return self.max_ms + self.allowance_ms

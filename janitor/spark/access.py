@@ -3,7 +3,8 @@
 What travels to executors are settings, never connections. On LevelDB each task opens a clone of its own (rule S5): a
 folder can be open in one process only, and hard links cost next to nothing. On HBase each task has its own connections.
 
-The trade on LevelDB: no process may hold the store while tasks clone it, and each task sees it as it was when it began.
+The trade on LevelDB: no process may hold the store while tasks clone it, and each task sees it as it was when it
+started.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ class _Progress:
         return work()
 
     def tell(self) -> None:
-        """Log how many tasks have ended, when there is something new to be told."""
+        """Log how many tasks are over, when there is something new to be told."""
         now = time.monotonic()
         if not self._name or (self._is_told and now - self._told < TELL_SECONDS):
             return
@@ -238,7 +238,7 @@ class _Progress:
         logger.info("%s: %d of %d tasks done after %.0f s", self._name, done, tasks, now - self._began)
 
     def _stages(self) -> list[tuple[int, int]]:
-        """Return how many tasks of each stage under way have ended, and how many there are."""
+        """Return how many tasks of each stage under way are over, and how many there are."""
         tracker = self._spark.sparkContext.statusTracker()
         found = (tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds())
         return [(stage.numCompletedTasks, stage.numTasks) for stage in found if stage is not None]

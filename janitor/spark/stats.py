@@ -110,7 +110,7 @@ def count(
     Args:
         options: of the source: which store, which topics, which policy.
         now_ms: the moment rows are judged by.
-        transactions: what is known of them, for what blocks readers.
+        transactions: the facts about them, for what blocks readers.
 
     Raises:
         StoreError: the store could not be read.

@@ -197,7 +197,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
     # -- the state itself, and what others leave in it ----------------------------------------------------------------
 
     def created_ms(self) -> int | None:
-        """Return when this state began; None before that was recorded. Nothing older is known."""
+        """Return when this state started; None before that was recorded. Nothing older is known."""
         created_ms: int | None = self._json("created")
         return created_ms
 
@@ -220,7 +220,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
             self.save_note(Note.RETIRED, last.id)
 
     def save_created_ms(self, created_ms: int) -> None:
-        """Record when this state began, unless that is known."""
+        """Record when this state started, unless that is known."""
         self._write(lambda: self._save("created", self._json("created", created_ms)))
 
     def counts(self) -> dict[TopicId, TopicCount]:

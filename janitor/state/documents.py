@@ -84,7 +84,7 @@ class Changes:
     """The values as a transaction sees them.
 
     Attributes:
-        base: those it began with.
+        base: those it started with.
         values: changed ones; None: removed.
         rows: of history; None: removed.
         loose: keys of loose rows that go once all this is written.
@@ -136,10 +136,10 @@ class Driver(Protocol):
         ...
 
     def transaction(self) -> AbstractContextManager[Changes]:
-        """Changes that are written when the block ends, durably, all or nothing; when it raises, not at all.
+        """Changes that are written when the block is left, durably, all or nothing; when it raises, not at all.
 
         Raises:
-            LostRace: another process has changed what was read or changed; nothing is written.
+            LostRace: another process has changed the data read or changed; nothing is written.
             StateBusy: another process is writing, or has the lease; nothing is written.
         """
         ...
@@ -180,7 +180,7 @@ class Documents:
     def transaction(self) -> Iterator[None]:
         """Write all that is saved inside the block, or, when it raises or the process dies, nothing of it.
 
-        What was saved is durable when the block has ended. Blocks nest: an inner one that raises undoes its own part.
+        What was saved is durable when the block is over. Blocks nest: an inner one that raises undoes its own part.
         One thread at a time is inside.
         """
         with self._lock:
@@ -261,7 +261,7 @@ class Documents:
         return {key: found[key] for key in keys if key in found}
 
     def _scan(self, prefix: bytes, start: bytes = b"", *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Rows of history whose keys begin so, in order, from ``start`` on."""
+        """Rows of history whose keys start so, in order, from ``start`` on."""
         begin, stop, changed = max(prefix, start), after(prefix), self._changed_rows()
         new = sorted((key, row) for key, row in changed.items() if row is not None and begin <= key < stop)
         stored = self.driver.history.scan(begin, stop, keys_only=keys_only)
@@ -297,7 +297,7 @@ def newest_first(number: int) -> bytes:
 
 
 def after(prefix: bytes) -> bytes:
-    """Return the first key after all that begin with a prefix; its last byte must not be 0xff."""
+    """Return the first key after all that start with a prefix; its last byte must not be 0xff."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 

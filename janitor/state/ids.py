@@ -44,7 +44,7 @@ class Leaf(NamedTuple):
     Attributes:
         number: its name is made of this; random, so that no two leaves ever have the same.
         first: it holds ids from this pointer on, up to the next leaf's; the first leaf also lower ones.
-        latest_scan_ms: when the last of the passes began that searched for its ids.
+        latest_scan_ms: when the last of the passes started that searched for its ids.
         window_ms: where they are closed, they are so for every window up to this.
     """
 
@@ -183,12 +183,12 @@ class InvalidIds(Documents):
     def known_ids(self, now_ms: int, window_ms: int) -> KnownIds:
         """Invalid transactions, the closed ones as bare pointers. Cheap while no more are closed.
 
-        One counts as closed if a thorough pass closed it that began at least ``window_ms`` after the transaction did,
+        One counts as closed if a thorough pass closed it that started at least ``window_ms`` after the transaction did,
         and not after ``now_ms``: a lifetime that was raised since opens it again, and so does a clock set back.
 
         Args:
             now_ms: what time it is.
-            window_ms: how long after a transaction's begin something of it can be published.
+            window_ms: how long after a transaction's start something of it can be published.
         """
 
         def read(view: View) -> KnownIds:
@@ -355,7 +355,7 @@ def _by_pointer(records: Iterable[OpenIdRecord]) -> dict[int, OpenIdRecord]:
 
 
 def _counts(record: OpenIdRecord, now_ms: int, window_ms: int) -> bool:
-    """Return whether the pass that closed it began after its window, and not after now."""
+    """Return whether the pass that closed it started after its window, and not after now."""
     scanned_ms = record.scanned_ms
     return scanned_ms is not None and transaction_ms(record.pointer) + window_ms <= scanned_ms <= now_ms
 

@@ -152,7 +152,7 @@ class OpenIdRecord:
     """An invalid transaction's write pointer, and whether its rows can all have been seen.
 
     Attributes:
-        scanned_ms: when the last complete pass that covered it began; None: none has.
+        scanned_ms: when the last complete pass that covered it started; None: none has.
         closed_ms: when a thorough pass closed it; None: its client may still write, or no such pass has come since.
     """
 
@@ -308,7 +308,7 @@ class Evidence:
         stop: None is the end of the table.
         snapshot_timestamp_ms: of the snapshot the pass worked with.
         bound: that snapshot's prune upper bound.
-        started_ms: when the pass began.
+        started_ms: when the pass started.
     """
 
     start: bytes

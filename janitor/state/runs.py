@@ -1,6 +1,6 @@
 """What the state keeps of runs, what a run announces, and counters.
 
-A run that has ended is a row under its id. Two empty rows lead to it: one in the order of recording, and one by time,
+A run that is over is a row under its id. Two empty rows lead to it: one in the order of recording, and one by time,
 for pruning. The order of recording says which run is the last, because a clock that was wrong once would hide all later
 runs. Runs that go on are few, and one value. A heartbeat, an announcement before a topic's first batch, and what a run
 has come to so far are loose rows: they must cost little and be there when the process dies the next moment.
@@ -29,7 +29,7 @@ _TOKEN_BYTES = 6
 
 
 class _Going(NamedTuple):
-    """A run that has not ended; ``number`` counts runs in the order in which they began."""
+    """A run that has not ended; ``number`` counts runs in the order in which they started."""
 
     id: str
     mode: str
@@ -52,7 +52,7 @@ class RecordedRuns(Documents):
         self._announced = count()
 
     def begin_run(self, run: RunRecord) -> None:
-        """Remember that a run has begun.
+        """Remember that a run has started.
 
         Raises:
             StateError: there is a run of this id.
@@ -74,7 +74,7 @@ class RecordedRuns(Documents):
         """Remember how a run ended; ``report`` is its report as JSON.
 
         Raises:
-            StateError: no such run began.
+            StateError: no such run started.
         """
 
         def finish() -> None:
@@ -91,10 +91,10 @@ class RecordedRuns(Documents):
         self._write(finish)
 
     def runs(self, limit: int, before_ms: int | None = None, *, before_run: str | None = None) -> list[RunRecord]:
-        """Return the last ``limit`` runs, the last recorded first, whatever the clock showed when they began.
+        """Return the last ``limit`` runs, the last recorded first, whatever the clock showed when they started.
 
         Args:
-            before_ms: only those that began before; None: all.
+            before_ms: only those that started before; None: all.
             before_run: only those that were recorded before this run; None: all.
         """
         _, going = self._going()
@@ -117,7 +117,7 @@ class RecordedRuns(Documents):
         return self._found(run_id, going)[0]
 
     def unfinished_runs(self) -> list[RunRecord]:
-        """Runs that began and did not end, the first recorded first."""
+        """Runs that started and did not end, the first recorded first."""
         _, going = self._going()
         return [run for run, _ in sorted(self._alive(going), key=itemgetter(1))]
 
@@ -128,7 +128,7 @@ class RecordedRuns(Documents):
             self.driver.loose.put([(_beat_key(run_id), packed(heartbeat_ms))])
 
     def prune_runs(self, before_ms: int) -> int:
-        """Forget runs that began before; returns how many."""
+        """Forget runs that started before; returns how many."""
 
         def prune() -> int:
             number, going = self._going()
@@ -161,14 +161,14 @@ class RecordedRuns(Documents):
         return [entry_of(json.loads(value)) for _, value in self.driver.loose.scan(INTENT, after(INTENT))]
 
     def clear_intents(self) -> None:
-        """Forget what was announced by runs that have ended: the ledger has it now."""
+        """Forget what was announced by runs that are over: the ledger has it now."""
         announced = list(self.driver.loose.scan(INTENT, after(INTENT)))
         # Asked last: where the lease was lost meanwhile, another process may have begun a run and announced.
         _, going = self._going()
         self.driver.loose.delete([key for key, value in announced if entry_of(json.loads(value)).run_id not in going])
 
     def counters(self) -> dict[CounterKey, float]:
-        """Return every counter since this state began, with what runs have booked that go on."""
+        """Return every counter since this state started, with what runs have booked that go on."""
         booked = self._booked_of(self._going()[1])
         # Both of one moment, and after what was booked: a run that ends meanwhile is then counted once.
         told, runs = self._read(lambda view: (view.value("counters"), view.value("runs")))
@@ -180,7 +180,7 @@ class RecordedRuns(Documents):
         return dict(sorted(sums.items()))
 
     def add_counters(self, amounts: Mapping[CounterKey, float]) -> None:
-        """Add to counters; unknown ones begin at 0."""
+        """Add to counters; unknown ones start at 0."""
 
         def add() -> None:
             sums = _sums(self._json("counters", []))
@@ -248,12 +248,12 @@ def _finished(row: bytes) -> tuple[RunRecord, int]:
 
 
 def _older(before_ms: int) -> bytes:
-    """Return the first key of runs that began before."""
+    """Return the first key of runs that started before."""
     return RUN_BY_TIME + newest_first(before_ms) + b"\xff" * 8
 
 
 def _began_ms(key: bytes) -> int:
-    """Return when a run began, out of its key by number."""
+    """Return when a run started, out of its key by number."""
     return 2**63 - 1 - int.from_bytes(key[9:_ID_AT], "big")
 
 

@@ -6,7 +6,7 @@ billion messages behind does not keep the figures of those who are almost there 
 
 A consumer group has read what it has claimed in committed transactions, too, behind its position. It is also said how
 many of its claims are open, and how many ranges of messages were given out again. That goes by the newest snapshot of
-transactions, so a claim whose transaction has ended since still counts as open. And which transactions consumers wait
+transactions, so a claim whose transaction is over since still counts as open. And which transactions consumers wait
 for is asked of the transaction manager, where there is one.
 
 Nothing is written here but the notes the figures are kept in: counting consumes nothing.
@@ -72,7 +72,7 @@ class LagCount:
         clock: what they are dated by.
         pacer: the budget, shared with everything else that counts; asked before every page whether to go on.
         refresh_seconds: how old a figure may become before it is made again.
-        reader: what is known of transactions; asked before claims are read.
+        reader: the facts about transactions; asked before claims are read.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class LagCount:
             self._figures.setdefault(life, []).append(figures)
 
     def step(self) -> None:
-        """Count what is due, until nothing is under way, or until halted; to be called now and then.
+        """Count due rows, until nothing is under way, or until halted; to be called now and then.
 
         A topic that cannot be read keeps the figures it had, with their time, and is tried again when it is due again.
 

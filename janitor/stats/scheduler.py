@@ -1,6 +1,6 @@
 """Turns: how counts of many topics share one budget of rows, so that a huge one keeps no small one waiting.
 
-A count is a generator that yields what each page counts for, in rows, and returns what was found. A topic is due again
+A count is a generator that yields what each page counts for, in rows, and returns the findings. A topic is due again
 some time after its last count, or when that is known to be outdated. Rows are read in *turns*. A count that is longer
 than a turn stays unfinished, and from then on turns alternate: one for an unfinished count, one turn's worth of rows
 for topics that are due. So a huge topic costs the small ones half of the budget and never more, and ten thousand small
@@ -42,7 +42,7 @@ class Counts(Protocol[T]):
         ...
 
     def finished(self, life: Life, found: T) -> None:
-        """A count has ended."""
+        """A count is over."""
         ...
 
     def failed(self, life: Life, error: StoreError) -> None:
@@ -50,7 +50,7 @@ class Counts(Protocol[T]):
         ...
 
     def save(self) -> None:
-        """Keep what has ended since."""
+        """Keep what is over since."""
         ...
 
 
@@ -80,7 +80,7 @@ class CountScheduler(Generic[T]):
         self._failing: set[Life] = set()
 
     def step(self) -> None:
-        """Count what is due, until nothing is unfinished, or until halted; to be called now and then.
+        """Count due rows, until nothing is unfinished, or until halted; to be called now and then.
 
         A topic that cannot be read is tried again when it is due again.
 

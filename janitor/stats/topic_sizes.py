@@ -7,13 +7,13 @@ swept yet, rolled back or not committed yet. What a sweep would take is in the p
 * ``messages``: rows of the message table.
 * ``size_bytes``: of those rows the key, 8 bytes of write pointer where there is one, and the payload; of the topic's
   rows in the payload table the key and the payload. What a store adds (salt, column names) or saves (compression) is
-  not in it. This is what the bytes of a topic are everywhere: what is held of it is told by its part of the messages,
+  not in it. This is what the bytes of a topic are everywhere: held rows of it is told by its part of the messages,
   ``janitor spark stats`` counts by the same rule, and where rows go uncounted, in plans, runs and topics not counted
   yet, it is estimated from keys and what the store says of its files.
 * ``oldest_ms``, ``newest_ms``: publish times of the first and the last of the messages.
 
 Foreign keys (rule L0) and rows whose value cannot be read are left out. Exact means that every row was looked at, not
-that it was at one moment: what is published while a topic is counted may be in this count or in the next one.
+that it was at one moment: published messages while a topic is counted may be in this count or in the next one.
 
 Topics share the budget in turns (:mod:`janitor.stats.scheduler`): those swept since their count first, which are
 counted anew at once, then those never counted, then those counted longest ago.
@@ -95,7 +95,7 @@ class Census:
         self._sized, self._sized_ms = True, clock.running_ms()
 
     def step(self) -> None:
-        """Count what is due, until nothing is unfinished, or until halted; to be called now and then.
+        """Count due rows, until nothing is unfinished, or until halted; to be called now and then.
 
         A topic that cannot be read keeps the count it had, with its time, and is tried again when it is due again.
 
@@ -156,7 +156,7 @@ class Census:
             self._save_sizes()
 
     def _save_sizes(self) -> None:
-        """Add the counts to the sizes over time: when a step has ended, and now and then in one that goes on."""
+        """Add the counts to the sizes over time: when a step is over, and now and then in one that goes on."""
         self._sized_ms = self._clock.running_ms()
         if not self._sized:
             save_sizes(self._state, self._state.counts())

@@ -139,7 +139,7 @@ def find_problems(status: Status) -> Iterator[Reason]:
 
 
 def _waits(status: Status, reason: str) -> bool:
-    """Return whether what is held waits for a person to check it; the other holds are wanted, or told of already."""
+    """Return whether held rows waits for a person to check it; the other holds are wanted, or told of already."""
     return reason == "frontier" or (reason == "first_contact" and status.adopted_ms is not None)
 
 
@@ -157,7 +157,7 @@ def _stuck(status: Status) -> Iterator[Reason]:
 
 
 def _no_run(status: Status) -> Iterator[Reason]:
-    """Yield a daemon in which no run ends any more."""
+    """Yield a daemon in which no run stops any more."""
     if status.process != "running" or status.every_seconds is None or not status.leader:
         return
     last_ms = status.last_run.finished_ms if status.last_run else None

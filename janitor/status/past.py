@@ -48,10 +48,10 @@ RANGES = {
 
 @dataclass(slots=True)
 class Step:
-    """What the runs took that began in one stretch of time.
+    """What the runs took that started in one stretch of time.
 
     Attributes:
-        runs, bad: how many began, and how many of them did not end as they should.
+        runs, bad: how many started, and how many of them did not end as they should.
     """
 
     at_ms: int
@@ -117,7 +117,7 @@ class RunHistory:
         return list(found.values())
 
     def _read(self, state: State, now_ms: int) -> None:
-        """Add the runs that have ended since, and drop what is too old."""
+        """Add the runs that are over since, and drop what is too old."""
         oldest_ms = now_ms - RANGES["30d"].length_ms
         found = list(_ended(state, oldest_ms, self._counted))
         for run in reversed(found):
@@ -133,11 +133,11 @@ class RunHistory:
 
 
 def _ended(state: State, from_ms: int, counted: str | None) -> Iterator[RunSummary]:
-    """Runs that have ended, the last recorded first; a page of reports in memory at a time.
+    """Runs that are over, the last recorded first; a page of reports in memory at a time.
 
     Args:
-        from_ms: the reading ends with a page of runs that all began before.
-        counted: the run at which it ends; None: it was never read.
+        from_ms: the reading stops with a page of runs that all started before.
+        counted: the run at which it stops; None: it was never read.
     """
     before_run = None
     while page := state.runs(PAGE_RUNS, before_run=before_run):
@@ -152,7 +152,7 @@ def _ended(state: State, from_ms: int, counted: str | None) -> Iterator[RunSumma
 
 
 def runs_between(state: State, limit: int, from_ms: int | None = None, to_ms: int | None = None) -> list[RunSummary]:
-    """Return the last ``limit`` runs that began in a half-open stretch of time, the last recorded first.
+    """Return the last ``limit`` runs that started in a half-open stretch of time, the last recorded first.
 
     Args:
         from_ms, to_ms: None for no bound.

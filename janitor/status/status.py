@@ -89,7 +89,7 @@ class StatisticsFigures:
         missing: references to payloads of which there is no row.
         blocking: the undecided write pointer that has held up readers longest; None without one.
         blocking_topic: a topic it has written to, with the number of its generation.
-        blocking_since_ms: when it began.
+        blocking_since_ms: when it started.
     """
 
     counted_ms: int
@@ -256,7 +256,7 @@ class BlockedReaders:
         since_ms: when the first of its messages was published.
         topics: where it has published.
         more_topics: how many topics there are beside those.
-        command: what ends it; what it wrote is hidden for good.
+        command: what ends it; its writes are hidden for good.
     """
 
     transaction: str
@@ -302,7 +302,7 @@ class Status:
         every_seconds: how often sweeps run; None by a crontab, or from outside.
         started_ms: when the daemon started; None when none runs.
         heartbeat_ms: when the daemon, or else the last run, last showed that it was alive.
-        history_since_ms: when the state began; nothing older is known.
+        history_since_ms: when the state started; nothing older is known.
         leader: whether this process has the lease.
         lease_holder: who has it; empty for none.
         skew_seconds: how far wall time is ahead, by the clock it was compared with.
@@ -311,7 +311,7 @@ class Status:
         ahead: topics whose newest message, as far as they were counted, is dated ahead of the clock by more than its
             allowance.
         failing: jobs of the daemon that failed when they were last done, and why.
-        counters: every counter since the state began, without the prefix.
+        counters: every counter since the state started, without the prefix.
     """
 
     version: str

@@ -192,7 +192,7 @@ admin.add_command(make_token)
 def release_store(folder: Path) -> None:
     """Release a LevelDB store, so that CDAP can read it again.
 
-    A sweep does this when it ends. After one that was killed, tables may still carry names that
+    A sweep does this when it stops. After one that was killed, tables may still carry names that
     CDAP's Java library does not know; this puts them right and changes nothing else.
 
     \b

@@ -165,7 +165,7 @@ def redrive(options: Remote, topic: TopicId, limit: int | None) -> None:
 
 
 def _redriven(client: Client, dead: TopicId, topic: TopicId, limit: int | None) -> int:
-    """Publish dead letters, a batch in a transaction; it ends behind the last that is there when it begins."""
+    """Publish dead letters, a batch in a transaction; it stops behind the last that is there when it starts."""
     last = max((message.id for message in client.poll(dead)), default=MessageId(0, 0))
     moved, goes_on = 0, last != MessageId(0, 0)
     while goes_on and (limit is None or moved < limit):

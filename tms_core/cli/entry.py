@@ -1,8 +1,8 @@
-"""Where the installed commands begin, before anything is imported that takes time, and what signals do to them.
+"""Where the installed commands start, before anything is imported that takes time, and what signals do to them.
 
 The first process of a container does not hear SIGTERM as long as it has no handler for it: the kernel ends no process
 with number 1 that did not ask for it. The commands have handlers while they work; until then, and after, this one ends
-the process at once. In the images the signal is blocked before Python begins, so that one which comes while it does is
+the process at once. In the images the signal is blocked before Python starts, so that one which comes while it does is
 kept until this handler is there.
 
 To a command at work a signal is a request to end, and not an end wherever it happens to be. The first SIGTERM or SIGINT

@@ -65,7 +65,7 @@ def publish(
     """Publish messages.
 
     Each line of a file, or of standard input, is one. It is published when it arrives, and on
-    disk when the command ends without an error.
+    disk when the command stops without an error.
 
     \b
     Examples:
@@ -184,7 +184,7 @@ def poll(
 ) -> None:
     """Print the messages of a topic.
 
-    From the beginning, or from a place of your choice. Reading changes nothing: not the topic, and
+    From the start, or from a place of your choice. Reading changes nothing: not the topic, and
     not how far any consumer has read, unless --commit says so. With --format json each line is an
     object with id, time_ms and payload, which is {"base64": ...} if it is no text.
 

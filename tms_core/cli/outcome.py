@@ -1,4 +1,4 @@
-"""How a command ends: errors become text with a code, and an exit code, here and nowhere before.
+"""How a command stops: errors become text with a code, and an exit code, here and nowhere before.
 
     error: There is no folder /data. [TMS-STORE-NOT-FOUND]
     hint: Give the folder that holds system.tms.meta (--leveldb, or storage.leveldb.path).

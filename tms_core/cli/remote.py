@@ -177,7 +177,7 @@ def remote(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _topics(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Return the first server's topics that begin so, for a shell to complete; none where none answers soon."""
+    """Return the first server's topics that start so, for a shell to complete; none where none answers soon."""
     namespace = incomplete.partition(":")[0] if ":" in incomplete else "default"
     server, token, authority, config = map(context.params.get, ("server", "token_file", "ca_file", "config"))
     meant = Remote(server, token, authority, config, "table")

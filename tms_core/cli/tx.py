@@ -245,7 +245,7 @@ def truncate(options: CommandOptions, transaction_ids: tuple[int, ...], before: 
 
 
 def _print_invalid(options: CommandOptions, state: VisibilityState) -> None:
-    """The invalid list with the time each of its transactions began."""
+    """The invalid list with the time each of its transactions started."""
     began = {str(pointer): transaction_ms(pointer) for pointer in sorted(state.invalid)}
 
     def lines() -> Iterator[str]:

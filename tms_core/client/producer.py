@@ -35,7 +35,7 @@ class Instance:
     """One instance of a producer; both clients drive it.
 
     Args:
-        core: who asks.
+        core: the requesting principal.
         service: invalidates open transactions of older instances, and reports their outcomes if the server does not
             know them.
         home: the producer's topic.

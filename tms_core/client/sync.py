@@ -234,7 +234,7 @@ class Client(Topics):
         failed: Retry = FAILED,
         wait_seconds: int | None = None,
     ) -> Consumption:
-        """Read messages in order, for ever: those that are there, then each as it comes.
+        """Read messages in order, forever: those that are there, then each as it comes.
 
         While there is nothing, the server waits and answers when a message has come. While messages are undecided, or
         the server does not respond, it retries with growing pauses.
@@ -381,7 +381,7 @@ class Client(Topics):
                 workers share the messages.
             max_deliveries: the highest number of deliveries of a message. Messages of a batch that failed come in
                 smaller batches, at last alone; one that has failed so often goes to the topic ``TOPIC-dead``, which is
-                made where there is none. None: it comes for ever.
+                made where there is none. None: it comes forever.
             timeout_seconds: how long a batch may take, from the commit of the one before on; None: as the transaction
                 service says (30).
             idle_seconds: the time without messages after which the loop stops; None: never.

@@ -1,4 +1,4 @@
-"""Working through a topic as one of a consumer group, a batch in a transaction each, for ever.
+"""Working through a topic as one of a consumer group, a batch in a transaction each, forever.
 
 While there are no messages, no transaction is open: a plain poll waits at the server for a message. A batch is
 committed when the program asks for the next one. A failure in between, in the program or the connection, rolls the
@@ -64,7 +64,7 @@ class WorkOptions:
         batch: the most messages in a transaction.
         order: ``partition`` or ``none``.
         max_deliveries: the highest number of deliveries of a message to the program; then it goes to ``TOPIC-dead``.
-            None: for ever.
+            None: forever.
         idle_seconds: the time without messages after which it stops; None: never.
     """
 

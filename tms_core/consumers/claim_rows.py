@@ -1,9 +1,9 @@
-"""Claims as rows of the side table (:mod:`tms_core.tables.side`), and which groups have read a partition to its end.
+"""Claims as rows of the side table (:mod:`tms_core.tables.side`), and which groups have read a partition completely.
 
 ``t`` + topic + generation + ``c`` + name + 0 + the id before a claim's first message (20 bytes) + pointer (8 bytes)
 holds the id of its last message (20 bytes), how often they were given out (1 byte), how many together (4 bytes) and the
 time before which they are not given out again (8 bytes); of an older version only the first two. No name has a zero
-byte, so no group's rows begin with those of another one.
+byte, so no group's rows start with those of another one.
 
 ``t`` + topic + generation + ``d`` + name + 0 holds the transaction in which a group has read a sealed partition to its
 end (8 bytes). It is written and deleted with the group's position, by the server that leads the partition; servers that
@@ -64,7 +64,7 @@ def all_claims(side: SideTable, start: bytes = TRANSACTIONAL) -> Iterator[tuple[
 
 
 def pack_drained(group: ConsumerGroup, pointer: int) -> tuple[bytes, bytes]:
-    """That a group has read a sealed partition to its end, as a row: its key and its value.
+    """That a group has read a sealed partition completely, as a row: its key and its value.
 
     Args:
         pointer: the last transaction it did it in; 0: that is not known.
@@ -79,7 +79,7 @@ def drained_key(group: ConsumerGroup) -> bytes:
 
 
 def drained_in(side: SideTable, group: ConsumerGroup) -> int | None:
-    """Return the transaction in which a group has read a sealed partition to its end; None: there is no row.
+    """Return the transaction in which a group has read a sealed partition completely; None: there is no row.
 
     Raises:
         FormatError: the row is damaged.

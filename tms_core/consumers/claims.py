@@ -216,11 +216,11 @@ def settled(claim: GroupClaim, interrupted: int, backoff: Backoff, now_ms: int) 
     In it only that counts what the program did not finish. What counts waits from now on; a mark that has waited long
     enough does not any more.
 
-    A void claim of a transaction that had begun when the server was interrupted counts as no delivery: whether the
+    A void claim of a transaction that had started when the server was interrupted counts as no delivery: whether the
     program got its messages, or could not end the transaction, is not known. A program that gives them back says so.
 
     Args:
-        interrupted: the last transaction that had begun when the server was last started, or took over; 0: none.
+        interrupted: the last transaction that had started when the server was last started, or took over; 0: none.
     """
     if claim.pointer <= 0:
         return claim._replace(retry_ms=backoff.still(claim.retry_ms, now_ms))
@@ -302,7 +302,7 @@ def together(limit: int, tries: int, max_deliveries: int | None) -> int:
     """Return how many messages to give out together at most that were given out so often; alone the last time.
 
     Args:
-        max_deliveries: how often a message is given out at most; None: for ever.
+        max_deliveries: how often a message is given out at most; None: forever.
     """
     if tries and max_deliveries is not None and tries >= max_deliveries - 1:
         return 1
@@ -355,7 +355,7 @@ def _joined(claims: Iterable[GroupClaim]) -> list[GroupClaim]:
 def _segments(base: MessageId, kept: Iterable[GroupClaim], free: Sequence[GroupClaim]) -> Iterator[Segment]:
     """What lies behind an id and in no claim, each part with the highest number of tries of the marks over it.
 
-    It takes one walk over where claims and marks begin and end, since a long transaction can have thousands.
+    It takes one walk over where claims and marks start and end, since a long transaction can have thousands.
 
     Args:
         kept: claims in the order of their beginnings.
@@ -393,7 +393,7 @@ def _segments(base: MessageId, kept: Iterable[GroupClaim], free: Sequence[GroupC
 def _without(
     after: MessageId, until: MessageId | None, covered: Iterable[GroupClaim]
 ) -> Iterator[tuple[MessageId, MessageId | None]]:
-    """What is left of a range without claims, which come in the order of their beginnings."""
+    """The rest of a range without claims, which come in the order of their beginnings."""
     at, stop = rank(after), None if until is None else rank(until)
     for claim in covered:
         start = claim.start

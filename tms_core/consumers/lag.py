@@ -46,7 +46,7 @@ class Lag(NamedTuple):
         at_least: whether there may be more, since no more were to be counted; then it is not known how many.
         oldest_ms: when the oldest of them was published; None when it has read all.
         expired: whether messages may have gone unread: what is as old as its position is gone now, and was not when it
-            said so. Of one that has read nothing yet it is said when what was published since it said so is gone. In
+            said so. Of one that has read nothing yet it is said when published messages since it said so is gone. In
             a topic that is quiet for so long it can no longer be known that there were none.
     """
 
@@ -116,7 +116,7 @@ def count(
 def _heard_ms(position: Position) -> int:
     """Until when a consumer has missed nothing, as far as is known.
 
-    When one begins without a message it has read, the age of what was there is not read.
+    When one starts without a message it has read, the age of what was there is not read.
     """
     began = position.id.publish_ms == 0
     return position.updated_ms if began else max(position.id.publish_ms, position.since_ms)
@@ -133,7 +133,7 @@ def finish(counting: Counting) -> list[Lag]:
 
 
 class _RangeCount:
-    """The rows counted from some key to the end of a topic; grows towards its beginning."""
+    """The rows counted from some key to the end of a topic; grows towards its start."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class _RangeCount:
         self.cut_short = False
 
     def add(self, start: bytes, stop: bytes) -> Generator[int, None, None]:
-        """Take in the rows of a range that ends where the last one began, in steps."""
+        """Take in the rows of a range that ends where the last one started, in steps."""
         oldest: bytes | None = None
         resume: bytes | None = start
         while resume is not None and resume < stop:

@@ -1,7 +1,7 @@
 """How far named consumers have read, and messages that live on because one has not read them yet.
 
 A position is a row of the side table (:mod:`tms_core.tables.side`): ``c`` + topic + generation + name. A topic that was
-deleted and made again is another generation, so its consumers begin anew; the former ones' rows are never read.
+deleted and made again is another generation, so its consumers restart; the former ones' rows are never read.
 
 With the *floor*, a message does not expire for any reader as long as a registered consumer has not read it, but no
 longer than a stated time after its ttl. That only means something if readers and janitor agree, so both ask here for
@@ -196,7 +196,7 @@ def cutoff_at(topic: TopicMetadata, now_ms: int, floor: Floor | None, from_ms: i
     Args:
         floor: what may lower it; None: nothing.
         from_ms: the time of the first message that is wanted. What lies behind the ttl's own cut-off is not read when
-            the reader begins after it.
+            the reader starts after it.
         lifetime_ms: how long a transaction may write; so much longer is read what is there of a topic that holds
             messages for their transactions.
     """

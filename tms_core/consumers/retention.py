@@ -29,8 +29,8 @@ def processed(side: SideTable, topic: TopicMetadata, reader: Transaction) -> int
     group's next poll.
 
     Args:
-        reader: what is known of transactions; from before the claims are read, since one that is taken back goes before
-            its transaction ends.
+        reader: the facts about transactions; from before the claims are read, since one that is rolled back goes before
+            its transaction finishes.
 
     Raises:
         StoreError, FormatError: they could not be read.
@@ -48,7 +48,7 @@ def announced(side: SideTable, topic: TopicMetadata) -> int:
 
 
 def announced_in(side: SideTable, prefix: bytes) -> int:
-    """Return the same, of the topic and generation whose row keys begin so."""
+    """Return the same, of the topic and generation whose row keys start so."""
     return int.from_bytes(side.get(_ANNOUNCED + prefix) or b"", "big")
 
 
@@ -68,7 +68,7 @@ def announce(side: SideTable, topic: TopicMetadata, upto: int) -> None:
 
 
 def begin(side: SideTable, topic: TopicMetadata, message: MessageId) -> MessageId:
-    """Return the id behind which a consumer begins that wants to begin behind this one: what was let go is not its
+    """Return the id behind which a consumer starts that wants to start behind this one: what was let go is not its
     own.
     """
     first = announced(side, topic)

@@ -2,12 +2,12 @@
 
 No store here has a transaction over several rows of metadata, so the order of writes makes each change whole: what is
 new is there before the topic names it, and what goes, goes before it. A change that was cut off is done again by the
-same request, and one that had begun to count is finished by whatever asks next.
+same request, and one that had started to count is finished by whatever asks next.
 
 Another number of partitions, step by step: the new family is made, with the groups of the old one; the topic names it,
 from when on groups know of it; the old one is sealed; the topic notes that, and only from then on anything is published
 to the new one. So of one key nothing in the new family is older than what is in the old one. That a group has read a
-sealed partition to its end is noted in a row beside its position, by the server that leads the partition, so that the
+sealed partition completely is noted in a row beside its position, by the server that leads the partition, so that the
 server of another partition need not read what it does not lead.
 """
 
@@ -160,7 +160,7 @@ class Families:
         return dict(row.properties)
 
     def before(self, part: TopicMetadata) -> list[TopicId]:
-        """Return the partitions that a group in order reads to their ends before this one.
+        """Return the partitions that a group in order reads completely before this one.
 
         Raises:
             MetadataError, StoreError: as :meth:`update`.
@@ -176,7 +176,7 @@ class Families:
         self._settle(topic)
 
     def drained(self, topic: TopicId, name: str) -> int | None:
-        """Return the transaction in which a group has read a sealed partition to its end, 0 if that is not known or the
+        """Return the transaction in which a group has read a sealed partition completely, 0 if that is not known or the
         partition is gone; None: it has not, or was set back since.
 
         Raises:
@@ -237,7 +237,7 @@ class Families:
                 self._delete_if_there(member)
 
     def _register(self, member: TopicId, former: Iterable[TopicId]) -> None:
-        """Register all groups of the former partitions at the beginning of a new one, so that it is kept for them."""
+        """Register all groups of the former partitions at the start of a new one, so that it is kept for them."""
         names = set()
         for one in former:
             with suppress(TopicNotFound):

@@ -396,7 +396,9 @@ def _start(request: FetchRequest, cutoff: Cutoff) -> tuple[int, tuple[int, bytes
 
 
 def _see(transaction: Transaction | None, pointer: int | None) -> bool | None:
-    """Return whether a reader sees a row; None: undecided yet, so the fetch ends here (``TransactionMessageFilter``)."""
+    """Return whether a reader sees a row; None: undecided yet, so the fetch ends here
+    (``TransactionMessageFilter``).
+    """
     if transaction is None or pointer is None:
         return True
     if pointer < 0:

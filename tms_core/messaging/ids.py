@@ -3,13 +3,13 @@
 An id is a millisecond and one of 65,536 sequence numbers within it, so the ids of a topic lie on one line: a
 *position* is ``milliseconds * 65,536 + sequence``, and as ten big-endian bytes it is the end of a row key. The next id
 is the next position, or the first one of the present millisecond where that is higher. So a clock that steps back, and
-a millisecond that is used up, both just go on counting; CDAP begins anew at sequence 0 whenever the clock has changed,
+a millisecond that is used up, both just go on counting; CDAP restarts at sequence 0 whenever the clock has changed,
 and overwrites messages.
 
 Readers and publishers go by one clock, which never goes back: a message is never older than what readers go by at
 that moment, or it would be too old for them before it was there.
 
-A clock that jumps *forward* is not followed (:class:`tms_core.clock.HonestClock`): ids cannot be taken back, and
+A clock that jumps *forward* is not followed (:class:`tms_core.clock.HonestClock`): ids cannot be rolled back, and
 messages from the future would outlive their ttl (rule S7).
 """
 
@@ -166,7 +166,9 @@ def _behind_last(read: ReadKeys, prefix: bytes, low: int, high: int) -> int:
 
 
 def _last_of_page(read: ReadKeys, prefix: bytes, start: int, stop: int) -> tuple[int, bool] | None:
-    """Return the last position of the first page of a range, and whether there may be more; None: the range is empty."""
+    """Return the last position of the first page of a range, and whether there may be more; None: the range is
+    empty.
+    """
     first: bytes | None = prefix + tail(start)
     last = prefix + (NEGATIVE if stop >= POSITIONS else tail(stop))
     while first is not None and first < last:

@@ -35,7 +35,7 @@ class RememberedRows:
         self._lock = Lock()
 
     def get(self, key: bytes, *, again: bool = False) -> bytes | None:
-        """Return a row's value; what was read while it was changed is not remembered.
+        """Return a row's value; the data read while it was changed is not remembered.
 
         Args:
             again: read it, remembered or not.
@@ -54,7 +54,7 @@ class RememberedRows:
         return value
 
     def change(self, changes: Sequence[SideChange]) -> list[bool]:
-        """Change rows as :meth:`SideTable.exchange_each` does; what was written is remembered, if nothing else was."""
+        """Change rows as :meth:`SideTable.exchange_each` does; the writes are remembered, if nothing else was."""
         keys = [key for change in changes for key in _changed(change)]
         before = self._drop(keys)
         made: list[bool] = []
@@ -69,13 +69,13 @@ class RememberedRows:
         return made
 
     def forget_old(self, now_ms: int) -> None:
-        """Forget what was read long ago, or is too much."""
+        """Forget the data read long ago, or is too much."""
         if not 0 <= now_ms - self._since_ms < _KEPT_MS or len(self._rows) >= _ROWS:
             self.forget()
             self._since_ms = now_ms
 
     def forget(self) -> None:
-        """Forget what was read."""
+        """Forget the data read."""
         with self._lock:
             self._changes += 1
             self._rows.clear()
@@ -102,7 +102,7 @@ class CountedNames:
         self._numbers: dict[bytes, int] = {}
 
     def make_room(self, prefix: bytes, topic: TopicId, kind: str, hint: str) -> None:
-        """Count one more of those whose keys begin so.
+        """Count one more of those whose keys start so.
 
         Args:
             prefix: the start of the keys.

@@ -48,7 +48,7 @@ class ServiceOptions:
 
     Attributes:
         default_ttl_seconds: the ttl of a topic that does not say.
-        max_lifetime_seconds: how long after its begin a transaction may write.
+        max_lifetime_seconds: how long after its start a transaction may write.
         grace_seconds: how long after that it stays listed as invalid at least.
         cache_bytes: how much of the newest rows is kept in memory; 0: nothing.
         consumer_hold_seconds: how long after its ttl a message lives that a consumer has not read; None: no longer.
@@ -152,7 +152,7 @@ class MessagingService:
         self._families.create(topic, properties or {}, permit)
 
     def update_topic(self, topic: TopicId, properties: Mapping[str, str], *, permit: Permit = permit_all) -> None:
-        """Replace a topic's properties: what is left out is the default again.
+        """Replace a topic's properties: the rest out is the default again.
 
         Args:
             permit: as :meth:`create_topic`.
@@ -271,8 +271,8 @@ class MessagingService:
             pointer: the transaction's write pointer; None: outside of one.
             ttl_seconds: how long these live, where that is shorter than the topic's ttl.
             sent: what the request says of its producer; then it is done once, however often it is repeated.
-            principal: who asks; a transaction in progress belongs to who uses it first, and to others it has ended.
-                None: everybody is the same.
+            principal: the requesting principal; a transaction in progress belongs to who uses it first, and to others
+                it is over. None: everybody is the same.
 
         Returns:
             Done when the messages are durable: what to roll back, or None outside a transaction. Fails with
@@ -349,14 +349,14 @@ class MessagingService:
         until they are restored from an archive.
 
         Args:
-            published: what publishing answered; or a write pointer, of which all is taken back. Checkpoints have
+            published: what publishing answered; or a write pointer, of which all is rolled back. Checkpoints have
                 pointers of their own.
             sent: what the request says of its producer; at its home the transaction is marked as rolled back first, so
                 that whatever comes late is refused.
             principal: as of :meth:`submit_publish`.
 
         Raises:
-            TransactionEnded: it was committed, or has ended otherwise and is not invalid. Nothing is rolled back.
+            TransactionEnded: it was committed, or is over otherwise and is not invalid. Nothing is rolled back.
             TopicNotFound, MetadataError: there is no such topic, or its row is damaged.
             StoreError: the store failed; some rows may be rolled back. The transaction must be invalidated.
             BadRequest: that is no range of rows.
@@ -418,7 +418,7 @@ class MessagingService:
     # -- the service itself -------------------------------------------------------------------------------------------
 
     def forget(self, topic: TopicId | None = None) -> None:
-        """Forget what was read of the store, because another process may have written to it.
+        """Forget the data read of the store, because another process may have written to it.
 
         Args:
             topic: which topic; None: all.
@@ -426,10 +426,10 @@ class MessagingService:
         self.start_over(lambda key: topic is None or key.startswith(topic.prefix))
 
     def start_over(self, concerns: Callable[[bytes], bool]) -> bool:
-        """Forget what was read of some topics, because another process may have written to them until now.
+        """Forget the data read of some topics, because another process may have written to them until now.
 
         Args:
-            concerns: tells of a key that begins with a topic's name whether it is one of them.
+            concerns: tells of a key that starts with a topic's name whether it is one of them.
 
         Returns:
             False when something that was accepted before is still to be written: it has ids of that time.

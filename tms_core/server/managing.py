@@ -1,6 +1,6 @@
 """The transaction manager of a server and its service: of this server alone, of several, or none.
 
-Its metrics say who keeps readers waiting. From its start on a server notes what is published in transactions. What was
+Its metrics say who keeps readers waiting. From its start on a server notes published messages in transactions. What was
 published before is searched for, among so many rows and no more: a server must not be late for a figure that people
 look at.
 """
@@ -100,7 +100,7 @@ def managed(
 
     Raises:
         ConfigurationError: the manager's place cannot be one, or the service's port cannot be had.
-        TmsError: the manager cannot begin.
+        TmsError: the manager cannot start.
     """
     wanted = settings.transactions
     if wanted.source == "directory":
@@ -122,7 +122,7 @@ def managed(
 
 
 def offset() -> int:
-    """Return where in its millisecond a transaction's id begins: nobody who knows the time can guess one."""
+    """Return where in its millisecond a transaction's id starts: nobody who knows the time can guess one."""
     return secrets.randbelow(TX_PER_MS)
 
 
@@ -275,7 +275,7 @@ def _left_in(directory: str, store: Store, side: SideTable) -> Recovered:
 
 
 def _check_former(directory: str, store: Store, side: SideTable) -> None:
-    """See that a manager which begins its log knows what was aborted, or readers would see that.
+    """See that a manager which starts its log knows what was aborted, or readers would see that.
 
     Raises:
         ConfigurationError: there is no folder that says so, and there may be such messages.

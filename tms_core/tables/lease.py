@@ -3,7 +3,7 @@
 A lease lives in one small cell that can be compared and set: in the janitor's state, in a table of the store it
 cleans. The process that writes the cell holds the lease; every holder gets a higher *fence* than the one before, so
 that what a former holder still has under way can be told apart. A holder that lost the lease cannot be stopped from
-outside, so it checks before every batch: at most the one batch whose call had begun can follow the loss, of several
+outside, so it checks before every batch: at most the one batch whose call had started can follow the loss, of several
 threads one of each.
 
 Time is measured by each side's own running clock: a holder renews when a third of ``seconds`` is over, and a challenger

@@ -3,7 +3,7 @@
 Three kinds of thing cannot be said in CDAP's bytes: that a message shall live shorter than its topic's ttl (rule L6),
 how far a named consumer has read, and which messages it has claimed in which transaction. They go into one small sorted
 table: a LevelDB folder of its own, a table ``tms.side`` in HBase, or memory. The first byte of a key says what it is
-about. In HBase it also has who leads, and which rows came late (:mod:`tms_core.server.ha.member`,
+about. In HBase it also has the leader, and which rows came late (:mod:`tms_core.server.ha.member`,
 :mod:`tms_core.server.ha.sealed_ids`).
 
 An expiry is there twice. ``e`` + moment + message key is in the order in which messages come due, for the janitor;
@@ -32,7 +32,7 @@ _MOMENTS = 8192
 
 
 class SideChange(NamedTuple):
-    """A change of rows that is made if one of them holds what was read, as of :meth:`SideTable.exchange`."""
+    """A change of rows that is made if one of them holds the data read, as of :meth:`SideTable.exchange`."""
 
     key: bytes
     expected: bytes | None
@@ -74,7 +74,7 @@ class SideTable(ABC):
         puts: Sequence[tuple[bytes, bytes]] = (),
         deletes: Sequence[bytes] = (),
     ) -> bool:
-        """Write a row if it still holds what was read, and with it change others. All of it is durable on return.
+        """Write a row if it still holds the data read, and with it change others. All of it is durable on return.
 
         Where it cannot be done all at once it is done in this order: the row, ``puts``, ``deletes``.
 

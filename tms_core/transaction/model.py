@@ -3,7 +3,7 @@
 Two views of the same facts live here. A :class:`Transaction` is what one client was given when it started; a
 :class:`VisibilityState` is what a snapshot says of the whole system, and the only thing the janitor needs of it. Lists
 of excluded ids are sorted once, on the way in: Tephra searches them by halving, and releases 0.11 and 0.12 wrote them
-unsorted, so that invalid data was taken for committed. The price is one comparison per id when a snapshot is loaded.
+unsorted, so that invalid data was mistaken for committed. The price is one comparison per id when a snapshot is loaded.
 
 ``docs/reference/formats/tephra.md`` has the rules in words.
 """
@@ -173,14 +173,14 @@ class VisibilityState:
         object.__setattr__(self, "_open", frozenset(_pointers(entries)))
 
     def is_invalid(self, pointer: int) -> bool:
-        """Return whether the transaction failed, so that no reader may see what it wrote."""
+        """Return whether the transaction failed, so that no reader may see its writes."""
         return _contains(self.invalid, pointer)
 
     def is_undecided(self, pointer: int) -> bool:
         """Return whether the pointer's transaction may still commit.
 
         True for what was in progress, for checkpoints of it (before Tephra 0.10 they have no entry of their own), and
-        for everything that began after the snapshot.
+        for everything that started after the snapshot.
         """
         return pointer > self.write_pointer or pointer in self._open
 

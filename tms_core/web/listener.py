@@ -2,7 +2,7 @@
 
 On the loopback address it answers not everybody. Without authentication everybody on this machine may publish, a
 browser included, and a browser does what web sites tell it. One that points its own name at 127.0.0.1 (DNS rebinding)
-would be taken for this server's own pages; so there the ``Host`` header has to be a loopback name. And any page may
+would be mistaken for this server's own pages; so there the ``Host`` header has to be a loopback name. And any page may
 have a form sent to any server; a browser says then which page it was, and nothing else sends ``Origin``.
 """
 
@@ -41,7 +41,7 @@ class ListenerOptions:
     Attributes:
         max_connections: how many there may be at once.
         stop_seconds: how long answers under way may take when it stops.
-        lifespan: whether the application wants to be told when its event loop begins and ends.
+        lifespan: whether the application wants to be told when its event loop starts and ends.
     """
 
     max_connections: int = _CONNECTIONS

@@ -209,7 +209,7 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _is_too_slow(self, stretch: _Stretch, now: float) -> bool:
-        """Return whether too little of a body came; begins the next stretch where one is over."""
+        """Return whether too little of a body came; starts the next stretch where one is over."""
         if now < stretch.since + self.body_seconds:
             return False
         came = self._body_bytes - stretch.bytes
@@ -379,9 +379,9 @@ class _Stretch(NamedTuple):
     """A stretch of time in which a body comes.
 
     Attributes:
-        since: when it began.
+        since: when it started.
         bytes: how much had come before.
-        paused: whether the server was not ready to read when it began.
+        paused: whether the server was not ready to read when it started.
     """
 
     since: float

@@ -198,7 +198,7 @@ class _Server(uvicorn.Server):
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """Return its event loop, once it has begun."""
+        """Return its event loop, once it has started."""
         return self._loop
 
     def finish(self) -> None:
@@ -306,6 +306,6 @@ class _TlsDoor:
 
 
 async def _some_turns() -> None:
-    """Let the event loop do what is due, and what follows from that."""
+    """Let the event loop do due rows, and what follows from that."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)

@@ -37,7 +37,7 @@ class SourceOptions:
 
     Attributes:
         now_ms: the moment rows are judged by; None: the present.
-        partitions: about how many tasks; None: by the size of what is read.
+        partitions: about how many tasks; None: by the size of the data read.
         changes: to the policy, for a look at what they would do.
     """
 

@@ -263,7 +263,7 @@ def _expiring(expiries: Expiries | None, keys: list[bytes]) -> Longs | None:
     """Return when a ttl of its own takes each message (rule L6); ``NEVER_MS`` without one.
 
     It is asked after a page was read, since a server writes it down before the message: so of no message that was read
-    it is missing. In HBase what is written down has no salt, so a task also reads that of the other salts' messages.
+    it is missing. In HBase the writes down has no salt, so a task also reads that of the other salts' messages.
 
     Args:
         expiries: None: there are none.

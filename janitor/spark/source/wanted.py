@@ -114,7 +114,7 @@ class Wanted:
         return None
 
     def through(self, key: bytes) -> bytes | None:
-        """Return the end of the wanted rows that begin at this key; None: it is none of them, or of no topic.
+        """Return the end of the wanted rows that start at this key; None: it is none of them, or of no topic.
 
         Of payload rows a topic is the least that can be told apart.
         """
@@ -154,7 +154,7 @@ class Wanted:
         return found
 
     def _leap(self, key: bytes, found: list[KeyRange]) -> bytes | None:
-        """Return where to look on behind a key; the stretch that begins with it is added to what was found."""
+        """Return where to look on behind a key; the stretch that starts with it is added to the findings."""
         stop = self.through(key)
         if stop is None:
             return self.behind(key)
@@ -221,6 +221,6 @@ def _generation_stop(prefix: bytes, generation: int) -> bytes:
 
 
 def _literal(pattern: str) -> bytes:
-    """What every name that fits a shell pattern begins with; one without wildcards is followed by a colon in keys."""
+    """What every name that fits a shell pattern starts with; one without wildcards is followed by a colon in keys."""
     at = next((at for at, char in enumerate(pattern) if char in _MAGIC), None)
     return (f"{pattern}:" if at is None else pattern[:at]).encode()

@@ -36,7 +36,7 @@ class Feed:
     Attributes:
         url: of the server.
         topic: whose messages.
-        begin: where a query begins that has no checkpoint; None: behind what is there when it does.
+        start: where a query starts that has no checkpoint; None: behind what is there when it does.
         max_messages: in one batch.
         stretch_messages: in one task.
         fail_on_loss: whether messages that may be lost end the query.
@@ -125,7 +125,7 @@ def named(topic: str) -> TopicId:
 
 
 def begin_of(text: str) -> StreamPosition | None:
-    """Return where a stream begins, by its option; None is ``latest``.
+    """Return where a stream starts, by its option; None is ``latest``.
 
     Raises:
         ConfigurationError: it says nothing.

@@ -1,4 +1,4 @@
-"""Reading a topic of a server: on through answers that break off, and where it ends."""
+"""Reading a topic of a server: on through answers that break off, and where it stops."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def messages(
     message.
 
     Args:
-        client: who asks.
+        client: the requesting principal.
         topic: whose messages.
-        place: where they begin.
+        place: where they start.
         view: what is committed; None: everything is shown.
         limit: the most there may be.
 
@@ -54,7 +54,7 @@ def newest(client: Client, topic: TopicId, now_ms: int) -> MessageId | None:
     halving.
 
     Args:
-        client: who asks.
+        client: the requesting principal.
         topic: whose last message.
         now_ms: where it is likely to be.
     """

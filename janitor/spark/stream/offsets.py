@@ -1,6 +1,6 @@
 """Offsets of a stream: what Spark writes into its checkpoint, and reads again after a crash.
 
-An offset says all about the batch that it ends: where its parts begin and end, and how many messages each has. So a
+An offset says all about the batch that it stops: where its parts start and end, and how many messages each has. So a
 batch that is read again needs nothing but its own offset, and its reader can tell whether a message is missing.
 Spark asks for the first offset anew as long as no batch is done; that one therefore says nothing, and the first batch
 writes down what ``startingPosition`` came to. The price is some hundred bytes for each batch and partition.
@@ -31,7 +31,7 @@ class StreamPosition:
     """Where reading goes on.
 
     Attributes:
-        at: a message, a time in milliseconds, or None for the beginning.
+        at: a message, a time in milliseconds, or None for the start.
         inclusive: whether the message that has the very id comes, too.
     """
 
@@ -86,7 +86,7 @@ class Stretch:
     """Messages that follow one another; what one task reads.
 
     Attributes:
-        first: where they begin.
+        first: where they start.
         last: the last of them.
         messages: how many there are.
     """
@@ -102,7 +102,7 @@ class Offset:
 
     Attributes:
         topic, generation: whose messages.
-        at: where the next batch begins.
+        at: where the next batch starts.
         checked_ms: all that was published before this time is read, or is seen by no reader.
         following: the message that comes next, where it is known.
         stretches: the batch, in order.
@@ -201,7 +201,9 @@ class StreamOffset:
         return {**whole, "parts": parts}
 
     def before(self, part: Offset) -> Offset | None:
-        """Return where the batch before ended in the topic of a part; None: it was not read, or was made again since."""
+        """Return where the batch before ended in the topic of a part; None: it was not read, or was made again
+        since.
+        """
         same = (one for one in self.parts if (one.topic, one.generation) == (part.topic, part.generation))
         return next(same, None)
 

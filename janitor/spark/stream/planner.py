@@ -6,7 +6,7 @@ before which nothing was left; once that is older than the topic's ttl, messages
 therefore says from time to time how late it is, which makes an empty batch four times within each ttl.
 
 Of a topic with partitions each is planned by itself, under one view. With another number of partitions the new ones
-begin once the old ones are read to their ends, in a batch of their own or later, so that messages of one key stay in
+start once the old ones are read completely, in a batch of their own or later, so that messages of one key stay in
 order. The old ones are looked at as long as the server has them: a request that it took before it sealed them may
 still add messages.
 """
@@ -175,8 +175,8 @@ class Planner:
         """Return where the next batch ends in one topic or partition, and whether there is anything to write down.
 
         Args:
-            before: where the last ended; None: it begins with this one.
-            place: where it begins then.
+            before: where the last ended; None: it starts with this one.
+            place: where it starts then.
         """
         begun = before or self._begin(topic, place)
         read = self._read(topic, begun.at, moment, most)
@@ -194,7 +194,7 @@ class Planner:
         return found, news or (checked_ms - begun.checked_ms) * _TIMES > metadata.ttl_seconds * 1000
 
     def _begin(self, topic: TopicId, place: StreamPosition | None) -> Offset:
-        """Return where a topic or partition is begun; ``latest`` is settled here, once and for all."""
+        """Return where a topic or partition is started; ``latest`` is settled here, once and for all."""
         generation = self._client.topic(topic).generation
         if place is None:
             last = newest(self._client, topic, self._clock.now_ms())
@@ -202,7 +202,7 @@ class Planner:
         return Offset(str(topic), generation, place, place.ms)
 
     def _are_read(self, former: Sequence[Offset], moment: _Moment) -> bool:
-        """Return whether sealed partitions are read to their ends, and nothing in them is undecided."""
+        """Return whether sealed partitions are read completely, and nothing in them is undecided."""
         if any(part.stretches or part.following for part in former):
             return False
         if moment.view is None:
@@ -237,7 +237,7 @@ class Planner:
         return _Extent(tuple(stretches), first, following)
 
     def _all_read_ms(self, topic: TopicId, end: StreamPosition, read: _Extent, moment: _Moment) -> int:
-        """Return the time before which nothing is left to be read behind a read that began at the moment."""
+        """Return the time before which nothing is left to be read behind a read that started at the moment."""
         view, now_ms = moment.view, moment.now_ms
         if read.following is not None:
             return end.ms
@@ -275,7 +275,7 @@ class Planner:
 
 
 def _place_of_new(before: StreamOffset) -> StreamPosition:
-    """Return where new partitions begin: where the query did, as long as it has read nothing of another one."""
+    """Return where new partitions start: where the query did, as long as it has read nothing of another one."""
     return next((part.at for part in before.parts if part.at.inclusive), EARLIEST)
 
 

@@ -1,9 +1,9 @@
 """``publish_batches``: what a stream has made goes into a topic, each batch in one transaction and once.
 
-Spark does a batch again if it ends between doing it and writing that down. So the query is a producer
-(:mod:`tms_core.messaging.producers`), and the batch's number labels its transaction: a driver that begins a batch is
+Spark does a batch again if it stops between doing it and writing that down. So the query is a producer
+(:mod:`tms_core.messaging.producers`), and the batch's number labels its transaction: a driver that starts a batch is
 told what became of the last one, and no older driver can commit any more. Another batch of the same number, from a
-checkpoint that was put back or copied, would be lost if it were taken for that. Spark plans a batch once: it writes
+checkpoint that was put back or copied, would be lost if it were mistaken for that. Spark plans a batch once: it writes
 down where the batch ends and when that was, and reads both again after a crash. So number and time together tell a
 batch from such another one, which is refused. Both files are read by Spark, as only that knows every place in which a
 checkpoint may be.
@@ -73,7 +73,7 @@ def publish_batches(
         url: of the server.
         topic: where to, as ``namespace:topic``; of a topic with partitions one of these.
         checkpoint: the query's ``checkpointLocation``. It has the query's id, by which its batches are told from
-            those of others; a new checkpoint is a new query, whose batches begin anew.
+            those of others; a new checkpoint is a new query, whose batches restart.
         column: whose values are published, bytes or text; in the order of the partitions, and of rows in them.
         transactions: ``HOST:PORT`` of the transaction service; executors call it, too.
         token_file, ca_file: as of the client.
@@ -145,7 +145,7 @@ class BatchPublisher:
         site: where to.
         topic: the topic.
         checkpoint: where the query's id is.
-        column: what is published.
+        column: published messages.
         first_batch: the first batch.
         ttl_seconds: of its messages; None: as long as the topic's live.
     """

@@ -121,7 +121,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the parts of a batch, as its end has them.
 
         Raises:
-            Refused: the end is not that of a batch which begins at the start.
+            Refused: the end is not that of a batch which starts at the start.
         """
         topic = str(self._feed.topic)
         first, last = StreamOffset.parse(start, topic), StreamOffset.parse(end, topic)

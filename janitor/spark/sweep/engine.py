@@ -1,12 +1,12 @@
 """A pass whose jobs are tasks on Spark: planned, guarded, counted and concluded by the engine as any other.
 
 The engine does not change. It prepares, asks its guards, takes each step of a pass in all parts before the next one
-begins, and saves what was reached; only the division of the pass is another (:class:`~janitor.sweep.sweep.Division`).
+starts, and saves what was reached; only the division of the pass is another (:class:`~janitor.sweep.sweep.Division`).
 While tasks are at work the driver shows that the run is alive and renews its lease; when that is lost, the tasks are
 called back, and those that do not hear it end at their next batch by themselves. There is one task for each share.
 
-Traded: what a task takes is counted when it ends. What an attempt took that was lost is in the ledger without a number,
-because each attempt announces where it will delete before it does.
+Traded: what a task takes is counted when it stops. What an attempt took that was lost is in the ledger without a
+number, because each attempt announces where it will delete before it does.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class GuidedDriver:
 
     Attributes:
         tasks: who does plans, and cuts the store.
-        looking: gives a sender of tasks that look; asked once, when they are needed, and held until the pass ends.
+        looking: gives a sender of tasks that look; asked once, when they are needed, and held until the pass stops.
     """
 
     tasks: Tasks
@@ -264,7 +264,7 @@ def _guided(store: Store, shares: Sequence[TaskShare], looking: Looking, needed:
 
 
 def _needs_looking(job: StepJob) -> bool:
-    """Return whether there may be much to look at; what is due of messages lies in one range of each topic."""
+    """Return whether there may be much to look at; due rows of messages lies in one range of each topic."""
     store = job.part.store
     if job.step == "invert":
         return job.since_ms is not None and store.message.first(b"") is not None

@@ -3,7 +3,7 @@
 A task gets what the pass knows (:class:`~janitor.sweep.context.RunContext`) and runs the same step in its part as a
 thread would; its outcome goes back. Before each batch it reads again what a driver's thread would (rules S2, S12): the
 topic's metadata, the pauses, the lease and whether the run still goes on. So a task may run twice at once, or go on
-after its run has ended: deletes are the same when they are repeated, and a *zombie* ends at its next batch.
+after its run is over: deletes are the same when they are repeated, and a *zombie* stops at its next batch.
 """
 
 from __future__ import annotations

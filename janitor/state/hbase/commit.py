@@ -227,7 +227,7 @@ class HBaseDocuments:
         return False
 
     def _remove_what_went(self, base: Root, root: Root, rows: Iterable[bytes]) -> None:
-        """Delete what does not count any more. What is left where that fails does no harm, and the next one tries."""
+        """Delete what does not count any more. The rest where that fails does no harm, and the next one tries."""
         went = [*rows, *map(bytes.fromhex, base.named() - root.named())]
         tidy, self._tidy = self._tidy, False
         with suppress(StateError):

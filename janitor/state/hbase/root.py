@@ -3,7 +3,7 @@
 HBase changes one row at a time, and Thrift 1 compares one cell and writes one cell. So everything that has to be
 written together hangs on one cell: small values are in it, large ones are blocks, rows of their own that never change
 and that only count while the root names them. A transaction writes new blocks, which no reader sees, and then replaces
-the root if it is still the one it began with. That is all or nothing, whenever the process dies.
+the root if it is still the one it started with. That is all or nothing, whenever the process dies.
 
 The lease is in it too. Thereby a holder that was stopped, and woken when another one had the lease, cannot replace the
 root by anything learnt under its own: not in the instant after it has looked either.

@@ -32,7 +32,7 @@ class HBaseState(State):
         timeout_seconds: the longest one call may take.
         clock: our own clock.
         security: what protects the connections; None: nothing does.
-        prefix: what the keys of this state begin with, where several share the table.
+        prefix: what the keys of this state start with, where several share the table.
 
     Attributes:
         pool: the connections; its ``calls`` counts Thrift calls.

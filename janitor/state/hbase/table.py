@@ -40,7 +40,7 @@ class JanitorTable:
     Args:
         pool: connections to Thrift 1 servers.
         namespace: the HBase namespace.
-        prefix: what all keys begin with in HBase; the caller never sees it.
+        prefix: what all keys start with in HBase; the caller never sees it.
         clock: our own clock.
     """
 

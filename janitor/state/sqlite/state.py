@@ -138,7 +138,7 @@ class SqliteState(State):
 
     @classmethod
     def in_memory(cls) -> Self:
-        """Return a state that ends with the object."""
+        """Return a state that stops with the object."""
         return cls(None)
 
 

@@ -1,4 +1,4 @@
-"""Reading a topic for ever: the next request, the pauses, and the position after an error.
+"""Reading a topic forever: the next request, the pauses, and the position after an error.
 
 A poll returns the messages that existed at its start; the next one starts after the last message, or at the position of
 the response. Where there is nothing the server waits for a message. While messages are undecided, or the server does
@@ -58,7 +58,7 @@ class ReadPlan:
 
 
 class MessageBatches(Protocol):
-    """What gives a program the messages of a topic for ever, some at a time."""
+    """What gives a program the messages of a topic forever, some at a time."""
 
     stop: Stop
 

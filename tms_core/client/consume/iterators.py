@@ -1,4 +1,4 @@
-"""Messages, one after the other: of a poll, and for ever. Each comes for ``for`` and for ``async for``."""
+"""Messages, one after the other: of a poll, and forever. Each comes for ``for`` and for ``async for``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Messages:
     """The messages of a poll, while they come; for one thread.
 
     Args:
-        core: who asks.
+        core: the requesting principal.
         ask: makes the request, for the last message that came (None: none yet) and how many are still wanted.
         limit: the most messages to read; None: all there are now.
     """
@@ -137,10 +137,10 @@ class _Consumption:
 
 
 class Consumption(_Consumption):
-    """The messages of a topic for ever; for one thread, but any may stop it.
+    """The messages of a topic forever; for one thread, but any may stop it.
 
     Args:
-        consuming: who reads them.
+        consuming: the reader them.
     """
 
     def __iter__(self) -> Self:
@@ -174,7 +174,7 @@ class Consumption(_Consumption):
 
 
 class AsyncConsumption(_Consumption):
-    """The messages of a topic for ever; for one task. Takes what :class:`Consumption` takes."""
+    """The messages of a topic forever; for one task. Takes what :class:`Consumption` takes."""
 
     def __aiter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
 """The buffer of messages that wait to be published; it takes no lock and sends nothing itself.
 
 Messages are numbered in the order in which they came. Each batch is of one topic, the one whose message waits longest,
-so that each topic keeps its order and none waits for ever.
+so that each topic keeps its order and none waits forever.
 """
 
 from __future__ import annotations

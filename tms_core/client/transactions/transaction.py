@@ -82,7 +82,7 @@ class ClientTransaction:
     async def begin(
         cls, core: Core, service: TransactionClient, limits: Limits, timeout_seconds: int | None, *, long: bool
     ) -> ClientTransaction:
-        """Begin a transaction. A transaction whose start got no response has written nothing, and times out; if the
+        """Start a transaction. A transaction whose start got no response has written nothing, and times out; if the
         task was cancelled, it is aborted.
 
         Raises:

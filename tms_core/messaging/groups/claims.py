@@ -81,8 +81,8 @@ class GroupPoll:
         limit_bytes: after how many bytes of messages no further one is given out; the first one always is.
         max_deliveries: how often a message is to be given out at most, at least 1: before that it is given out alone.
             None: there is no such number.
-        principal: who asks; a transaction in progress belongs to who uses it first, and to others it has ended. None:
-            everybody is the same.
+        principal: the requesting principal; a transaction in progress belongs to who uses it first, and to others it is
+            over. None: everybody is the same.
     """
 
     transaction: Transaction
@@ -105,7 +105,7 @@ class Given(NamedTuple):
             transaction.
         sealed: whether the topic takes no more messages; before that is said, all that was being written is there.
         drained: whether it is sealed, and the group has read it all.
-        behind: the partition that the group must read to its end first; None: there is none.
+        behind: the partition that the group must read completely first; None: there is none.
         wait_ms: without messages, in how many milliseconds some come again that have failed; None: none wait.
     """
 
@@ -171,7 +171,7 @@ class Groups:
     """The consumer groups of one store's topics; threads may share it.
 
     Args:
-        max_lifetime_ms: how long after its begin a transaction may claim.
+        max_lifetime_ms: how long after its start a transaction may claim.
         transactions: the manager in this process; None: transactions are managed elsewhere.
         backoff: how long messages wait after failed deliveries.
     """
@@ -214,7 +214,7 @@ class Groups:
 
         Raises:
             BadRequest: a number that is none, a name that is none.
-            ConsumerConflict: the transaction has ended, or is older than a transaction may be.
+            ConsumerConflict: the transaction is over, or is older than a transaction may be.
             ConsumerNotFound, TopicNotFound, MetadataError: there is no such group or topic, or its row is damaged.
             Unavailable: another server leads, or has changed the group meanwhile; nothing was given out.
             StoreError: the store failed. The transaction must be invalidated: a claim may be written.
@@ -284,7 +284,8 @@ class Groups:
 
         Args:
             after: take back only what lies behind this id, which does not count as a try; None: all.
-            principal: who asks, as of :class:`GroupPoll`; of what belongs to another one nothing is taken back.
+            principal: the requesting principal, as of :class:`GroupPoll`; of what belongs to another one nothing is
+                rolled back.
 
         Raises:
             BadRequest, ConsumerNotFound, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`poll`; after
@@ -358,7 +359,7 @@ class Groups:
         return list(takewhile(lambda found: rank(found) <= rank(mark.last), ids))
 
     def forget(self, concerns: Callable[[bytes], bool]) -> None:
-        """Forget what was read of some topics, because another process may have written.
+        """Forget the data read of some topics, because another process may have written.
 
         Args:
             concerns: tells which, by the start of their keys.
@@ -384,12 +385,12 @@ class Groups:
         return min((claim.pointer for claim in seen.open), default=None)
 
     def _is_too_old(self, reader: Transaction, former: Position) -> bool:
-        """Return whether a group has moved since a transaction began, and it may be forgotten by whom."""
+        """Return whether a group has moved since a transaction started, and it may be forgotten by whom."""
         pointer = reader.transaction_id
         return pointer <= self._forgotten and transaction_ms(pointer) <= former.updated_ms
 
     def _last_pointer(self) -> int:
-        """Return the last transaction that has begun; 0 where they are managed elsewhere, and that is not known."""
+        """Return the last transaction that has started; 0 where they are managed elsewhere, and that is not known."""
         return 0 if self._transactions is None else self._transactions.last_pointer
 
     def _remember(self, group: ConsumerGroup, merged: int) -> None:
@@ -400,7 +401,7 @@ class Groups:
             self._merged[group] = merged
 
     def _behind(self, metadata: TopicMetadata, name: str, request: GroupPoll) -> TopicId | None:
-        """Return the partition of an earlier family that a group in order has not read to its end, as the reader sees
+        """Return the partition of an earlier family that a group in order has not read completely, as the reader sees
         it.
         """
         if request.order is Order.NONE or PART_OF not in metadata.properties:
@@ -555,7 +556,7 @@ class Groups:
         self._rows[group] = known
 
     def _drained_row(self, group: ConsumerGroup) -> list[tuple[bytes, bytes]]:
-        """What notes that a group has read a sealed partition to its end; nothing where that is known."""
+        """What notes that a group has read a sealed partition completely; nothing where that is known."""
         known = drained_in(self._side, group)
         return [pack_drained(group, self._merged.get(group, 0))] if known in (None, NOT_DRAINED) else []
 
@@ -588,7 +589,7 @@ class Groups:
 
     @contextmanager
     def _claiming(self, pointer: int, principal: str | None) -> Iterator[None]:
-        """Nothing is claimed in a transaction that has ended; aborted while the block runs, it becomes invalid instead.
+        """Nothing is claimed in a transaction that is over; aborted while the block runs, it becomes invalid instead.
 
         An aborted transaction's pointer looks committed, so a claim that is written behind the abort would count.
         """

@@ -1,4 +1,4 @@
-"""The past of a consumer group: what it has read to its end before the partitions that it reads in order now.
+"""The past of a consumer group: what it has read completely before the partitions that it reads in order now.
 
 It is read from the side table once and remembered, since a family may come behind a thousand partitions. What is
 remembered holds until a position is set back or a consumer deleted, and where another server may do that, for some
@@ -38,7 +38,7 @@ class _Known(NamedTuple):
 
 
 class Past:
-    """What groups have read to its end; threads may share it.
+    """What groups have read completely; threads may share it.
 
     Args:
         alone: whether no other server sets positions.
@@ -53,7 +53,7 @@ class Past:
         self._known: dict[ConsumerGroup, _Known] = {}
 
     def unread(self, part: TopicMetadata, name: str, reader: Transaction) -> TopicId | None:
-        """Return the partition of an earlier family that a group has not read to its end, as the reader sees it.
+        """Return the partition of an earlier family that a group has not read completely, as the reader sees it.
 
         Raises:
             FormatError, MetadataError, StoreError: as :meth:`Families.drained`.
@@ -78,7 +78,7 @@ class Past:
         return known.topic if truth(known.pointer, reader) is Truth.OPEN else None
 
     def forget(self) -> None:
-        """Forget what was read, because another process may have written."""
+        """Forget the data read, because another process may have written."""
         self._known.clear()
 
     def _is_old(self, known: _Known, now_ms: int) -> bool:

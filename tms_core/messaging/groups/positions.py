@@ -40,7 +40,7 @@ class _SideRows(NamedTuple):
 
 
 class _Force(NamedTuple):
-    """Whether open claims are ended, and for whom.
+    """Whether open claims are stopped, and for whom.
 
     Attributes:
         principal: who wants it; None: the server does not ask who somebody is.
@@ -92,14 +92,15 @@ class ConsumerRegistry:
     ) -> None:
         """Store how far a consumer has read; the first time, it is registered. Durable on return.
 
-        Claims that the consumer has are forgotten, and that it has read a sealed partition to its end. What was let go
-        because all others had processed it (rule L7) is not given back: it begins behind that.
+        Claims that the consumer has are forgotten, and that it has read a sealed partition completely. What was let go
+        because all others had processed it (rule L7) is not given back: it starts behind that.
 
         Args:
             message: the last one it has read; all zeros for one that has read nothing yet.
             force: also where claims are open; their transactions are invalidated first, if they are managed here.
             only_new: only to register it.
-            principal: who asks; a transaction of another one is not invalidated. None: everybody is the same.
+            principal: the requesting principal; a transaction of another one is not invalidated. None: everybody is the
+                same.
 
         Raises:
             BadRequest: that is no name, or no id of a message; or the topic has too many consumers.
@@ -286,7 +287,7 @@ class ConsumerRegistry:
 
 
 def _undrained(topic: TopicMetadata, name: str, claims: list[bytes]) -> _SideRows:
-    """What is written and deleted where a group may not have read a sealed partition to its end any more."""
+    """What is written and deleted where a group may not have read a sealed partition completely any more."""
     group = ConsumerGroup.of(topic, name)
     if drained_by(topic.properties, name) is None:
         return _SideRows([], [*claims, drained_key(group)])

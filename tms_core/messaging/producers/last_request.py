@@ -1,7 +1,7 @@
 """The last request of a producer to a topic, and what is announced with it for the next ones.
 
 Positions are those of :mod:`tms_core.messaging.ids`. The sequence numbers of a millisecond are divided into places,
-which a producer's requests have by turns, so that where a request begins tells its number. Where several producers
+which a producer's requests have by turns, so that where a request starts tells its number. Where several producers
 announce at once each has a seat, a part of the sequence numbers of its own, and it is the seat that is divided.
 """
 
@@ -119,7 +119,7 @@ _request = partial(tuple.__new__, LastRequest)
 
 
 def placed(seat: int, sequence: int, at: int) -> int:
-    """Return where a request begins that has a place, from a position on.
+    """Return where a request starts that has a place, from a position on.
 
     Args:
         seat: of its producer; 0: it is alone.
@@ -142,7 +142,7 @@ class RememberedRequest:
 
     Attributes:
         value: it as it was written down, or one before it that announces it.
-        since: where the rows begin by which it was found; None: that was not necessary.
+        since: where the rows start by which it was found; None: that was not necessary.
     """
 
     value: bytes
@@ -168,15 +168,15 @@ class Window:
 class AnnouncedAhead:
     """What is announced for the next requests of the producers that alone write to a line of messages.
 
-    Only the writer of the line's messages has it. Before anything else is written it is taken back; or else these rows
-    could be taken for those of a request, after the process has ended. A producer by itself has all positions; several
+    Only the writer of the line's messages has it. Before anything else is written it is rolled back; or else these rows
+    could be mistaken for those of a request, after the process is over. A producer by itself has all positions; several
     have a seat each, and small requests.
 
     Attributes:
         batches: how many batches were theirs alone, one behind the other.
         seats: theirs by the keys of their last requests, from 1.
         windows: what is announced, by the same keys.
-        stale: whether it has to be taken back before anything is written.
+        stale: whether it has to be rolled back before anything is written.
     """
 
     batches: int = 0

@@ -47,7 +47,7 @@ class Registered(NamedTuple):
     Attributes:
         former: what became of the last transaction before it; None: there was none.
         undecided: the transactions of older instances of which it is for the client to end them and to tell how they
-            have ended; until then they may become visible. There are none where the manager is in this process.
+            are over; until then they may become visible. There are none where the manager is in this process.
     """
 
     generation: int
@@ -93,8 +93,8 @@ class Producers:
 
         Args:
             instance: a number of its own, drawn at random.
-            ended: how the transactions have ended that were undecided when it asked before.
-            principal: who asks; what belongs to another one is not ended. None: everybody is the same.
+            ended: how the transactions are over that were undecided when it asked before.
+            principal: the requesting principal; what belongs to another one is not ended. None: everybody is the same.
 
         Raises:
             BadRequest: that is no name, or no number of an instance; or the topic has too many producers.
@@ -162,7 +162,7 @@ class Producers:
     def note_begun(self, sent: Sent, pointer: int, principal: str | None = None) -> None:
         """Write down a transaction in which an instance sends nothing, so that a newer one ends it. Durable on return.
 
-        It comes before the commit: what was read in it, or is kept elsewhere, would count although the newer one does.
+        It comes before the commit: the data read in it, or is kept elsewhere, would count although the newer one does.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`register`.
@@ -196,7 +196,7 @@ class Producers:
         self._requests.require_newest(sent)
 
     def roll_back(self, sent: Sent, pointer: int) -> None:
-        """Mark a transaction as rolled back, before what it has published is taken back. Durable on return.
+        """Mark a transaction as rolled back, before what it has published is rolled back. Durable on return.
 
         It comes before the abort: an aborted transaction's pointer looks committed to readers.
 
@@ -218,7 +218,7 @@ class Producers:
             self._transactions.note_taken_back(pointer, producer.label)
 
     def forget(self) -> None:
-        """Forget what was read, because another process may have written."""
+        """Forget the data read, because another process may have written."""
         self._names.forget()
         self._requests.forget()
 
@@ -290,14 +290,14 @@ class Producers:
         ended: Mapping[int, TransactionOutcome],
         principal: str | None,
     ) -> list[tuple[bytes, Begun, TransactionOutcome]]:
-        """What older generations have begun, ended where that can be done here."""
+        """What older generations have started, ended where that can be done here."""
         rows = [(key, begun) for key, begun in begun_by(self._side, producer) if begun.generation < known.generation]
         return [(key, begun, self._outcome(begun, ended, principal)) for key, begun in rows]
 
     def _outcome(
         self, begun: Begun, ended: Mapping[int, TransactionOutcome], principal: str | None
     ) -> TransactionOutcome:
-        """What has become of a transaction, which is ended if it is open and belongs to a principal."""
+        """What has become of a transaction, which is stopped if it is open and belongs to a principal."""
         manager = self._transactions
         if begun.void:
             return TransactionOutcome.ABORTED

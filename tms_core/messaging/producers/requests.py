@@ -3,8 +3,8 @@
 Before the rows of a request are written, it is written down at which positions they will be. A repetition looks there:
 what is there is not written again. The same write notes the transaction, so that the next instance finds it.
 
-Each of these writes is synced, as the rows are. Where only producers write to a topic they are seldom: one is for their
-next requests, too (:class:`~tms_core.messaging.producers.last_request.AnnouncedAhead`).
+Each of these writes are synced, as the rows are. Where only producers write to a topic they are seldom: one is for
+their next requests, too (:class:`~tms_core.messaging.producers.last_request.AnnouncedAhead`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Sent(NamedTuple):
         generation: as it was registered.
         sequence: the request's number, higher than that of any request before; the same when it is repeated.
         label: what it calls the transaction.
-        oldest_open: what the instance has begun before this transaction has ended: it was committed, or rolled back and
+        oldest_open: what the instance has started before this transaction is over: it was committed, or rolled back and
             that was told; 0: that is not said.
     """
 
@@ -79,7 +79,7 @@ class _Keys(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _keys(home: bytes, home_generation: int, name: str, messages: bytes) -> _Keys:
-    """Return those of a producer by the start of its home's row keys, and its name, for messages whose keys begin so.
+    """Return those of a producer by the start of its home's row keys, and its name, for messages whose keys start so.
 
     Raises:
         BadRequest: it cannot have that name.
@@ -151,7 +151,7 @@ class Requests:
     """The requests of one store's producers; threads may share it.
 
     Args:
-        max_lifetime_ms: how long after its begin a transaction may write.
+        max_lifetime_ms: how long after its start a transaction may write.
         transactions: the manager in this process; None: transactions are managed elsewhere.
 
     Attributes:
@@ -182,13 +182,13 @@ class Requests:
     def sending(
         self, topic: TopicMetadata, now_ms: int, batch: Sequence[tuple[Sent, int | None, int]]
     ) -> Iterator[list[Admitted | TmsError]]:
-        """Let requests of producers to one topic be written; newer instances wait until the block ends.
+        """Let requests of producers to one topic be written; newer instances wait until the block is left.
 
         Args:
             batch: of each what it says of its producer, its write pointer, and how many rows it has.
 
         Returns:
-            For each what is known of its producer, or why it is refused.
+            For each the facts about its producer, or why it is refused.
         """
         self._rows.forget_old(now_ms)
         found: list[Admitted | TmsError] = []
@@ -221,7 +221,7 @@ class Requests:
         """Write down where the rows of requests will be, and whose transactions they belong to. Durable on return.
 
         Then it is looked again whether their producers count: another server may lead a producer's home, and what an
-        instance that it registers from now on finds written down it ends.
+        instance that it registers from now on finds written down it stops.
 
         Args:
             requests: each with the position of its first row.
@@ -253,7 +253,7 @@ class Requests:
         return [self._refusal_since(admitted) for admitted, _ in requests]
 
     def places(self, ahead: AnnouncedAhead, asked: Sequence[Admitted], at: int) -> list[int] | None:
-        """Return where requests begin that have seats, in whose order they are; None: where there is room.
+        """Return where requests start that have seats, in whose order they are; None: where there is room.
 
         Args:
             at: the first position that is free.
@@ -348,7 +348,7 @@ class Requests:
         self._require_newest(producer, producer.key, sent.generation, again=again)
 
     def not_needed(self, producer: ProducerName, pointer: int, sent: Sent) -> list[bytes]:
-        """Return the keys of what a producer has begun before a transaction and is decided, but for the last one of
+        """Return the keys of what a producer has started before a transaction and is decided, but for the last one of
         these that may be committed: the next instance goes on behind that, should this one come to nothing.
         """
         rows = begun_by(self._side, producer, before=pointer, most=_LOOKED_AT)
@@ -361,7 +361,7 @@ class Requests:
         return topic.consumed and at < announced(self._side, topic)
 
     def forget(self) -> None:
-        """Forget what was read, because another process may have written."""
+        """Forget the data read, because another process may have written."""
         self._rows.forget()
         self._last.clear()
 
@@ -382,7 +382,7 @@ class Requests:
         return begun.void or transaction_ms(begun.pointer) + self._max_lifetime_ms < self._clock.now_ms()
 
     def _has_ended(self, begun: Begun, sent: Sent) -> bool:
-        """Return whether a transaction has ended by what its instance says; needed only where it cannot be looked up
+        """Return whether a transaction is over by what its instance says; needed only where it cannot be looked up
         here.
         """
         own = begun.generation == sent.generation and begun.pointer < sent.oldest_open
@@ -410,7 +410,7 @@ class Requests:
         return ahead.lasting and self._side.private
 
     def _admit(self, keys: _Keys, sent: Sent, pointer: int | None, number: int) -> Admitted:
-        """What is known of a producer that counts.
+        """The facts about a producer that counts.
 
         Raises:
             BadRequest: a later request was done, or it is another one under the same number; or another server may lead

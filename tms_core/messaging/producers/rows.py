@@ -1,10 +1,10 @@
-"""Producers by name: the rows that say which instance counts, what it has begun, and what it sent last.
+"""Producers by name: the rows that say which instance counts, what it has started, and what it sent last.
 
 A producer belongs to a topic, its *home*. Each instance of it that is registered gets a higher *generation*, and what
 an older one sends is refused from then on. All of it is in the side table (:mod:`tms_core.tables.side`):
 
 * ``w`` + home + generation of the home + name: the producer (:class:`Registration`);
-* ``t`` + home + generation of the home + ``p`` + name + 0 + write pointer: a transaction that it has begun
+* ``t`` + home + generation of the home + ``p`` + name + 0 + write pointer: a transaction that it has started
   (:class:`Begun`). Like a claim it is true exactly if its transaction is, and what was rolled back is marked void;
 * ``q`` + topic + generation + home + 0 + name: its last request to that topic
   (``LastRequest`` in :mod:`.last_request`), whose ids no other message gets; in a store of this machine
@@ -70,16 +70,16 @@ class ProducerName(NamedTuple):
 
     @property
     def begun(self) -> bytes:
-        """Return the start of the keys of what it has begun."""
+        """Return the start of the keys of what it has started."""
         prefix = generation_prefix(self.home.prefix, self.home_generation)
         return _TRANSACTIONAL + prefix + _BEGUN + self.name.encode("ascii") + b"\0"
 
     def begun_key(self, pointer: int) -> bytes:
-        """Of a transaction that it has begun."""
+        """Of a transaction that it has started."""
         return self.begun + _POINTER.pack(pointer)
 
     def request_key(self, prefix: bytes) -> bytes:
-        """Of its last request to the generation of a topic whose row keys begin so."""
+        """Of its last request to the generation of a topic whose row keys start so."""
         return _REQUEST + prefix + self.home.prefix + b"\0" + self.name.encode("ascii")
 
     @property
@@ -104,10 +104,10 @@ class Registration(NamedTuple):
     """A producer.
 
     Attributes:
-        generation: of the instance that counts; begins at the time in milliseconds, so that no name has one twice.
+        generation: of the instance that counts; starts at the time in milliseconds, so that no name has one twice.
         instance: which one that is; all zeros: none, it was forgotten.
         updated_ms: when it was registered.
-        former: what became of the one before; None: it has begun nothing.
+        former: what became of the one before; None: it has started nothing.
         settled: whether that has been found out.
     """
 
@@ -151,7 +151,7 @@ def counting(value: bytes) -> int | None:
 
 
 class Begun(NamedTuple):
-    """A transaction that a producer has begun.
+    """A transaction that a producer has started.
 
     Attributes:
         void: whether it was rolled back, or is invalid.
@@ -188,7 +188,7 @@ class Begun(NamedTuple):
 def next_generation(known: Registration | None, now_ms: int) -> int:
     """Return the generation of a new instance: one more, and of an unknown name the time in milliseconds.
 
-    So a name that was forgotten begins above all that it had before: an instance a millisecond would be too many.
+    So a name that was forgotten starts above all that it had before: an instance a millisecond would be too many.
     """
     return now_ms if known is None else known.generation + 1
 
@@ -196,7 +196,7 @@ def next_generation(known: Registration | None, now_ms: int) -> int:
 def last_of(begun: list[tuple[Begun, TransactionOutcome]], inherited: Former | None) -> Former | None:
     """What a producer is told of its former: the newest transaction that was not aborted, since it goes on behind that.
 
-    Where there is none: the newest one. What the former was told itself comes before all that it has begun.
+    Where there is none: the newest one. What the former was told itself comes before all that it has started.
     """
     found = [] if inherited is None else [inherited]
     for one, outcome in sorted(begun, key=lambda pair: (pair[0].generation, pair[0].pointer)):
@@ -209,7 +209,7 @@ def last_of(begun: list[tuple[Begun, TransactionOutcome]], inherited: Former | N
 
 
 def is_of_producer(key: bytes) -> bool:
-    """Return whether a key of the side table is that of a producer, or of a transaction that one has begun."""
+    """Return whether a key of the side table is that of a producer, or of a transaction that one has started."""
     prefix = topic_prefix(key[1:]) if key[:1] == _TRANSACTIONAL else None
     return key[:1] == _PRODUCER or (prefix is not None and key[1 + len(prefix) + GENERATION_BYTES :][:1] == _BEGUN)
 
@@ -293,7 +293,7 @@ def first_unannounced(side: SideTable, prefix: bytes) -> int:
 def announced_ahead(side: SideTable, prefix: bytes) -> list[tuple[bytes, bytes]]:
     """From which row key to which the requests may be that producers of a topic have announced ahead.
 
-    A row there that is none of theirs would be taken for the last of them, after the server's process has ended.
+    A row there that is none of theirs would be mistaken for the last of them, after the server's process is over.
 
     Args:
         side: where requests are.
@@ -311,7 +311,7 @@ def tidy(
     is_gone: Callable[[TopicId, int], bool],
     idle_before_ms: int,
 ) -> tuple[int, int]:
-    """Mark what was begun in invalid transactions, and forget idle producers and those of topics that are gone.
+    """Mark what was started in invalid transactions, and forget idle producers and those of topics that are gone.
 
     The marks come before an id leaves the invalid list: from then on its transaction would count as committed. So also
     a former that was not decided when its producer was registered is one that was aborted.
@@ -370,7 +370,7 @@ def tidy(
 
 
 def mark_void(side: SideTable, is_invalid: Callable[[int], bool]) -> int:
-    """Mark what was begun in invalid transactions, and formers that are: see :func:`tidy`. Durable on return.
+    """Mark what was started in invalid transactions, and formers that are: see :func:`tidy`. Durable on return.
 
     Returns:
         How many were marked.
@@ -394,7 +394,7 @@ def _tidy_begun(
     """Mark void transactions.
 
     Returns:
-        How many, by producer the keys of all, and when the last one began; and which producers have any open.
+        How many, by producer the keys of all, and when the last one started; and which producers have any open.
     """
     marked, opened = 0, set[bytes]()
     keys: dict[bytes, list[bytes]] = {}
@@ -444,7 +444,7 @@ def _producer(key: bytes) -> ProducerName | None:
 
 
 def _beginner(key: bytes) -> ProducerName | None:
-    """Return the producer that has begun the transaction with this key; None: it is another kind of row."""
+    """Return the producer that has started the transaction with this key; None: it is another kind of row."""
     found = _producer(key[: -_POINTER.size])
     kind, name = (found.name[:1], found.name[1:-1]) if found else ("", "")
     return found._replace(name=name) if found and kind == "p" and found.name.endswith("\0") else None

@@ -203,8 +203,8 @@ class Lines:
     def hides(self, topic: TopicMetadata, pointer: int) -> bool:
         """Return whether a transaction has stored payloads to which no message refers.
 
-        The store is asked once, by a transaction that began before this process did. Most have stored nothing, which
-        takes one read; else all messages since its begin are searched for one that refers to it.
+        The store is asked once, by a transaction that started before this process did. Most have stored nothing, which
+        takes one read; else all messages since its start are searched for one that refers to it.
 
         Raises:
             StoreError: it could not be looked up.

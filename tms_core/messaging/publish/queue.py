@@ -55,7 +55,7 @@ class WriteRequest(Generic[R]):
         size: bytes of the payloads together.
         weight: what they count for, which many that are empty do, too.
         principal: whose transaction it is; None: the server does not ask who somebody is.
-        admitted: what is known of its producer, while it is written.
+        admitted: the facts about its producer, while it is written.
         answer: done when it is durable, or will not be.
     """
 
@@ -100,7 +100,7 @@ class WriterContext(NamedTuple):
     """The parts that all writers of a store share.
 
     Attributes:
-        max_lifetime_ms: how long after its begin a transaction may write.
+        max_lifetime_ms: how long after its start a transaction may write.
         transactions: the manager in this process; None: transactions are managed elsewhere.
     """
 
@@ -199,7 +199,7 @@ class Queue(ABC, Generic[R]):
 
     @abstractmethod
     def _is_written(self, topic: TopicMetadata, request: WriteRequest[R], last: LastRequest, *, keeps: bool) -> bool:
-        """Return whether all rows of a request are there; some of them alone are taken back, unless they are to be
+        """Return whether all rows of a request are there; some of them alone are rolled back, unless they are to be
         kept.
         """
 
@@ -210,8 +210,8 @@ class Queue(ABC, Generic[R]):
     def _begin_writes(self, batch: Sequence[WriteRequest[R]]) -> Sequence[WriteRequest[R]]:
         """Note in which transactions something is about to be written; returns the requests of those in progress.
 
-        A transaction that is aborted from now on becomes invalid instead, so that what is written in it then is never
-        seen, even if this process ends before it can look again. :meth:`_end_writes` is to follow.
+        A transaction that is aborted from now on becomes invalid instead, so that the writes in it then is never
+        seen, even if this process stops before it can look again. :meth:`_end_writes` is to follow.
         """
         manager = self._context.transactions
         if manager is None:
@@ -232,7 +232,7 @@ class Queue(ABC, Generic[R]):
         """Return whether the transaction of a request is in progress, where that is known; answers if not.
 
         Args:
-            begun: the identities of the requests whose transactions are.
+            started: the identities of the requests whose transactions are.
         """
         if self._context.transactions is None or id(request) in begun:
             return True
@@ -241,7 +241,7 @@ class Queue(ABC, Generic[R]):
         return False
 
     def _refusal(self, request: WriteRequest[R]) -> TmsError:
-        """Why a request of a transaction that has ended is refused: for good where a newer instance ended it."""
+        """Why a request of a transaction that is over is refused: for good where a newer instance ended it."""
         if request.sent is not None:
             try:
                 self._context.requests.require_newest(request.sent)
@@ -253,7 +253,7 @@ class Queue(ABC, Generic[R]):
     def _sent(
         self, topic: TopicMetadata, batch: Sequence[WriteRequest[R]], now_ms: int
     ) -> Iterator[list[WriteRequest[R]]]:
-        """The requests without a producer, and those to be written of the others; answers what was written before."""
+        """The requests without a producer, and those to be written of the others; answers the writes before."""
         requests = self._context.requests
         asked = [(request, request.sent) for request in batch if request.sent is not None]
         sent = [(sent, request.pointer, len(request.messages) or 1) for request, sent in asked]
@@ -382,7 +382,7 @@ def _not_known(admitted: Admitted) -> MessagingError:
 
 
 def ended(pointer: int | None) -> TransactionEnded:
-    """What a request is answered whose transaction has ended."""
+    """What a request is answered whose transaction is over."""
     return TransactionEnded(f"Transaction {pointer} is not in progress, so it writes nothing.", "Begin another one.")
 
 

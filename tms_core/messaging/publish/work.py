@@ -12,7 +12,7 @@ a small request, since each of the two threads wakes while the other one holds t
   so far, is written by the loop itself: only the client that sent it waits for the loop then. As soon as one write has
   taken longer than :data:`QUICK_SECONDS`, threads write all that comes, until a write was quick again. So a disk that
   has become slow holds up the loop once; and LevelDB slows writers down by a millisecond before it ever stops them.
-* Else a batch is begun when the loop has nothing left to do in this turn and is about to wait. What the turn accepted
+* Else a batch is started when the loop has nothing left to do in this turn and is about to wait. What the turn accepted
   for one topic is one batch then. Where that is all that the server has to answer, and as small, the loop writes it,
   too; else a thread does.
 """
@@ -181,7 +181,7 @@ class Work:
         self._batches.put(task)
 
     def close(self) -> None:
-        """Accept no more, and return when all is answered and the threads have ended; closing twice is no error."""
+        """Accept no more, and return when all is answered and the threads are over; closing twice is no error."""
         with self._lock:
             self._closed = True
             self._answered.wait_for(lambda: not self._requests)

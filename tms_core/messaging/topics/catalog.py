@@ -2,7 +2,7 @@
 
 A row is never removed: deleting negates its generation, creating again goes one above. Every change compares the row
 with the very bytes that were read, so a row that Gson would have written differently can be changed too; CDAP compares
-with what it would have written, and then tries for ever. What counts on re-creation are the new properties, on every
+with what it would have written, and then tries forever. What counts on re-creation are the new properties, on every
 store; CDAP keeps the old ones in HBase.
 
 Nothing is remembered but the parsed form of rows, and the row is read each time: a topic that another process deleted
@@ -140,7 +140,7 @@ class TopicRegistry:
         raise _contended(topic)
 
     def update(self, topic: TopicId, properties: Mapping[str, str], *, former: TopicMetadata | None = None) -> None:
-        """Replace all properties but the generation; what is left out is the default again, not what it was.
+        """Replace all properties but the generation; the rest out is the default again, not what it was.
 
         Args:
             former: the topic as it was read; None: whatever it is now.

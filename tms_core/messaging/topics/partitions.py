@@ -3,7 +3,7 @@
 A topic with the property ``partitions: "8"`` has its messages in eight ordinary topics, ``orders-0`` to ``orders-7``: a
 *family*. Which of them is crc32 of the message's key, modulo their number. Another number makes another family
 (``orders-f2-0`` …), since other keys meet in its partitions; the one before it is *sealed*: it takes no more messages,
-and a group in order reads it to its end first. A topic that had messages before it had partitions is the first family
+and a group in order reads it completely first. A topic that had messages before it had partitions is the first family
 itself, number 0.
 
 A topic with the property ``routes: {"users": 2, "pages": 3}`` has a copy of each message in ``orders-users`` and
@@ -93,7 +93,7 @@ class Layout(NamedTuple):
         return [self.route(name) for name in self.routes] + [one for one in members if one != self.topic]
 
     def before(self, part: TopicId) -> list[TopicId]:
-        """Return the topics that are read to their end before this one, which is a part."""
+        """Return the topics that are read completely before this one, which is a part."""
         found: list[TopicId] = []
         for family in self.families:
             members = self.members(family)
@@ -183,7 +183,7 @@ def routes_of(properties: Mapping[str, str]) -> dict[str, int]:
 
 
 def drained_by(properties: Mapping[str, str], group: str) -> int | None:
-    """Return the transaction in which a group has read a sealed partition to its end, 0 if that is not known, as an
+    """Return the transaction in which a group has read a sealed partition completely, 0 if that is not known, as an
     older version has noted it; None: it has not.
     """
     groups = dict(one.split(":") for one in properties.get(DRAINED, "").split(" ") if ":" in one)

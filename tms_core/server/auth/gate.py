@@ -122,7 +122,7 @@ def _matches(topic: TopicId, pattern: str) -> bool:
 
 
 def is_principal(name: str) -> bool:
-    """Return whether a name can be a principal's: visible characters, neither everybody's nor like the begin of a
+    """Return whether a name can be a principal's: visible characters, neither everybody's nor like the start of a
     comment.
     """
     return 0 < len(name) <= _LONGEST and name.isprintable() and " " not in name and name[0] not in (EVERYBODY, "#")
@@ -253,7 +253,7 @@ class WatchedFile(Generic[T]):
 
     Args:
         setting: that names it, for errors.
-        parse: makes sense of its contents; or raises ``ConfigurationError``, which begins with the first argument, the
+        parse: makes sense of its contents; or raises ``ConfigurationError``, which starts with the first argument, the
             file's name and setting, and must not quote them.
         private: whether it is warned of when others may read it.
 

@@ -43,7 +43,7 @@ class Tokens:
     empty file is taken at its word: all tokens were taken away, so every request is refused.
 
     Args:
-        path: lines of ``PRINCIPAL: sha256$HEX``, of which a principal may have several; ``#`` begins a comment.
+        path: lines of ``PRINCIPAL: sha256$HEX``, of which a principal may have several; ``#`` starts a comment.
 
     Raises:
         ConfigurationError: the file cannot be used, or has no token in it.

@@ -66,7 +66,7 @@ class Codec(Protocol):
         ...
 
     def read_group_rollback(self, body: bytes) -> tuple[int, MessageId | None]:
-        """Return the body of a group's ``rollback``: whose claims are taken back, and behind which id; None: all of
+        """Return the body of a group's ``rollback``: whose claims are rolled back, and behind which id; None: all of
         them.
         """
         ...
@@ -94,7 +94,7 @@ def too_many(most_messages: int) -> HTTPException:
 
 
 def message_id(data: bytes) -> MessageId:
-    """Return the id a fetch begins at; of more than 20 bytes the first count, as in CDAP."""
+    """Return the id a fetch starts at; of more than 20 bytes the first count, as in CDAP."""
     try:
         return MessageId.parse(data[:_ID_BYTES])
     except FormatError as error:

@@ -4,7 +4,7 @@ Writes are acknowledged only after the lease was read again behind them, and row
 (:mod:`tms_core.server.ha.leadership` says why that is enough). The messaging service above knows nothing of all this: a
 server that does not lead gets errors from its store.
 
-Topics are not fenced: each change of theirs compares what is there with what was read, so any server may make it.
+Topics are not fenced: each change of theirs compares what is there with the data read, so any server may make it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class FencedStore(WrappedStore, Store):
 
     Args:
         store: the tables; stays the caller's.
-        slots: know who leads.
+        slots: know the leader.
         seals: know which rows are not shown.
     """
 
@@ -64,7 +64,7 @@ class _Fence:
     """What surrounds each read and each change of rows of one topic.
 
     Args:
-        slots: know who leads the topic.
+        slots: know the leader the topic.
     """
 
     def __init__(self, slots: Slots) -> None:
@@ -252,7 +252,7 @@ class MessageFence(TableFence):
 class FencedSide(SideTable):
     """The side table, as a leader sees it: for positions, claims and producers, each behind the lead of its topic.
 
-    But which generation of a producer counts, and what it has begun, is read by the leaders of all topics that it
+    But which generation of a producer counts, and what it has started, is read by the leaders of all topics that it
     publishes to.
 
     What a deposed leader still sends changes nothing: a position is only written where the one that was read still is,
@@ -260,7 +260,7 @@ class FencedSide(SideTable):
 
     Args:
         side: the table; stays the caller's.
-        slots: know who leads.
+        slots: know the leader.
     """
 
     def __init__(self, side: SideTable, slots: Slots) -> None:

@@ -3,7 +3,7 @@
 Where topics are divided into slots, this is so for each slot by itself (:mod:`tms_core.server.ha.rota`).
 
 A lease says who (:mod:`tms_core.tables.lease`), in a cell of HBase that can be compared and set. The server that gets
-it waits for the *fencing delay* before it begins its **term**, as CDAP's servers do
+it waits for the *fencing delay* before it starts its **term**, as CDAP's servers do
 (``LeaderElectionMessagingService``). What is right does not rest on that wait, nor on clocks:
 
 * **No acknowledged message is lost.** Before a write is acknowledged the lease's cell is read once more. If it is still
@@ -16,7 +16,7 @@ it waits for the *fencing delay* before it begins its **term**, as CDAP's server
 
 The delay lets calls end that HBase's Thrift servers had whole when the lease ran out, so that few publishers are left
 without knowing what became of their messages. A leader that ends in good order has none, says so by giving the lease
-back, and the next one begins at once.
+back, and the next one starts at once.
 
 The trade: one read of HBase for each batch that is written.
 """
@@ -55,7 +55,7 @@ class Term(NamedTuple):
 
 
 class Leadership:
-    """What one server knows of who leads. One thread calls :meth:`step`; any thread may ask.
+    """What one server knows of the leader. One thread calls :meth:`step`; any thread may ask.
 
     Args:
         lease: this server's side of the lease, without wall clocks.
@@ -111,11 +111,11 @@ class Leadership:
         return term
 
     def is_still(self, term: Term) -> bool:
-        """Return whether a term has not ended; while the lead is handed back, it goes on for what has begun in it."""
+        """Return whether a term has not ended; while the lead is handed back, it goes on for what has started in it."""
         return self._term is term and self._runs
 
     def tenure(self) -> Callable[[], bool]:
-        """Return whether this server has had the lease since now, and no other one; asked before a term begins.
+        """Return whether this server has had the lease since now, and no other one; asked before a term starts.
 
         Raises:
             Unavailable: it does not have it.
@@ -142,10 +142,10 @@ class Leadership:
                 self._writes -= 1
 
     def confirm(self, term: Term) -> None:
-        """Return if the term ran until now, whatever clocks say: what was written in it may be acknowledged.
+        """Return if the term ran until now, whatever clocks say: the writes in it may be acknowledged.
 
         Raises:
-            StoreUnavailable: it has ended, or that cannot be found out; whether what was written counts is not known.
+            StoreUnavailable: it is over, or that cannot be found out; whether the writes count is not known.
         """
         try:
             self._lease.confirm()
@@ -166,10 +166,10 @@ class Leadership:
     def step(
         self, prepare: Callable[[], bool], *, patient: bool = False, read: Callable[[], bytes | None] | None = None
     ) -> None:
-        """Look who leads: renew the lease or try to get it, and begin or end a term.
+        """Look the leader: renew the lease or try to get it, and start or end a term.
 
         Args:
-            prepare: called before a term begins; False: not yet.
+            prepare: called before a term starts; False: not yet.
             patient, read: see :meth:`Lease.acquire`.
         """
         try:
@@ -194,7 +194,7 @@ class Leadership:
             self._begin(prepare)
 
     def hand_back(self) -> None:
-        """Begin nothing more. The step that finds nothing under way gives the lease back, and the term is over."""
+        """Start nothing more. The step that finds nothing under way gives the lease back, and the term is over."""
         with self._lock:
             self._ending = self._lease.held
 
@@ -280,7 +280,7 @@ class Leadership:
 
 
 class Watch:
-    """Has it looked who leads, again and again, in a thread of its own.
+    """Has it looked the leader, again and again, in a thread of its own.
 
     Args:
         resign: gives back what this server leads.

@@ -1,7 +1,7 @@
 """The log of a transaction manager in rows beside the store, so that one server after the other can run the manager.
 
 The log is a chain of cells with numbers, each written once: a cell is put only where there is none, by HBase's own
-compare-and-set. Who takes over reads the chain to its end and puts a cell of its own there. So a former leader, however
+compare-and-set. Who takes over reads the chain completely and puts a cell of its own there. So a former leader, however
 late it wakes, finds its next place taken and can append nothing any more; and what it appended before was read. A cell
 holds all that was waited for at the same time, so that one journey serves many answers.
 
@@ -10,7 +10,7 @@ the log goes on behind it. The root, too, changes only from what its writer has 
 the same time one is told that it has been deposed. What is behind it then is deleted, but for the cells that were put
 by those who took over: each may still be in the way of something late, and there is a small one for each change.
 
-What only asks and writes nothing counts if this server has still had the lease afterwards, as with what is read from
+What only asks and writes nothing counts if this server has still had the lease afterwards, as with the data read from
 the store (:mod:`tms_core.server.ha.leadership`).
 """
 
@@ -49,7 +49,7 @@ Still = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class LogRoot:
-    """Where the state begins, in JSON.
+    """Where the state starts, in JSON.
 
     Attributes:
         name: of the snapshot's rows, in hexadecimal.

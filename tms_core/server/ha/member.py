@@ -41,7 +41,7 @@ class HaMember:
         leases: the side table again, over connections of its own; stays the caller's.
 
     Attributes:
-        slots: know who leads what.
+        slots: know the leader what.
         store: the tables as a leader may use them.
         side: the side table as a leader may use it, for positions and claims.
         forwarder: passes on what this server has not to answer.
@@ -63,7 +63,7 @@ class HaMember:
 
     @property
     def is_alone(self) -> bool:
-        """Return whether it leads before anything else is begun."""
+        """Return whether it leads before anything else is started."""
         return self._advertise is None
 
     def begin(self, service: MessagingService, port: int = 0, manager: SharedManager | None = None) -> None:

@@ -8,12 +8,12 @@ the list of topics, is asked of the leader of slot 0; any server could answer, s
 Slot *s* belongs to the server with ordinal *s* mod *servers*. A server takes its own slots as soon as they are free.
 Another server's it takes only when no server has held them for as long as a lease lasts, and hands them back once their
 own server is there: a server that lacks one of its slots writes a new value into its row among the leases each second,
-and who leads a slot of another one sees that. To hand back is to begin nothing more, to let end what has begun, and to
-give the lease back with a word on who may still have late writes under way; so no acknowledged message is lost or there
-twice, and clients are told to come again for a second or two.
+and the leader a slot of another one sees that. To hand back is to start nothing more, to let end what has started, and
+to give the lease back with a word on who may still have late writes under way; so no acknowledged message is lost or
+there twice, and clients are told to come again for a second or two.
 
 All leases are rows of the side table: ``l`` where there is one slot, else ``l`` + number of slots + slot. The servers
-of a store must agree on that number, or two would lead one topic. So ``l`` says what it is: a lease, or for ever "*n*
+of a store must agree on that number, or two would lead one topic. So ``l`` says what it is: a lease, or forever "*n*
 slots". Another number is written there by a server that has taken all leases of the former number, and a server looks
 there between having taken a lease and leading by it.
 """
@@ -55,7 +55,7 @@ class Slots:
         self.leaderships = tuple(leaderships)
 
     def number(self, key: bytes) -> int:
-        """Return the slot of a key that begins with a topic's name (``namespace:topic:``); 0 for any other."""
+        """Return the slot of a key that starts with a topic's name (``namespace:topic:``); 0 for any other."""
         if len(self.leaderships) == 1:
             return 0
         prefix = topic_prefix(key)
@@ -110,7 +110,7 @@ class Rota:
         ordinal: which of the servers this is, from 0; without meaning where there is one slot.
 
     Attributes:
-        slots: who leads each slot.
+        slots: the leader each slot.
     """
 
     def __init__(self, side: SideTable, holder: str, wanted: LeaderSettings, ordinal: int, clock: Clock) -> None:
@@ -132,10 +132,10 @@ class Rota:
             lease.address = address
 
     def look(self, prepare: Callable[[int], bool]) -> None:
-        """Look who leads each slot: renew leases or try to get them, begin and end terms, hand back.
+        """Look the leader each slot: renew leases or try to get them, start and end terms, hand back.
 
         Args:
-            prepare: called with a slot before a term of it begins; False: not yet.
+            prepare: called with a slot before a term of it starts; False: not yet.
         """
         try:
             self._agreed = self._agreed or self._agreement.reached()
@@ -187,7 +187,7 @@ class Rota:
         self._say_what_is_lacking()
 
     def _may_lead(self, prepare: Callable[[int], bool], slot: int) -> bool:
-        """Return whether a term of a slot may begin: its lease is held, and the number of slots is still this one."""
+        """Return whether a term of a slot may start: its lease is held, and the number of slots is still this one."""
         try:
             agreed = self._agreement.holds()
         except StoreError as error:

@@ -1,4 +1,4 @@
-"""Ids that stay empty for ever: where rows come to lie, unseen, that come later than they should.
+"""Ids that stay empty forever: where rows come to lie, unseen, that come later than they should.
 
 A write cannot be stopped once it was sent, and a process that was stopped in the middle of sending sends the rest when
 it is woken. HBase takes such rows like any other. Their publishers were never told that they are there; but a reader
@@ -10,7 +10,7 @@ there, whichever server leads. One write under way has at most :data:`FRAME_ROWS
 may have done a part of them; therefore the rows at the end are looked at one by one.
 
 A gap is written before the topic is read or written in the new term, and a row is acknowledged only if the new term had
-not begun. So no acknowledged row is ever in a gap.
+not started. So no acknowledged row is ever in a gap.
 
 A leader does the same for a write of its own that has failed: HBase may still do it, in part or whole, behind the time
 that its client waits. Before the topic is read or written again it is decided whether all of its rows are there. They
@@ -18,7 +18,7 @@ count then; else none of them is ever shown. So at most one write is undecided w
 that may yet come, and none sees a part of a request.
 
 A thread may be held up for as long as it takes two other servers to lead one after the other. So the gaps are read
-before the lease is read once more, and written only where they are still what was read; and each leader that seals a
+before the lease is read once more, and written only where they are still the data read; and each leader that seals a
 topic changes them.
 """
 
@@ -170,7 +170,7 @@ class Seals:
             Its gaps.
 
         Raises:
-            StoreError: it could not be sealed or decided, or the term has ended.
+            StoreError: it could not be sealed or decided, or the term is over.
         """
         sealed = self._of(prefix)
         with sealed.lock:
@@ -247,14 +247,16 @@ class Seals:
         return raw
 
     def _written(self, prefix: bytes, raw: bytes | None, gaps: Gaps) -> Gaps:
-        """Gaps, once they are written down in the place of what was read."""
+        """Gaps, once they are written down in the place of the data read."""
         value = gaps.pack()
         if value != (raw or b"") and not self._side.exchange(_GAPS + prefix, raw, value):
             raise StoreUnavailable("What readers are shown of the topic was changed meanwhile.", "Try again.")
         return gaps
 
     def _empty(self, prefix: bytes, former: LeaseRecord, end: int) -> list[PositionRange]:
-        """Return where the former leader may have given ids, and there is no row; it gave none before ``end`` lately."""
+        """Return where the former leader may have given ids, and there is no row; it gave none before ``end``
+        lately.
+        """
         now_ms = self._clock.now_ms()
         free = first_free(partial(self._table.read, KEYS), prefix, now_ms)
         last_ms = min(former.renewed_ms + former.seconds * 1000, now_ms + _CLOCKS_MS)

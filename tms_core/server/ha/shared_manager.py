@@ -1,7 +1,7 @@
 """The transaction manager of several servers: it runs in the one that leads slot 0, and the others ask it.
 
 Each server has a manager and its service. That of the leader takes over the log (:mod:`tms_core.server.ha.manager_log`)
-before its term begins, as after a restart; those of the others know nothing, and their services pass on what they are
+before its term starts, as after a restart; those of the others know nothing, and their services pass on what they are
 asked. So a client may ask any of them, and what one was answered, the next leader knows.
 """
 
@@ -90,7 +90,7 @@ class SharedManager:
         self._storage.address = address
 
     def ready(self) -> bool:
-        """Return whether the manager has taken over, so that a term may begin; False: ask again in a moment."""
+        """Return whether the manager has taken over, so that a term may start; False: ask again in a moment."""
         if self._closed:
             return False
         if self._beginning is None:

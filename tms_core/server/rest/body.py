@@ -1,4 +1,4 @@
-"""The body of a request, read to its end within a limit.
+"""The body of a request, read completely within a limit.
 
 A body is held whole, because a batch is written whole; so its size is limited, before and after decompression, and a
 small body that inflates without end is stopped at the limit like a large one. CDAP 6's clients send gzip. What a body

@@ -245,7 +245,7 @@ def _unanswered(reason: str) -> Unanswered:
 
 
 async def _end(*tasks: asyncio.Task[None]) -> None:
-    """Cancel what still runs, and return when it has ended."""
+    """Cancel what still runs, and return when it is over."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,6 +1,6 @@
 """Polling as a consumer group, and taking back what a transaction has claimed.
 
-Unlike a plain poll, the whole batch is read before the answer begins, because it is claimed first. So its size is
+Unlike a plain poll, the whole batch is read before the answer starts, because it is claimed first. So its size is
 limited here, whatever it asks for.
 """
 

@@ -1,7 +1,7 @@
 """Polling: what consumers call.
 
 Plain ASGI, because every message leaves this way. Threads of their own read pages of the store and encode them, step by
-step: half a megabyte at a time, or one message that is larger, or what is found within :data:`STEP_SECONDS`. Between
+step: half a megabyte at a time, or one message that is larger, or the findings within :data:`STEP_SECONDS`. Between
 two steps the connection is looked at, so that nothing more is read for a client that is gone, and the next step is
 made when the event loop has sent this one, but for what the connection buffers. So what an answer takes does not depend
 on its length, and it is taken from the memory of all requests before a step is made (:mod:`tms_core.server.memory`).
@@ -114,7 +114,7 @@ class _Polling:
         self.saved_bytes = 0
 
     def close(self) -> None:
-        """Let go of what was read: this and the generators that read refer to each other."""
+        """Let go of the data read: this and the generators that read refer to each other."""
         self._pieces = iter(())
         self._fetch = None
 
@@ -214,7 +214,7 @@ class _Polling:
     # -- in a thread --------------------------------------------------------------------------------------------------
 
     def _first(self) -> list[bytes]:
-        """Begin to read, and make the first pieces."""
+        """Start to read, and make the first pieces."""
         self._fetch = fetch = self._site.service.begin_fetch(self._topic, self._request)
         pieces = self._codec.write_messages(self._counted(fetch.pages()))
         self._pieces = _gzip(self._measured(pieces)) if self._zipped else pieces
@@ -222,7 +222,7 @@ class _Polling:
         return self._step()
 
     def _again(self) -> list[bytes]:
-        """Begin once more, behind what has been looked at."""
+        """Start once more, behind what has been looked at."""
         position = self._fetch.position if self._fetch is not None else None
         if position is not None:
             self._request = replace(self._request, start=position, inclusive=True)

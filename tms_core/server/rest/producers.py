@@ -59,7 +59,7 @@ def sent_by(site: Site, scope: Scope, headers: Headers, *, numbered: bool = True
 
     Args:
         site: whose gate has to let its sender publish in the producer's topic.
-        numbered: whether it has a number, as what is written once has.
+        numbered: whether it has a number, as the writes once has.
 
     Raises:
         Forbidden: its sender may not publish there.

@@ -131,7 +131,7 @@ class Waiting:
                 del self._each[principal]
 
     def close(self) -> None:
-        """Have all end, and none begin; may be called by any thread."""
+        """Have all end, and none start; may be called by any thread."""
         self.closed = True
         for wake in list(self._wakes):
             wake()

@@ -146,7 +146,7 @@ class Consumers(SiteRoute):
         return Response()
 
     def _shown(self, topic: TopicId, name: str) -> dict[str, Any]:
-        """Return a consumer's position, the claims it has open, and what it was given and has not processed."""
+        """Return a consumer's position, the claims it has open, and its messages and has not processed."""
         consumers = self._site.service.consumers
         found, claims = consumers.get(topic, name), consumers.claims(topic, name)
         shown: dict[str, Any] = {"position": str(found.id)}

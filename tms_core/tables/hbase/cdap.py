@@ -6,7 +6,7 @@ is still there, two cleaners are at work and CDAP goes by the other one. In neit
 ours to claim. A sweep does no harm beside either, so it is never refused.
 
 Observers stand in the table's attributes, which only Thrift 2 reads. Whether pruning runs cannot be asked, but whenever
-it does something it leaves rows in its state table: one that was not written for a day is taken for an old one.
+it does something it leaves rows in its state table: one that was not written for a day is mistaken for an old one.
 ``docs/reference/formats/hbase.md``, "Tephra's pruning state".
 """
 
@@ -111,7 +111,7 @@ def last_pruned_ms(state: HBaseRows, since_ms: int) -> int | None:
     """Return when Tephra's pruning last wrote to its state table; None: not since a moment, or there is no such table.
 
     Args:
-        since_ms: what was written before does not count.
+        since_ms: the writes before does not count.
 
     Raises:
         StoreError: it could not be read.

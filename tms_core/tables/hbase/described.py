@@ -39,7 +39,7 @@ class TableSettings:
     """A table as it is.
 
     Attributes:
-        starts: where its regions begin.
+        starts: where its regions start.
         buckets: how many salts its rows have; None: they have none, or it is not known.
         settings: attributes of the table and settings of its family, by their names in the HBase shell; what is not
             among them has HBase's default, or could not be read.
@@ -52,7 +52,7 @@ class TableSettings:
 
     @property
     def missing_starts(self) -> list[bytes]:
-        """Salts at which no region begins."""
+        """Salts at which no region starts."""
         return [start for salt in range(1, self.buckets or 1) if (start := bytes([salt])) not in self.starts]
 
     @property

@@ -333,7 +333,7 @@ class HBaseRows:
 
 
 def _require_order(rows: Sequence[Row], start: bytes, stop: bytes | None) -> None:
-    """See that a scan gives the rows of its range in order: by the last one the next page begins.
+    """See that a scan gives the rows of its range in order: by the last one the next page starts.
 
     Raises:
         StoreError: it does not, so scanning on would miss rows or never end.

@@ -76,7 +76,7 @@ class TableSpec:
 
     @property
     def split_keys(self) -> list[bytes]:
-        """Return the salts at which regions begin, but for the first."""
+        """Return the salts at which regions start, but for the first."""
         return [bytes([salt]) for salt in range(1, self.buckets or 1)]
 
     def descriptor(self) -> Any:

@@ -21,7 +21,7 @@ class HBaseSide(SideTable):
 
     Args:
         pool: connections to Thrift 1 servers; closed with this.
-        create: make it if it is not there; else it is taken for one without rows until it has been made.
+        create: make it if it is not there; else it is mistaken for one without rows until it has been made.
 
     Raises:
         StoreUnavailable: no Thrift server answers, or HBase does not.

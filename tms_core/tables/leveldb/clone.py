@@ -66,7 +66,7 @@ def still(path: Path | str, into: Path | str, *more: Path) -> Iterator[Path]:
     a folder is copied again when something in it has moved meanwhile.
 
     Args:
-        into: the folder the copy lives in until the block ends; made when missing. Not inside the store.
+        into: the folder the copy lives in until the block is left; made when missing. Not inside the store.
         more: other LevelDB folders, of which the same holds.
 
     Raises:
@@ -106,7 +106,7 @@ def copied(folder: Path, into: Path | str) -> Iterator[Path]:
 
     Args:
         folder: closed, or open in no process that writes.
-        into: the folder the copy lives in until the block ends; made when missing.
+        into: the folder the copy lives in until the block is left; made when missing.
 
     Raises:
         StoreBusy: a process has the folder open.

@@ -237,7 +237,7 @@ class WritableDatabase(Database):
     """A folder opened for reading and writing.
 
     After a write that failed the next one opens the folder anew, and as long as that cannot be done all of them fail.
-    A put that failed is not done, unless the process ends before the folder could be opened anew. A delete or an
+    A put that failed is not done, unless the process stops before the folder could be opened anew. A delete or an
     inversion that failed may turn out to be done: its caller asks for it again, and to keep their values for undoing
     would take as much memory and disk as the rows themselves, when there is none left.
     """
@@ -320,7 +320,9 @@ class WritableDatabase(Database):
             yield
 
     def has_room(self) -> bool:
-        """Return whether the disk could take a second copy of all tables, which is more than a compaction ever needs."""
+        """Return whether the disk could take a second copy of all tables, which is more than a compaction ever
+        needs.
+        """
         with translated(self.folder):
             return disk_usage(self.folder).free > self.estimate_bytes(b"", None)
 
@@ -332,7 +334,7 @@ class WritableDatabase(Database):
         self._write(_Write(synced=False))
 
     def close(self) -> None:
-        """Close the folder, after a failed write was taken back, if it can be; closing twice is no error."""
+        """Close the folder, after a failed write was rolled back, if it can be; closing twice is no error."""
         with self._disk:
             with suppress(plyvel.Error, OSError):
                 self._mend()
@@ -383,7 +385,9 @@ class WritableDatabase(Database):
 
 
 def _value(db: plyvel.DB, rows: plyvel._Rows, key: bytes) -> bytes | None:
-    """Return the value of a row, which mostly is the one behind the row that was asked for last; None: there is none."""
+    """Return the value of a row, which mostly is the one behind the row that was asked for last; None: there is
+    none.
+    """
     found = next(rows, None)
     if found is None or found[0] != key:
         rows.seek(key)
@@ -396,7 +400,7 @@ def _value(db: plyvel.DB, rows: plyvel._Rows, key: bytes) -> bytes | None:
 def _check_end(db: plyvel.DB, at: bytes) -> None:
     """Raise unless reading really came to an end at this key (rule S3).
 
-    plyvel takes an iterator that LevelDB stopped on an error for one that came to its end, and rows of a damaged
+    plyvel takes an iterator that LevelDB stopped on an error for one that came completely, and rows of a damaged
     table would silently be none. Its raw iterator does check the error.
     """
     with db.raw_iterator(fill_cache=False, verify_checksums=True) as behind:

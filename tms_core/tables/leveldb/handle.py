@@ -2,11 +2,11 @@
 
 LevelDB does not remember that a record of its log was cut short: it goes on behind the tear, says that all is well, and
 when the folder is opened next everything behind the tear is gone. So after a failure nothing may be written to that log
-any more. Opening the folder again makes a table of all whole records and begins a new log; that is what a restart would
+any more. Opening the folder again makes a table of all whole records and starts a new log; that is what a restart would
 do, without one.
 
-What the failed write left is taken back before the next read: a record may be whole although it was never synced, and
-its writer was told that it failed. That holds as long as the process lives; if it ends before, a failed write may turn
+What the failed write left is rolled back before the next read: a record may be whole although it was never synced, and
+its writer was told that it failed. That holds as long as the process lives; if it stops before, a failed write may turn
 out to be done.
 
 The trade: every use is counted in and out, which costs about a microsecond each time, because LevelDB must not be

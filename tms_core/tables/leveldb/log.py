@@ -10,8 +10,8 @@ way: the rest of its block is dropped, with a line in a log file at most, and th
 rows. One flipped bit is enough. So the log is read first, and where something was lost the folder is not opened.
 
 A crash leaves a log that is torn at its end, which loses nothing that was durable. It is told from damage by what comes
-behind the place that cannot be read: another record is begun only when the one before is whole. So a flipped bit in the
-very last record is taken for a torn end, as LevelDB takes it too.
+behind the place that cannot be read: another record is started only when the one before is whole. So a flipped bit in
+the very last record is mistaken for a torn end, as LevelDB takes it too.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class Damage(NamedTuple):
 
     Attributes:
         offset: of its first byte.
-        stop: LevelDB drops what is there up to this byte; and up to the next beginning of a record, where that lies
+        stop: LevelDB drops what is there up to this byte; and up to the next starting of a record, where that lies
             behind it.
         reason: what is wrong.
     """
@@ -316,7 +316,9 @@ def _judge(log: bytes, at: int, problem: str) -> Damage | None:
 
 
 def _next_beginning(log: bytes, start: int) -> int | None:
-    """Return where the first readable fragment lies that begins a record; lengths in between are not to be relied on."""
+    """Return where the first readable fragment lies that starts a record; lengths in between are not to be relied
+    on.
+    """
     for found in _BEGINNING.finditer(log, start + _KIND_AT):
         at = found.start() - _KIND_AT
         if _block_stop(at) - at >= HEADER.size and not _problem(log, at):

@@ -6,8 +6,8 @@ compacted 4 bytes too large in the MANIFEST, and C++ looks for a table's end by 
 a corrected MANIFEST takes the old one's place; and tables carry their ``.sst`` name whenever no C++ LevelDB is at work.
 
 The two names bring one danger of their own. After a crash LevelDB gives the number of an unfinished table out again and
-writes over it; under the other name it would stay, and be taken for the new one. So numbers on disk are never given out
-again, and where both names of a live table are there, the MANIFEST tells which is meant, or we stop.
+writes over it; under the other name it would stay, and be mistaken for the new one. So numbers on disk are never given
+out again, and where both names of a live table are there, the MANIFEST tells which is meant, or we stop.
 
 The trade: we read and write a file of LevelDB's own. It is written as LevelDB writes it, to a new name, and CURRENT is
 switched to it by a rename, so a crash at any moment leaves either the old MANIFEST or the new one in force. Every

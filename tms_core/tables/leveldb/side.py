@@ -87,7 +87,7 @@ class LevelDBSide(SideTable):
         return made
 
     def _write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
-        """Change rows; what is known of them is what was written, unless others changed or read rows meanwhile."""
+        """Change rows; the facts about them is the writes, unless others changed or read rows meanwhile."""
         keys = [*(key for key, _ in puts), *deletes]
         changes = self._forget(keys)
         try:

@@ -3,7 +3,7 @@
 A manager on one machine writes records back to back, one on HDFS writes a Hadoop SequenceFile with a marker before each
 batch that it flushed. Either may end in the middle of a record, because that is what a crash does: what is torn was
 never acknowledged and is left out without an error, on HDFS together with its whole batch. A power cut can also leave
-zeros at the end of a file on one machine, where its length was on the disk before what was written: they are left out
+zeros at the end of a file on one machine, where its length was on the disk before the writes: they are left out
 where it is sure that nothing was synced there. Anything else that does not fit is an error, because to skip an edit is
 to lose a commit.
 
@@ -83,7 +83,7 @@ def _local_file(stream: BinaryIO, path: Path) -> Iterator[Edit]:
 def _never_synced(stream: BinaryIO, before: int, start: int) -> bool:
     """Return whether it is sure that no record from ``start`` on was ever on the disk, though the file goes on.
 
-    It goes on in zeros, and a record is never all zeros, since its version is not. The record before it, which begins
+    It goes on in zeros, and a record is never all zeros, since its version is not. The record before it, which starts
     at ``before``, must not end in a block of zeros, or it could not be told whether it was itself there in full.
     """
     stream.seek(max(before, (start - 1) // _BLOCK_BYTES * _BLOCK_BYTES))

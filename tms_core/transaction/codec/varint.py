@@ -71,7 +71,7 @@ class SnapshotReader:
         return values[0]
 
     def varint_list(self) -> array[int]:
-        """Return all numbers of a block list. Memory grows with what is read, not with what a count promises."""
+        """Return all numbers of a block list. Memory grows with the data read, not with what a count promises."""
         values = array("q")
         for count in self._counts():
             whole, rest = divmod(count, _BLOCK)

@@ -226,7 +226,7 @@ class _FieldReader:
         return value
 
     def fields(self, depth: int = 0) -> Fields:
-        """Return the fields of a struct, up to its end; those of kinds that are not read are left out."""
+        """Return the fields of a struct, up completely; those of kinds that are not read are left out."""
         found: Fields = {}
         while kind := self.number(_BYTE):
             number = self.number(_SHORT)

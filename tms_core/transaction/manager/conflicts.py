@@ -1,9 +1,9 @@
 """The keys that transactions have changed, so that of two that overlap and change the same key only one commits.
 
 A transaction that asks to commit names what it has changed, by keys that only clients understand. The keys of those
-that committed are kept under the first pointer that was not issued yet at that moment: one that began after the commit
-has a larger id and so no conflict. Nothing below the first short transaction in progress can conflict any more, and
-each commit drops it (Tephra's ``TransactionManager``; a long transaction keeps nothing alive).
+that committed are kept under the first pointer that was not issued yet at that moment: one that started after the
+commit has a larger id and so no conflict. Nothing below the first short transaction in progress can conflict any more,
+and each commit drops it (Tephra's ``TransactionManager``; a long transaction keeps nothing alive).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CommittedChanges:
             self._by_pointer = dict(sorted(self._by_pointer.items()))
 
     def check(self, transaction_id: int, keys: Collection[bytes]) -> None:
-        """Check whether another transaction has changed the same since the transaction began.
+        """Check whether another transaction has changed the same since the transaction started.
 
         Raises:
             Conflict: another one has.

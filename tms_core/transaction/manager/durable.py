@@ -6,7 +6,7 @@ decided, and no client is ever told anything that a crash could take back. Only 
 once: where a crash takes that back, its commit is refused (:meth:`TransactionManager.commit`).
 
 When the log could not be written, memory is ahead of the disk, and what stands at the end of that log is not known. So
-nothing more is answered from it, and the next request begins anew as after a crash: from what is on the disk, with a
+nothing more is answered from it, and the next request restarts as after a crash: from what is on the disk, with a
 snapshot of that and a new log. As long as that cannot be done either, nothing is decided. A snapshot that cannot be
 written does no harm otherwise: the logs reach further back.
 """
@@ -78,14 +78,14 @@ class DurableState:
 
     @property
     def running(self) -> bool:
-        """Return whether it answers; not after its log has failed, until it has begun anew."""
+        """Return whether it answers; not after its log has failed, until it has restarted."""
         return not (self._closed or self._failed)
 
     def begin(self) -> None:
-        """Go on if the log still takes what is decided, else begin anew from what is in the storage.
+        """Go on if the log still takes what is decided, else restart from what is in the storage.
 
         Raises:
-            StoreError: it cannot begin yet.
+            StoreError: it cannot start yet.
         """
         with suppress(LogFailed):
             self._sync(self._log, 0)
@@ -101,7 +101,7 @@ class DurableState:
 
         Raises:
             LogFailed: what was decided could not be written; it counts only if it is on the disk all the same.
-            StoreError: the log has failed before, and it cannot begin anew yet.
+            StoreError: the log has failed before, and it cannot restart yet.
             ManagerStopped: it has stopped.
         """
         refusal: TransactionError | None = None
@@ -130,7 +130,7 @@ class DurableState:
         return self._state.write_pointer
 
     def note_published(self, pointer: int, topic: str, publish_ms: int) -> None:
-        """Note that a transaction in progress has published a message, which readers wait at until it has ended.
+        """Note that a transaction in progress has published a message, which readers wait at until it is over.
 
         Takes no lock and writes nothing to the log.
 
@@ -144,7 +144,7 @@ class DurableState:
 
     @property
     def listed_ids(self) -> int:
-        """Return how many ids a transaction that began now would carry; takes no lock and reads no disk."""
+        """Return how many ids a transaction that started now would carry; takes no lock and reads no disk."""
         return len(self._state.invalid) + len(self._state.in_progress)
 
     def append(self, edit: Edit) -> None:
@@ -152,7 +152,7 @@ class DurableState:
         self._position = self._log.append(edit)
 
     def take_snapshot(self) -> None:
-        """Keep a snapshot, and begin a new log.
+        """Keep a snapshot, and start a new log.
 
         Raises:
             LogFailed: what was decided before could not be written.
@@ -215,7 +215,7 @@ class DurableState:
         return state, found.newest_ms
 
     def _mend(self) -> None:
-        """Begin anew if the log has failed."""
+        """Start anew if the log has failed."""
         if not self._failed:
             return
         with self._saving, self._lock:

@@ -67,8 +67,8 @@ class TransactionManager(DurableState):
         storage: where its state is kept; closed with the manager. If another manager has it now, it answers nothing
             until :meth:`begin`.
         clock: whose wall time ids go by, and whose running time timeouts go by. Ids do not follow a jump (rule S7).
-        offset: where in its millisecond the first id begins, from 0 to below ``TX_PER_MS``; drawn for each id, so that
-            nobody guesses one. None: at its beginning, as Tephra's.
+        offset: where in its millisecond the first id starts, from 0 to below ``TX_PER_MS``; drawn for each id, so that
+            nobody guesses one. None: at its start, as Tephra's.
         release: gives up what would count once ids have left the invalid list, such as claims; called before they do,
             with what tells which. None: there is nothing.
         max_timeout_seconds: the longest that one may name (``data.tx.max.timeout``).
@@ -104,7 +104,7 @@ class TransactionManager(DurableState):
     # --- transactions ------------------------------------------------------------------------------------------------
 
     def start_short(self, timeout_seconds: int | None = None, client: str = UNKNOWN_CLIENT) -> Transaction:
-        """Begin a short transaction.
+        """Start a short transaction.
 
         Args:
             timeout_seconds: after how long it is given up; None: the default.
@@ -116,7 +116,7 @@ class TransactionManager(DurableState):
         return self._start(TransactionType.SHORT, self._timeout_ms(timeout_seconds), client)
 
     def start_long(self, client: str = UNKNOWN_CLIENT) -> Transaction:
-        """Begin a long transaction; aborted, it becomes invalid, because all it has written is not known."""
+        """Start a long transaction; aborted, it becomes invalid, because all it has written is not known."""
         return self._start(TransactionType.LONG, LONG_TIMEOUT_MS, client)
 
     def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
@@ -126,7 +126,7 @@ class TransactionManager(DurableState):
         again it waits, for what it said before may be on the disk by itself.
 
         Raises:
-            NotInProgress: it has ended, or never began.
+            NotInProgress: it is over, or never started.
             ChangesTooLarge: it has changed too much.
             Conflict: it has to be rolled back.
         """
@@ -138,14 +138,14 @@ class TransactionManager(DurableState):
             self.record(Edit(transaction_id, EditState.COMMITTING, changes=keys))
 
     def commit(self, transaction_id: int) -> None:
-        """Make what a transaction wrote visible to those that begin from now on.
+        """Make what a transaction wrote visible to those that start from now on.
 
         Without :meth:`can_commit` before, no conflict is looked for.
 
         Raises:
             Conflict: another transaction has committed the same since it asked, or the manager was restarted since
-                it began and does not know whether it asked; it has to ask (again), or be rolled back.
-            NotInProgress: it has ended, or never began.
+                it started and does not know whether it asked; it has to ask (again), or be rolled back.
+            NotInProgress: it is over, or never started.
         """
         with self.deciding() as state:
             self._commit(state, transaction_id)
@@ -153,14 +153,14 @@ class TransactionManager(DurableState):
     def commit_and_start(
         self, transaction_id: int, timeout_seconds: int | None = None, client: str = UNKNOWN_CLIENT
     ) -> Transaction:
-        """Commit a transaction and begin a short one that sees it; both wait for the disk together.
+        """Commit a transaction and start a short one that sees it; both wait for the disk together.
 
         Args:
             timeout_seconds, client: as of :meth:`start_short`.
 
         Raises:
             BadArgument: as :meth:`start_short`; nothing was done.
-            Conflict, NotInProgress: as :meth:`commit`; none was begun.
+            Conflict, NotInProgress: as :meth:`commit`; none was started.
         """
         timeout_ms = self._timeout_ms(timeout_seconds)
         with self.deciding() as state:
@@ -168,11 +168,11 @@ class TransactionManager(DurableState):
             return self._begun(state, TransactionType.SHORT, timeout_ms, client)
 
     def abort(self, transaction: Transaction) -> None:
-        """End a transaction whose client has taken back what it wrote; a long one becomes invalid all the same.
+        """End a transaction whose client has taken back its writes; a long one becomes invalid all the same.
 
         So does one of which messaging knows that something was not taken back (:meth:`note_written`), or is just being
         written (:meth:`begin_write`); and where that may be so, an invalid one stays invalid. Without effect on one
-        that has ended otherwise, or never began.
+        that is over otherwise, or never started.
 
         Of the checkpoints that it names, only those count that can be its own: in progress or invalid, with a higher
         id. Any other id would leave the invalid list with it.
@@ -198,7 +198,7 @@ class TransactionManager(DurableState):
         """Hide for good what a transaction wrote, because it was not taken back.
 
         Returns:
-            Whether it was in progress until now; False for one that was committed, or never began.
+            Whether it was in progress until now; False for one that was committed, or never started.
         """
         with self.deciding() as state:
             found = transaction_id in state.in_progress or transaction_id in state.committing
@@ -207,13 +207,13 @@ class TransactionManager(DurableState):
             return found
 
     def checkpoint(self, transaction: Transaction) -> Transaction:
-        """Give a transaction another write pointer, so that what it writes from now on can be taken back alone.
+        """Give a transaction another write pointer, so that what it writes from now on can be rolled back alone.
 
         Returns:
             The transaction with the new pointer; what it reads stays as it was.
 
         Raises:
-            NotInProgress: it has ended, or never began.
+            NotInProgress: it is over, or never started.
         """
         parent = transaction.transaction_id
         with self.deciding() as state:
@@ -225,7 +225,7 @@ class TransactionManager(DurableState):
             return replace(transaction, write_pointer=pointer, checkpoint_write_pointers=checkpoints)
 
     def status(self, transaction_id: int) -> Literal["in progress", "invalid", "ended"]:
-        """What has become of a transaction; one that was committed or aborted, or never began, has ended."""
+        """What has become of a transaction; one that was committed or aborted, or never started, is over."""
         with self.deciding() as state:
             if transaction_id in state.in_progress:
                 return "in progress"
@@ -271,7 +271,7 @@ class TransactionManager(DurableState):
             self._writes.take_back(pointer, place, number)
 
     def note_unknown(self) -> None:
-        """Note that transactions begun before the last restart may have written more than was noted since."""
+        """Note that transactions started before the last restart may have written more than was noted since."""
         with self._lock:
             self._writes.unknown_to = self._state.recovered_pointer
 
@@ -319,7 +319,7 @@ class TransactionManager(DurableState):
             Whether any of them left it.
 
         Raises:
-            StoreError: what is left could not be given up; none of them has left the list.
+            StoreError: the rest could not be given up; none of them has left the list.
         """
         with self.deciding() as state:
             leaving = frozenset(one for one in transaction_ids if one in state.invalid) - self._writes.under_way
@@ -332,13 +332,13 @@ class TransactionManager(DurableState):
         return bool(leaving)
 
     def truncate_invalid_before(self, time_ms: int) -> bool:
-        """Take all ids off the invalid list whose transactions began before a time, milliseconds since the epoch.
+        """Take all ids off the invalid list whose transactions started before a time, milliseconds since the epoch.
 
         Returns:
             Whether there were any; see :meth:`truncate_invalid`.
 
         Raises:
-            TruncateTimeError: a transaction that began before it is still in progress.
+            TruncateTimeError: a transaction that started before it is still in progress.
             StoreError: as :meth:`truncate_invalid`.
         """
         time_ms = min(time_ms, LONG_MAX // TX_PER_MS)
@@ -411,14 +411,14 @@ class TransactionManager(DurableState):
         return stream.getvalue()
 
     def clients(self) -> dict[int, str]:
-        """Return the clients of the transactions in progress, by id; not of those begun before the last restart."""
+        """Return the clients of the transactions in progress, by id; not of those started before the last restart."""
         with self.deciding() as state:
             return dict(state.clients)
 
     def published(self) -> dict[int, dict[str, int]]:
         """Return where transactions in progress have published: by id the topics, with the first message's time.
 
-        Of those that were begun before the last restart, what :meth:`note_published` was told since.
+        Of those that were started before the last restart, what :meth:`note_published` was told since.
         """
         found: dict[int, dict[str, int]] = {}
         with self.deciding() as state:
@@ -451,7 +451,7 @@ class TransactionManager(DurableState):
             return len(late)
 
     def _forget_decided(self) -> None:
-        """Forget what was written with pointers that were committed, or taken back."""
+        """Forget the writes with pointers that were committed, or taken back."""
         invalid, in_progress = self._state.invalid, self._state.in_progress
         self._writes.prune(len(invalid) + len(in_progress), lambda one: one in in_progress or one in invalid)
 

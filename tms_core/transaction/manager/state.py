@@ -44,7 +44,7 @@ class ManagerState:
     Attributes:
         read_pointer: the highest version that new transactions read; never goes down.
         write_pointer: the highest pointer issued so far; never goes down.
-        recovered_pointer: the highest pointer issued before the last restart, 0 where there was none. Of what began
+        recovered_pointer: the highest pointer issued before the last restart, 0 where there was none. Of what started
             until then, that it can commit may have been told and then lost.
         in_progress: what is in progress by pointer, checkpoints included; ascending.
         clients: who holds what, by transaction id; not kept over a restart.
@@ -89,7 +89,7 @@ class ManagerState:
         return first_short((entry.write_pointer, entry.is_long) for entry in self.in_progress.values())
 
     def transaction(self, pointer: int, kind: TransactionType) -> Transaction:
-        """Return the transaction of a client that begins now, before it is in progress itself."""
+        """Return the transaction of a client that starts now, before it is in progress itself."""
         return Transaction(
             read_pointer=self.read_pointer,
             transaction_id=pointer,
@@ -111,7 +111,7 @@ class ManagerState:
         return [pointer for pointer in self.in_progress if running_ms > self.deadlines[pointer]]
 
     def set_deadlines(self, now_ms: int, running_ms: int) -> None:
-        """Have what another process began, or this one before its log failed, time out by this one's running time."""
+        """Have what another process started, or this one before its log failed, time out by this one's running time."""
         for pointer, entry in self.in_progress.items():
             self.deadlines.setdefault(pointer, running_ms + max(0, entry.expiration_ms - now_ms))
 
@@ -219,7 +219,9 @@ class ManagerState:
         self._read_up_to(pointer)
 
     def _is_long(self, edit: Edit) -> bool:
-        """Return whether what is aborted counts as long; if either side says so, for then its writes are still there."""
+        """Return whether what is aborted counts as long; if either side says so, for then its writes are still
+        there.
+        """
         entry = self.in_progress.get(edit.write_pointer)
         if edit.type is None:
             return entry is None or entry.is_long

@@ -253,7 +253,7 @@ class DirectoryStorage:
 
 
 class MemoryStorage:
-    """A storage that keeps nothing; what a manager knows ends with it."""
+    """A storage that keeps nothing; what a manager knows stops with it."""
 
     def recover(self) -> Recovered:
         """Nothing."""

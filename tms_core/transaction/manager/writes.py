@@ -34,10 +34,10 @@ class WriteLedger:
         self._under_way[pointer] += 1
 
     def end(self, pointer: int, *, late: bool) -> None:
-        """Count a write that has ended.
+        """Count a write that is over.
 
         Args:
-            late: whether its transaction has ended before; then something of it may be left for good.
+            late: whether its transaction is over before; then something of it may be left for good.
         """
         left = self._under_way.pop(pointer) - 1
         if left:
@@ -51,11 +51,11 @@ class WriteLedger:
         return frozenset(self._under_way)
 
     def add(self, pointer: int, place: str, number: int) -> None:
-        """Count what is written with a pointer to a place."""
+        """Count the writes with a pointer to a place."""
         self._left.setdefault(pointer, Counter())[place] += number
 
     def take_back(self, pointer: int, place: str, number: int | None) -> None:
-        """Count what was taken back; None: all there was."""
+        """Count what was rolled back; None: all there was."""
         places = self._left.get(pointer)
         if places is None:
             return
@@ -66,7 +66,7 @@ class WriteLedger:
             del self._left[pointer]
 
     def places(self, pointers: Iterable[int]) -> list[str]:
-        """Return where something may be left of some pointers, in order; empty: everything was taken back."""
+        """Return where something may be left of some pointers, in order; empty: everything was rolled back."""
         found: set[str] = set()
         for pointer in pointers:
             if pointer in self._under_way:

@@ -143,14 +143,14 @@ class TransactionClient:
     # --- transactions ------------------------------------------------------------------------------------------------
 
     def start_short(self, timeout_seconds: int | None = None, client: str = UNKNOWN_CLIENT) -> Transaction:
-        """Begin a short transaction; this and the rest as of ``TransactionManager``."""
+        """Start a short transaction; this and the rest as of ``TransactionManager``."""
         if timeout_seconds is None:
             return self._transaction("startShortClientId", wire.string(1, client))
         fields = (wire.string(1, client), _timeout(2, timeout_seconds))
         return self._transaction("startShortWithClientIdAndTimeOut", *fields)
 
     def start_long(self, client: str = UNKNOWN_CLIENT) -> Transaction:
-        """Begin a long transaction."""
+        """Start a long transaction."""
         return self._transaction("startLongClientId", wire.string(1, client))
 
     def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
@@ -174,10 +174,10 @@ class TransactionClient:
         timeout_seconds: int | None = None,
         client: str = UNKNOWN_CLIENT,
     ) -> Transaction | None:
-        """Commit, and begin a short transaction that sees it, with one call.
+        """Commit, and start a short transaction that sees it, with one call.
 
         Returns:
-            None: it is committed, and none was begun, since Tephra's own service does not know the call.
+            None: it is committed, and none was started, since Tephra's own service does not know the call.
         """
         timeout = () if timeout_seconds is None else (_timeout(3, timeout_seconds),)
         if self._begins_with_commit:
@@ -222,7 +222,7 @@ class TransactionClient:
         return self._boolean("truncateInvalidTx", wire.i64s(1, sorted(transaction_ids), Kind.SET))
 
     def truncate_invalid_before(self, time_ms: int) -> bool:
-        """Take off what began before a time; whether there was any."""
+        """Take off what started before a time; whether there was any."""
         return self._boolean("truncateInvalidTxBefore", wire.i64(1, time_ms))
 
     def invalid_size(self) -> int:

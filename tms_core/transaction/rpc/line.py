@@ -1,7 +1,7 @@
 """One connection to a transaction service, and what can go wrong with it.
 
 A call has one time limit from its first byte to its last, and its answer must repeat its number: otherwise the late
-answer to one call would be taken for that of the next.
+answer to one call would be mistaken for that of the next.
 """
 
 from __future__ import annotations

@@ -147,14 +147,14 @@ class QuickConnection(asyncio.StreamReaderProtocol):
         super().data_received(data)
 
     def _let_go(self) -> None:
-        """Have what is held read from the stream."""
+        """Have held rows read from the stream."""
         if self._held:
             data, self._held = self._held, b""
             self._quick.under_way -= 1
             self._feed(data)
 
     def _do(self) -> None:
-        """Do what is held, if nothing else has come."""
+        """Do held rows, if nothing else has come."""
         quick = self._quick
         if quick.arrivals != self._held_as:
             self._let_go()

@@ -3,7 +3,7 @@
 A connection costs nothing while it is silent, so a Java client may keep its pool of fifty open; requests are done by a
 few workers, which wait for the disk together. On each connection one request is done after the other, as Tephra's own
 server does. A client that sends what is no call, or a frame above the limit, is cut off; so is one that says nothing at
-all, one that does not finish a frame it began, and, where memory is short, the one that has not read its answer for
+all, one that does not finish a frame it started, and, where memory is short, the one that has not read its answer for
 longest. Where there are too many connections, a new one takes the place of one that was silent for long.
 
 There is no authentication in Tephra's protocol: who can reach the port can end any transaction. So a token may be
@@ -121,7 +121,7 @@ class ManagerOfSeveral(Protocol):
 
 
 class TransactionService:
-    """Serves a manager until it is stopped, and does for it what is due from time to time.
+    """Serves a manager until it is stopped, and does for it due rows from time to time.
 
     Args:
         manager: who answers; it is not closed with the service.
@@ -278,7 +278,7 @@ class TransactionService:
                 task.cancel()
 
     async def _shake_hands(self, peer: socket.socket, name: object, context: ssl.SSLContext) -> None:
-        """Begin TLS with a client, or say that it has to."""
+        """Start TLS with a client, or say that it has to."""
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
         with ExitStack() as refused:
             refused.callback(peer.close)
@@ -458,7 +458,9 @@ class TransactionService:
         return Level.NONE, failure(request, Failure.PROTOCOL_ERROR, _DEMANDED)
 
     def _most(self) -> int:
-        """Return the largest request: a transaction carries all ids of the list, and some more than there are by now."""
+        """Return the largest request: a transaction carries all ids of the list, and some more than there are by
+        now.
+        """
         return max(MAX_FRAME_BYTES, LARGE_BYTES + LISTED_ID_BYTES * self._manager.listed_ids)
 
     async def _size(self, reader: asyncio.StreamReader, seconds: float | None, most: int) -> int:
@@ -496,7 +498,7 @@ class TransactionService:
     async def _whole(
         self, reader: asyncio.StreamReader, begun: bytes, size: int, received: Callable[[], None]
     ) -> bytes:
-        """Return a request that has begun; a large one has to come steadily, since others wait for its place."""
+        """Return a request that has started; a large one has to come steadily, since others wait for its place."""
         if size <= LARGE_BYTES:
             return begun
         found = bytearray(begun)
@@ -594,7 +596,9 @@ def _is_of(frame: bytes, names: Collection[str]) -> bool:
 
 
 def _host(writer: asyncio.StreamWriter) -> str:
-    """Return where a connection comes from, without its port; of a call that another server passed on, that server's."""
+    """Return where a connection comes from, without its port; of a call that another server passed on, that
+    server's.
+    """
     name = writer.get_extra_info("peername")
     return str(name[0]) if name else ""
 
