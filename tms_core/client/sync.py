@@ -340,9 +340,9 @@ class Client(Topics):
     def producer(self, topic: Topic, name: str) -> Producer:
         """Return a producer by name: ``with client.producer("default:bills", "importer-7") as producer:``.
 
-        What it publishes is there once, also where requests have to be repeated. The block begins with a registration:
-        instances of the same producer that began before are refused from then on, and the transactions that they have
-        left open are given up. ``producer.previous`` tells what became of the last one.
+        Each publish takes effect once, even if requests are repeated. The block starts with a registration: the server
+        rejects older instances of the same producer from then on, and their open transactions are invalidated.
+        ``producer.previous`` tells what became of the last one.
 
         Args:
             topic: the producer's own; it publishes to others, too.

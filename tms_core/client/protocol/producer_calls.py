@@ -107,7 +107,7 @@ class RegisteredInstance(NamedTuple):
     Attributes:
         generation: its number.
         previous: what became of the last transaction before it; None: there was none.
-        undecided: transactions of older instances that it has to end, and to tell how they have ended.
+        undecided: transactions of older instances that it has to invalidate, and whose outcomes it has to report.
     """
 
     generation: int

@@ -104,7 +104,7 @@ class MessageBuffer:
     def offer(
         self, topic: TopicId, payload: bytes, ttl_seconds: int | None = None, on_delivery: OnDelivery | None = None
     ) -> bool:
-        """Take a message, or do with it what is done when there is no room.
+        """Accept a message, or apply the rule for a full buffer.
 
         Args:
             ttl_seconds: how long it lives; None: as long as the topic's do.
