@@ -14,11 +14,11 @@ from tests.support import raising
 from tms_core.client import (
     BadRequest,
     Client,
-    PreviousTransaction,
     Invalidated,
     Limits,
     NotInProgress,
     Participant,
+    PreviousTransaction,
     ProducerFenced,
     ProducerNotFound,
     TmsError,
