@@ -28,7 +28,7 @@ from tms_core.consumers.claims import ConsumerGroup
 from tms_core.errors import StoreError, TmsError
 from tms_core.messaging.groups import positions as consumers
 from tms_core.messaging.groups.claims import Groups
-from tms_core.messaging.publish import queue
+from tms_core.messaging.publish import pipeline
 from tms_core.messaging.topics.partitions import layout_of
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
@@ -272,7 +272,7 @@ def not_drained_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def not_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue, "_require_open", lambda *_: None)
+    monkeypatch.setattr(pipeline, "require_open", lambda *_: None)
 
 
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

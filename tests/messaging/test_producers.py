@@ -29,11 +29,12 @@ from tms_core.errors import (
 from tms_core.messaging import remembered
 from tms_core.messaging.groups.claims import GroupPoll
 from tms_core.messaging.model import FetchRequest
-from tms_core.messaging.producers.last_request import AHEAD_MS
+from tms_core.messaging.producers.announcements import AHEAD_MS
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.producers.rows import Former, ProducerName, Registration, TransactionOutcome, begun_by, tidy
+from tms_core.messaging.publish import pipeline
+from tms_core.messaging.publish.pipeline import MessageWriteBatch
 from tms_core.messaging.publish.work import Answer, Batch
-from tms_core.messaging.publish.writer import MessageWriter
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import CELLS, KEYS, MessageValue
@@ -689,7 +690,7 @@ def test_given_several_producers_that_have_announced_when_the_server_is_killed_t
 def test_given_several_producers_that_have_announced_when_something_else_is_written_then_it_is_not_taken_for_theirs(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    monkeypatch.setattr("tms_core.messaging.producers.last_request._ALONE", 0)
+    monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", 0)
     one, other = Instance(desk, "a"), Instance(desk, "b")
     one.sequence = other.sequence = 30
     at_once((one, [b"31"]), (other, [b"31"]))
@@ -761,7 +762,7 @@ def test_given_more_batches_than_milliseconds_when_each_begins_one_then_ids_stay
 def test_given_requests_announced_ahead_when_rows_of_a_write_that_failed_were_negated_then_they_are_not_taken_for_done(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, *, together: bool
 ) -> None:
-    monkeypatch.setattr("tms_core.messaging.producers.last_request._ALONE", 0)
+    monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", 0)
     one, other, tx = Instance(desk, "a"), Instance(desk, "b"), desk.begin()
     if together:
         at_once((one, [b"0"]), (other, [b"0"]))
@@ -807,7 +808,7 @@ def test_given_requests_announced_ahead_when_the_server_is_killed_then_each_is_t
 def test_given_requests_announced_ahead_when_something_else_is_written_then_it_is_not_taken_for_a_request(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    monkeypatch.setattr("tms_core.messaging.producers.last_request._ALONE", 0)
+    monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", 0)
     one, other, tx = Instance(desk), Instance(desk, "other"), desk.begin()
     one.sequence = 30
     one.publish(b"31")
@@ -855,18 +856,18 @@ def test_given_a_transaction_when_requests_were_announced_ahead_then_the_next_in
 def test_given_requests_announced_ahead_when_a_restore_ends_during_the_next_write_then_that_is_not_taken_for_a_request(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tms_core.messaging.producers.last_request._ALONE", 0)
-    one, placed = Instance(desk), MessageWriter._placed
+    monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", 0)
+    one, placed = Instance(desk), MessageWriteBatch.place
     one.sequence = 30
     one.publish(b"31")
 
-    def late(self: MessageWriter, *args: Any) -> Any:
+    def late(self: MessageWriteBatch, *args: Any) -> Any:
         # As the janitor in the server's process does, and a consumer looks for messages.
         desk.service.forget(BILLS)
         everything(desk)
         return placed(self, *args)
 
-    monkeypatch.setattr(MessageWriter, "_placed", late)
+    monkeypatch.setattr(MessageWriteBatch, "place", late)
     desk.service.publish(BILLS, [b"x"])
     monkeypatch.undo()
     desk.restart()
@@ -879,7 +880,7 @@ def test_given_what_was_negated_when_its_transaction_goes_on_all_the_same_then_i
 ) -> None:
     one, tx = Instance(desk), desk.begin()
     # Its time was over, and the manager could not write that down.
-    monkeypatch.setattr(MessageWriter, "_is_late", lambda *_: True)
+    monkeypatch.setattr(pipeline, "is_late", lambda *_: True)
     with pytest.raises(TransactionEnded):
         one.publish(b"a", tx=tx)
     monkeypatch.undo()
@@ -922,7 +923,7 @@ def test_given_what_may_be_gone_or_come_late_when_a_producer_is_alone_then_each_
 def test_given_a_kill_and_messages_that_may_have_expired_then_it_is_not_known_what_was_announced_ahead(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tms_core.messaging.producers.last_request._ALONE", 0)
+    monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", 0)
     short = named("short")
     desk.service.create_topic(short)
     one = Instance(desk)
@@ -1043,7 +1044,7 @@ def played(at: int, error: type[Exception], *, behind: bool) -> tuple[list[bytes
 def test_given_any_durable_write_that_fails_when_requests_are_repeated_then_each_was_done_once(
     monkeypatch: pytest.MonkeyPatch, alone: int, error: type[Exception]
 ) -> None:
-    monkeypatch.setattr("tms_core.messaging.producers.last_request._ALONE", alone)
+    monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", alone)
     expected, writes = played(0, error, behind=False)
     assert expected == [b"0", b"1", b"2", b"3", b"4", b"5", b"6"]
     assert writes >= (16 if alone else 15)
@@ -1221,11 +1222,10 @@ def test_given_a_request_under_way_when_a_newer_instance_is_registered_then_that
     def register() -> None:
         with pytest.raises(Unavailable, match="still being written"):
             desk.service.producers.register(BILLS, "importer", heir)
-        metadata = TopicMetadata(BILLS, 1, 3600)
-        with desk.service.producers._requests.sending(
-            metadata, NOW_MS, [(Sent(BILLS, "importer", one.generation, 2), None, 1)]
-        ) as found:
-            assert "under way" in str(found[0])
+        with pytest.raises(Unavailable, match="under way"):
+            desk.service.producers._requests.admit(
+                TopicMetadata(BILLS, 1, 3600), Sent(BILLS, "importer", one.generation, 2), None, 1
+            )
 
     meanwhile(desk, monkeypatch, register)
     one.sequence += 1

@@ -13,14 +13,16 @@ from tests.simulation import lead_site, producer_site
 from tests.simulation.producer_site import play
 from tests.simulation.test_groups import ENOUGH, SEEDS, Plant, assert_found, side_not_fenced
 from tms_core.errors import StoreError
-from tms_core.messaging.producers.last_request import AnnouncedAhead, LastRequest
+from tms_core.messaging.producers import announcements
+from tms_core.messaging.producers.announcements import AnnouncedAhead, Announcements
+from tms_core.messaging.producers.last_request import LastRequest
 from tms_core.messaging.producers.registrations import Producers, Registered
-from tms_core.messaging.producers.requests import Admitted, Requests
+from tms_core.messaging.producers.requests import Admission, Requests
 from tms_core.messaging.producers.rows import Begun, Registration
-from tms_core.messaging.publish import lines, writer
+from tms_core.messaging.publish import lines, pipeline, rows
+from tms_core.messaging.publish.entry import PublishEntry
 from tms_core.messaging.publish.lines import Lines
-from tms_core.messaging.publish.queue import Queue
-from tms_core.messaging.publish.writer import MessageWriter
+from tms_core.messaging.publish.rows import MessageRows
 from tms_core.messaging.service import MessagingService
 from tms_core.server.ha.fenced_store import MessageFence
 from tms_core.server.ha.sealed_ids import Gaps, Seals
@@ -35,7 +37,7 @@ LEADS = SENT | {"died", "answer lost", "fenced", "deposed", "handed over", "rows
 
 @pytest.fixture(autouse=True)
 def announced_ahead_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tms_core.messaging.producers.last_request._ALONE", 0)
+    monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", 0)
 
 
 @pytest.mark.seeded
@@ -67,33 +69,29 @@ def generation_not_durable_first(monkeypatch: pytest.MonkeyPatch) -> None:
         if raw is None:
             change(self, key, raw, known, deletes)
         else:
-            self._requests._rows._rows[key] = known.pack()
+            self._requests.rows._rows[key] = known.pack()
 
     monkeypatch.setattr(Producers, "_change", later)
 
 
 def sequence_written_behind_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    announce, waiting = Requests.announce, dict[Admitted, Any]()
+    announce = Announcements.announce
 
-    def later(_: Requests, requests: Any, *__: object) -> list[None]:
-        waiting.update((one[0], one) for one in requests)
-        return [None for _ in requests]
+    def later(_: Announcements, entries: Sequence[PublishEntry], *__: object) -> Sequence[PublishEntry]:
+        return entries
 
-    def wrote(self: Requests, written: Sequence[Admitted]) -> None:
-        announce(self, [waiting.pop(admitted) for admitted in written])
-
-    monkeypatch.setattr(Requests, "announce", later)
-    monkeypatch.setattr(Requests, "wrote", wrote)
+    monkeypatch.setattr(Announcements, "announce", later)
+    monkeypatch.setattr(Announcements, "note_written", announce)
 
 
 def no_second_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Queue, "_is_late", lambda *_: False)
+    monkeypatch.setattr(pipeline, "is_late", lambda *_: False)
 
 
 def no_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransactionManager, "begin_write", lambda *_: True)
     monkeypatch.setattr(TransactionManager, "end_write", lambda *_: None)
-    monkeypatch.setattr(Queue, "_is_late", lambda *_: False)
+    monkeypatch.setattr(pipeline, "is_late", lambda *_: False)
 
 
 def writes_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +108,13 @@ def roll_back_noted_before_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def repetition_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Queue, "_repeat", lambda *_: None)
+    """It is taken for a new request."""
+    admit = Requests.admit
+
+    def as_new(*request: Any) -> Admission:
+        return admit(*request)._replace(repeated=None)
+
+    monkeypatch.setattr(Requests, "admit", as_new)
 
 
 def announced_ids_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +134,7 @@ def former_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def announced_ahead_and_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Requests, "take_back", lambda *_: {})
+    monkeypatch.setattr(Announcements, "withdraw", lambda *_: None)
 
 
 def announced_ahead_and_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,12 +150,21 @@ def seats_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def seats_without_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """What announces the next requests is written where there is room."""
-    monkeypatch.setattr(Requests, "places", lambda *_: None)
+    arrange = Announcements.arrange
+
+    def arranged(*batch: Any) -> Sequence[PublishEntry]:
+        entries = arrange(*batch)
+        for entry in entries:
+            if not entry.is_announced:
+                entry.seat = None
+        return entries
+
+    monkeypatch.setattr(Announcements, "arrange", arranged)
 
 
 def stale_announcements_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others come, and those that have announced go on."""
-    monkeypatch.setattr(AnnouncedAhead, "note", lambda self, keys, **_: _seat_all(self, keys))
+    monkeypatch.setattr(announcements, "_note", lambda ahead, keys, **_: _seat_all(ahead, keys))
 
 
 def _seat_all(ahead: AnnouncedAhead, keys: Sequence[bytes]) -> None:
@@ -199,15 +212,15 @@ def nothing_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hidden_rows_taken_for_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a request in a transaction, what no reader is shown counts, too."""
-    is_written = MessageWriter._is_written
+    has_all = MessageRows.has_all
 
-    def with_hidden(self: MessageWriter, *given: Any, **more: Any) -> bool:
+    def with_hidden(self: MessageRows, entry: PublishEntry, *given: Any, **more: Any) -> bool:
         with monkeypatch.context() as patch:
-            if given[1].pointer is not None:
-                patch.setattr(writer, "_present", _with_hidden)
-            return is_written(self, *given, **more)
+            if entry.pointer is not None:
+                patch.setattr(rows, "_present", _with_hidden)
+            return has_all(self, entry, *given, **more)
 
-    monkeypatch.setattr(MessageWriter, "_is_written", with_hidden)
+    monkeypatch.setattr(MessageRows, "has_all", with_hidden)
 
 
 def _with_hidden(table: MessageTable, keys: Sequence[bytes]) -> Page[list[bytes]]:
@@ -232,7 +245,7 @@ def sealed_behind_the_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def payloads_stored_again_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_announced", lambda _, at: at)
+    monkeypatch.setattr(pipeline, "announced_position", lambda _, at: at)
 
 
 def registered_before_topics_are_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,21 +257,21 @@ def failed_write_not_decided(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def taken_back_what_a_producer_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    put = MessageWriter._put
+    write = MessageRows.write
 
-    def takes_back(self: MessageWriter, prefix: bytes, runs: Any, written: Any, rows: Any) -> None:
+    def takes_back(self: MessageRows, entries: Sequence[PublishEntry]) -> None:
         try:
-            put(self, prefix, runs, written, rows)
+            write(self, entries)
         except StoreError:
-            for run in runs:
-                with suppress(StoreError):
-                    if run.pointer is None:
-                        self._table.delete(writer._keys(prefix, run))
-                    else:
-                        self._table.invert(writer._cells(prefix, run))
+            for entry in entries:
+                if entry.pointer is None:
+                    with suppress(StoreError):
+                        self._table.delete(entry.keys(self.prefix))
+                else:
+                    self.take_back([entry])
             raise
 
-    monkeypatch.setattr(MessageWriter, "_put", takes_back)
+    monkeypatch.setattr(MessageRows, "write", takes_back)
 
 
 def part_of_a_request_deleted_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,12 +23,14 @@ from tms_core.messaging.groups.claims import Groups
 from tms_core.messaging.groups.positions import ConsumerRegistry
 from tms_core.messaging.ids import position
 from tms_core.messaging.model import Ages, FetchRequest, MessageList, RollbackRange
+from tms_core.messaging.producers.announcements import Announcements
 from tms_core.messaging.producers.registrations import Producers
 from tms_core.messaging.producers.requests import Requests, Sent
+from tms_core.messaging.publish.context import WriterContext
+from tms_core.messaging.publish.entry import PublishEntry
 from tms_core.messaging.publish.lines import FirstReads, Lines
-from tms_core.messaging.publish.queue import WriterContext, WriteRequest
+from tms_core.messaging.publish.rollback import earlier_generations, roll_back
 from tms_core.messaging.publish.work import Answer, Work
-from tms_core.messaging.publish.writer import earlier_generations, roll_back
 from tms_core.messaging.publish.writers import Writers
 from tms_core.messaging.topics.catalog import TopicRegistry, count_ages
 from tms_core.rowkey import LONG_MAX, generation_prefix
@@ -117,8 +119,20 @@ class MessagingService:
         lifetime_ms = options.max_lifetime_seconds * 1000
         requests = Requests(self._topics, kept, honest, lifetime_ms, transactions, partial(store.message.read, KEYS))
         self.producers = Producers(self._topics, kept, honest, transactions, requests, self._lines.hide_late)
-        context = WriterContext(self._topics, self._lines, honest, lifetime_ms, self.work, requests, transactions)
-        self._writers = Writers(context, store, self.cache, self.expiries)
+        context = WriterContext(
+            self._topics,
+            store,
+            self._lines,
+            self.cache,
+            self.expiries,
+            honest,
+            lifetime_ms,
+            self.work,
+            requests,
+            Announcements(requests),
+            transactions,
+        )
+        self._writers = Writers(context)
         cached_ms = min(options.max_lifetime_seconds, options.grace_seconds) * 1000 // 2
         self.first_reads = FirstReads()
         self._shelf = Shelf(
@@ -291,7 +305,7 @@ class MessagingService:
             raise BadRequest(f"A ttl of {ttl_seconds} s is not possible.", f"Give whole seconds from 1 to {INT_MAX}.")
         ttl_ms = None if ttl_seconds is None else ttl_seconds * 1000
         self._store.message.check_sizes(messages)
-        return self._writers.message(topic).submit(WriteRequest(messages, pointer, ttl_ms, sent, principal))
+        return self._writers.message(topic).submit(PublishEntry(messages, pointer, ttl_ms, sent, principal))
 
     def store(self, topic: TopicId, messages: Sequence[bytes], *, pointer: int, sent: Sent | None = None) -> None:
         """Store payloads, and return when they are durable: see :meth:`submit_store`."""
@@ -305,7 +319,7 @@ class MessagingService:
         pointer: int,
         sent: Sent | None = None,
         principal: str | None = None,
-    ) -> Answer[None]:
+    ) -> Answer[RollbackRange | None]:
         """Put payloads into the payload table, without waiting; an empty publish in the transaction publishes them.
 
         Args:
@@ -323,7 +337,7 @@ class MessagingService:
             raise BadRequest("There is nothing to store.", "Send at least one payload.")
         _check_pointer(pointer)
         self._store.payload.check_sizes(messages)
-        return self._writers.payload(topic).submit(WriteRequest(messages, pointer, None, sent, principal))
+        return self._writers.payload(topic).submit(PublishEntry(messages, pointer, None, sent, principal))
 
     def note_begun(self, sent: Sent, pointer: int, principal: str | None = None) -> None:
         """Write down a producer's transaction in which it sends nothing: see :meth:`Producers.note_begun`.

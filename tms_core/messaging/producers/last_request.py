@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -26,12 +26,6 @@ _PLACE_BITS, _SEATED_BITS = SEQUENCE_BITS - 5, SEQUENCE_BITS - 10
 _TAKEN = (1 << SEQUENCE_BITS) - 1
 #: How many rows a request has at most whose producer has a seat.
 SEATED_ROWS = 1 << _SEATED_BITS
-#: Behind how many batches of the same producers alone their next requests are announced as well.
-_ALONE = 4
-#: For how long they are, in milliseconds; after a crash no other message gets an id of that time. Where batches begin a
-#: millisecond each, ids are no farther ahead of the clock either: then they are written where there is room, until the
-#: clock has come near.
-AHEAD_MS = 250
 
 
 class LastRequest(NamedTuple):
@@ -138,83 +132,15 @@ def _place_bits(seat: int) -> int:
 
 @dataclass(slots=True)
 class RememberedRequest:
-    """A last request, and whether its rows are there.
+    """A last request, and whether its rows exist.
 
     Attributes:
-        value: it as it was written down, or one before it that announces it.
-        since: where the rows start by which it was found; None: that was not necessary.
+        value: the request as it is written down, or an earlier one that announces it.
+        is_written: whether its rows are known to exist.
+        since: the first position of the rows by which it was found; None: it was not searched for.
     """
 
     value: bytes
     request: LastRequest
-    written: bool = False
+    is_written: bool = False
     since: int | None = None
-
-
-@dataclass(slots=True)
-class Window:
-    """What is announced for the next requests of a producer.
-
-    Attributes:
-        announced: what stands at the key, or may stand there.
-        last: the last request that may have been written by it.
-    """
-
-    announced: LastRequest
-    last: RememberedRequest
-
-
-@dataclass(slots=True)
-class AnnouncedAhead:
-    """What is announced for the next requests of the producers that alone write to a line of messages.
-
-    Only the writer of the line's messages has it. Before anything else is written it is rolled back; or else these rows
-    could be mistaken for those of a request, after the process is over. A producer by itself has all positions; several
-    have a seat each, and small requests.
-
-    Attributes:
-        batches: how many batches were theirs alone, one behind the other.
-        seats: theirs by the keys of their last requests, from 1.
-        windows: what is announced, by the same keys.
-        stale: whether it has to be rolled back before anything is written.
-    """
-
-    batches: int = 0
-    seats: dict[bytes, int] = field(default_factory=dict)
-    windows: dict[bytes, Window] = field(default_factory=dict)
-    stale: bool = False
-
-    @property
-    def lasting(self) -> bool:
-        """Return whether the same producers have been alone for long enough."""
-        return self.batches > _ALONE
-
-    def note(self, keys: Sequence[bytes], *, small: bool) -> None:
-        """Something is about to be written.
-
-        Args:
-            keys: of the last requests of those whose it is; none: others write as well, or it does not stay for long.
-            small: whether each has a place in a seat.
-        """
-        goes_on = self._goes_on(keys, small=small)
-        if not goes_on:
-            self.batches, self.seats, self.stale = 0, {}, bool(self.windows)
-            goes_on = self._goes_on(keys, small=small)
-        if goes_on:
-            self.batches += 1
-            for key in keys:
-                self.seats.setdefault(key, len(self.seats) + 1)
-
-    def _goes_on(self, keys: Sequence[bytes], *, small: bool) -> bool:
-        """Return whether a batch may be written beside what is announced: its producer is alone, or all of them have
-        seats.
-        """
-        if len(self.seats) == 1:
-            return list(keys) == list(self.seats)
-        if not self.seats and len(keys) == 1:
-            return True
-        return bool(keys) and small and len(self.seats.keys() | keys) <= SEATS
-
-    def seat(self, key: bytes) -> int:
-        """That of a producer by the key of its last request; 0: it needs none, or has none."""
-        return self.seats.get(key, 0) if len(self.seats) > 1 else 0

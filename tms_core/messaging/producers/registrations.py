@@ -184,7 +184,7 @@ class Producers:
                 deletes = self._requests.not_needed(producer, pointer, sent)
                 if manager is not None:
                     manager.note_written(pointer, producer.label)
-                self._requests.change([SideChange(key, None, made, deletes=deletes)], [sent.name])
+                self._requests.change((sent.name, SideChange(key, None, made, deletes=deletes)))
             # One that was registered meanwhile has not found it.
             self._requests.require_newest(sent, again=True)
         finally:
@@ -213,7 +213,7 @@ class Producers:
             return
         begun = Begun.parse(key, value)
         if not begun.void:
-            self._requests.change([SideChange(key, value, begun._replace(void=True).pack())], [sent.name])
+            self._requests.change((sent.name, SideChange(key, value, begun._replace(void=True).pack())))
         if self._transactions is not None:
             self._transactions.note_taken_back(pointer, producer.label)
 
@@ -239,7 +239,7 @@ class Producers:
         return [begun for _, begun in begun_by(self._side, producer) if not self._requests.is_decided(begun)]
 
     def _change(self, key: bytes, raw: bytes | None, known: Registration, deletes: Sequence[bytes] = ()) -> None:
-        self._requests.change([SideChange(key, raw, known.pack(), deletes=deletes)], ["of this name"])
+        self._requests.change(("of this name", SideChange(key, raw, known.pack(), deletes=deletes)))
 
     def _fence(self, producer: ProducerName) -> Registration:
         """Have no instance of a producer count; returns when nothing of them is under way, and none comes late."""

@@ -1,33 +1,22 @@
-"""What producers send: a request that is repeated is done once, and those of an older instance are refused.
+"""Which requests of producers may be written: repeated requests are answered again, older instances are refused.
 
-Before the rows of a request are written, it is written down at which positions they will be. A repetition looks there:
-what is there is not written again. The same write notes the transaction, so that the next instance finds it.
-
-Each of these writes are synced, as the rows are. Where only producers write to a topic they are seldom: one is for
-their next requests, too (:class:`~tms_core.messaging.producers.last_request.AnnouncedAhead`).
+The server announces a request before it writes the rows (:mod:`~tms_core.messaging.producers.announcements`): it writes
+down at which positions they will be. A repeated request looks there, and rows that exist are not written again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple, cast
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.retention import announced
-from tms_core.errors import BadRequest, ProducerFenced, TmsError, TransactionEnded, Unavailable, quoted
-from tms_core.messaging.ids import ReadKeys, position, tail
+from tms_core.errors import BadRequest, ProducerFenced, TransactionEnded, Unavailable, quoted
+from tms_core.messaging.ids import ReadKeys, tail
 from tms_core.messaging.model import LABEL_BYTES
 from tms_core.messaging.producers.in_flight import InFlight
-from tms_core.messaging.producers.last_request import (
-    AHEAD_MS,
-    AnnouncedAhead,
-    LastRequest,
-    RememberedRequest,
-    Window,
-    placed,
-)
+from tms_core.messaging.producers.last_request import LastRequest, RememberedRequest
 from tms_core.messaging.producers.rows import Begun, ProducerName, begun_by, counting
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.topics.catalog import TopicRegistry
@@ -38,8 +27,6 @@ from tms_core.topic import CONSUMER_NAME, TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import transaction_ms
 
-#: Of how many producers and topics the last request is remembered.
-_KNOWN_REQUESTS = 20_000
 #: How many transactions that were begun before are looked at for each new one, the oldest first.
 _LOOKED_AT = 32
 
@@ -90,33 +77,28 @@ def _keys(home: bytes, home_generation: int, name: str, messages: bytes) -> _Key
     return _Keys(producer, producer.key, producer.request_key(messages), messages)
 
 
-class Admitted(NamedTuple):
-    """A request that its producer may send.
+class Admission(NamedTuple):
+    """What the server knows about a request that its producer may send.
 
     Attributes:
-        pointer: the write pointer of its transaction; None: it has none.
-        number: how many rows it has.
         keys: of its producer and of its last request to the topic.
         registered: the registration by which it was admitted.
-        former: the last request as it is written down; None: there is none.
-        repeated: that request, if this is it once more.
-        written: whether the rows of that are known to be there.
-        since: from where on it would be there if it was done before and the rows were not gone; None: it was not.
+        previous: the last request as it is written down; None: none is.
+        repeated: the last request, if this is a repetition of it.
+        is_written: whether the rows of the repeated request are known to exist.
+        since: the position from which its rows would exist if it was done before; None: it was not.
     """
 
-    sent: Sent
-    pointer: int | None
-    number: int
     keys: _Keys
     registered: bytes | None
-    former: bytes | None
+    previous: bytes | None
     repeated: LastRequest | None = None
-    written: bool = False
+    is_written: bool = False
     since: int | None = None
 
 
-#: One of its parts, without a call in between: there is one for each request.
-_admitted = partial(tuple.__new__, Admitted)
+#: Makes an admission of its parts without a call of its constructor, because every request of a producer has one.
+_admission = partial(tuple.__new__, Admission)
 
 
 def check(sent: Sent) -> None:
@@ -156,6 +138,8 @@ class Requests:
 
     Attributes:
         in_flight: what is being written.
+        rows: rows of the side table, as they were read or written last.
+        last: last requests by their keys.
     """
 
     def __init__(
@@ -174,164 +158,52 @@ class Requests:
         self._max_lifetime_ms = max_lifetime_ms
         self._transactions = transactions
         self._messages = messages
-        self._rows = RememberedRows(side)
-        #: Last requests by their keys.
-        self._last: dict[bytes, RememberedRequest] = {}
+        self.rows = RememberedRows(side)
+        self.last: dict[bytes, RememberedRequest] = {}
 
-    @contextmanager
-    def sending(
-        self, topic: TopicMetadata, now_ms: int, batch: Sequence[tuple[Sent, int | None, int]]
-    ) -> Iterator[list[Admitted | TmsError]]:
-        """Let requests of producers to one topic be written; newer instances wait until the block is left.
+    @property
+    def announces_ahead(self) -> bool:
+        """Whether one announcement may cover several requests: no other process writes to the side table."""
+        return self._side.private
+
+    def admit(self, topic: TopicMetadata, sent: Sent, pointer: int | None, rows: int) -> Admission:
+        """Admit a request; newer instances wait until :meth:`release` is called for it.
 
         Args:
-            batch: of each what it says of its producer, its write pointer, and how many rows it has.
+            pointer: the write pointer of its transaction.
+            rows: how many rows it has.
 
-        Returns:
-            For each the facts about its producer, or why it is refused.
+        Raises:
+            Unavailable: the same producer has a request to the topic under way.
+            ProducerFenced: a newer instance counts.
+            TransactionEnded: the transaction was rolled back.
+            BadRequest: a later request was done, or another one under the same number; or another server may lead the
+                home of the producer.
+            TmsError: the home does not exist, or the store failed.
         """
-        self._rows.forget_old(now_ms)
-        found: list[Admitted | TmsError] = []
-        begun: list[bytes] = []
+        home = topic if sent.home == topic.topic else self._topics.get(sent.home)
         messages = generation_prefix(topic.topic.prefix, topic.generation)
-        named: TopicId | None = None
+        keys = _keys(home.topic.prefix, home.generation, sent.name, messages)
+        # Before the generation is checked, or a newer instance might not wait for this request.
+        if not self.in_flight.begin(keys.request, keys.registered, sent.generation):
+            raise Unavailable(f"A request of producer {sent.name} to this topic is under way.", "Try again.")
         try:
-            for sent, pointer, number in batch:
-                try:
-                    if sent.home is not named:
-                        home = topic if sent.home == topic.topic else self._topics.get(sent.home)
-                        named, prefix = sent.home, home.topic.prefix
-                    keys = _keys(prefix, home.generation, sent.name, messages)
-                    # Before it is looked whether it counts, or a newer instance might not wait for it.
-                    if not self.in_flight.begin(keys.request, keys.registered, sent.generation):
-                        raise Unavailable(
-                            f"A request of producer {sent.name} to this topic is under way.", "Try again."
-                        )
-                    begun.append(keys.request)
-                    found.append(self._admit(keys, sent, pointer, number))
-                except TmsError as error:
-                    found.append(error)
-            yield found
-        finally:
-            self.in_flight.end(begun)
+            return self._admit(keys, sent, pointer, rows)
+        except BaseException:
+            self.in_flight.end([keys.request])
+            raise
 
-    def announce(
-        self, requests: Sequence[tuple[Admitted, int]], ahead: AnnouncedAhead | None = None
-    ) -> list[TmsError | None]:
-        """Write down where the rows of requests will be, and whose transactions they belong to. Durable on return.
+    def release(self, admissions: Sequence[Admission]) -> None:
+        """Note that the rows of requests are written, or never will be."""
+        self.in_flight.end([admission.keys.request for admission in admissions])
 
-        Then it is looked again whether their producers count: another server may lead a producer's home, and what an
-        instance that it registers from now on finds written down it stops.
-
-        Args:
-            requests: each with the position of its first row.
-            ahead: of the line, where these are messages; they may be announced for the next ones, too.
-
-        Returns:
-            For each why it is not to be written, or None.
-
-        Raises:
-            Unavailable: another process has changed a producer meanwhile; nothing is to be written.
-            StoreError: the store failed.
-        """
-        changes = []
-        if ahead is not None and not self._is_ahead(ahead):
-            ahead = None
-        if len(self._last) >= _KNOWN_REQUESTS:
-            self._last.clear()
-        for admitted, first in requests:
-            sent, key = admitted.sent, admitted.keys.request
-            request = LastRequest(sent.generation, sent.sequence, first, admitted.number)
-            if ahead is not None:
-                request = request._replace(until=first + position(AHEAD_MS), seat=ahead.seat(key))
-            self._last[key] = last = RememberedRequest(request.pack(), request)
-            if ahead is not None:
-                # It may be there also where the write fails.
-                ahead.windows[key] = Window(request, last)
-            changes.append(SideChange(key, admitted.former, last.value, *self._noted(admitted)))
-        self.change(changes, [admitted.sent.name for admitted, _ in requests])
-        return [self._refusal_since(admitted) for admitted, _ in requests]
-
-    def places(self, ahead: AnnouncedAhead, asked: Sequence[Admitted], at: int) -> list[int] | None:
-        """Return where requests start that have seats, in whose order they are; None: where there is room.
-
-        Args:
-            at: the first position that is free.
-        """
-        if len(ahead.seats) < 2 or not self._is_ahead(ahead):
-            return None
-        places = []
-        for admitted in asked:
-            places.append(placed(ahead.seat(admitted.keys.request), admitted.sent.sequence, at))
-            at = places[-1] + admitted.number
-        return places
-
-    def next(self, ahead: AnnouncedAhead, asked: Sequence[Admitted], at: int) -> list[LastRequest] | None:
-        """Return where requests will be that were announced before, from a position on; None: they are to be announced.
-
-        Args:
-            asked: in the order of their seats.
-        """
-        found: list[LastRequest] = []
-        windows = {} if ahead.stale else ahead.windows
-        for admitted in asked:
-            window = windows.get(admitted.keys.request)
-            # Repeated, it is announced as what it is.
-            if window is None or admitted.repeated is not None or admitted.former != window.last.value:
-                return None
-            pointer, sent = admitted.pointer, admitted.sent
-            if pointer is not None and self._rows.get(admitted.keys.producer.begun_key(pointer)) is None:
-                return None
-            request = window.announced.next(sent.generation, sent.sequence, at, admitted.number)
-            if request is None:
-                return None
-            found.append(request)
-            at = request.first + request.number
-        return found
-
-    def follow(self, ahead: AnnouncedAhead, keys: Iterable[bytes], requests: Mapping[bytes, LastRequest]) -> None:
-        """Those of the requests with these keys are about to be written; they were announced before."""
-        for key in keys:
-            last = ahead.windows[key].last
-            last.request, last.written = requests[key], False
-            self._last[key] = last
-
-    def take_back(self, ahead: AnnouncedAhead, at: int) -> dict[bytes, bytes | None]:
-        """Announce nothing but what may be written already, before others write from a position on. Durable on return.
-
-        Returns:
-            What stands at the keys then.
-
-        Raises:
-            StoreError: the store failed; nothing else may be written.
-        """
-        found = {key: self._rows.get(key) for key in ahead.windows}
-        changes: dict[bytes, tuple[SideChange, LastRequest]] = {}
-        for key, window in ahead.windows.items():
-            raw = found[key]
-            if raw is not None and at < window.announced.until and LastRequest.parse(raw).until:
-                last = window.last.request._replace(until=0, seat=0)
-                changes[key] = SideChange(key, raw, last.pack()), last
-        if changes:
-            made = self._rows.change([change for change, _ in changes.values()])
-            for (key, (change, last)), is_made in zip(changes.items(), made, strict=True):
-                # Where that is not made, it was replaced by what announces itself only.
-                if is_made:
-                    self._last[key] = RememberedRequest(change.value, last)
-                    found[key] = change.value
-        ahead.windows, ahead.stale = {}, False
-        return found
-
-    def wrote(self, requests: Iterable[Admitted]) -> None:
-        """The rows of requests that were announced are there, so a repetition need not look."""
-        known = self._last
-        for admitted in requests:
-            if (last := known.get(admitted.keys.request)) is not None:
-                last.written = True
+    def forget_old(self, now_ms: int) -> None:
+        """Forget rows that were read long ago."""
+        self.rows.forget_old(now_ms)
 
     def is_void(self, producer: ProducerName, pointer: int) -> bool:
-        """Return whether a transaction was rolled back by its producer."""
-        value = self._rows.get(key := producer.begun_key(pointer))
+        """Whether a transaction was rolled back by its producer."""
+        value = self.rows.get(key := producer.begun_key(pointer))
         return value is not None and Begun.parse(key, value).void
 
     def require_newest(self, sent: Sent, *, again: bool = False) -> None:
@@ -361,9 +233,9 @@ class Requests:
         return topic.consumed and at < announced(self._side, topic)
 
     def forget(self) -> None:
-        """Forget the data read, because another process may have written."""
-        self._rows.forget()
-        self._last.clear()
+        """Forget what was read, because another process may have written."""
+        self.rows.forget()
+        self.last.clear()
 
     def named(self, home: TopicId, name: str) -> ProducerName:
         """Return a producer of a topic as it is now.
@@ -393,24 +265,44 @@ class Requests:
         manager = self._transactions
         return begun.void or (manager is not None and manager.status(begun.pointer) == "invalid")
 
-    def change(self, changes: Sequence[SideChange], names: Sequence[str]) -> None:
-        """Change rows, each for a producer.
+    def change(self, *changes: tuple[str, SideChange]) -> None:
+        """Change rows, each for the producer of a name.
 
         Raises:
             Unavailable: one was changed by another process.
         """
-        for name, is_made in zip(names, self._rows.change(changes), strict=True):
-            if not is_made:
-                raise Unavailable(f"Producer {name} was changed by another server meanwhile.", "Try again.")
+        made = self.rows.change([change for _, change in changes])
+        if False in made:
+            name, _ = changes[made.index(False)]
+            raise Unavailable(f"Producer {name} was changed by another server meanwhile.", "Try again.")
+
+    def has_begun(self, admission: Admission, pointer: int) -> bool:
+        """Whether a transaction of the producer is written down."""
+        return self.rows.get(admission.keys.producer.begun_key(pointer)) is not None
+
+    def begin_change(
+        self, admission: Admission, sent: Sent, pointer: int | None
+    ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+        """Return the rows to write and the keys to delete so that a transaction is written down."""
+        producer = admission.keys.producer
+        if pointer is None or self.rows.get(key := producer.begun_key(pointer)) is not None:
+            return [], []
+        if self._transactions is not None:
+            self._transactions.note_written(pointer, producer.label)
+        row = (key, Begun(pointer, sent.generation, void=False, label=sent.label).pack())
+        return [row], self.not_needed(producer, pointer, sent)
+
+    def refusal_since(self, admission: Admission, generation: int) -> ProducerFenced | None:
+        """Return why an admitted instance no longer counts, by the row that the table has now; or None."""
+        key = admission.keys.registered
+        if self._side.get(key) == admission.registered:
+            return None
+        return _refusal(admission.keys.producer, generation, self.rows.get(key, again=True))
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
-    def _is_ahead(self, ahead: AnnouncedAhead) -> bool:
-        """Return whether what is announced now is for the next requests, too."""
-        return ahead.lasting and self._side.private
-
-    def _admit(self, keys: _Keys, sent: Sent, pointer: int | None, number: int) -> Admitted:
-        """The facts about a producer that counts.
+    def _admit(self, keys: _Keys, sent: Sent, pointer: int | None, number: int) -> Admission:
+        """What is known of a producer that counts.
 
         Raises:
             BadRequest: a later request was done, or it is another one under the same number; or another server may lead
@@ -427,18 +319,18 @@ class Requests:
             raise TransactionEnded(
                 f"Transaction {pointer} was rolled back, so it writes nothing.", "Begin another one."
             )
-        raw = self._rows.get(keys.request)
+        raw = self.rows.get(keys.request)
         if raw is None:
-            return Admitted(sent, pointer, number, keys, registered, None)
-        last = self._last.get(keys.request)
+            return Admission(keys, registered, None)
+        last = self.last.get(keys.request)
         if last is None or last.value != raw:
-            self._last[keys.request] = last = self._found(raw, keys)
+            self.last[keys.request] = last = self._found(raw, keys)
         former = last.request
         if former.generation != sent.generation or former.sequence < sent.sequence:
             since = last.since
             if since is not None and not LastRequest.parse(raw).announces(sent.generation, sent.sequence):
                 since = None
-            return _admitted((sent, pointer, number, keys, registered, raw, None, False, since))
+            return _admission((keys, registered, raw, None, False, since))
         if former.sequence > sent.sequence:
             raise BadRequest(
                 f"Request {sent.sequence} of producer {sent.name} comes after its request {former.sequence}.",
@@ -449,18 +341,7 @@ class Requests:
                 f"Request {sent.sequence} of producer {sent.name} was sent before with another number of messages.",
                 "Repeat a request unchanged, or give the new request the next number.",
             )
-        return Admitted(sent, pointer, number, keys, registered, raw, former, last.written)
-
-    def _noted(self, admitted: Admitted) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-        """Rows to write and to delete so that a transaction is written down."""
-        producer, pointer = admitted.keys.producer, admitted.pointer
-        if pointer is None or self._rows.get(key := producer.begun_key(pointer)) is not None:
-            return [], []
-        sent = admitted.sent
-        if self._transactions is not None:
-            self._transactions.note_written(pointer, producer.label)
-        row = (key, Begun(pointer, sent.generation, void=False, label=sent.label).pack())
-        return [row], self.not_needed(producer, pointer, sent)
+        return Admission(keys, registered, raw, former, last.is_written)
 
     def _found(self, raw: bytes, keys: _Keys) -> RememberedRequest:
         """Return a last request by its row, and by the rows of messages where that is for the next requests, too."""
@@ -478,16 +359,9 @@ class Requests:
     ) -> bytes | None:
         """Return the registration by which an instance counts; raises ``ProducerFenced`` where it does not."""
         # What is remembered is enough to let a request pass, since it is looked at again behind its announcement.
-        raw = None if again else self._rows.get(key)
+        raw = None if again else self.rows.get(key)
         if raw is None or counting(raw) != generation:
-            raw = self._rows.get(key, again=True)
+            raw = self.rows.get(key, again=True)
             if error := _refusal(producer, generation, raw):
                 raise error
         return raw
-
-    def _refusal_since(self, admitted: Admitted) -> ProducerFenced | None:
-        """Why an instance that was admitted does not count any more, by what stands in the table now; or None."""
-        key = admitted.keys.registered
-        if self._side.get(key) == admitted.registered:
-            return None
-        return _refusal(admitted.keys.producer, admitted.sent.generation, self._rows.get(key, again=True))

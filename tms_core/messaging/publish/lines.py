@@ -24,17 +24,20 @@ from typing import NamedTuple, cast
 from tms_core.clock import HonestClock
 from tms_core.consumers.claim_rows import first_unread
 from tms_core.consumers.retention import announced_in
-from tms_core.logs.loggers import harmless
+from tms_core.logs.loggers import get_logger, harmless
+from tms_core.logs.printable import duration
 from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.ids import Ids, first_free, milliseconds, position, tail
 from tms_core.messaging.model import MessageList
-from tms_core.messaging.producers.last_request import AnnouncedAhead
+from tms_core.messaging.producers.announcements import AnnouncedAhead
 from tms_core.messaging.producers.rows import ProducerName, first_unannounced, topics_requested
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, generation_prefix, pointer_prefix, stop_key
 from tms_core.tables.base import KEYS, MESSAGES, Store
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import TX_PER_MS, transaction_ms
+
+logger = get_logger(__name__)
 
 #: Transactions of a topic whose last stored payload is remembered; one that was forgotten is looked up again.
 _KNOWN_POINTERS = 10_000
@@ -58,7 +61,7 @@ class Line:
         unread: the first position behind all that was there when it was opened, or was read since.
         largest_bytes: the largest payload that was read of it.
         wakes: called when messages have come; by any thread, so they must not wait.
-        ahead: what was announced before it was requested.
+        ahead: announcements that cover the next requests of producers.
         warned: whether the log says that its messages are dated ahead of the clock.
     """
 
@@ -156,6 +159,23 @@ class Lines:
                     place.line = self._open(prefix, place.line or Line(prefix, Ids(0)))
                     place.opened = wanted
         return cast(Line, place.line)
+
+    def next_position(self, line: Line, topic: TopicMetadata, now_ms: int) -> int:
+        """Return the position to write at; log once if ids go on from a time that is still to come."""
+        first = line.ids.first(now_ms)
+        ahead_ms = milliseconds(first) - now_ms
+        if ahead_ms > self.allowance_ms and not line.warned:
+            line.warned = True
+            logger.warning(
+                "messages of %s are dated %s ahead of the clock, as one before them is, and outlive their ttl by that "
+                "time. If the clock is behind, set it right; else read what is there, then: tms topic delete %s; then: "
+                "tms topic create %s",
+                topic.topic,
+                duration(ahead_ms, rough=True),
+                topic.topic,
+                topic.topic,
+            )
+        return first
 
     def first_kept(self, topic: TopicMetadata) -> int:
         """Return the first position that retention ``consumed`` has not released for deletion; 0 with other retention.

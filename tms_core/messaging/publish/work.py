@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from threading import Condition, Event, Lock, Thread
@@ -99,30 +98,6 @@ class Answer(Generic[R]):
             call()
 
 
-class Once(Generic[R]):
-    """Makes something the first time it is asked for, by whichever thread asks; the others wait for that.
-
-    Args:
-        make: makes it; what it raises is raised to each that asks.
-    """
-
-    def __init__(self, make: Callable[[], R]) -> None:
-        self._make = make
-        self._made: list[R] = []
-        self._lock = Lock()
-
-    def __call__(self) -> R:
-        with self._lock:
-            if not self._made:
-                self._made.append(self._make())
-            return self._made[0]
-
-    def begin(self) -> None:
-        """Have it made, for those who ask later."""
-        with suppress(Exception):
-            self()
-
-
 class Work:
     """Requests that were accepted and are not answered yet, and the threads that see to them.
 
@@ -175,10 +150,6 @@ class Work:
     def run(self, batch: Batch) -> None:
         """Have a batch written; returns at once."""
         self._batches.put(batch)
-
-    def aside(self, task: Batch) -> None:
-        """Have something done by a thread that has nothing else to do, if there is one."""
-        self._batches.put(task)
 
     def close(self) -> None:
         """Accept no more, and return when all is answered and the threads are over; closing twice is no error."""

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from threading import Lock
-from typing import Any
 from weakref import WeakValueDictionary
 
-from tms_core.messaging.cache import MessageCache
-from tms_core.messaging.publish.queue import Queue, WriterContext
-from tms_core.messaging.publish.writer import MessageWriter, PayloadWriter
-from tms_core.tables.base import Store
-from tms_core.tables.side import Expiries
+from tms_core.messaging.publish.context import WriterContext
+from tms_core.messaging.publish.pipeline import MessageWriteBatch, PayloadWriteBatch
+from tms_core.messaging.publish.queue import Queue
 from tms_core.topic import TopicId
 
 #: Writers that are kept though they have nothing to write.
@@ -26,18 +23,15 @@ class Writers:
     are no longer used cost nothing.
     """
 
-    def __init__(self, context: WriterContext, store: Store, cache: MessageCache, expiries: Expiries) -> None:
+    def __init__(self, context: WriterContext) -> None:
         self._context = context
-        self._store = store
-        self._cache = cache
-        self._expiries = expiries
-        self._recent: deque[MessageWriter] = deque(maxlen=_RECENT_WRITERS)
-        self._latest: MessageWriter | None = None
-        self._messages: WeakValueDictionary[TopicId, MessageWriter] = WeakValueDictionary()
-        self._payloads: WeakValueDictionary[TopicId, PayloadWriter] = WeakValueDictionary()
+        self._recent: deque[Queue] = deque(maxlen=_RECENT_WRITERS)
+        self._latest: Queue | None = None
+        self._messages: WeakValueDictionary[TopicId, Queue] = WeakValueDictionary()
+        self._payloads: WeakValueDictionary[TopicId, Queue] = WeakValueDictionary()
         self._lock = Lock()
 
-    def message(self, topic: TopicId) -> MessageWriter:
+    def message(self, topic: TopicId) -> Queue:
         """What writes a topic's messages."""
         latest = self._latest
         if latest is not None and latest.topic is topic:
@@ -45,18 +39,17 @@ class Writers:
         with self._lock:
             writer = self._messages.get(topic)
             if writer is None:
-                writer = MessageWriter(topic, self._context, self._store.message, self._cache, self._expiries)
-                self._messages[topic] = writer
+                writer = self._messages[topic] = Queue(topic, self._context, MessageWriteBatch)
                 self._recent.append(writer)
             self._latest = writer
             return writer
 
-    def payload(self, topic: TopicId) -> PayloadWriter:
+    def payload(self, topic: TopicId) -> Queue:
         """What writes the payloads that are stored for a topic."""
         with self._lock:
             writer = self._payloads.get(topic)
             if writer is None:
-                writer = self._payloads[topic] = PayloadWriter(topic, self._context, self._store.payload)
+                writer = self._payloads[topic] = Queue(topic, self._context, PayloadWriteBatch)
             return writer
 
     def settle(self, topic: TopicId) -> None:
@@ -69,7 +62,7 @@ class Writers:
         keys.
         """
         with self._lock:
-            writers: list[Queue[Any]] = [*self._messages.values(), *self._payloads.values()]
+            writers: list[Queue] = [*self._messages.values(), *self._payloads.values()]
         return any(writer.is_busy and concerns(writer.topic.prefix) for writer in writers)
 
     def close(self) -> None:

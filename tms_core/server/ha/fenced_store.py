@@ -100,7 +100,7 @@ class TableFence(Hook):
     """The fence of the payload table: only the leader reads and writes it.
 
     A late payload needs no gap. Its transaction cannot be committed, or its producer has stored it once more; and that
-    is in the same place (:class:`~tms_core.messaging.publish.writer.PayloadWriter`).
+    is in the same place (:class:`~tms_core.messaging.publish.pipeline.PayloadWriteBatch`).
     """
 
     def __init__(self, slots: Slots) -> None:

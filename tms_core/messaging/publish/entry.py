@@ -1,0 +1,115 @@
+"""One publish request on its way through the write path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tms_core.messaging.model import RollbackRange
+from tms_core.messaging.producers.requests import Admission, Sent
+from tms_core.messaging.publish.work import Answer
+from tms_core.rowkey import MESSAGE_TAIL_BYTES
+
+#: Bytes that a row costs in addition to its payload.
+_ROW_BYTES = 100
+
+
+class PublishEntry:
+    """A request, what the stages of the write path learn about it, and its outcome.
+
+    Attributes:
+        messages: the payloads; none publishes what the transaction has stored.
+        pointer: the write pointer of its transaction; None without a transaction.
+        ttl_ms: a ttl of its own; None without one.
+        sent: what the request says about its producer; None without a producer.
+        principal: the owner of the transaction; None: the server does not authenticate clients.
+        is_plain: whether it has messages and neither transaction, producer nor ttl.
+        size: bytes of the payloads together.
+        weight: bytes that count for the size of a batch; empty messages count, too.
+        rows: number of rows.
+        answer: done when the rows are durable, or never will be.
+        admission: what the server knows about the producer, while the request is being written.
+        is_begun: whether the transaction manager knows that a write is under way.
+        seat: the part of the sequence numbers in which its rows must lie; 0: any; None: it may start anywhere.
+        is_announced: whether an earlier request of the producer has announced this one.
+        first: the position of its first row.
+        row_pointer: the write pointer in its rows: negative once they are negated.
+        outcome: an error, or the rows for the answer.
+        is_dropped: whether it has its outcome, and no further stage sees it.
+    """
+
+    __slots__ = (
+        "admission",
+        "answer",
+        "first",
+        "is_announced",
+        "is_begun",
+        "is_dropped",
+        "is_plain",
+        "messages",
+        "outcome",
+        "pointer",
+        "principal",
+        "row_pointer",
+        "rows",
+        "seat",
+        "sent",
+        "size",
+        "ttl_ms",
+        "weight",
+    )
+
+    def __init__(
+        self,
+        messages: Sequence[bytes],
+        pointer: int | None = None,
+        ttl_ms: int | None = None,
+        sent: Sent | None = None,
+        principal: str | None = None,
+    ) -> None:
+        self.messages = tuple(messages)
+        self.pointer = self.row_pointer = pointer
+        self.ttl_ms = ttl_ms
+        self.sent = sent
+        self.principal = principal
+        self.is_plain = pointer is None and sent is None and ttl_ms is None and bool(messages)
+        self.size = sum(map(len, messages))
+        self.weight = self.size + _ROW_BYTES * len(messages)
+        self.rows = len(messages) or 1
+        self.answer: Answer[RollbackRange | None] = Answer()
+        self.admission: Admission | None = None
+        self.is_begun = self.is_announced = self.is_dropped = False
+        self.seat: int | None = None
+        self.first = 0
+        self.outcome: RollbackRange | BaseException | None = None
+
+    @property
+    def stop(self) -> int:
+        """Return the first position after its rows."""
+        return self.first + self.rows
+
+    def drop(self, outcome: RollbackRange | BaseException | None) -> None:
+        """Give the entry its outcome early."""
+        self.outcome, self.is_dropped = outcome, True
+
+    def keys(self, prefix: bytes) -> list[bytes]:
+        """Return the keys of its rows.
+
+        Args:
+            prefix: the start of the keys, before the position.
+        """
+        return row_keys(prefix, self.first, self.rows)
+
+
+def row_keys(prefix: bytes, first: int, rows: int) -> list[bytes]:
+    """Return the keys of consecutive rows.
+
+    Args:
+        prefix: the start of the keys, before the position.
+        first: the position of the first row.
+    """
+    return [prefix + at.to_bytes(MESSAGE_TAIL_BYTES, "big") for at in range(first, first + rows)]
+
+
+def remaining(entries: Iterable[PublishEntry]) -> list[PublishEntry]:
+    """Return the entries that have no outcome yet."""
+    return [entry for entry in entries if not entry.is_dropped]

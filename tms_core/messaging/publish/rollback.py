@@ -1,0 +1,49 @@
+"""Rolling back rows of the message table by their write pointer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tms_core.messaging.ids import tail
+from tms_core.rowkey import GENERATION_BYTES, generation_prefix
+from tms_core.tables.base import CELLS, MessageTable
+from tms_core.topic import TopicMetadata
+
+#: Cells that one read returns.
+_CELLS = 1000
+
+
+def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer: int) -> int:
+    """Negate a pointer in the rows between two positions, both included; leave rows with another pointer alone.
+
+    Returns:
+        How many rows carried it until now.
+
+    Raises:
+        StoreError: the store failed; some rows may be negated.
+    """
+    start: bytes | None = prefix + tail(first)
+    stop = prefix + tail(last) + b"\0"
+    done = 0
+    while start is not None:
+        page = table.read(CELLS, start, stop, _CELLS)
+        cells = [cell for cell in page.items if cell.pointer == pointer]
+        if cells:
+            done += sum(table.invert(cells, page.origin))
+        start = page.resume
+    return done
+
+
+def earlier_generations(table: MessageTable, topic: TopicMetadata) -> Iterator[bytes]:
+    """Yield the key prefix of each earlier generation of a topic that still has rows, with one read for each.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    prefix = topic.topic.prefix
+    start, stop = (generation_prefix(prefix, generation) for generation in (1, topic.generation))
+    while start < stop and (key := table.first(start, stop)) is not None:
+        # An unrecognized key may end in the middle of that number.
+        generation = int.from_bytes(key[len(prefix) : len(start)].ljust(GENERATION_BYTES, b"\0"), "big")
+        yield generation_prefix(prefix, generation)
+        start = generation_prefix(prefix, generation + 1)

@@ -1,0 +1,163 @@
+"""The rows of a batch in their table: of messages, or of stored payloads."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import cast
+
+from tms_core.errors import BadRequest, StoreError, TooLarge
+from tms_core.messaging.ids import id_parts
+from tms_core.messaging.model import RollbackRange
+from tms_core.messaging.producers.last_request import LastRequest
+from tms_core.messaging.producers.requests import Sent
+from tms_core.messaging.publish.context import WriterContext
+from tms_core.messaging.publish.entry import PublishEntry, row_keys
+from tms_core.rowkey import generation_prefix, pointer_prefix
+from tms_core.tables.base import CELLS, KEYS, PAYLOADS, MessageTable, Page, TxCell, read_all
+from tms_core.topic import TopicMetadata
+
+
+class TopicRows(ABC):
+    """The rows of one topic in one table."""
+
+    @abstractmethod
+    def write(self, entries: Sequence[PublishEntry]) -> None:
+        """Store the rows of entries, durable on return.
+
+        If that fails, rows are taken back as far as the store allows, except rows of a producer, which repeats its
+        request. If they were taken back late, another server could have acknowledged them meanwhile.
+
+        Raises:
+            TooLarge: nothing was written.
+            StoreError: the store failed.
+        """
+
+    @abstractmethod
+    def take_back(self, entries: Iterable[PublishEntry]) -> None:
+        """Let no reader in a transaction see rows. An error is ignored: their transactions become invalid."""
+
+    @abstractmethod
+    def has_all(self, entry: PublishEntry, last: LastRequest, *, keeps: bool) -> bool:
+        """Return whether all rows of a repeated request exist.
+
+        Args:
+            last: the request as it was announced.
+            keeps: whether to leave a part of the rows alone; otherwise no reader sees them any longer.
+
+        Raises:
+            BadRequest: the repeated request has other contents.
+            StoreError: the store failed.
+        """
+
+    @abstractmethod
+    def conclude(self, entry: PublishEntry) -> None:
+        """Note what an entry did to the payloads of its transaction, and give it its outcome."""
+
+
+class MessageRows(TopicRows):
+    """Rows of the message table."""
+
+    def __init__(self, context: WriterContext, topic: TopicMetadata) -> None:
+        self._lines = context.lines
+        self._table = context.store.message
+        self._topic = topic
+        self.prefix = generation_prefix(topic.topic.prefix, topic.generation)
+
+    def write(self, entries: Sequence[PublishEntry]) -> None:
+        table, prefix = self._table, self.prefix
+        rows = table.rows_of([(entry.keys(prefix), entry.pointer, entry.messages or None) for entry in entries])
+        try:
+            table.put(rows)
+        except TooLarge:
+            raise
+        except StoreError:
+            self.take_back([entry for entry in entries if entry.pointer is not None and entry.sent is None])
+            raise
+
+    def take_back(self, entries: Iterable[PublishEntry]) -> None:
+        cells = [
+            TxCell(key, cast(int, entry.pointer), not entry.messages)
+            for entry in entries
+            for key in entry.keys(self.prefix)
+        ]
+        if cells:
+            with suppress(StoreError):
+                self._table.invert(cells)
+
+    def has_all(self, entry: PublishEntry, last: LastRequest, *, keeps: bool) -> bool:
+        table, keys = self._table, row_keys(self.prefix, last.first, entry.rows)
+        # Rows that readers are not shown do not count; ``cells`` has them, too.
+        found, _, origin, *_ = _present(table, keys)
+        if entry.pointer is None:
+            if 0 < len(found) < last.number and not keeps:
+                table.hide(keys)
+                table.delete(found, origin)
+            return len(found) == last.number
+        shown = frozenset(found)
+        cells = read_all(table, CELLS, keys[0], keys[-1] + b"\0")
+        own = [cell for cell in cells.items if cell.pointer == entry.pointer and cell.key in shown]
+        if 0 < len(own) < last.number and not keeps:
+            table.hide(keys)
+            table.invert(own, cells.origin)
+        return len(own) == last.number
+
+    def conclude(self, entry: PublishEntry) -> None:
+        if entry.pointer is not None:
+            if not entry.messages:
+                self._lines.show(self._topic, entry.pointer)
+            entry.outcome = RollbackRange(entry.pointer, *id_parts(entry.first), *id_parts(entry.stop - 1))
+
+
+class PayloadRows(TopicRows):
+    """Rows of the payload table, which only transactions write."""
+
+    def __init__(self, context: WriterContext, topic: TopicMetadata) -> None:
+        self._lines = context.lines
+        self._table = context.store.payload
+        self._topic = topic
+
+    def write(self, entries: Sequence[PublishEntry]) -> None:
+        rows = [row for entry in entries for row in zip(self._keys(entry), entry.messages, strict=True)]
+        if not rows:
+            return
+        try:
+            self._table.put(rows)
+        except TooLarge:
+            raise
+        except StoreError:
+            # A late delete of a producer's payloads would delete what the producer has repeated meanwhile.
+            self.take_back([entry for entry in entries if entry.sent is None])
+            raise
+
+    def take_back(self, entries: Iterable[PublishEntry]) -> None:
+        with suppress(StoreError):
+            self._table.delete([key for entry in entries for key in self._keys(entry)])
+
+    def has_all(self, entry: PublishEntry, last: LastRequest, *, keeps: bool) -> bool:
+        keys = row_keys(self._prefix(entry), last.first, entry.rows)
+        wanted = dict(zip(keys, entry.messages, strict=True))
+        there = read_all(self._table, PAYLOADS, keys[0], keys[-1] + b"\0")
+        found = [row for row in there.items if row[0] in wanted]
+        if any(wanted[key] != payload for key, payload in found):
+            sent = cast(Sent, entry.sent)
+            raise BadRequest(
+                f"Request {sent.sequence} of producer {sent.name} was sent before with other contents.",
+                "Repeat a request unchanged, or give the new request the next number.",
+            )
+        return len(found) == last.number
+
+    def conclude(self, entry: PublishEntry) -> None:
+        self._lines.hide(self._topic, cast(int, entry.pointer))
+
+    def _keys(self, entry: PublishEntry) -> list[bytes]:
+        return entry.keys(self._prefix(entry))
+
+    def _prefix(self, entry: PublishEntry) -> bytes:
+        return pointer_prefix(self._topic.topic.prefix, self._topic.generation, cast(int, entry.pointer))
+
+
+def _present(table: MessageTable, keys: Sequence[bytes]) -> Page[list[bytes]]:
+    """Return which of some consecutive keys readers are shown."""
+    return read_all(table, KEYS, keys[0], keys[-1] + b"\0")
