@@ -1,14 +1,16 @@
-"""Tries a wheel as a user would: in an environment of its own, with the commands and the client's first example.
+"""Tries a wheel as a user would: in an environment of its own, with the commands and README's first example.
 
 ``make packages`` runs it: ``python -m tools.installed dist/tms_janitor-0.1.0-py3-none-any.whl``.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import venv
 from pathlib import Path
 
@@ -34,22 +36,30 @@ def try_out(wheel: Path, scratch: Path) -> str:
     programs = scratch / "venv/bin"
     pip = [sys.executable, "-m", "pip", "--python", str(programs / "python")]
     install = [*pip, "install", "--quiet", "--no-deps"]
-    page = (ROOT / "docs/how-to/python-client.md").read_text(encoding="utf-8")
-    example = re.search(r"```python\n(.*?)```", page, re.DOTALL)
-    assert example is not None  # noqa: S101 the page begins with it
+    # Beside the tree, since in it Python would import what is not installed.
+    (scratch / "tests").symlink_to(ROOT / "tests")
     steps: list[list[str]] = [
         [*install, "--require-hashes", "-r", str(ROOT / "requirements-run.lock")],
         [*install, "--no-index", str(wheel)],
         [*pip, "check"],
         [str(programs / "janitor"), "--version"],
         [str(programs / "tms"), "--version"],
-        [str(programs / "python"), "-I", "-c", example[1]],
+        ["sh", "-ec", first_example()],
     ]
-    printed = ""
+    printed, environ = "", {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
     for step in steps:
-        done = subprocess.run(step, cwd=scratch, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603 ours
+        done = subprocess.run(step, cwd=scratch, check=True, stdout=subprocess.PIPE, text=True, env=environ)  # noqa: S603 ours
         printed += done.stdout
     return printed
+
+
+def first_example() -> str:
+    """Return the commands of README's first example, which cleans the sample store."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"## Clean a store\n.*?\n\n((?:    [^\n]*\n)+)", page, re.DOTALL)
+    if found is None:
+        raise ValueError("README has no example under 'Clean a store'")
+    return textwrap.dedent(found[1])
 
 
 if __name__ == "__main__":

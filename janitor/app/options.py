@@ -5,9 +5,10 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from tms_core.logs.loggers import LogFormat
+if TYPE_CHECKING:
+    from tms_core.logs.loggers import LogFormat
 
 
 @dataclass(slots=True)
