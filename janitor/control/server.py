@@ -35,7 +35,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from janitor.control import api, values
 from janitor.control.api import Behind
 from janitor.report import EXPECTED
-from tms_core.errors import Halted, StoreBusy, StoreError, TmsError
+from tms_core.errors import ArchiveError, Halted, StateBusy, StateError, StoreBusy, StoreError, TmsError
 from tms_core.logs import audit
 from tms_core.topic import TopicId
 from tms_core.web.protocol import Protocol, abort_of
@@ -227,7 +227,8 @@ class ControlServer:
             result = "done"
         except TmsError as error:
             line = values.encode_error(error)
-            result = "refused"
+            is_failure = isinstance(error, (StoreError, StateError, ArchiveError))
+            result = "failed" if is_failure and not isinstance(error, (StoreBusy, StateBusy)) else "refused"
         # A bug: the client is told that there is one, the log where, and the janitor goes on.
         except Exception as error:
             logger.exception("a question could not be answered")

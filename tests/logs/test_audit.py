@@ -18,6 +18,7 @@ from tests.server.client import JSON, Client
 from tests.server.conftest import serving
 from tests.server.identities import TokenIdentities
 from tms_core.clock import SystemClock
+from tms_core.errors import TruncateTimeError
 from tms_core.logs.audit import MOST_CHARACTERS, MOST_PER_MINUTE, BoundedAudit, Event, record
 from tms_core.logs.loggers import configure
 from tms_core.topic import TopicId
@@ -122,12 +123,18 @@ def test_administrative_calls_of_the_transaction_service_are_audited(lines: Line
                 begun = client.start_short().transaction_id
                 assert client.invalidate(begun)
                 client.truncate_invalid([begun])
+                assert not client.invalidate(begun + 1)
+                with pytest.raises(TruncateTimeError):
+                    client.truncate_invalid_before(client.start_short().transaction_id)
         finally:
             service.stop()
-    assert said(lines) == [
+    found = said(lines)
+    assert found[:3] == [
         ("transactions.invalidate", None, "invalidateTx", str(begun), "done"),
         ("transactions.truncate", None, "truncateInvalidTx", str(begun), "done"),
+        ("transactions.invalidate", None, "invalidateTx", str(begun + 1), "refused"),
     ]
+    assert [one[2::2] for one in found[3:]] == [("truncateInvalidTxBefore", "refused")]
     assert {line["address"] for line in lines()} == {"127.0.0.1"}
 
 

@@ -28,7 +28,7 @@ from janitor.state.base import EVERYTHING
 from tests.builders import Call, watch
 from tests.janitor.control.conftest import SETTINGS, STORE, Client, Desk
 from tests.support import raising
-from tms_core.errors import Halted, StoreBusy, StoreError
+from tms_core.errors import GuardTripped, Halted, StateError, StoreBusy, StoreError, TmsError
 from tms_core.logs.loggers import AUDIT
 from tms_core.topic import TopicId
 
@@ -469,6 +469,34 @@ def test_given_a_waiting_decision_when_stopped_then_it_is_not_taken(desk: Desk) 
         threads.submit(server.stop).result()
         assert kind_of(client.answer()) == "Halted"
     assert working.adopted == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (StoreError("the disk failed."), "failed"),
+        (StateError("the disk failed."), "failed"),
+        (StoreBusy("another one has it."), "refused"),
+        (GuardTripped("too many rows."), "refused"),
+    ],
+)
+def test_decision_that_fails_is_told_from_a_refused_one_in_the_audit_log(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: TmsError, result: str
+) -> None:
+    caplog.set_level(logging.INFO, AUDIT)
+    answer = api.answer
+
+    def answered(behind: Any, method: str, *given: Any) -> Any:
+        if method == "adopt":
+            raise error
+        return answer(behind, method, *given)
+
+    monkeypatch.setattr(api, "answer", answered)
+    desk.start()
+    with pytest.raises(TmsError):
+        desk.remote().adopt()
+    [found] = [record.__dict__["fields"] for record in caplog.records if record.name == AUDIT]
+    assert (found["verb"], found["result"]) == ("adopt", result)
 
 
 def test_decision_is_audited_with_the_uid_of_its_process_and_a_question_is_not(

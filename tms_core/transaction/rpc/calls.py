@@ -67,8 +67,7 @@ def answer(manager: TransactionManager, frame: bytes, address: str = "") -> byte
         return failure(request, Failure.UNKNOWN_METHOD, f"Invalid method name: '{request.name}'")
     result = "failed"
     try:
-        fields = _done(call, manager, request.fields)
-        result = "done"
+        fields, result = _done(call, manager, request.fields)
     except FormatError as error:
         result = "refused"
         return failure(request, Failure.PROTOCOL_ERROR, f"{request.name}: {error}")
@@ -93,15 +92,16 @@ def _object(arguments: Fields) -> str:
     return f"{shown} and {len(value) - _AUDITED_IDS} more" if value[_AUDITED_IDS:] else shown
 
 
-def _done(call: _Call, manager: TransactionManager, arguments: Fields) -> tuple[bytes, ...]:
+def _done(call: _Call, manager: TransactionManager, arguments: Fields) -> tuple[tuple[bytes, ...], str]:
+    """Carry out a call, and return the fields of its answer and its result for the audit log."""
     try:
         result = call.method(manager, arguments)
     except TransactionError as error:
         number = call.declared.get(type(error))
         if number is None:
             raise
-        return (wire.structure(number, *_error(error)),)
-    return () if result is None else (result,)
+        return (wire.structure(number, *_error(error)),), "refused"
+    return (() if result is None else (result,)), "refused" if result == _FALSE else "done"
 
 
 def _too_many(request: RpcMessage, text: str) -> bytes:
@@ -273,5 +273,7 @@ _AUDITED = {
     "invalidateTx": Event.INVALIDATE,
 }
 _AUDITED_IDS = 10
+#: The answer of a call that has changed nothing.
+_FALSE = wire.boolean(0, value=False)
 #: The names of the methods that are served.
 METHODS = frozenset(_CALLS)
