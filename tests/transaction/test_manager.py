@@ -295,6 +295,39 @@ def test_given_a_long_one_when_aborted_then_it_is_invalid_whatever_its_client_ca
     assert len(invalid(manager)) == 2
 
 
+def test_abort_of_a_long_transaction_by_its_id_after_its_abort_keeps_it_invalid(manager: TransactionManager) -> None:
+    one = manager.start_long()
+    manager.abort(one)
+    for _ in range(2):
+        manager.abort(replace(one, type=TransactionType.SHORT))
+    assert invalid(manager) == [one.transaction_id]
+    assert manager.truncate_invalid([one.transaction_id])
+
+
+@pytest.mark.parametrize("end", ["can_commit", "commit", "commit_and_start", "checkpoint"])
+def test_call_with_the_pointer_of_a_checkpoint_is_refused(manager: TransactionManager, end: str) -> None:
+    one = manager.checkpoint(manager.start_short())
+    calls: dict[str, Callable[[], object]] = {
+        "can_commit": lambda: manager.can_commit(one.write_pointer, []),
+        "commit": lambda: manager.commit(one.write_pointer),
+        "commit_and_start": lambda: manager.commit_and_start(one.write_pointer),
+        "checkpoint": lambda: manager.checkpoint(replace(one, transaction_id=one.write_pointer)),
+    }
+    with pytest.raises(NotInProgress, match=f"{one.write_pointer} is the write pointer of a checkpoint"):
+        calls[end]()
+    assert not manager.start_short().is_visible(one.write_pointer)
+    manager.commit(one.transaction_id)
+    assert manager.start_short().is_visible(one.write_pointer)
+
+
+def test_question_for_an_owner_does_not_make_one(manager: TransactionManager) -> None:
+    one = manager.start_short().transaction_id
+    assert manager.belongs_to(one, "ada")
+    assert manager.begin_write(one, "bob")
+    manager.end_write(one)
+    assert (manager.belongs_to(one, "ada"), manager.belongs_to(one, "bob")) == (False, True)
+
+
 def test_given_an_end_when_aborted_after_it_then_nothing_happens(manager: TransactionManager) -> None:
     done = committed(manager)
     before = state(manager)

@@ -263,7 +263,6 @@ class ConsumerRegistry:
         """Return the keys of a consumer's claims, none of which is open any more."""
         pointers, manager = sorted({claim.pointer for claim in self._open_claims(topic, name)}), self._transactions
         if pointers and not force.wanted:
-            # Before belongs_to, which would give a transaction without an owner to this principal.
             raise ConsumerConflict(
                 f"Consumer {name} has claims open in {len(pointers)} transactions, {pointers[0]} the first of them.",
                 f"Try again when they have ended, or release them: tms consumer release {topic.topic} {name}",

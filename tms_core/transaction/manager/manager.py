@@ -192,6 +192,9 @@ class TransactionManager(DurableState):
                 logger.info("transaction %d is invalidated, not aborted: not rolled back: %s", pointer, ", ".join(left))
                 self.record(Edit(pointer, EditState.INVALID))
             elif entry is not None or (pointer in state.invalid and not left and pointer > state.recovered_pointer):
+                if entry is not None and entry.is_long:
+                    # Aborted once more, by its id or as a short one, it must not leave the invalid list.
+                    self._writes.add(pointer, "a long transaction", 1)
                 self.record(Edit(pointer, EditState.ABORTED, type=transaction.type, checkpoints=named))
 
     def invalidate(self, transaction_id: int) -> bool:
@@ -243,6 +246,8 @@ class TransactionManager(DurableState):
         with self._lock:
             found = self.is_in_progress(pointer) and self.belongs_to(pointer, principal)
             if found:
+                if principal is not None:
+                    self._state.owners.setdefault(self.transaction_of(pointer), principal)
                 self._writes.begin(pointer)
             return found
 
@@ -284,9 +289,10 @@ class TransactionManager(DurableState):
         return pointer in self._state.in_progress
 
     def belongs_to(self, pointer: int, principal: str | None) -> bool:
-        """Return whether a principal may use a pointer: that of a transaction in progress belongs to who uses it first.
+        """Return whether a principal may use a pointer; it does not become the owner's by this question.
 
-        Takes no disk. What is not in progress belongs to nobody, and is not refused here.
+        A transaction in progress belongs to the first principal that writes with it (:meth:`begin_write`). What is not
+        in progress belongs to nobody, and is not refused here. Takes no disk.
 
         Args:
             principal: None: the server does not ask who it is, so there is only one.
@@ -296,7 +302,7 @@ class TransactionManager(DurableState):
         with self._lock:
             if not self.is_in_progress(pointer):
                 return True
-            return self._state.owners.setdefault(self.transaction_of(pointer), principal) == principal
+            return self._state.owners.get(self.transaction_of(pointer), principal) == principal
 
     def transaction_of(self, pointer: int) -> int:
         """Return the transaction of a checkpoint that is in progress; of any other pointer itself. Takes no disk."""
@@ -507,6 +513,10 @@ class TransactionManager(DurableState):
 def _require(
     state: ManagerState, pointer: int, text: str = "canCommit() is called for transaction {} that is not in progress"
 ) -> None:
-    if pointer not in state.in_progress:
+    entry = state.in_progress.get(pointer)
+    if entry is not None and entry.type is InProgressType.CHECKPOINT:
+        # It ends with its transaction; ended by itself, what it wrote would be visible while that goes on.
+        raise NotInProgress(f"{pointer} is the write pointer of a checkpoint, not the id of a transaction")
+    if entry is None:
         reason = " (it is known to be invalid)" if pointer in state.invalid else ""
         raise NotInProgress(text.format(pointer) + reason)
