@@ -151,6 +151,8 @@ class ConfigurationError(TmsError):
 class LoginFailed(TmsError):
     """Kerberos gives no ticket, or a service refuses it; another try may succeed."""
 
+    code = "TMS-LOGIN-FAILED"
+
 
 class FormatError(TmsError):
     """Bytes do not have the layout they must have."""

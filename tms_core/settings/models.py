@@ -328,6 +328,13 @@ class TransactionSettings(Section):
         reason="Tephra's protocol has no TLS",
         place=True,
     )
+    hdfs_ca_file: Path | None = setting(
+        None,
+        "for a directory that is swebhdfs://: a file with the certificates, in PEM, by which HDFS is known; null: the "
+        "system's authorities",
+        reason="clusters may have certificates of a public authority",
+        place=True,
+    )
     kerberos: KerberosSettings | None = setting(
         None,
         "Kerberos login (SPNEGO) at WebHDFS or HttpFS, for a directory that is webhdfs:// or swebhdfs://; null: none; "

@@ -68,6 +68,9 @@ class ServiceSettings(Protocol):
     @property
     def kerberos(self) -> Any: ...
 
+    @property
+    def hdfs_ca_file(self) -> Path | None: ...
+
     def snapshot_directory(self) -> str | None: ...
 
 
@@ -446,12 +449,12 @@ def source_of(wanted: ServiceSettings) -> SnapshotSource | None:
 
     Raises:
         ConfigurationError: the folder of snapshots is named by a URL of another kind than webhdfs, or
-            ``transactions.ca_file`` cannot be read.
+            a file that the settings name cannot be used.
     """
     if wanted.source == "thrift":
         return ServiceSource(wanted.thrift, opens=connecting(wanted))
     directory = wanted.snapshot_directory()
-    return None if directory is None else DirectorySource.at(directory, wanted.kerberos, wanted.ca_file)
+    return None if directory is None else DirectorySource.at(directory, wanted.kerberos, wanted.hdfs_ca_file)
 
 
 #: The exception in each field of an answer, where it is not "not in progress".

@@ -169,7 +169,7 @@ def _authorities(ca_file: Path) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:
         raise ConfigurationError(
-            f"transactions.ca_file is {ca_file}, which cannot be read: {error}.",
+            f"transactions.hdfs_ca_file is {ca_file}, which cannot be read: {error}.",
             "Give the file of a certificate in PEM.",
         ) from error
 
