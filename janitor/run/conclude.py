@@ -50,7 +50,7 @@ def begin_run(current: Pass, state: State, clocks: ClockAnchor, stoppable: Stopp
 
 
 def _seen_jumps(context: RunContext, present: Mapping[TopicId, FrontierRecord]) -> dict[TopicId, FrontierRecord]:
-    """What changes by the sight of a topic's metadata: a jump begins to wait, or has been taken back meanwhile.
+    """What changes by the sight of a topic's metadata: a jump starts to wait, or has been taken back meanwhile.
 
     A jump that has waited for long enough is remembered until all it lets go is gone.
     """
@@ -73,7 +73,7 @@ def _seen_jumps(context: RunContext, present: Mapping[TopicId, FrontierRecord]) 
 
 
 def begin_round(current: Pass, state: State, record: Record, stoppable: Stoppable) -> Round:
-    """Begin a round of thorough passes, or go on with one; call it inside the state's transaction.
+    """Start a round of thorough passes, or go on with one; call it inside the state's transaction.
 
     Invalid transactions are saved as seen, since what is covered from now on counts for those that are known by now.
 
@@ -111,7 +111,7 @@ def save_evidence(current: Pass, state: State, covered: Sequence[KeyRange], unto
 
 
 def _refuted_meanwhile(current: Pass, state: State) -> bool:
-    """Whether a claim was refuted since the pass began: what it has covered before may be what was false."""
+    """Return whether a claim was refuted since the pass started: what it has covered before may be what was false."""
     return rounds.refutation(state) != current.refutation
 
 
@@ -177,14 +177,14 @@ def _strikes(current: Pass, state: State, visited: list[TopicId]) -> dict[TopicI
 
 
 def _is_done(current: Pass, key: bytes) -> bool:
-    """Whether all was done in this topic that was to be."""
+    """Return whether all was done in this topic that was to be."""
     context = current.context
     undone = key in current.outcome.failed or key in current.outcome.withheld or context.is_aside(key)
     return context.in_scope(key) and not undone
 
 
 def _applied(state: State, context: RunContext, done: Iterable[TopicWork]) -> dict[TopicId, FrontierRecord]:
-    """The frontiers a run has reached, with approvals that were given while it ran."""
+    """Return the frontiers a run has reached, with approvals that were given while it ran."""
     present = state.frontiers()
     records = {}
     for work in done:
@@ -262,7 +262,7 @@ def record_adopter(deps: Deps, record: StoreRecord) -> None:
 
 
 def seen(record: StoreRecord, tx: TxState) -> StoreRecord:
-    """The record with the transaction system as it was seen; unchanged without a usable snapshot."""
+    """Return the record with the transaction system as it was seen; unchanged without a usable snapshot."""
     usable = tx.usable
     if usable is None:
         return record

@@ -23,7 +23,7 @@ from tms_core.topic import TopicId
 
 
 class OperatorDecisions(Questions):
-    """Carries out what an operator decides, and what is due between runs."""
+    """Carries out what an operator decides, and due rows between runs."""
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
         """Accept this store, this transaction system and this clock as they are now.
@@ -59,7 +59,7 @@ class OperatorDecisions(Questions):
 
         Raises:
             NotAdopted: there is nothing to approve before the store is adopted.
-            GuardTripped: topics are named while the clock is in doubt and not accepted with them; what is due by it is
+            GuardTripped: topics are named while the clock is in doubt and not accepted with them; due rows by it is
                 not known.
         """
         state, ready = self.deps.state, prepare(self.deps)
@@ -91,7 +91,7 @@ class OperatorDecisions(Questions):
             folder: the archive's.
 
         Raises:
-            Refused, ArchiveError, StoreError: as that says; what was written until then stays.
+            Refused, ArchiveError, StoreError: as that says; the writes until then stays.
         """
         with self.deps.turn:
             try:
@@ -100,7 +100,7 @@ class OperatorDecisions(Questions):
                 self.deps.restored(request.target or request.source)
 
     def at_work(self) -> bool:
-        """Whether a run, or a decision that excludes one, is under way in another thread."""
+        """Return whether a run, or a decision that excludes one, is under way in another thread."""
         if not self.deps.turn.acquire(blocking=False):
             return True
         self.deps.turn.release()

@@ -53,7 +53,7 @@ class UnrecognisedRows:
         self._named: set[ForeignKey | TopicId] = set()
 
     def name(self, outcome: Outcome, metadata: MetadataReads) -> None:
-        """Log what a pass met and what was not logged before; not a topic that was made after the pass began.
+        """Log what a pass met and what was not logged before; not a topic that was made after the pass started.
 
         Args:
             metadata: as it is now.
@@ -168,7 +168,7 @@ class Deps:
         return self.history_days * 86_400_000
 
     def writable_store(self) -> Store:
-        """The store, to be written: questions never ask for that (rule S5).
+        """Return the store, to be written: questions never ask for that (rule S5).
 
         Raises:
             StoreError: it was opened for reading only.

@@ -31,7 +31,7 @@ class Engine(OperatorDecisions):
     """
 
     def run_once(self, *, adopt: bool = False, patterns: tuple[str, ...] = (), lazy: bool = False) -> Report:
-        """One pass that deletes and inverts what the law and the frontiers allow.
+        """Return one pass that deletes and inverts what the law and the frontiers allow.
 
         A run that a guard stops changes nothing and says so in its report; a topic that fails is in the report's
         errors and the others are done; a run that is halted or loses its lease keeps what it did, and says so.
@@ -75,7 +75,7 @@ class Engine(OperatorDecisions):
             return SweepRun(self.deps, ready, context, moves_frontiers=False).sweep()
 
     def rehearse(self, *, patterns: tuple[str, ...] = ()) -> Report:
-        """A plan that is remembered as a run is, for a daemon that only plans (``janitor.apply: false``).
+        """Return a plan that is remembered as a run is, for a daemon that only plans (``janitor.apply: false``).
 
         Raises:
             StoreError, Halted: as of a plan.
@@ -104,7 +104,9 @@ class Engine(OperatorDecisions):
         return prepare(self.deps)
 
     def _thorough_is_due(self, ready: Prepared) -> bool:
-        """Whether this run looks at everything: daily, after a plan, and when the last such run could prove nothing."""
+        """Return whether this run looks at everything: daily, after a plan, and when the last such run could prove
+        nothing.
+        """
         state = self.deps.state
         if state.note(rounds.WANTED) is not None:
             return True

@@ -1,6 +1,6 @@
 """Handing what is proven clean back to the transaction manager, so that it may forget it (rule S4).
 
-The list of invalid transactions rides on every transaction that begins, and only the janitor can say when an id
+The list of invalid transactions rides on every transaction that starts, and only the janitor can say when an id
 may leave it. Once it has left, every row that still carries it is readable for good. So a claim alone is not enough:
 
 * the list is shared with everything that uses the same transactions, and this janitor knows the bound of one
@@ -55,7 +55,7 @@ def withheld(participants: Collection[str]) -> str:
 
 
 def proven(listed: array[int], closed: array[int], bound: int) -> array[int]:
-    """The ids of an invalid list that have nothing left to hide.
+    """Return the ids of an invalid list that have nothing left to hide.
 
     Args:
         listed: the list, ascending.

@@ -68,12 +68,14 @@ def read_clocks(clock: Clock) -> ClockAnchor:
 
 
 def ahead_ms(anchor: ClockAnchor | None, now: ClockAnchor) -> int | None:
-    """How far wall time is ahead of the machine's running time since the last run; None where that cannot be told."""
+    """Return how far wall time is ahead of the machine's running time since the last run; None where that cannot be
+    told.
+    """
     return now.wall_ms - _expected_ms(anchor, now) if anchor is not None and _same_boot(anchor, now) else None
 
 
 def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
-    """Whether wall time is ahead of, or behind, what the remembered clocks make of it (rule S7)."""
+    """Return whether wall time is ahead of, or behind, what the remembered clocks make of it (rule S7)."""
     if anchor is None:
         return None
     if not _same_boot(anchor, now):
@@ -105,7 +107,8 @@ def check_clocks(state: State, now: ClockAnchor, allowance_ms: int) -> GuardNote
 
 
 def check_elsewhere(elsewhere_ms: int | None, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
-    """Whether wall time is ahead of a clock that runs elsewhere (rule S7); behind it, less is deleted than is due.
+    """Return whether wall time is ahead of a clock that runs elsewhere (rule S7); behind it, less is deleted than is
+    due.
 
     Args:
         elsewhere_ms: read after ``now``; None: there is none.
@@ -154,7 +157,7 @@ def measured(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
 
 
 def check_store(record: StoreRecord, identity: str) -> GuardNote | None:
-    """Whether the store is the one this state is about (rule S13)."""
+    """Return whether the store is the one this state is about (rule S13)."""
     if record.identity == identity:
         return None
     message = f"the state is about {record.identity}, this store is {identity}: a copy, a restored or another store"
@@ -162,7 +165,7 @@ def check_store(record: StoreRecord, identity: str) -> GuardNote | None:
 
 
 def check_lineage(state: State, store: Reads, record: StoreRecord) -> tuple[StoreRecord, GuardNote | None]:
-    """Whether the store went on from where it was when it was last remembered, or was put back (rule S13).
+    """Return whether the store went on from where it was when it was last remembered, or was put back (rule S13).
 
     What shows that it was put back may be gone by the next run, because it is being written to. So the adoption, and
     all that was learnt and claimed, is withdrawn at once.
@@ -188,12 +191,12 @@ def check_lineage(state: State, store: Reads, record: StoreRecord) -> tuple[Stor
 
 
 def successor_mark(mark: str, identity: str) -> str:
-    """The mark of a store found where another was known; the same each time, until it is adopted."""
+    """Return the mark of a store found where another was known; the same each time, until it is adopted."""
     return hashlib.sha256(f"{mark} {identity}".encode()).hexdigest()[: len(mark)]
 
 
 def check_transaction_system(record: StoreRecord, snapshot: VisibilityState | None) -> GuardNote | None:
-    """Whether the snapshot is of the transaction system seen before (rule S13): its pointers only grow."""
+    """Return whether the snapshot is of the transaction system seen before (rule S13): its pointers only grow."""
     known = record.snapshot_write_pointer
     if snapshot is None or known is None or snapshot.write_pointer >= known:
         return None
@@ -206,7 +209,7 @@ def check_transaction_system(record: StoreRecord, snapshot: VisibilityState | No
 
 
 def check_recorded(recorded: Recorded | None, tx: TxState) -> GuardNote | None:
-    """Whether the snapshot is of the transaction system that the store itself records (rule S13).
+    """Return whether the snapshot is of the transaction system that the store itself records (rule S13).
 
     Args:
         recorded: read before the snapshot was; None: the store records none.
@@ -222,7 +225,7 @@ def check_recorded(recorded: Recorded | None, tx: TxState) -> GuardNote | None:
 
 
 def check_state(recorded: Recorded | None, record: StoreRecord) -> GuardNote | None:
-    """Whether this state is the one that has adopted the store, as the store itself records it (rule S13)."""
+    """Return whether this state is the one that has adopted the store, as the store itself records it (rule S13)."""
     if recorded is None or recorded.id == record.mark:
         return None
     message = f"another state has adopted this store, {recorded.place}, and this one has none of its holds and pauses"
@@ -232,7 +235,7 @@ def check_state(recorded: Recorded | None, record: StoreRecord) -> GuardNote | N
 def check_history(
     before: InProgressThen | None, snapshot: VisibilityState, known: KnownIds, new: Iterable[int]
 ) -> GuardNote | None:
-    """Whether the snapshot can follow the one before it (rule S13).
+    """Return whether the snapshot can follow the one before it (rule S13).
 
     A pointer that had been issued by then was in progress, invalid, or decided for good. So it is invalid now only if
     it was invalid or in progress, and in progress now only if it was either (a manager that recovers from its log may
@@ -270,7 +273,7 @@ def _expected_ms(anchor: ClockAnchor, now: ClockAnchor) -> int:
 
 
 def strike(known: Strikes | None, error: str, now_ms: int) -> Strikes:
-    """A topic's record after one more failure.
+    """Return a topic's record after one more failure.
 
     Args:
         known: what was remembered of it; None before its first failure.

@@ -1,7 +1,7 @@
 """What a run says in the log: what it did, and what is new about what stopped or troubled it.
 
 A daemon runs every minute, and a warning that is repeated every minute is soon not read any more. So a run that did
-nothing is a debugging line, and what a guard says is said when it begins; the status page shows it while it lasts.
+nothing is a debugging line, and what a guard says is said when it starts; the status page shows it while it lasts.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RunLog:
 
 
 def _level(note: GuardNote) -> int:
-    """How loud a note is: that a run was asked to stop is no trouble."""
+    """Return how loud a note is: that a run was asked to stop is no trouble."""
     if note.guard == "halted":
         return logging.INFO
     return logging.ERROR if note.tripped else logging.WARNING

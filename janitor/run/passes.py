@@ -1,4 +1,4 @@
-"""One pass: how it begins, and the report of what has come of it."""
+"""One pass: how it starts, and the report of what has come of it."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Pass:
     """A pass under way, and what is counted of it.
 
     Attributes:
-        running_ms: the machine's running time when it began.
+        running_ms: the machine's running time when it started.
         calls: which store operations had been made by then.
         boundary: the claim in force; None while there is none.
         round: the round of thorough passes it goes on with; None as long as it proves nothing.
-        halted: why it ended early; None when it came to its end.
+        halted: why it ended early; None when it came completely.
         truncated: transactions that were taken off the invalid list.
-        refutation: how the last claim was refuted, as that was known when it began.
+        refutation: how the last claim was refuted, as that was known when it started.
         notes: what else is to be said of it.
-        bytes_before: what the store took on its disk when it began; None where that is not known.
-        counts: what the background count had found when it began.
+        bytes_before: what the store took on its disk when it started; None where that is not known.
+        counts: what the background count had found when it started.
     """
 
     id: str
@@ -69,23 +69,25 @@ class Pass:
 
     @property
     def finished(self) -> bool:
-        """Whether it came to every topic that is not put aside."""
+        """Return whether it came to every topic that is not put aside."""
         return not (self.outcome.errors or self.context.patterns or self.outcome.withheld or self.halted)
 
     @property
     def complete(self) -> bool:
-        """Whether it covered every topic (rule S4)."""
+        """Return whether it covered every topic (rule S4)."""
         return self.finished and not self.context.has_aside
 
     @property
     def proves(self) -> bool:
-        """Whether a part that it covers is evidence: it reads everything, under a snapshot, with nothing put aside."""
+        """Return whether a part that it covers is evidence: it reads everything, under a snapshot, with nothing put
+        aside.
+        """
         context = self.context
         scoped = context.patterns or context.limits is not None
         return context.thorough and self.ready.tx.usable is not None and not scoped and not context.has_aside
 
     def add(self, outcome: Outcome) -> None:
-        """Take in what was found and done.
+        """Take in the findings and done.
 
         Raises:
             Exception: what ended it early, unless that was asked for.
@@ -99,12 +101,12 @@ class Pass:
 
 
 def new_id(started_ms: int, token_hex: Callable[[int], str]) -> str:
-    """The id of a run that starts now."""
+    """Return the id of a run that starts now."""
     return f"{started_ms}-{token_hex(4)}"
 
 
 def begin(deps: Deps, mode: Mode, ready: Prepared, context: RunContext) -> Pass:
-    """A pass that has read nothing yet."""
+    """Return a pass that has read nothing yet."""
     started_ms = deps.clock.now_ms()
     run_id = new_id(started_ms, deps.token_hex)
     calls, refuted = Counter(deps.store.calls), rounds.refutation(deps.state)
@@ -223,7 +225,7 @@ def _messages(deps: Deps, current: Pass) -> MessagesLeft:
 
 
 def _counts(deps: Deps, current: Pass) -> list[TopicCount] | None:
-    """The counts of a pass's topics; None where one is missing, is older than a day, or was swept since."""
+    """Return the counts of a pass's topics; None where one is missing, is older than a day, or was swept since."""
     found: list[TopicCount] = []
     swept: dict[TopicId, int] = {}
     entries = deps.state.ledger(LEDGER_ENTRIES)
@@ -244,7 +246,7 @@ def _counts(deps: Deps, current: Pass) -> list[TopicCount] | None:
 
 
 def calls_made(current: Pass, store: Reads) -> Counter[str]:
-    """The store operations of a pass so far, by name."""
+    """Return the store operations of a pass so far, by name."""
     made = store.calls - current.calls
     del made[UNREADABLE]
     return made

@@ -77,7 +77,7 @@ class PlanFile:
 def document(
     report: Report, outcome: Outcome, context: RunContext, *, store_id: str, digest: str, what_if: bool
 ) -> dict[str, Any]:
-    """A plan file's contents."""
+    """Return a plan file's contents."""
     found = report.to_json()
     for item, (key, _) in zip(found["topics"], report.sorted_entries(), strict=True):
         work = context.topics.get(key.topic.prefix)
@@ -113,7 +113,7 @@ def save(path: Path, contents: Mapping[str, Any]) -> None:
 
 
 def load(path: Path) -> Any:
-    """A plan file's contents, not checked yet.
+    """Return a plan file's contents, not checked yet.
 
     Raises:
         ConfigurationError: it cannot be read, or is no JSON.
@@ -158,7 +158,7 @@ def _no_plan(name: str) -> ConfigurationError:
 
 
 def describe_terms(terms: Terms) -> dict[str, Any]:
-    """The settings a plan rests on, by name, as JSON values."""
+    """Return the settings a plan rests on, by name, as JSON values."""
     return {**asdict(terms), "protect": list(terms.protect), "lifetime": list(terms.lifetime)}
 
 
@@ -218,7 +218,7 @@ def _text(value: Any) -> str:
 
 
 def _reach(frontier: Frontier) -> dict[str, Any]:
-    """How far a frontier went; what may have more than 53 bits as a string."""
+    """Return how far a frontier went; what may have more than 53 bits as a string."""
     return {
         "generation": frontier.generation,
         "cutoff_ms": frontier.cutoff.ms,
@@ -255,7 +255,9 @@ def _ranges(key: EntryKey, work: TopicWork | None) -> list[tuple[bytes, bytes]]:
 
 
 def _early(key: EntryKey, outcome: Outcome) -> list[tuple[bytes, bytes]]:
-    """Where the entry's messages with a ttl of their own lie; those among them that are not due are not taken."""
+    """Return where the entry's messages with a ttl of their own lie; those among them that are not due are not
+    taken.
+    """
     ends = outcome.early.get((key.topic, key.generation))
     if ends is None or key.table != "message" or key.rule is not Rule.EXPIRED:
         return []

@@ -1,4 +1,4 @@
-"""What everything the janitor is asked for begins with: clocks, the store's record, the snapshot, guards, the context.
+"""What everything the janitor is asked for starts with: clocks, the store's record, the snapshot, guards, the context.
 
 Nothing here changes the store or what is remembered, but for two things. A store that is met for the first time is
 given its mark, so that a plan made now can be recognised when it is applied. And of one that was put back from a backup
@@ -32,16 +32,16 @@ IN_PROGRESS = Note.IN_PROGRESS
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a question begins with.
+    """What a question starts with.
 
     Attributes:
         now: the clocks; ``wall_ms`` is the moment rows are judged by.
         measured: the same moment as elapsed time is measured by, so that a wrong wall clock does not shorten a hold.
-        record: what is known of the store; a fresh one for a store that is not the one remembered.
+        record: the facts about the store; a fresh one for a store that is not the one remembered.
         unknown: whether no adopted store is remembered, this one or another, and the store records no other state and
             no other transactions.
-        decided: until when transactions have ended.
-        ids: the snapshot's invalid list beside what was known of it; of none without a usable snapshot.
+        decided: until when transactions are over.
+        ids: the snapshot's invalid list beside the facts about it; of none without a usable snapshot.
     """
 
     now: ClockAnchor
@@ -59,16 +59,16 @@ class Prepared:
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing may be written."""
+        """Return whether nothing may be written."""
         return not self.adopted or any(note.tripped for note in self.notes)
 
     @property
     def first_contact(self) -> bool:
-        """Whether this store, or this transaction system, is not the one that was adopted (rule S13)."""
+        """Return whether this store, or this transaction system, is not the one that was adopted (rule S13)."""
         return not self.adopted or any(note.guard == "identity" for note in self.notes)
 
     def speaks_against(self, claim: Claim | None) -> bool:
-        """Whether a transaction that the claim takes for decided has become invalid since."""
+        """Return whether a transaction that the claim takes for decided has become invalid since."""
         if claim is None or claim.made_ms >= self.ids.seen_ms:
             return False
         return any(pointer <= claim.bound for pointer in self.ids.new[:1])
@@ -197,7 +197,7 @@ def remember_snapshot(state: State, ready: Prepared) -> None:
 
 
 def claim_in_force(deps: Deps, ready: Prepared) -> Claim | None:
-    """The claim in force: not of another store, nor by a clock set back since, nor with a lifetime raised since.
+    """Return the claim in force: not of another store, nor by a clock set back since, nor with a lifetime raised since.
 
     Raises:
         StateError: the state could not be read.

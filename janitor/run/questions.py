@@ -1,6 +1,6 @@
 """What can be asked of a store without changing anything in it: what a run would do, and why, and what is proven.
 
-Every question begins the same way (``prepare``): read the clocks, the state and the snapshot, and run the guards. A
+Every question starts the same way (``prepare``): read the clocks, the state and the snapshot, and run the guards. A
 plan then goes over the store as a run does, with an act that does nothing. Questions are given a clone of the store or
 a store for reading only, so there is nothing at hand that could write (rule S5).
 """
@@ -80,7 +80,7 @@ class Questions:
         return Planned(report, document)
 
     def inspect(self, table: Table, patterns: tuple[str, ...], limit: int) -> Inspected:
-        """The rows of one table, the first ones decoded, all of them counted.
+        """Return the rows of one table, the first ones decoded, all of them counted.
 
         Raises:
             StoreError: the store could not be read.
@@ -92,7 +92,7 @@ class Questions:
         return read(store, self.transactions().usable, patterns, limit, partial(heartbeat, self.deps))
 
     def why(self, topic: TopicId, message_id: MessageId) -> Why:
-        """Which rule will take a message, when, and what holds it; or which run has taken it.
+        """Return which rule will take a message, when, and what holds it; or which run has taken it.
 
         Raises:
             StoreError, StateError: the store or the state could not be read.
@@ -105,7 +105,7 @@ class Questions:
         return why(store, state, context, topic, message_id, now_ms, self.deps.history_days)
 
     def boundary(self) -> tuple[Claim | None, Boundary]:
-        """The claim last made, and what would hold one back that were made now.
+        """Return the claim last made, and what would hold one back that were made now.
 
         Raises:
             StoreError, StateError: the store or the state could not be read.
@@ -138,7 +138,7 @@ class Questions:
         return found
 
     def transactions(self) -> TxState:
-        """The snapshot a run would use now, or why it would use none."""
+        """Return the snapshot a run would use now, or why it would use none."""
         return prepare(self.deps).tx
 
     def snapshot_figures(self, limit: int) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class Questions:
 
 
 def begin_plan(deps: Deps, ready: Prepared, patterns: tuple[str, ...], *, thorough: bool) -> passes.Pass:
-    """A plan's pass that has read nothing yet."""
+    """Return a plan's pass that has read nothing yet."""
     label = Hold.FIRST_CONTACT if ready.first_contact else None
     current = passes.begin(
         deps, "plan", ready, run_context(deps, ready, thorough=thorough, patterns=patterns, label=label)

@@ -1,4 +1,4 @@
-"""A run as the state records it: begun, closed or recovered after its process died, with its counters and notes.
+"""A run as the state records it: started, closed or recovered after its process died, with its counters and notes.
 
 Counters and notes are made from the run's report and from nothing else (rule S15). Counters live in the state and not
 in a process, so that they mean the same in a daemon, in a CronJob's runs and after a restart. Notes are small facts
@@ -36,7 +36,7 @@ NAMED_OVERDUE = 20_000
 
 
 def begin(deps: Deps, current: Pass) -> None:
-    """Record that a run has begun, after closing one of this process whose end could not be written.
+    """Record that a run has started, after closing one of this process whose end could not be written.
 
     That comes first, or its announcements would be cleared.
     """
@@ -46,7 +46,7 @@ def begin(deps: Deps, current: Pass) -> None:
 
 
 def fail(state: State, clock: Clock, token_hex: Callable[[int], str], mode: Mode, error: Exception) -> None:
-    """Record a run that failed before it began, so that status and history show it.
+    """Record a run that failed before it started, so that status and history show it.
 
     Raises:
         StateError: the state could not be written.
@@ -61,7 +61,7 @@ def fail(state: State, clock: Clock, token_hex: Callable[[int], str], mode: Mode
 
 @contextmanager
 def preparing(deps: Deps, mode: Mode) -> Iterator[None]:
-    """Record a run that fails in the block, which reads what the run needs before it begins."""
+    """Record a run that fails in the block, which reads what the run needs before it starts."""
     try:
         yield
     except (Interrupted, Refused):
@@ -111,7 +111,7 @@ def recover(deps: Deps) -> list[str]:
 
 
 def _results(result: str, runs: int) -> dict[CounterKey, float]:
-    """The counter of runs that ended so."""
+    """Return the counter of runs that ended so."""
     return {CounterKey("sweeps_total", (("result", result),)): float(runs)}
 
 
@@ -199,7 +199,7 @@ def book(state: State, run_id: str, sums: Sums) -> None:
 
 
 def _save_unreported(state: State, current: Pass, result: str) -> None:
-    """Add a run that failed as a whole, with what it took; call it inside the state's transaction, before it ends."""
+    """Add a run that failed as a whole, with what it took; call it inside the state's transaction, before it stops."""
     known = {key: float(amount) for key, amount in taken(current.outcome.entries).items()}
     state.add_counters({**_results(result, 1), **(known or state.booked(current.id))})
 
@@ -237,7 +237,9 @@ def _still_held(
 
 
 def _was_seen(current: Pass, key: bytes) -> bool:
-    """Whether the run came to the topic's end, where it had any reason to; paused ones only thorough passes read."""
+    """Return whether the run came to the topic's end, where it had any reason to; paused ones only thorough passes
+    read.
+    """
     context = current.context
     left = key in current.outcome.failed or key in current.outcome.withheld or context.is_quarantined(key)
     return context.in_scope(key) and not left and (context.thorough or not context.is_paused(key))

@@ -93,7 +93,7 @@ class SweepRun:
         return report
 
     def _result(self, report: Report) -> str:
-        """How the run ended, in a word (``RunRecord.result``)."""
+        """Return how the run ended, in a word (``RunRecord.result``)."""
         if self._current.ready.stopped:
             return "stopped"
         if self._current.halted is not None:
@@ -137,8 +137,8 @@ class SweepRun:
             self._feed_back(deps.feedback)
 
     def _free_void_claims(self) -> None:
-        """Free what invalid transactions have claimed, and mark what producers have begun in them, before their ids may
-        leave the invalid list (rule S4); and forget idle producers.
+        """Free what invalid transactions have claimed, and mark what producers have started in them, before their ids
+        may leave the invalid list (rule S4); and forget idle producers.
 
         A pass that proves something does so before it writes down the first thing, so its evidence is of claims, too.
         """
@@ -195,7 +195,7 @@ class SweepRun:
         return begun
 
     def _stoppable(self, records: Iterable[OpenIdRecord]) -> Iterator[OpenIdRecord]:
-        """Records of invalid ids, between which a run ends that is asked to stop; the first batch is always saved.
+        """Records of invalid ids, between which a run stops that is asked to stop; the first batch is always saved.
 
         To save a million takes ten seconds and more. The state's transaction is undone then, and the next run saves
         them.

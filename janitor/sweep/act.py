@@ -220,7 +220,7 @@ class Sweep:
         return Done(keys, at_ms=at_ms)
 
     def _allowed(self, due: Due) -> list[bytes]:
-        """The keys of those rows that may be deleted now: of all of a batch, or of those that are archived."""
+        """Return the keys of those rows that may be deleted now: of all of a batch, or of those that are archived."""
         self._permission.check(due.work.topic.topic)
         self._refuse_if_moved(due.work)
         return due.batch.keys if self._keeper is None else self._keep(self._keeper, due.work, due.table, due.batch)

@@ -40,7 +40,7 @@ class Slice:
     """A range of one table in which rows were deleted; both ends are keys that were.
 
     Attributes:
-        begun: its compaction beside the pass; None where that comes after it.
+        started: its compaction beside the pass; None where that comes after it.
     """
 
     table: KeyTable
@@ -50,7 +50,7 @@ class Slice:
     begun: Future[None] | None = None
 
     def takes(self, table: KeyTable, first: bytes) -> bool:
-        """Whether a batch that starts at ``first`` may be added."""
+        """Return whether a batch that starts at ``first`` may be added."""
         if table is not self.table or self.rows >= SLICE_ROWS or first <= self.last:
             return False
         gap, whole = (table.estimate_bytes(key, first) for key in (self.last, self.start))
@@ -93,7 +93,7 @@ class DeletedRanges:
                 self._begin(self._last.pop(table, None))
 
     def compact(self, heartbeat: Callable[[], None]) -> None:
-        """Return when all slices are compacted, those that were not begun yet one by one.
+        """Return when all slices are compacted, those that were not started yet one by one.
 
         Raises:
             StoreError: the store failed; the rows are deleted all the same.
@@ -112,7 +112,7 @@ class DeletedRanges:
             table.compact(b"", b"")
 
     def close(self) -> None:
-        """Return when nothing is compacted any more; what was not begun is left to the store."""
+        """Return when nothing is compacted any more; what was not started is left to the store."""
         self._beside.shutdown(cancel_futures=True)
 
     def _begin(self, part: Slice | None) -> None:

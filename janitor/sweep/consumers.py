@@ -6,13 +6,13 @@ generation is lowered: what an earlier life of a topic had cannot be read any mo
 where it would be without consumers, so that rows go at once, and are no jump, when the one they waited for has read
 them or is forgotten.
 
-Positions are read once, when a pass begins. That is enough, because what is not held then never will be
+Positions are read once, when a pass starts. That is enough, because what is not held then never will be
 (``tms_core.consumers``).
 
 How far a topic's messages may go because all its consumers have processed them (rule L7, ``retention: consumed``) is
 decided once for each topic, before its first row goes, and is a number in its frontier from then on: engines need no
 more of it than of a cut-off. A run announces it and then asks the consumers again, so a consumer that registers
-meanwhile has either been asked, or begins behind it (:mod:`tms_core.consumers.retention`).
+meanwhile has either been asked, or starts behind it (:mod:`tms_core.consumers.retention`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ConsumerHolds:
         self.waiting: dict[TopicId, Position] = {}
 
     def lower(self, topic: TopicMetadata, frontier: Frontier) -> Frontier:
-        """A topic's frontier, lowered to the oldest message that one of its consumers has not read."""
+        """Return a topic's frontier, lowered to the oldest message that one of its consumers has not read."""
         self.waiting.pop(topic.topic, None)
         positions = self._positions.get((topic.topic, topic.generation))
         if positions is None:
@@ -74,7 +74,7 @@ class ProcessedRows:
 
     Attributes:
         side: where their positions and claims are.
-        snapshot: what is known of transactions; read before the claims are.
+        snapshot: the facts about transactions; read before the claims are.
         hold_seconds: how old a row is at least that goes.
         announces: whether rows will go, and not only be shown.
         unknown: why nothing goes of a topic whose consumers cannot be read.
@@ -87,7 +87,7 @@ class ProcessedRows:
     unknown: dict[TopicId, str] = field(default_factory=dict)
 
     def extend(self, topic: TopicMetadata, frontier: Frontier) -> tuple[Frontier, bool]:
-        """A topic's frontier with what L7 takes, and whether that is more than was announced before."""
+        """Return a topic's frontier with what L7 takes, and whether that is more than was announced before."""
         self.unknown.pop(topic.topic, None)
         if not topic.consumed:
             return frontier, False

@@ -1,4 +1,4 @@
-"""What a pass knows before it begins: the moment, the transactions, every topic and how far it may go.
+"""What a pass knows before it starts: the moment, the transactions, every topic and how far it may go.
 
 All of it is gathered once and then only read, with one exception: a topic whose metadata moved is read again (rule
 S2). A plan and a run are given the same run context and so come to the same decisions.
@@ -86,7 +86,7 @@ class Limits:
 
 
 def none_is_new(_: TopicMetadata) -> bool:
-    """No topic is known to be new."""
+    """Return no topic is known to be new."""
     return False
 
 
@@ -102,7 +102,7 @@ class RunContext:
         unparsed: why, for those.
         reread_topics: metadata row keys of topics that moved during the pass. What one part of the store was rid of by
             what they were may still be in another one, and the other way round.
-        transactions: what is known of transactions.
+        transactions: the facts about transactions.
         search_since_ms: from which publish time on message rows are searched for invalid pointers; None: not at all.
         thorough: read also what no rule speaks of, and at payloads of any pointer.
         label: set on what an act would do if the store were adopted; None once it is.
@@ -153,7 +153,9 @@ class RunContext:
         self.topics = others if work is None else {**others, key: work}
 
     def is_newly_known(self, prefix: bytes) -> bool:
-        """Whether a topic that was not there when the pass began has metadata now: the next pass judges its rows."""
+        """Return whether a topic that was not there when the pass started has metadata now: the next pass judges its
+        rows.
+        """
         value = None if prefix in self.unparsed else self.metadata.get(prefix)
         return value is not None and parse_or_none(prefix, value) is not None
 
@@ -171,12 +173,12 @@ class RunContext:
         return bool(self.quarantined) and TopicId.from_prefix(prefix) in self.quarantined
 
     def is_aside(self, prefix: bytes) -> bool:
-        """Whether nothing is changed in this topic, so that nothing can be said of it either."""
+        """Return whether nothing is changed in this topic, so that nothing can be said of it either."""
         return self.is_paused(prefix) or self.is_quarantined(prefix)
 
     @property
     def has_aside(self) -> bool:
-        """Whether there may be topics in which nothing is changed."""
+        """Return whether there may be topics in which nothing is changed."""
         return bool(self.paused or self.quarantined)
 
     def _plan(self, key: bytes, value: bytes) -> TopicWork | None:
@@ -220,7 +222,7 @@ class RunContext:
         )
 
     def _is_old(self, topic: TopicMetadata, frontier: Frontier, record: FrontierRecord) -> bool:
-        """Whether what a frontier holds was counted not long ago."""
+        """Return whether what a frontier holds was counted not long ago."""
         known = self.records.get(topic.topic)
         if known is None:
             return False
@@ -232,7 +234,9 @@ class RunContext:
         return held and frontier.due.ms // step_ms == known.cutoff_ms // step_ms
 
     def _may_wait(self, topic: TopicMetadata, frontier: Frontier) -> bool:
-        """Whether what came due since the last pass is less than a minute, or a hundredth of the ttl; not all of it."""
+        """Return whether what came due since the last pass is less than a minute, or a hundredth of the ttl; not all of
+        it.
+        """
         record = self.records.get(topic.topic)
         if record is None or frontier.hold is not None or record.generation != topic.generation:
             return False
@@ -244,12 +248,12 @@ class RunContext:
 
 
 def matches(topic: TopicId, patterns: tuple[str, ...]) -> bool:
-    """Whether a topic's name fits one of the shell patterns."""
+    """Return whether a topic's name fits one of the shell patterns."""
     return any(fnmatchcase(str(topic), pattern) for pattern in patterns)
 
 
 def parse_or_none(key: bytes, value: bytes) -> TopicMetadata | None:
-    """A metadata row, None where it does not parse."""
+    """Return a metadata row, None where it does not parse."""
     try:
         return TopicMetadata.parse(key, value)
     except MetadataError:

@@ -3,7 +3,7 @@
 What L2, L3 and L7 take of the message table lies in one range of each topic.
 
 Messages that live shorter than their topic says (L6) lie scattered among live ones, so no range finds them. They are
-found by what was written down of them before they were published, in the order in which they come due; each is judged
+found by the writes down of them before they were published, in the order in which they come due; each is judged
 by the whole law, like any other row. What was written down may have no message: the server died before it wrote it, or
 the tables are a backup that was put back beside a newer side table. So each is looked for, and only what is there
 counts. What is done with is forgotten once the deletes are durable, so after a crash it comes up again, and does no
@@ -38,7 +38,7 @@ CANDIDATES = 20_000
 
 
 def messages(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
-    """The message table's step of a pass."""
+    """Return the message table's step of a pass."""
     return topics(part, "message", undone, _message_findings, lambda work: beyond(work.topic))
 
 
@@ -57,11 +57,11 @@ def _all_due(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | 
 
 
 def message_ttls(whole: Part, undone: Collection[bytes], expiries: Expiries) -> Iterator[Event]:
-    """The step of a pass behind the messages', over the whole store, because such a row may be in any part.
+    """Yield the step of a pass behind the messages', over the whole store, because such a row may be in any part.
 
     Args:
         undone: metadata keys of topics that failed or were withheld in any part.
-        expiries: what was written down.
+        expiries: the writes down.
     """
     for page in expiries.due_pages(whole.context.now_ms, whole.page_rows):
         yield Read("message", None, len(page))
@@ -132,7 +132,7 @@ def _ttl_due(
 
 
 def _ttl_permitted(whole: Part, work: TopicWork, some: list[Expiry]) -> Iterator[Expiry]:
-    """Those a plan file speaks of, where one is carried out."""
+    """Yield those a plan file speaks of, where one is carried out."""
     limits = whole.context.limits
     if limits is None:
         yield from some
@@ -147,10 +147,10 @@ def _ttl_permitted(whole: Part, work: TopicWork, some: list[Expiry]) -> Iterator
 
 
 def payloads(part: Part, undone: Collection[bytes], *, refers: bool = True, from_topic: bytes = b"") -> Iterator[Event]:
-    """The payload table's step of a pass; comes after the messages', which frees payloads.
+    """Return the payload table's step of a pass; comes after the messages', which frees payloads.
 
     Args:
-        refers: whether messages are looked for that still refer to a payload; without that, what is found are
+        refers: whether messages are looked for that still refer to a payload; without that, the findings are
             candidates.
         from_topic: the first topic that a thorough pass looks through from end to end, since an earlier run has gone
             through the others.
@@ -204,7 +204,7 @@ def _by_row(
 
 
 def _split_by_time(work: TopicWork, batch: Batch) -> Iterator[tuple[Rule, bool, list[bytes]]]:
-    """The keys that are due, by rule, and whether they are held."""
+    """Yield the keys that are due, by rule, and whether they are held."""
     frontier = work.frontier
     cutoff, law = frontier.cutoff.ms, max(frontier.cutoff.ms, frontier.due.ms)
     yield batch.rule, False, _between(batch.keys, 0, cutoff)
@@ -216,7 +216,7 @@ def _split_by_time(work: TopicWork, batch: Batch) -> Iterator[tuple[Rule, bool, 
 
 
 def _between(keys: list[bytes], first_ms: int, stop_ms: int) -> list[bytes]:
-    """The keys of rows that were written in that time."""
+    """Return the keys of rows that were written in that time."""
     if first_ms >= stop_ms:
         return []
     first, stop = first_ms.to_bytes(8, "big"), stop_ms.to_bytes(8, "big")
@@ -269,5 +269,5 @@ def _referenced(part: Part, work: TopicWork, generation: int, keys: list[bytes])
 
 
 def _pointer(key: bytes) -> int:
-    """The write pointer in a payload key, without parsing the rest."""
+    """Return the write pointer in a payload key, without parsing the rest."""
     return int.from_bytes(key[-18:-10], "big", signed=True)

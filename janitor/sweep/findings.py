@@ -178,7 +178,7 @@ def foreign(table: DataTable, keys: Sequence[bytes]) -> Kept:
 
 
 def failed(table: DataTable, prefix: bytes, error: StoreError) -> Failed:
-    """A topic is left undone, for this step and the next ones."""
+    """Return a topic is left undone, for this step and the next ones."""
     refused = isinstance(error, WriteRefused)
     return Failed(prefix, table, "store", f"topic {prefix[:-1].decode()}: {error}", refused)
 

@@ -45,7 +45,7 @@ def inversions(
     everything: bool = True,
     covered: Covered = NOT_COVERED,
 ) -> Iterator[Event]:
-    """The step of a pass that comes after the messages', because a row that went need not be inverted.
+    """Yield the step of a pass that comes after the messages', because a row that went need not be inverted.
 
     Args:
         since_ms: from which publish time on rows are searched; None: not at all.
@@ -114,7 +114,7 @@ def _cells(part: Part, candidates: PointerSet, begin: bytes, stop: bytes | None)
 
 
 def _judged(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
-    """The cells, all of one topic and generation or all under foreign keys, that the law inverts."""
+    """Yield the cells, all of one topic and generation or all under foreign keys, that the law inverts."""
     if (key := _all_invert(part, cells)) is not None:
         yield _invalid(part, key, cells)
         return
@@ -138,7 +138,7 @@ def _judged(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
 
 
 def _all_invert(part: Part, cells: list[TxCell]) -> MessageKey | None:
-    """The first key, where the law inverts all of a batch.
+    """Return the first key, where the law inverts all of a batch.
 
     What the law takes of one generation are its oldest rows. So where it does not take the first row of a batch, in key
     order, it takes none, and its decision on that one is its decision on all.

@@ -2,7 +2,7 @@
 
 An announcement speaks of one topic, generation, table, rule and policy, and says between which keys rows may go, or be
 inverted; it is durable before the first of them is (``State.intend``), so that the ranges of a run that dies are known
-as well. What really went is counted in the run's outcome, from which the ledger is written when the run ends
+as well. What really went is counted in the run's outcome, from which the ledger is written when the run stops
 (:func:`janitor.sweep.outcome.ledger_entries`).
 
 What was taken is summed up and written down about once a second. So counters move while a run works, and what a run
@@ -168,7 +168,7 @@ class Booking:
 
 
 def _furthest(work: TopicWork, batch: Batch) -> bytes:
-    """Where the deletes may come to."""
+    """Return where the deletes may come to."""
     prefix = work.topic.topic.prefix
     if batch.table == "message" and batch.rule is Rule.EXPIRED:
         return time_prefix(prefix, batch.generation, min(work.frontier.cutoff.ms, LONG_MAX))
@@ -178,7 +178,7 @@ def _furthest(work: TopicWork, batch: Batch) -> bytes:
 
 
 def untold(announced: Iterable[LedgerEntry], taken: Iterable[LedgerEntry]) -> list[LedgerEntry]:
-    """The announcements of which no entry tells what became of them."""
+    """Return the announcements of which no entry tells what became of them."""
     told = defaultdict(list)
     for entry in taken:
         told[_subject(entry)].append(entry)
@@ -194,7 +194,7 @@ def _subject(entry: LedgerEntry) -> tuple[TopicId, int, str, str]:
 
 
 def ledger_entry(key: LedgerKey, taken: Taken, run_id: str, snapshot_timestamp_ms: int | None) -> LedgerEntry:
-    """One entry of the ledger."""
+    """Return one entry of the ledger."""
     return LedgerEntry(
         run_id=run_id,
         at_ms=taken.at_ms,

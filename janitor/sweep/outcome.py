@@ -197,13 +197,13 @@ class Outcome:
 
     @property
     def undone(self) -> bool:
-        """Whether something was left undone, so that nothing is evidence."""
+        """Return whether something was left undone, so that nothing is evidence."""
         return bool(self.failed or self.withheld or self.errors or self.moved or self.ended)
 
     # -- merging -------------------------------------------------------------------------------------------------------
 
     def __iadd__(self, other: Outcome) -> Outcome:
-        """Take in what was found and done elsewhere."""
+        """Take in the findings and done elsewhere."""
         for label, entry in other.entries.items():
             self._entry(label).merge(entry)
         for name in _ADDED:

@@ -1,6 +1,6 @@
 """Whether the next batch may be written, and when.
 
-A run that was right to begin may not be right to go on: its lease may be lost (rule S12), an operator may have paused a
+A run that was right to start may not be right to go on: its lease may be lost (rule S12), an operator may have paused a
 topic or asked the process to stop. So a run asks here before every batch, and after every page it shows that it is
 alive (rule S10): a run that hangs in a call stops showing it, its lease runs out, and the next holder closes it.
 

@@ -1,13 +1,13 @@
 """Reading straight through a table where that is cheaper than seeking from topic to topic.
 
-A pass goes to each topic and reads what is due there: two calls a topic, however few rows it has. To LevelDB a call is
+A pass goes to each topic and reads due rows there: two calls a topic, however few rows it has. To LevelDB a call is
 next to nothing. To HBase it is three journeys, in whose time a hundred keys could have come; and every topic lies in as
 many places as there are buckets. So a seek there brings some more keys than it was asked for, over as many topics as
 they belong to, and questions that these can answer are not asked again.
 
 How many is learnt on the way: twice as many where they were needed or spared more than they cost, as many as would
 have been enough where they were just too few, and else half as many. So a table of many small topics is soon read page
-by page, and one of a few large topics is not read at all. The price is that what was read may be a moment old; it is no
+by page, and one of a few large topics is not read at all. The price is that the data read may be a moment old; it is no
 older than a page of the same size, and a run asks for the topic again before each batch (rule S2).
 """
 
@@ -34,7 +34,7 @@ from tms_core.tables.base import (
 
 
 class Ahead:
-    """The keys of one table, for going through it from its start to its end.
+    """The keys of one table, for going through it from its start completely.
 
     Args:
         table: what to read.
@@ -50,7 +50,7 @@ class Ahead:
         self.forget()
 
     def take_spared(self) -> int:
-        """How many calls were spared since this was last asked."""
+        """Return how many calls were spared since this was last asked."""
         spared, self._calls_spared = self._calls_spared, 0
         return spared
 
@@ -60,7 +60,7 @@ class Ahead:
         self._gap = KeyRange(b"", b"")
 
     def first(self, start: bytes) -> bytes | None:
-        """The first key at or after ``start``; None when there is none.
+        """Return the first key at or after ``start``; None when there is none.
 
         Raises:
             StoreError: as :meth:`KeyReads.first`.
@@ -72,7 +72,7 @@ class Ahead:
         return found
 
     def _is_in_gap(self, start: bytes) -> bool:
-        """Whether the last answer shows that there is nothing before it."""
+        """Return whether the last answer shows that there is nothing before it."""
         after, found = self._gap
         return after < start and (found is None or start <= found)
 
@@ -100,7 +100,7 @@ class Ahead:
         return page
 
     def _known(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]] | None:
-        """The answer, if it was read ahead whole."""
+        """Return the answer, if it was read ahead whole."""
         if not self._holds(start):
             return None
         found = _between(self._keys, start, stop)
@@ -112,11 +112,11 @@ class Ahead:
         return Page(items, None if whole else items[-1] + b"\x00", self._origin)
 
     def _holds(self, key: bytes) -> bool:
-        """Whether the key would have been seen if it were there."""
+        """Return whether the key would have been seen if it were there."""
         return self._start <= key and (self._stop is None or key < self._stop)
 
     def _reaches(self, stop: bytes | None) -> bool:
-        """Whether everything before ``stop`` was read."""
+        """Return whether everything before ``stop`` was read."""
         return self._stop is None or (stop is not None and stop <= self._stop)
 
     def _read(self, start: bytes) -> Page[list[bytes]]:
@@ -172,7 +172,7 @@ class CellsAhead(Ahead):
         return Page(cells[found.start : found.stop], None)
 
     def search(self, start: bytes, stop: bytes | None, limit: int, pointers: PointerSet) -> Page[list[TxCell]]:
-        """Search for cells of some pointers, from what was read ahead where that is known.
+        """Search for cells of some pointers, from the data read ahead where that is known.
 
         Raises:
             StoreError: as :meth:`MessageReads.read`.
@@ -201,6 +201,6 @@ class CellsAhead(Ahead):
 def _between(
     items: Sequence[Any], start: bytes, stop: bytes | None, key: Callable[[Any], bytes] | None = None
 ) -> range:
-    """Which of some items, in order of their keys, lie in a range."""
+    """Return which of some items, in order of their keys, lie in a range."""
     first = bisect_left(items, start, key=key)
     return range(first, len(items) if stop is None else bisect_left(items, stop, first, key=key))

@@ -63,9 +63,9 @@ class Part:
     """A part of a store as one pass reads it.
 
     Attributes:
-        store: what is read.
+        store: the data read.
         whole: where rows are looked for that need not be in this part.
-        context: what was known when the pass began.
+        context: what was known when the pass started.
         page_rows: rows per page, and so per batch.
         act: what is done with findings; also asked now and then, while nothing is found, whether to go on.
         replans: whether a topic that moved is planned anew here; else that is the driver's.
@@ -99,7 +99,8 @@ class Part:
         self.payloads.forget()
 
     def goes_early(self, key: bytes) -> bool:
-        """Whether a message is there only because this is a plan: a run's next steps find it gone by its own ttl (L6).
+        """Return whether a message is there only because this is a plan: a run's next steps find it gone by its own ttl
+        (L6).
 
         Raises:
             StoreError: it cannot be looked up.
@@ -113,7 +114,7 @@ class Part:
         return isinstance(decide(row, work.topic, work.frontier, transactions, False, expires_ms), Delete)
 
     def passes_by(self, prefix: bytes, failed: Collection[bytes]) -> bool:
-        """Whether nothing is done in this topic."""
+        """Return whether nothing is done in this topic."""
         return prefix in failed or not self.context.in_scope(prefix) or self.context.is_quarantined(prefix)
 
 
@@ -129,7 +130,7 @@ Beyond = Callable[[TopicWork], bytes]
 def topics(
     part: Part, name: DataTable, undone: Collection[bytes], findings: TopicFindings, beyond: Beyond
 ) -> Iterator[Event]:
-    """The topics of a table that have something to do, in key order.
+    """Yield the topics of a table that have something to do, in key order.
 
     Args:
         undone: metadata keys of topics that were left undone before, and of those that have been meanwhile.
@@ -195,7 +196,8 @@ def topic_findings(
 
 
 def first(part: Part, name: DataTable, undone: Collection[bytes], start: bytes) -> Jump:
-    """The first key at or after ``start``; what cannot be read is passed over, up to the next topic that is known.
+    """Return the first key at or after ``start``; what cannot be read is passed over, up to the next topic that is
+    known.
 
     Raises:
         StoreError: no topic is known behind ``start``.
@@ -210,7 +212,7 @@ def first(part: Part, name: DataTable, undone: Collection[bytes], start: bytes) 
 
 
 def _first_behind(part: Part, name: DataTable, undone: Collection[bytes], start: bytes, error: StoreError) -> Jump:
-    """The first key of the next known topic; those that cannot be read either are left undone."""
+    """Return the first key of the next known topic; those that cannot be read either are left undone."""
     culprit, table = False, part.table(name)
     for prefix in sorted(prefix for prefix in part.context.topics if prefix >= start):
         if part.passes_by(prefix, undone):
@@ -231,7 +233,7 @@ def _first_behind(part: Part, name: DataTable, undone: Collection[bytes], start:
 
 
 def skip(part: Part, name: DataTable, key: bytes, parse: Callable[[bytes], object], *, count: bool = True) -> Jump:
-    """The next key that ``parse`` understands, a page at a time; those that it does not are foreign.
+    """Return the next key that ``parse`` understands, a page at a time; those that it does not are foreign.
 
     Args:
         count: whether they are counted.
@@ -256,7 +258,7 @@ def skip(part: Part, name: DataTable, key: bytes, parse: Callable[[bytes], objec
 
 
 def allowed(part: Part, name: DataTable, work: TopicWork, spans: list[Span]) -> list[Span]:
-    """The spans this pass looks at: within a plan's ranges, and what is held for good only now and then."""
+    """Return the spans this pass looks at: within a plan's ranges, and held rows for good only now and then."""
     if not part.context.thorough and work.frontier.hold in STANDING_HOLDS:
         return []
     if not work.counts_held:
@@ -268,7 +270,7 @@ def allowed(part: Part, name: DataTable, work: TopicWork, spans: list[Span]) -> 
 def batches(
     part: Part, name: DataTable, work: TopicWork, span: Span, first_key: bytes
 ) -> Iterator[Batch | Read | Kept]:
-    """A span page by page: without foreign keys (L0), and split by generation."""
+    """Yield a span page by page: without foreign keys (L0), and split by generation."""
     start: bytes | None = max(span.start, first_key)
     while start is not None and start < span.stop:
         page = part.keys(name).keys(start, span.stop, part.page_rows)
@@ -304,7 +306,7 @@ def _split(name: DataTable, work: TopicWork, span: Span, page: Page[list[bytes]]
 
 
 def due(part: Part, work: TopicWork, batch: Batch, hold: Hold | None, expiries: Sequence[Expiry] = ()) -> Due:
-    """A batch, with its size."""
+    """Return a batch, with its size."""
     table = part.table(batch.table)
     size = sum(map(len, batch.keys)) + table.estimate_bytes(batch.keys[0], batch.keys[-1])
     return Due(work, table, batch, size, hold, hold or part.context.label, expiries)

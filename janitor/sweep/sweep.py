@@ -2,7 +2,7 @@
 
 A store in LevelDB is one part. One in HBase has a part for each salt, whose rows lie apart from those of the others,
 and most of a sweep's time is spent waiting for servers. So each step of a pass goes through all parts at once, and is
-over everywhere before the next one begins: whether a payload is still needed depends on messages of any part.
+over everywhere before the next one starts: whether a payload is still needed depends on messages of any part.
 
 Messages come first, because a payload is free once its message is gone; inversions after them, because a row that goes
 need not be inverted.
@@ -136,7 +136,7 @@ class Scope:
     Attributes:
         run_id, mode: whose pass it is.
         store: the whole store.
-        context: what is known before it begins.
+        context: what is known before it starts.
         division: in which parts, and who takes the steps there.
         page_rows: rows per page, and so per batch.
         expiries: messages with a ttl of their own; None: there are none.
@@ -156,7 +156,7 @@ class Scope:
     phase: Callable[[str], AbstractContextManager[None]]
 
     def part(self, store: Reads, act: Act) -> Part:
-        """A part as this pass reads it."""
+        """Return a part as this pass reads it."""
         planned = self.expiries if self.mode == "plan" else None
         return Part(store, self.store, self.context, self.page_rows, act, planned=planned)
 
@@ -210,7 +210,7 @@ def _ended(outcomes: Sequence[Outcome]) -> bool:
 
 
 def _job(step: StepName, part: Part, done: Outcome, progress: Round | None, whole: bool) -> StepJob:
-    """A step in a part, with what is known by now.
+    """Return a step in a part, with what is known by now.
 
     Args:
         whole: whether the part is the whole store, which a round goes through from its first key to its last.

@@ -5,12 +5,12 @@ may this transaction still commit (then its payloads stay). Both need a snapshot
 system and fresh (rule S14); without one the first answer is always no and the second is decided by age alone.
 
 An invalid transaction's client may not know yet that it is invalid and may go on publishing until its lifetime ends.
-So a pointer stays *open* from when it is first seen in an invalid list until a pass that began after that moment has
+So a pointer stays *open* from when it is first seen in an invalid list until a pass that started after that moment has
 covered all the time in which it can have published. Only then do its rows count as clean.
 
-When a transaction was committed is written down nowhere, and the messages of some topics wait until theirs has ended
-(property ``hold: transaction``). So a run notes the begin of the oldest one in progress, and once that note is some
-minutes old, whatever was published before that begin was decided at least so long ago. Two such moments are enough: the
+When a transaction was committed is written down nowhere, and the messages of some topics wait until theirs is over
+(property ``hold: transaction``). So a run notes the start of the oldest one in progress, and once that note is some
+minutes old, whatever was published before that start was decided at least so long ago. Two such moments are enough: the
 one that counts, and the next one, which is growing old.
 """
 
@@ -63,7 +63,7 @@ class TxState:
     """The transaction snapshot of a run.
 
     Attributes:
-        snapshot: what was read, None without one.
+        snapshot: the data read, None without one.
         name: where it was read from, for people.
         problem: why it is not used; None when it is.
         message: the problem in a sentence, with the next step; empty without one, and where no snapshots are wanted.
@@ -80,12 +80,12 @@ class TxState:
 
     @property
     def usable(self) -> VisibilityState | None:
-        """The snapshot, if it may be judged by."""
+        """Return the snapshot, if it may be judged by."""
         return self.snapshot if self.problem is None else None
 
     @property
     def used(self) -> SnapshotUsed | None:
-        """The usable snapshot as a report shows it."""
+        """Return the usable snapshot as a report shows it."""
         usable = self.usable
         return None if usable is None else SnapshotUsed(usable.timestamp_ms, self.name)
 
@@ -128,7 +128,9 @@ def refresh(
 
 
 def older(state: TxState) -> TxState:
-    """The state, not to be used: it is of a snapshot from before the one last used, which may have been removed."""
+    """Return the state, not to be used: it is of a snapshot from before the one last used, which may have been
+    removed.
+    """
     message = f"{state.name} is older than the snapshot that was used last; the janitor waits for the next snapshot"
     return replace(state, problem=Problem.OLDER, message=message)
 
@@ -140,7 +142,7 @@ class TransactionView:
     Attributes:
         snapshot: the usable snapshot, None without one.
         now_ms: the moment the run judges by.
-        undecided_ms: how long after its begin a transaction counts as undecided without a snapshot.
+        undecided_ms: how long after its start a transaction counts as undecided without a snapshot.
     """
 
     snapshot: VisibilityState | None
@@ -227,13 +229,15 @@ def differences(first: array[int], second: array[int]) -> tuple[array[int], arra
 def search_since_ms(open_ids: Iterable[OpenIdRecord], lifetime: Lifetime) -> int | None:
     """From which publish time on message rows must be searched for open pointers; None when none is open.
 
-    A pointer never searched for may have rows from its own begin on, one that was only newer ones.
+    A pointer never searched for may have rows from its own start on, one that was only newer ones.
     """
     return min((_since_ms(record, lifetime) for record in open_ids), default=None)
 
 
 def searched(open_ids: Iterable[OpenIdRecord], since_ms: int | None) -> Iterator[OpenIdRecord]:
-    """The records as they are for keys that were covered by passes none of which began before; None: by no pass."""
+    """Yield the records as they are for keys that were covered by passes none of which started before; None: by no
+    pass.
+    """
     for record in open_ids:
         known = since_ms is not None and record.first_seen_ms <= since_ms
         yield replace(record, scanned_ms=since_ms) if known else record
@@ -242,14 +246,15 @@ def searched(open_ids: Iterable[OpenIdRecord], since_ms: int | None) -> Iterator
 def covered(
     open_ids: Iterable[OpenIdRecord], started_ms: int, finished_ms: int, lifetime: Lifetime, settled_ms: int | None
 ) -> Iterator[OpenIdRecord]:
-    """The records after a complete pass: searched up to its start, and closed where nothing can be published any more.
+    """Yield the records after a complete pass: searched up to its start, and closed where nothing can be published any
+    more.
 
     Only thorough passes close ids, since they look at rows of any time. One that searched a window rests on clocks
     agreeing, which is enough to invert promptly and not enough for a claim. And every key must have been covered by one
-    that began when the id was known already, and nothing could be published under it any more.
+    that started when the id was known already, and nothing could be published under it any more.
 
     Args:
-        settled_ms: when the oldest thorough pass began that covered some of the keys; None: it was not thorough.
+        settled_ms: when the oldest thorough pass started that covered some of the keys; None: it was not thorough.
     """
     for record in open_ids:
         over_ms = max(record.first_seen_ms, lifetime.window_end_ms(record.pointer))
@@ -260,7 +265,9 @@ def covered(
 
 
 def _now(record: OpenIdRecord, now_ms: int) -> OpenIdRecord:
-    """The record, without times of a clock that has been set back since: it is seen now, and was not searched for."""
+    """Return the record, without times of a clock that has been set back since: it is seen now, and was not searched
+    for.
+    """
     if record.first_seen_ms > now_ms:
         record = replace(record, first_seen_ms=now_ms)
     ahead = record.scanned_ms is not None and record.scanned_ms > now_ms
@@ -277,11 +284,11 @@ def _since_ms(record: OpenIdRecord, lifetime: Lifetime) -> int:
 
 
 class Decided(NamedTuple):
-    """What is known of the ends of transactions.
+    """The facts about the ends of transactions.
 
     Attributes:
-        before_ms: what was published before this moment was decided :data:`SEEN_MS` ago.
-        next_ms: what was published before this one was decided by ``noted_ms``.
+        before_ms: published messages before this moment was decided :data:`SEEN_MS` ago.
+        next_ms: published messages before this one was decided by ``noted_ms``.
         noted_ms: the time of the snapshot that said so.
     """
 
@@ -298,7 +305,7 @@ def decided(
     Args:
         now_ms: the moment rows are judged by.
         note: what was known by the run before; None: nothing.
-        snapshot: what is known of transactions now; None: nothing.
+        snapshot: the facts about transactions now; None: nothing.
         lifetime: how long a transaction may write. What is older than that was decided, whatever is known of it.
     """
     known = Decided(0, 0, 0) if note is None else Decided(**note)
@@ -314,12 +321,12 @@ def decided(
 
 
 def oldest_open_ms(snapshot: VisibilityState) -> int:
-    """Begin of the oldest transaction that may be in progress; where none is, the snapshot's time."""
+    """Start of the oldest transaction that may be in progress; where none is, the snapshot's time."""
     return min([snapshot.timestamp_ms, *map(transaction_ms, snapshot.open_pointers)])
 
 
 def until_decided(frontier: Frontier, decided_ms: int) -> Frontier:
-    """A frontier that stops where transactions may have ended only now."""
+    """Return a frontier that stops where transactions may are over only now."""
     frontier = replace(frontier, decided_ms=decided_ms)
     if decided_ms >= frontier.cutoff.ms:
         return frontier

@@ -61,7 +61,7 @@ class WhatIf:
 
 
 def changed(topic: TopicMetadata, changes: tuple[WhatIf, ...]) -> TopicMetadata:
-    """The topic as it would be."""
+    """Return the topic as it would be."""
     for change in changes:
         if matches(topic.topic, change.patterns):
             topic = replace(topic, ttl_seconds=change.ttl_seconds)
@@ -69,7 +69,7 @@ def changed(topic: TopicMetadata, changes: tuple[WhatIf, ...]) -> TopicMetadata:
 
 
 def supposed(store: Reads, changes: tuple[WhatIf, ...]) -> Reads:
-    """A store that is only read, as if its metadata had been changed."""
+    """Return a store that is only read, as if its metadata had been changed."""
     found = copy(store)
     found.metadata = SupposedMetadata(store.metadata, changes)
     return found
