@@ -100,7 +100,7 @@ def _cells(current: Session, run: RunRecord) -> list[str | Text]:
     figures = [f"{getattr(short, str(rule)):,}" for rule in Rule] + [f"{short.held:,}"]
     took = duration(round(short.duration_seconds * 1000)) if short.result else ""
     style = {"done": "", RUNNING: "green", "stopped": "bold red", "failed": "bold red", LOST: "bold red"}
-    shown = render.styled(state, style.get(state, "yellow"))
+    shown = render.styled(render.RESULTS.get(state, state), style.get(state, "yellow"))
     note = complete(_note(run, state), current.arguments())
     return [run.id, render.moment(run.started_ms), took, run.mode, shown, *figures, note]
 
@@ -155,7 +155,7 @@ def _print_report(report: dict[str, Any], arguments: str) -> None:
         out.print(f"messages: {left}")
     if report.get("deleted_bytes") and (gained := render.gain(**report.get("store_bytes", {}))):
         out.print(gained)
-    kept = ", ".join(f"{rows:,} {_words(reason)}" for reason, rows in totals["kept"].items() if rows)
+    kept = ", ".join(f"{rows:,} {render.kept_words(reason)}" for reason, rows in totals["kept"].items() if rows)
     if kept:
         out.print(f"kept on purpose: {kept}")
     for item in report.get("held_before", {}).get("topics", ()):

@@ -27,11 +27,13 @@ _RULES = {
 _REASONS = {
     Reason.UNKNOWN_TOPIC: "of unknown topics",
     Reason.NEWER_GENERATION: "of newer generations",
-    Reason.FOREIGN: "foreign",
+    Reason.FOREIGN: "unrecognized",
     Reason.UNDECIDED: "of undecided transactions",
-    Reason.REFERENCED: "still referred to",
+    Reason.REFERENCED: "referenced by a message",
     Reason.HELD: "held",
 }
+#: Results of runs whose name in the state is not the word for them.
+RESULTS = {"stopped": "blocked", "halted": "interrupted"}
 _HOLDS = {
     Hold.FIRST_CONTACT: "until adopted",
     Hold.FRONTIER: "until approved",
@@ -131,6 +133,11 @@ def print_report(
         out.print(Text(f"failed: {error}", style="bold red"))
     if next_step:
         print_next(next_step, style="bold")
+
+
+def kept_words(reason: str) -> str:
+    """Return the words for a reason for which rows were kept, as a report names it."""
+    return _REASONS[Reason(reason)] if reason in _REASONS else reason.replace("_", " ")
 
 
 def guard_line(guard: str, message: str, *, tripped: bool) -> Text:

@@ -218,7 +218,8 @@ def _runs(status: Status) -> Iterator[Text]:
 
 
 def _outcome(run: RunSummary) -> str:
-    what = f"only a plan, {run.result}" if run.mode == "plan" else run.result
+    result = render.RESULTS.get(run.result, run.result)
+    what = f"only a plan, {result}" if run.mode == "plan" else result
     figures = f"{run.expired:,} expired, {run.old_generation:,} of old generations"
     figures += f", {run.processed:,} processed" if run.processed else ""
     left = render.messages(run.mode, **run.messages)

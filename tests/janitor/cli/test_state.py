@@ -132,7 +132,7 @@ def test_given_a_hold_that_lasts_then_each_run_of_the_daemon_shows_it(site: Site
 
 def test_given_a_run_that_a_guard_stopped_or_that_failed_then_its_line_says_why(site: Site, state: SqliteState) -> None:
     site.janitor("run --once")
-    assert "stopped" in site.janitor("history").out
+    assert "blocked" in site.janitor("history").out
     assert "this store is not adopted yet" in site.janitor("history").out
     state.begin_run(RunRecord("bad", "apply", NOW_MS + 1))
     state.finish_run("bad", NOW_MS + 2, "failed", json.dumps({"error": "the disk is full"}))
@@ -187,7 +187,7 @@ def test_given_a_run_with_errors_guards_and_entries_that_were_not_kept_then_all_
     state.begin_run(RunRecord("odd", "apply", NOW_MS))
     state.finish_run("odd", NOW_MS, "partial", json.dumps(report))
     shown = site.janitor("history odd").out
-    for words in ("and 7 smaller entries", "failed: one", "failed: two", "snapshot: old", "3 foreign"):
+    for words in ("and 7 smaller entries", "failed: one", "failed: two", "snapshot: old", "3 unrecognized"):
         assert words in shown
     assert "one (and 1 more)" in site.janitor("history --limit 1").out
 
