@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.messaging.group_desk import GROUP, ORDERS, GroupDesk, opened
 from tests.messaging.test_producers import BILLS, Instance, seen
-from tms_core.errors import StoreError, TransactionEnded
+from tms_core.errors import Conflict, StoreError, TransactionEnded
 from tms_core.messaging.producers.rows import TransactionOutcome
+from tms_core.messaging.publish.rollback import roll_back
 from tms_core.server import managing
 from tms_core.server.managing import find_undecided
 from tms_core.tables.memory import MemoryMessageTable
@@ -52,6 +54,27 @@ def kept(desk: GroupDesk, tmp_path: Path) -> Path:
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
+
+
+def test_commit_while_a_roll_back_is_under_way_is_refused(desk: GroupDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    tx = desk.begin()
+    published = desk.publish(b"a", tx=tx)
+    assert published is not None
+    refused = list[str]()
+
+    def committing(*given: Any) -> int:
+        with pytest.raises(Conflict, match="is being rolled back") as caught:
+            desk.commit(tx)
+        refused.append(caught.value.message)
+        return roll_back(*given)
+
+    monkeypatch.setattr("tms_core.messaging.service.roll_back", committing)
+    desk.service.rollback(ORDERS, published)
+    assert refused
+    desk.commit(tx)
+    assert desk.manager.status(tx.transaction_id) == "ended"
+    with pytest.raises(TransactionEnded):
+        desk.service.rollback(ORDERS, published)
 
 
 def test_abort_of_published_messages_makes_it_invalid(desk: GroupDesk) -> None:

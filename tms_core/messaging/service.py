@@ -8,6 +8,7 @@ that. A process that becomes the one calls :meth:`MessagingService.forget` first
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -392,20 +393,22 @@ class MessagingService:
         if signed is not None:
             # That is final, whatever became of the transaction.
             self.producers.require_newest(signed)
-        self._require_open(pointer, principal)
-        if signed is not None:
-            self.producers.roll_back(signed, pointer)
-        metadata = self._topics.get(topic)
-        prefix = generation_prefix(topic.prefix, metadata.generation)
-        first, last = position(start_ms, start_sequence), position(end_ms, end_sequence)
-        try:
-            done = roll_back(self._store.message, prefix, first, last, pointer)
-            for earlier in earlier_generations(self._store.message, metadata):
-                done += roll_back(self._store.message, earlier, first, last, pointer)
-        finally:
-            self.cache.roll_back(prefix, first, last, pointer)
-        if self._transactions is not None:
-            self._transactions.note_taken_back(pointer, str(topic), done)
+        # First, so that a commit comes before it and is seen here, or is refused.
+        with nullcontext() if self._transactions is None else self._transactions.rolling_back(pointer):
+            self._require_open(pointer, principal)
+            if signed is not None:
+                self.producers.roll_back(signed, pointer)
+            metadata = self._topics.get(topic)
+            prefix = generation_prefix(topic.prefix, metadata.generation)
+            first, last = position(start_ms, start_sequence), position(end_ms, end_sequence)
+            try:
+                done = roll_back(self._store.message, prefix, first, last, pointer)
+                for earlier in earlier_generations(self._store.message, metadata):
+                    done += roll_back(self._store.message, earlier, first, last, pointer)
+            finally:
+                self.cache.roll_back(prefix, first, last, pointer)
+            if self._transactions is not None:
+                self._transactions.note_taken_back(pointer, str(topic), done)
 
     # -- consuming ----------------------------------------------------------------------------------------------------
 

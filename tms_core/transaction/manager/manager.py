@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import io
 from bisect import bisect_left
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, Self
 
@@ -94,6 +96,8 @@ class TransactionManager(DurableState):
         self._offset = offset or (lambda: 0)
         self._release = release or (lambda _: None)
         self._writes = WriteLedger()
+        #: How many roll backs of each transaction are under way.
+        self._roll_backs = Counter[int]()
 
     def __enter__(self) -> Self:
         return self
@@ -274,6 +278,20 @@ class TransactionManager(DurableState):
         """Note that so many rows no longer carry a pointer; None: none of those that were written to the place does."""
         with self._lock:
             self._writes.take_back(pointer, place, number)
+
+    @contextmanager
+    def rolling_back(self, pointer: int) -> Iterator[None]:
+        """Refuse commits of a pointer's transaction while the block takes back rows: readers would miss them."""
+        with self._lock:
+            transaction_id = self.transaction_of(pointer)
+            self._roll_backs[transaction_id] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._roll_backs[transaction_id] -= 1
+                if not self._roll_backs[transaction_id]:
+                    del self._roll_backs[transaction_id]
 
     def note_unknown(self) -> None:
         """Note that transactions started before the last restart may have written more than was noted since."""
@@ -491,6 +509,9 @@ class TransactionManager(DurableState):
 
     def _commit(self, state: ManagerState, transaction_id: int) -> None:
         _require(state, transaction_id)
+        if transaction_id in self._roll_backs:
+            text = f"Transaction {transaction_id} is being rolled back."
+            raise Conflict(text, transaction_id, "(any: it is being rolled back)", "")
         keys, checkpoints = state.committing.get(transaction_id), state.in_progress[transaction_id].checkpoints
         if keys is not None:
             state.committed.check(transaction_id, keys)
