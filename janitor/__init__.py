@@ -1,1 +1,1 @@
-"""The janitor: what may be deleted or inverted in a messaging store, and the programs that do it."""
+"""The janitor: rules for deletions and inversions in a messaging store, and the programs that apply them."""

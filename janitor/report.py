@@ -1,4 +1,4 @@
-"""What a plan would do or a run has done, as one frozen value; and how observers are told of it while it is at work.
+"""The result of a plan or a run, as one frozen value; and its progress for observers.
 
 The report is the only place figures come from: the table a person reads, the JSON a program reads, the stored history
 and the metrics are all drawn from it (rule S15). It is made from a pass's outcome (:mod:`janitor.sweep.outcome`).
@@ -51,7 +51,7 @@ def ignore_progress(phase: str, topic: TopicId | None, rows: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EntryKey:
-    """What an entry of the report is about."""
+    """The subject of an entry of the report."""
 
     topic: TopicId
     generation: int
@@ -123,7 +123,7 @@ class GuardNote:
 
 
 class StoreBytes(NamedTuple):
-    """What the store took on its disk when a pass started, and when a run had given back what it could; None:
+    """Size of the store on its disk at the start of a pass, and after a run's compaction; None:
     unknown.
     """
 
@@ -134,7 +134,7 @@ class StoreBytes(NamedTuple):
 class MessagesLeft(NamedTuple):
     """About how many messages there were in the topics of a pass, and how many are left, or would be; None: unknown.
 
-    A pass does not read live rows, so this is what the background count found, less what has gone since.
+    A pass does not read live rows, so this is the background count, less the rows deleted since.
 
     Attributes:
         counted_ms: when the oldest of the counts was made.
@@ -251,7 +251,7 @@ def counts_as_done(mode: Mode, held: Hold | None) -> bool:
 
 
 def held_before(held: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What was held in a run and counted by an earlier one, as its history has it: the topics with the most rows."""
+    """Rows held in a run and counted by an earlier one, as its history has them: the topics with the most rows."""
     held = sorted((item for item in held if item["held"]), key=lambda item: item["rows"], reverse=True)
     rows = sum(item["rows"] for item in held)
     return {"held_before": {"rows": rows, "topics": list(held[:HISTORY_ENTRIES])}} if held else {}

@@ -212,7 +212,7 @@ class Settings(core.Settings):
 
     @model_validator(mode="after")
     def _beside_the_store(self) -> Self:
-        """Of what the janitor writes; where the server would write is the server's to refuse."""
+        """Of the janitor's writes; where the server would write is the server's to refuse."""
         self.require_beside_store("janitor.state", self.janitor.state)
         if self.janitor.archive.enabled:
             self.require_beside_store("janitor.archive.path", self.janitor.archive.path)

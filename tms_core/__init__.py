@@ -1,1 +1,1 @@
-"""What a row of CDAP's Transactional Messaging System is, where it lives, and who may see it."""
+"""Rows of CDAP's Transactional Messaging System, their stores, and their visibility."""

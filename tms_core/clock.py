@@ -133,17 +133,17 @@ class HonestClock:
     """Wall time, checked against running time; threads may share it.
 
     A clock that jumps forward is not followed (rule S7). It is compared with the machine's running time since it was
-    last right. Small steps forward are forgiven with time, since many of them are what a drifting clock that is put
-    right every day looks like. A step back is believed at once, and so is the way back from it: a clock that shows what
-    it would show if it had never been set back was right before. Anything between the two is a jump.
+    last right. Small steps forward are forgiven with time, since a drifting clock that is corrected every day makes
+    many of them. A step back is believed at once, and so is the way back from it: a clock that shows what it would show
+    if it had never been set back was right before. Anything between the two is a jump.
 
     A clock that was behind when the program started, as on a machine without a battery, is believed once it is set: if
     by running time it lies before what had passed by then (:meth:`note_past`), and the jump leads to that time or to at
     most :data:`OFF_MS` after it.
 
     **The way out** of any other jump is to set the clock right; or, if it is right now and was wrong when the program
-    started, to start the program again. That is also what a virtual machine needs that was paused for longer than the
-    allowance, since its running time stood still as well.
+    started, to start the program again. The same helps a virtual machine that was paused for longer than the allowance,
+    since its monotonic clock stood still too.
 
     Args:
         allowance_ms: how far wall time may get ahead of running time at once. What it is ahead by is forgiven at a
@@ -169,7 +169,7 @@ class HonestClock:
             self._past_ms = max(self._past_ms, past_ms)
 
     def now_ms(self) -> int:
-        """Return the time to read by: what a jumped clock calls old is not, and what was too old once stays so."""
+        """Return the time to read by: rows that a jumped clock makes old are not old, and expired rows stay expired."""
         return self._read().now_ms
 
     def publish_ms(self) -> int:
@@ -187,7 +187,7 @@ class HonestClock:
         return reading.now_ms
 
     def right_ms(self) -> int:
-        """Wall time; after a jump, what it would be without. It steps back with the clock."""
+        """Wall time; after a jump, the time without it. It steps back with the clock."""
         return self._read().right_ms
 
     def running_ms(self) -> int:
@@ -213,7 +213,7 @@ class HonestClock:
             return _Reading(self._now_ms, wall_ms - ahead_ms if jumped else wall_ms, ahead_ms)
 
     def _was_behind(self, wall_ms: int, ahead_ms: int) -> bool:
-        """Return whether the clock has caught up with what had passed before the program started."""
+        """Return whether the clock has caught up with the time before the start of the program."""
         past_ms = self._past_ms - self._allowance_ms
         return wall_ms - ahead_ms < past_ms <= wall_ms <= self._past_ms + OFF_MS and ahead_ms > self._allowance_ms
 

@@ -111,7 +111,7 @@ class TmsError(Exception):
     """Root of the tree.
 
     Args:
-        message: one sentence saying what happened and where.
+        message: one sentence with the failure and its place.
         hint: one sentence saying what to do next, or an empty string.
 
     Attributes:
@@ -221,13 +221,13 @@ class StoreUnavailable(StoreError):
 
 
 class WriteRefused(StoreError):
-    """The store takes no writes now, whatever is written: no space, over quota, read-only. No topic is to blame."""
+    """The store accepts no write now: no space, over quota, read-only. No topic is to blame."""
 
     code = "TMS-STORE-READ-ONLY"
 
 
 class StoreFull(WriteRefused):
-    """The disk has no room, or is mounted read-only. What was to be written is not, and may be later."""
+    """The disk has no room, or is mounted read-only. The write was not executed, and may succeed later."""
 
     code = "TMS-STORE-FULL"
 
@@ -347,13 +347,15 @@ class Unauthorized(MessagingError):
 
 
 class Forbidden(MessagingError):
-    """The sender of the request may not do this; whether the topic exists is not said. Nothing was done."""
+    """The sender of the request may not do this; the answer does not reveal whether the topic exists. Nothing was
+    done.
+    """
 
     code = "TMS-FORBIDDEN"
 
 
 class Unanswered(MessagingError):
-    """A server's answer did not come, or makes no sense, so what was asked may have been done or not."""
+    """A server's answer did not come, or makes no sense, so the request may have been executed."""
 
     code = "TMS-UNANSWERED"
 
@@ -371,13 +373,13 @@ class ClientClosed(MessagingError):
 
 
 class BufferFull(MessagingError):
-    """A message was not taken, because as many wait to be published as the buffer holds."""
+    """A message was rejected, because the buffer is full."""
 
     code = "TMS-BUFFER-FULL"
 
 
 class NotPublished(MessagingError):
-    """Messages that were taken to be published some time were not.
+    """Queued messages were not published.
 
     Args:
         message, hint: as of all errors.
@@ -419,7 +421,7 @@ class ClockJumped(Unavailable):
 
 
 class TransactionError(TmsError):
-    """A transaction manager refuses what it was asked."""
+    """A transaction manager refused a request."""
 
     code = "TMS-TRANSACTION"
 
@@ -431,7 +433,7 @@ class NotInProgress(TransactionError):
 
 
 class TransactionEnded(NotInProgress, MessagingError):
-    """The transaction is over, or never started, so nothing is written in it; what came late is not visible."""
+    """The transaction is over, or never started, so nothing is written in it; late writes are not visible."""
 
     code = "TMS-TRANSACTION-ENDED"
 
@@ -456,7 +458,7 @@ class Conflict(TransactionError):
 
 
 class Invalidated(TransactionError):
-    """The transaction was given up for good; nothing of it is visible, now or later, so it may be done again."""
+    """The transaction is invalid; nothing of it is visible, now or later, so it may be done again."""
 
     code = "TMS-TRANSACTION-INVALIDATED"
 
@@ -468,7 +470,7 @@ class PostCommitFailed(TransactionError):
 
 
 class BadArgument(TransactionError):
-    """A transaction cannot have what was asked for: a timeout below 1 (Java's ``IllegalArgumentException``)."""
+    """An argument of a transaction is invalid: a timeout below 1 (Java's ``IllegalArgumentException``)."""
 
     code = "TMS-TRANSACTION-ARGUMENT"
 
@@ -492,13 +494,13 @@ class CannotSnapshot(TransactionError):
 
 
 class Interrupted(TmsError):
-    """A run was stopped between two batches; what was done is done."""
+    """A run was stopped between two batches; completed batches stand."""
 
     code = "TMS-RUN-INTERRUPTED"
 
 
 class Halted(Interrupted):
-    """The run was asked to stop: by a signal, or by the end of its process."""
+    """The run received a stop request: a signal, or the exit of its process."""
 
     code = "TMS-RUN-STOPPED"
 
@@ -528,7 +530,7 @@ class GuardTripped(Refused):
 
 
 class PlanRefused(Refused):
-    """``apply`` found that what the plan rests on has moved."""
+    """``apply`` found that a basis of the plan has changed."""
 
     code = "TMS-PLAN-REFUSED"
 

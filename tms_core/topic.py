@@ -1,4 +1,4 @@
-"""Topics: their names, their stored properties, and what makes a generation old.
+"""Topics: their names, stored properties, and generations.
 
 A topic's row in the metadata table is never removed: deleting a topic negates its generation, creating it again goes
 one above. So "no row" and "deleted" look alike to a reader and are opposites to a cleaner, and the types here keep
@@ -165,7 +165,7 @@ def _length(*names: Sized) -> int:
 
 
 def remembered(number: int, length: Callable[..., int] = _length) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorates what makes something of names: it is remembered, but of long ones, which would fill memory.
+    """Cache a function of names, except for long names, which would fill memory.
 
     Long ones are no name of a topic, and anybody can ask for as many as they like.
 
@@ -199,7 +199,7 @@ def living_topics(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[TopicMetadata
 
 
 def no_topic(topic: TopicId) -> TopicNotFound:
-    """What is said where a topic is not there."""
+    """Return the error for an unknown topic."""
     return TopicNotFound(f"There is no topic {topic}.", f"Create it first: tms topic create {topic}")
 
 

@@ -1,1 +1,1 @@
-"""The prune boundary: what has been covered, and the claim that follows from it."""
+"""The prune boundary: covered intervals, and the boundary that they prove."""

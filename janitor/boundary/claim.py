@@ -31,9 +31,9 @@ class Limit:
 
     Attributes:
         bound: as far as it lets the boundary go.
-        reason: what it is, for people.
+        reason: a description for operators.
         start: the first key of the interval it is about, as it is stored; None for a transaction.
-        region: where the store keeps that key now; empty where that is one place, or was not asked.
+        region: where the store keeps that key now; empty if there is one place, or it is unknown.
     """
 
     bound: int
@@ -44,11 +44,11 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The boundary and what holds it.
+    """The boundary and its limits.
 
     Attributes:
         bound: the claim; None when there is none.
-        limits: what holds it back, tightest first.
+        limits: its limits, tightest first.
         obstacles: why there is no claim; empty when there is one.
     """
 

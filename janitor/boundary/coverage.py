@@ -73,7 +73,7 @@ class Round:
         return left[0].start if len(left) == 1 and left[0].stop == part.span.stop else part.span.start
 
     def record_gaps(self, parts: Sequence[Reads]) -> None:
-        """Where no part has keys there is nothing to search: what may still be put there is of younger transactions."""
+        """Where no part has keys there is nothing to search: later rows there belong to younger transactions."""
         gaps = remainder(ALL_KEYS, [part.span for part in parts])
         if gaps:
             self.record(gaps, None)
@@ -170,7 +170,7 @@ def refutation(state: State) -> Refutation | None:
 def refute(state: State, message: str, at_ms: int) -> None:
     """Withdraw the claim and all that it rests on, so that the next run reads everything (rule S4).
 
-    A run under way claims nothing any more: what it has covered before may be what is false.
+    A run under way claims nothing any more: its earlier coverage may be wrong.
 
     Args:
         message: the findings, as a clause.

@@ -1,1 +1,1 @@
-"""The law: what may be deleted or inverted. Pure functions, no input or output."""
+"""The law: deletions and inversions. Pure functions, no input or output."""

@@ -18,7 +18,7 @@ from tms_core.topic import TopicMetadata, first_kept_generation
 
 
 def elapsed_ms(since: ClockAnchor, now: ClockAnchor) -> int:
-    """Time that passed between two readings, never negative; none where it cannot be told.
+    """Time that passed between two readings, never negative; none if it is unknown.
 
     Within one boot the machine's running time counts, and wall time only where it is smaller; across boots there is
     only wall time.
@@ -42,7 +42,7 @@ def stand_still(record: FrontierRecord | None, now: ClockAnchor) -> FrontierReco
 
 
 def approve(record: FrontierRecord, topic: TopicMetadata) -> FrontierRecord:
-    """Return a record whose held jump, as it stands now, will be let go by the next run."""
+    """Return a record whose present held jump the next run will release."""
     return replace(record, approved=_target(topic))
 
 
@@ -58,7 +58,7 @@ def advance(
     """This run's frontier of a topic, and what to remember once the run has applied it.
 
     Args:
-        record: what was remembered; None for a topic never seen since the store was adopted, which is held like a
+        record: the saved record; None for a topic never seen since the store was adopted, which is held like a
             jump from nothing.
         now: what elapsed time is measured by (``guards.measured``).
         hold_seconds: how long a jump is held; 0 for not at all.

@@ -1,4 +1,4 @@
-"""The law: what may be deleted or inverted, and nothing else.
+"""The law: deletions and inversions, and nothing else.
 
 ``decide`` is the whole of rules L0 to L7 (``docs/law.md``) for one row. It does no I/O and knows no clock. Every engine
 that works on ranges instead of rows is proven equal to it by a differential test over random stores, so when the two
@@ -49,7 +49,7 @@ class Hold(StrEnum):
 
 
 class Row(NamedTuple):
-    """What the law needs to know of a row.
+    """The facts about a row that the rules need.
 
     Attributes:
         table: which table it is in.
@@ -102,7 +102,7 @@ class Frontier:
 
     @property
     def processed_now(self) -> int:
-        """What this run takes by L7: nothing of a topic in which anything is held."""
+        """Return the limit of this run by L7: nothing of a topic in which anything is held."""
         return self.processed if self.hold is None else 0
 
     def within(self, other: Frontier) -> Frontier:
@@ -175,7 +175,7 @@ def decide(
         row: the row.
         topic: the topic's metadata, None when it has no row or its row does not parse (L1).
         frontier: how far this run may go for the topic; None exactly when ``topic`` is.
-        transactions: the transaction snapshot in use, or what stands in for a missing one.
+        transactions: the transaction snapshot in use, or a substitute.
         referenced: whether a message row that stays takes its payload from this payload row (L5).
         expires_ms: the first moment at which a ttl of the message's own takes it (L6), None without one.
     """

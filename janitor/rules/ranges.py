@@ -26,7 +26,7 @@ from tms_core.transaction.model import TX_PER_MS
 
 
 class Span(NamedTuple):
-    """A range of one topic and what the law says of its rows.
+    """A range of one topic and the verdict for its rows.
 
     Attributes:
         rule: the rule that takes them.
@@ -42,7 +42,7 @@ class Span(NamedTuple):
 
 
 def message_spans(topic: TopicMetadata, frontier: Frontier) -> list[Span]:
-    """What the law takes of a topic's message rows, in key order; contiguous where nothing is held."""
+    """Yield the ranges of a topic's message rows to delete, in key order; contiguous where nothing is held."""
     prefix = topic.topic.prefix
     spans = _old_generations(topic, frontier)
     held_generation = _held_generation(topic, frontier)
@@ -64,7 +64,7 @@ def message_spans(topic: TopicMetadata, frontier: Frontier) -> list[Span]:
 
 
 def payload_spans(topic: TopicMetadata, frontier: Frontier, newest_pointer: int | None) -> list[Span]:
-    """What the law may take of a topic's payload rows, in key order, without empty spans.
+    """Yield the ranges of a topic's payload rows that may be deleted, in key order, without empty ones.
 
     Args:
         newest_pointer: look at no transaction above this one in the current generation, None to look at all. See

@@ -94,7 +94,7 @@ def search_range(
 
 
 def timeless_range(topic: TopicId, generation: int) -> KeyRange:
-    """Return where message rows of a negative time lie; they stay whatever happens (L0), and CDAP reads them."""
+    """Return where message rows of a negative time lie; they always stay (L0), and CDAP reads them."""
     start = generation_prefix(topic.prefix, generation)
     return KeyRange(start + NEGATIVE, generation_prefix(topic.prefix, generation + 1))
 

@@ -1,4 +1,4 @@
-"""Claims: which messages a consumer group has been given, and in which transaction.
+"""Claims: messages that a consumer group received, each in a transaction.
 
 A claim is a range of message ids under a transaction's write pointer. It is true exactly if the transaction is: it is
 *done* once the transaction is committed, *void* once it is invalid, and *open* until then. So nothing is to be done at
@@ -8,7 +8,7 @@ position (its *base*) and the claims behind it; nothing is stored for each messa
 A void claim is free again. How often its messages were given out is kept as a *mark*: the same row with the pointer 0,
 which also says until when these messages wait.
 
-The rules here are pure: claims and a reader's view go in, what may be given out comes out. How claims are kept is in
+The rules here are pure: input: claims and a reader's view; output: messages to deliver. How claims are kept is in
 :mod:`tms_core.consumers.claim_rows`.
 """
 
@@ -50,15 +50,15 @@ class _ClaimFields(NamedTuple):
 
 
 class GroupClaim(_ClaimFields):
-    """Messages that were given out.
+    """Delivered messages.
 
     Attributes:
         first: the id before them.
         last: the last of them.
-        pointer: the id of the transaction; 0: a mark, which only tells how often they were given out.
-        tries: how often they were given out, this time included.
-        size: how many messages were given out together; 0: that is not known.
-        retry_ms: of a mark, the time before which they are not given out again, in milliseconds; 0: at once.
+        pointer: the id of the transaction; 0: a mark, which only has the number of deliveries.
+        tries: their number of deliveries, including this one.
+        size: number of messages delivered together; 0: that is not known.
+        retry_ms: for a mark, the time of the next delivery, in milliseconds; 0: at once.
     """
 
     # A group's server keeps its claims from poll to poll, and each poll compares all of them.
@@ -121,12 +121,12 @@ class Backoff(NamedTuple):
         return -(-(now_ms + wait_ms) // step_ms) * step_ms
 
     def still(self, retry_ms: int, now_ms: int) -> int:
-        """Return a moment if it is still to come, else 0; what lies too far ahead is of a clock that was wrong."""
+        """Return a moment if it is still to come, else 0; times too far ahead come from a wrong clock."""
         return retry_ms if now_ms < retry_ms <= now_ms + self.longest_ms + self.longest_ms // 4 else 0
 
 
 class Truth(Enum):
-    """What has become of a claim, as one reader sees it."""
+    """Outcome of a claim, as one reader sees it."""
 
     DONE = "done"
     OPEN = "open"
@@ -135,12 +135,12 @@ class Truth(Enum):
 
 
 class Segment(NamedTuple):
-    """Messages that may be given out together.
+    """Messages that may be delivered together.
 
     Attributes:
         after: the id before them.
         until: the last id that may be among them; None: there is no end.
-        tries: how often they were given out before.
+        tries: their number of deliveries.
         size: how many of them together; 0: that is not known.
         retry_ms: until when they wait; 0: they do not.
     """
@@ -153,15 +153,15 @@ class Segment(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What the rows of a group come to for one reader.
+    """The state of a group for one reader.
 
     Attributes:
         base: how far all is done.
         merged: the highest pointer of the claims that are done and lie before the base now; 0: there is none.
-        segments: what is neither done nor claimed, in order.
+        segments: messages neither done nor claimed, in order.
         covered: where claims lie that stay as they are, in order; those that touch are together.
         open: the claims of other transactions that are not decided.
-        own: behind what the reader itself has claimed.
+        own: after the reader's own claims.
         gone: rows that do not stay: claims that are done and lie before the base, void ones, and marks.
         free: the marks that take the place of those.
     """
@@ -189,7 +189,7 @@ def rank(message: MessageId) -> Rank:
 
 
 def truth(pointer: int, reader: Transaction) -> Truth:
-    """What has become of the transaction with this id, as a reader sees it."""
+    """Return the outcome of the transaction with this id, as a reader sees it."""
     if pointer <= 0:
         return Truth.VOID
     if reader.is_current_write(pointer):
@@ -213,7 +213,7 @@ def truths(pointers: AbstractSet[int], reader: Transaction) -> dict[int, Truth]:
 def settled(claim: GroupClaim, interrupted: int, backoff: Backoff, now_ms: int) -> GroupClaim:
     """Return the mark that takes the place of a void claim or mark; of 0 tries it is needless.
 
-    In it only that counts what the program did not finish. What counts waits from now on; a mark that has waited long
+    In it only unfinished messages count. What counts waits from now on; a mark that has waited long
     enough does not any more.
 
     A void claim of a transaction that had started when the server was interrupted counts as no delivery: whether the
@@ -270,10 +270,10 @@ def look(
 def given_back(
     claims: Sequence[GroupClaim], pointer: int, after: MessageId | None, backoff: Backoff, now_ms: int
 ) -> tuple[list[GroupClaim], list[GroupClaim]]:
-    """What is free and what stays when a transaction gives back what it has claimed.
+    """Free and remaining claims after a transaction returned its claims.
 
     Args:
-        after: it gives back only what lies behind this id, and that does not count as a try and does not wait; None:
+        after: it returns only messages after this id, without a delivery and a delay; None:
             all.
 
     Returns:
@@ -292,17 +292,17 @@ def given_back(
 
 
 def never_given(claims: Sequence[GroupClaim], taken: Sequence[GroupClaim]) -> tuple[list[GroupClaim], list[GroupClaim]]:
-    """What is free and what stays when some claims are not answered, so that they count as no delivery."""
+    """Free and remaining claims after some claims got no response, so that they do not count as deliveries."""
     free = [claim for claim in claims if not claim.pointer]
     kept = [claim for claim in claims if claim.pointer and claim not in taken]
     return free + [claim._replace(tries=claim.tries - 1) for claim in claims if claim in taken], kept
 
 
 def together(limit: int, tries: int, max_deliveries: int | None) -> int:
-    """Return how many messages to give out together at most that were given out so often; alone the last time.
+    """Return the largest batch for messages with this number of deliveries; alone the last time.
 
     Args:
-        max_deliveries: how often a message is given out at most; None: forever.
+        max_deliveries: the highest number of deliveries of a message; None: forever.
     """
     if tries and max_deliveries is not None and tries >= max_deliveries - 1:
         return 1
@@ -353,7 +353,7 @@ def _joined(claims: Iterable[GroupClaim]) -> list[GroupClaim]:
 
 
 def _segments(base: MessageId, kept: Iterable[GroupClaim], free: Sequence[GroupClaim]) -> Iterator[Segment]:
-    """What lies behind an id and in no claim, each part with the highest number of tries of the marks over it.
+    """Unclaimed ranges after an id, each with the highest number of deliveries of its marks.
 
     It takes one walk over where claims and marks start and end, since a long transaction can have thousands.
 

@@ -1,7 +1,7 @@
 """How far consumers are behind: how many messages they have not read, and how old the oldest of them is.
 
-What counts is what a poll outside transactions would still show them: rows of the message table behind the position,
-without those that a ttl has taken; what was rolled back or is not committed is among them. A row that stands for the
+The lag counts messages that a poll outside transactions would return: rows of the message table behind the position,
+without those that a ttl has taken; rolled back and uncommitted messages are included. A row that stands for the
 stored payloads of a transaction counts as many messages as there are payloads left to read.
 
 Only keys are read, but whole rows where a topic has payloads stored, since keys do not tell such a row. What several
@@ -45,9 +45,9 @@ class Lag(NamedTuple):
         messages: how many it has not read.
         at_least: whether there may be more, since no more were to be counted; then it is not known how many.
         oldest_ms: when the oldest of them was published; None when it has read all.
-        expired: whether messages may have gone unread: what is as old as its position is gone now, and was not when it
-            said so. Of one that has read nothing yet it is said when published messages since it said so is gone. In
-            a topic that is quiet for so long it can no longer be known that there were none.
+        expired: whether messages may have gone unread: messages as old as its position have expired since it was
+            stored. Of one that has read nothing yet it is said when published messages since it said so is gone. In a
+            topic that is quiet for so long it can no longer be known that there were none.
     """
 
     position: Position
@@ -65,7 +65,7 @@ class LagTables(NamedTuple):
     """What tells which messages can be read.
 
     Attributes:
-        floor: what holds messages that a consumer has not read; None: nothing does.
+        floor: the hold of unread messages; None: nothing does.
     """
 
     store: Reads

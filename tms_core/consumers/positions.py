@@ -5,7 +5,7 @@ deleted and made again is another generation, so its consumers restart; the form
 
 With the *floor*, a message does not expire for any reader as long as a registered consumer has not read it, but no
 longer than a stated time after its ttl. That only means something if readers and janitor agree, so both ask here for
-the cut-off. It never goes back: what was gone when a position was written is not held for it
+the cut-off. It never goes back: a position holds no messages that had expired when it was written
 (:attr:`Position.since_ms`). So nothing that may be deleted can become something that may not, and a sweep that has
 asked once need not ask again.
 """
@@ -76,7 +76,7 @@ class Positions:
     ) -> None:
         """Write a consumer's position in the place of the one that was read, and change other rows with it.
 
-        A server that has lost the lead may send what it has to write long after. It cannot set a position back: what it
+        A former leader may send its writes long after. It cannot set a position back: what it
         has read is not there any more. Durable on return.
 
         Args:
@@ -194,11 +194,11 @@ def cutoff_at(topic: TopicMetadata, now_ms: int, floor: Floor | None, from_ms: i
     """Return the cut-off that readers go by (rule L3).
 
     Args:
-        floor: what may lower it; None: nothing.
-        from_ms: the time of the first message that is wanted. What lies behind the ttl's own cut-off is not read when
-            the reader starts after it.
-        lifetime_ms: how long a transaction may write; so much longer is read what is there of a topic that holds
-            messages for their transactions.
+        floor: the holds that may lower it; None: nothing.
+        from_ms: the time of the first message that is wanted. Rows before the TTL's own cutoff are not read if the
+            reader starts after it.
+        lifetime_ms: how long a transaction may write; the additional time during which readers see held messages of a
+            topic.
     """
     due = Cutoff.at(now_ms - (lifetime_ms if topic.holds_transactions else 0), topic.ttl_seconds)
     return floor.cutoff(topic, due) if floor is not None and due.expires(from_ms) else due
@@ -236,7 +236,7 @@ def _has_more(store: Reads, topic: TopicMetadata, key: bytes, message: MessageId
 def highest_id(side: SideTable, prefix: bytes) -> MessageId:
     """Return the highest id up to which a consumer has read; all zeros: there is none.
 
-    One that was set to a time that had not come yet does not count: its consumer leaves out what comes until then.
+    One that was set to a time that had not come yet does not count: its consumer skips messages until then.
 
     Args:
         prefix: the start of a topic's and generation's row keys.

@@ -3,7 +3,7 @@
 The property ``retention: consumed`` lets messages go before their ttl is over. How far that may come is announced in a
 row of the side table before anything goes: ``r`` + topic + generation holds the first position that stays (10 bytes). A
 consumer is registered, or set back, at that position or behind it (:func:`begin`). So the one who deletes writes its
-row and then looks at the consumers; a consumer writes its row and then looks at what is announced. Whichever comes
+row and then looks at the consumers; a consumer writes its row and then reads the announced limit. Whichever comes
 second sees the first, and what no consumer needed once after it was announced, none ever will.
 """
 
@@ -25,8 +25,7 @@ def processed(side: SideTable, topic: TopicMetadata, reader: Transaction) -> int
     """Return the first position (``milliseconds * 65,536 + sequence``) that a consumer has not processed; 0 without
     consumers.
 
-    What a group has claimed counts once its transaction is committed and nothing before it is missing, as in the
-    group's next poll.
+    A claim counts once its transaction is committed and nothing before it is missing, as in the group's next poll.
 
     Args:
         reader: the facts about transactions; from before the claims are read, since one that is rolled back goes before
@@ -53,7 +52,7 @@ def announced_in(side: SideTable, prefix: bytes) -> int:
 
 
 def announce(side: SideTable, topic: TopicMetadata, upto: int) -> None:
-    """Say that what lies before a position may go; what was said before stands. Durable on return.
+    """Announce that rows before a position may be deleted; the previous announcement stands. Durable on return.
 
     Raises:
         StoreError: it could not be written.
@@ -68,15 +67,13 @@ def announce(side: SideTable, topic: TopicMetadata, upto: int) -> None:
 
 
 def begin(side: SideTable, topic: TopicMetadata, message: MessageId) -> MessageId:
-    """Return the id behind which a consumer starts that wants to start behind this one: what was let go is not its
-    own.
-    """
+    """Return the id after which a consumer starts that requests this one: released messages are skipped."""
     first = announced(side, topic)
     return max(message, MessageId(first - 1 >> 16, first - 1 & 0xFFFF), key=rank) if first else message
 
 
 def _behind(base: MessageId) -> int:
-    """Return the first position behind what is processed; of a row with several payloads all must be."""
+    """Return the first position after the processed messages; of a row with several payloads all must be."""
     at = base.publish_ms << 16 | base.sequence
     return at if base.in_payload_table or not at else at + 1
 

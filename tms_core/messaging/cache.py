@@ -1,8 +1,8 @@
 """The newest rows of all topics in memory, so that consumers who keep up do not read the store.
 
-What a writer has made durable it puts here, so the cache of a topic is *all* its rows from some position on, and an
-empty answer is an answer too. It holds runs, not rows: what one request published lies at consecutive positions and
-has one write pointer. When the bytes run out, the oldest run of all topics goes.
+The writer adds its durable rows, so the cache of a topic has *all* its rows from some position on, and an empty answer
+is valid. It holds runs, not rows: what one request published lies at consecutive positions and has one write pointer.
+When the bytes run out, the oldest run of all topics goes.
 
 It stays right although others work on the store. Rows the janitor deletes lie before the cut-off, in another
 generation, or are due by a ttl of their own, and fetches show none of these anyway; or retention ``consumed`` has
@@ -50,7 +50,7 @@ class CachedRun(NamedTuple):
         payloads: one for each; None: a single row that takes its payloads from the payload table.
         size: bytes of the payloads together.
         ttl_ms: a ttl of their own; None without one.
-        shared: parts of it that were read, by first position, as every reader of the whole part is given them; None:
+        shared: parts already read, by first position, as all readers of the whole part get them; None:
             it is too short. It goes with the run, so no part is ever taken for one of another topic or generation.
     """
 
@@ -99,7 +99,7 @@ class _CachedLine:
         self.gone = 0
 
     def clear(self, floor: int) -> int:
-        """Drop all; returns what they weighed."""
+        """Drop all; returns their size."""
         weight = sum(run.weight for run in self.runs[self.gone :])
         self.floor, self.firsts, self.runs, self.gone = floor, [], [], 0
         return weight
@@ -155,7 +155,7 @@ class MessageCache:
                 self._lines[prefix] = _CachedLine(ids.free)
 
     def add(self, prefix: bytes, runs: Sequence[CachedRun]) -> None:
-        """Take in what was just made durable, in order of position."""
+        """Add rows that were just made durable, in order of position."""
         with self._lock:
             line = self._lines.get(prefix)
             if line is None:
@@ -178,7 +178,7 @@ class MessageCache:
             oldest: the lowest position at which the reader may be served.
 
         Returns:
-            None when the store has to be asked.
+            None if the store must be read.
         """
         with self._lock:
             line = self._lines.get(prefix)
@@ -236,7 +236,7 @@ class MessageCache:
             return True
 
     def roll_back(self, prefix: bytes, first: int, last: int, pointer: int) -> None:
-        """Negate a pointer between two positions, both included; what is cut in two is forgotten with all before."""
+        """Negate a pointer between two positions, both included; a divided part is dropped with all parts before it."""
         with self._lock:
             line = self._lines.get(prefix)
             if line is None:

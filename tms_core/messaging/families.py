@@ -1,8 +1,8 @@
 """Topics with partitions or routes: made, changed and deleted with the topics that have their messages.
 
-No store here has a transaction over several rows of metadata, so the order of writes makes each change whole: what is
-new is there before the topic names it, and what goes, goes before it. A change that was cut off is done again by the
-same request, and one that had started to count is finished by whatever asks next.
+No store here has a transaction over several rows of metadata, so the order of writes makes each change whole: new
+partitions exist before the topic names them, and old ones are deleted before it. A change that was cut off is done
+again by the same request, and one that had started to count is finished by whatever asks next.
 
 Another number of partitions, step by step: the new family is made, with the groups of the old one; the topic names it,
 from when on groups know of it; the old one is sealed; the topic notes that, and only from then on anything is published
@@ -110,7 +110,7 @@ class Families:
                 self._make_anew(*one)
 
     def update(self, topic: TopicId, properties: Mapping[str, str], permit: Permit = permit_all) -> None:
-        """Replace the properties of a topic and its parts; what it says nothing of is the default again.
+        """Replace the properties of a topic and its parts; an omitted property returns to its default.
 
         Its partitions and routes stay as they are where it says nothing of them: they hold messages.
 
@@ -172,7 +172,7 @@ class Families:
         return []
 
     def settle(self, topic: TopicId) -> None:
-        """Return when what was being written to a topic is there, as far as this server writes to it."""
+        """Wait for running writes of this server to a topic."""
         self._settle(topic)
 
     def drained(self, topic: TopicId, name: str) -> int | None:
@@ -281,7 +281,7 @@ class Families:
         self._change(topic, properties)
 
     def _finish(self, topic: TopicId) -> TopicMetadata:
-        """Seal what is to be sealed, if something is; the topic as it is then."""
+        """Close the partitions that have to be closed, if any; the topic as it is then."""
         with self._lock:
             row = self._topics.get(topic)
             layout = layout_of(topic, row.properties)

@@ -1,4 +1,4 @@
-"""Reading messages: where to begin, what a reader may see, and payloads that lie in the other table.
+"""Reading messages: the start, the visibility of rows, and payloads in the other table.
 
 A fetch reads page by page, from the cache where that has all rows from here on, else from the store, and holds nothing
 open in between. It ends where the topic's acknowledged rows ended when it began: so every reader sees the same order,
@@ -54,7 +54,7 @@ class Shelf(NamedTuple):
     Attributes:
         cached_ms: how old rows may be that a reader in a transaction takes from the cache.
         first_reads: notes when messages are first read.
-        floor: what makes messages live on after their topic's ttl; None: nothing does.
+        floor: the holds of messages after their topic's TTL; None: nothing does.
         lifetime_ms: how long after its begin a transaction may write.
     """
 
@@ -143,7 +143,7 @@ class Fetch:
         A page is empty where a read has found too little, so that the caller can see to other things meanwhile.
 
         Raises:
-            StoreError: the store could not be read; what came is right.
+            StoreError: the store could not be read; the messages so far are right.
         """
         page = _NONE
         size = reads = 0
@@ -369,7 +369,7 @@ class Fetch:
 
 
 def _from_ms(request: FetchRequest) -> int:
-    """Return the lowest publish time there can be among what is wanted."""
+    """Return the lowest possible publish time of the result."""
     start = request.start
     if start is None:
         return 0

@@ -61,9 +61,9 @@ def tail(at: int) -> bytes:
 
 
 class Ids:
-    """The line of one topic and generation: what is taken, and what readers may go up to.
+    """The line of one topic and generation: the reserved positions, and the limit of readers.
 
-    One batch at a time takes ids; any number of threads may ask where the line ends.
+    One batch at a time takes ids; any number of threads may read the last position.
 
     Args:
         free: the first position that no row has.
@@ -111,7 +111,7 @@ class Ids:
 
     @property
     def end(self) -> int:
-        """Return the lowest position that is not acknowledged: readers see what is before it."""
+        """Return the lowest position that is not acknowledged: readers see the rows before it."""
         with self._lock:
             return self._free if self._in_flight is None else self._in_flight
 
@@ -131,7 +131,7 @@ def first_free(read: ReadKeys, prefix: bytes, now_ms: int) -> int:
     halving. That is about ten reads for a topic in use, and never more than some hundred.
 
     Args:
-        prefix: what stands before the position.
+        prefix: the prefix before the position.
         now_ms: where the last key is likely to be.
 
     Raises:

@@ -89,10 +89,10 @@ class MessageList(Sequence[Message]):
 
 
 class SharedList(MessageList):
-    """Messages that several readers are given, so it is never changed.
+    """Messages that several readers share, so it never changes.
 
     Attributes:
-        encoded: what a codec made of them for the first reader; it does not depend on who reads.
+        encoded: their encoded form for the first reader; it does not depend on the reader.
     """
 
     __slots__ = ("encoded", "size")
@@ -107,7 +107,7 @@ class SharedList(MessageList):
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """Where to begin, how far to go, and what may be seen.
+    """The start, the limit and the visibility of a fetch.
 
     Attributes:
         start: a message id, a publish time in milliseconds (>= 0), or None for the beginning.
@@ -115,7 +115,7 @@ class FetchRequest:
         limit: the most messages to return, at least 1.
         limit_bytes: after how many bytes of messages, with what each takes beside its payload, no further one is
             returned; the first one always is.
-        transaction: who reads; None sees everything, also what was rolled back.
+        transaction: who reads; None sees everything, including rolled back messages.
         wait_seconds: how long to wait for a message where there is none.
 
     Raises:
@@ -144,10 +144,10 @@ class Ages(NamedTuple):
     """How old a topic's messages are.
 
     Attributes:
-        messages: how many live now; what was rolled back or is not committed is among them.
-        older: how many of them are older than was asked.
+        messages: how many live now; rolled back and uncommitted messages are included.
+        older: how many of them are older than the given age.
         at_least: whether not all were counted, so that either number may be larger.
-        hold_seconds: for how long the server's janitor holds what a shorter ttl makes due; None: that is not known.
+        hold_seconds: how long the server's janitor holds rows that a shorter TTL makes due; None: that is not known.
     """
 
     messages: int

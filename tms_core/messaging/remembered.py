@@ -75,7 +75,7 @@ class RememberedRows:
             self._since_ms = now_ms
 
     def forget(self) -> None:
-        """Forget the data read."""
+        """Drop all entries."""
         with self._lock:
             self._changes += 1
             self._rows.clear()
@@ -107,7 +107,7 @@ class CountedNames:
         Args:
             prefix: the start of the keys.
             topic: whose they are.
-            kind: what they are: ``producers``.
+            kind: their kind: ``producers``.
             hint: what to do where there are too many.
 
         Raises:

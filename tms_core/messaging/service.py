@@ -1,8 +1,8 @@
 """The messaging service: topics, publishing and consuming over one store (``CoreMessagingService``).
 
 Methods block and may be called by any number of threads; ``submit_publish`` and ``submit_store`` do not block, for
-callers that run an event loop. One process at a time may publish to a store: ids, and what the cache knows, rest on
-that. A process that becomes the one calls :meth:`MessagingService.forget` first.
+callers that run an event loop. One process at a time may publish to a store: ids and the cache rest on that. A process
+that becomes the one calls :meth:`MessagingService.forget` first.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ class MessagingService:
         side: where messages with a ttl of their own are written down, producers, positions and claims.
         work: has batches written; closed with the service. None: by threads of its own.
         transactions: the manager in this process, which says which pointers were issued and whether a transaction that
-            claims is in progress; None: they are managed elsewhere, and what a client sends is believed.
+            claims is in progress; None: they are managed elsewhere, and the server trusts the client.
         fenced_side: ``side`` as the server that leads may use it; None: there is no other server.
 
     Attributes:
         consumers: by name, and how far they have read.
         producers: by name, of which the newest instance counts.
-        groups: consumer groups, which claim what they read.
+        groups: consumer groups, which claim their messages.
         expiries: messages with a ttl of their own, for the janitor to delete.
         first_reads: how long after they were published messages were first read.
     """
@@ -285,9 +285,9 @@ class MessagingService:
                 transaction has stored.
             pointer: the transaction's write pointer; None: outside of one.
             ttl_seconds: how long these live, where that is shorter than the topic's ttl.
-            sent: what the request says of its producer; then it is done once, however often it is repeated.
-            principal: the requesting principal; a transaction in progress belongs to who uses it first, and to others
-                it is over. None: everybody is the same.
+            sent: the producer headers of the request; then it is done once, however often it is repeated.
+            principal: the requesting principal; a transaction in progress belongs to its first user, and is over for
+                others. None: everybody is the same.
 
         Returns:
             Done when the messages are durable: what to roll back, or None outside a transaction. Fails with
@@ -357,16 +357,16 @@ class MessagingService:
         sent: Sent | None = None,
         principal: str | None = None,
     ) -> None:
-        """Take back what a publish wrote: readers in transactions do not see it any more.
+        """Roll back a publish: readers in transactions do not see it any more.
 
         Only rows that carry the publish's own pointer are changed, whatever else lies in the range; those of earlier
         generations too, in which the topic may have been when they were published. CDAP leaves them: they are not read
         until they are restored from an archive.
 
         Args:
-            published: what publishing answered; or a write pointer, of which all is rolled back. Checkpoints have
+            published: what publishing answered; or a write pointer, to roll back all of its rows. Checkpoints have
                 pointers of their own.
-            sent: what the request says of its producer; at its home the transaction is marked as rolled back first, so
+            sent: the producer headers of the request; at its home the transaction is marked as rolled back first, so
                 that whatever comes late is refused.
             principal: as of :meth:`submit_publish`.
 
@@ -416,8 +416,8 @@ class MessagingService:
         """Read messages in order.
 
         Returns:
-            Pages, none of them empty. Each is read when it is asked for, with nothing held open in between; they end
-            with what was durable when this was called. Reading one raises ``StoreError`` when the store fails.
+            Pages, none of them empty. Each is read on demand, with nothing open in between, up to the rows that were
+            durable at the call. Reading one raises ``StoreError`` when the store fails.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: before the first page.
@@ -469,7 +469,7 @@ class MessagingService:
         self.close()
 
     def _require_open(self, pointer: int, principal: str | None) -> None:
-        """Refuse to take back what counts: what was committed stays, and what belongs to somebody else does, too."""
+        """Refuse to take back what counts: committed rows and rows of other principals stay."""
         manager = self._transactions
         if manager is None:
             return

@@ -1,6 +1,6 @@
 """Consumer groups: each message goes to one transaction of a group, and counts for the group once that is committed.
 
-A poll as a group claims what it gives out (:mod:`tms_core.consumers.claims`), durably and before it answers. The claims
+A poll as a group claims its messages (:mod:`tms_core.consumers.claims`), durably and before the response. The claims
 are remembered with the position that they were read or written with: whatever changes them changes the position, too,
 which is read each time. So a turn reads one row, however many claims are open. One request of a group is served at a
 time.
@@ -64,7 +64,7 @@ _Divided = tuple[list[GroupClaim], list[GroupClaim]]
 
 
 class Order(Enum):
-    """What a group keeps to."""
+    """The options of a group."""
 
     #: One batch at a time, in the order of the messages' ids.
     PARTITION = "partition"
@@ -79,10 +79,10 @@ class GroupPoll:
     Attributes:
         limit: the most messages, at least 1.
         limit_bytes: after how many bytes of messages no further one is given out; the first one always is.
-        max_deliveries: how often a message is to be given out at most, at least 1: before that it is given out alone.
-            None: there is no such number.
-        principal: the requesting principal; a transaction in progress belongs to who uses it first, and to others it is
-            over. None: everybody is the same.
+        max_deliveries: the highest number of deliveries of a message, at least 1; the last one delivers it alone. None:
+            there is no such number.
+        principal: the requesting principal; a transaction in progress belongs to its first user, and is over for
+            others. None: everybody is the same.
     """
 
     transaction: Transaction
@@ -94,16 +94,15 @@ class GroupPoll:
 
 
 class Given(NamedTuple):
-    """What a poll has claimed.
+    """The claims of a poll.
 
     Attributes:
-        deliveries: how often they were given out, this time included; 0 without messages.
+        deliveries: their number of deliveries, including this one; 0 without messages.
         held: the transaction whose open claim must be decided first; None: there is none.
         position: without messages, the id from which the next one may come, where nothing before it is undecided or
             claimed.
-        at_end: whether there is no message that was not given out, and none before is undecided or claimed by another
-            transaction.
-        sealed: whether the topic takes no more messages; before that is said, all that was being written is there.
+        at_end: whether all messages are delivered, and none before is undecided or claimed by another transaction.
+        sealed: whether the topic takes no more messages; all running writes are finished before.
         drained: whether it is sealed, and the group has read it all.
         behind: the partition that the group must read completely first; None: there is none.
         wait_ms: without messages, in how many milliseconds some come again that have failed; None: none wait.
@@ -121,10 +120,10 @@ class Given(NamedTuple):
 
 
 class FailedRange(NamedTuple):
-    """Messages that were given to a program, and not processed.
+    """Messages that a program received and did not process.
 
     Attributes:
-        mark: where they are, how often they were given out, and until when they wait.
+        mark: their range, number of deliveries, and delay.
         message: the one that failed alone; None: they failed together.
     """
 
@@ -133,10 +132,10 @@ class FailedRange(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What was read of one segment.
+    """The rows read of one segment.
 
     Attributes:
-        ranges: what was looked at, without what is not decided.
+        ranges: the rows read, without undecided ones.
         is_whole: whether that is all of the segment, and all its messages are here.
     """
 
@@ -148,7 +147,7 @@ class _Part(NamedTuple):
 
 
 class _KnownRows(NamedTuple):
-    """The claims of a group, and what they were read or written with; they hold as long as that is the same.
+    """The claims of a group, and the context in which they were read or written; they hold as long as that is the same.
 
     Attributes:
         taken_back: of the consumers, which a position that is set by hand changes.
@@ -160,7 +159,7 @@ class _KnownRows(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """What was read: the answer, the claims it needs, and how far all is done or will never be seen."""
+    """The result of a read: messages, required claims, and the position up to which all is processed or invisible."""
 
     given: Given
     taken: list[GroupClaim]
@@ -216,7 +215,7 @@ class Groups:
             BadRequest: a number that is none, a name that is none.
             ConsumerConflict: the transaction is over, or is older than a transaction may be.
             ConsumerNotFound, TopicNotFound, MetadataError: there is no such group or topic, or its row is damaged.
-            Unavailable: another server leads, or has changed the group meanwhile; nothing was given out.
+            Unavailable: another server leads, or has changed the group meanwhile; nothing was delivered.
             StoreError: the store failed. The transaction must be invalidated: a claim may be written.
         """
         check_name(name)
@@ -278,14 +277,13 @@ class Groups:
         after: MessageId | None = None,
         principal: str | None = None,
     ) -> None:
-        """Take back what a transaction has claimed, so that it is free at once. Durable on return.
+        """Release the claims of a transaction at once. Durable on return.
 
         It comes before the abort: an aborted transaction's pointer looks committed to readers.
 
         Args:
-            after: take back only what lies behind this id, which does not count as a try; None: all.
-            principal: the requesting principal, as of :class:`GroupPoll`; of what belongs to another one nothing is
-                rolled back.
+            after: release only messages after this id, without counting a delivery; None: all.
+            principal: the requesting principal, as of :class:`GroupPoll`; claims of another principal stay.
 
         Raises:
             BadRequest, ConsumerNotFound, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`poll`; after
@@ -313,7 +311,8 @@ class Groups:
                 self._transactions.note_taken_back(pointer, group.label)
 
     def failed(self, topic: TopicId, name: str) -> list[FailedRange]:
-        """Return what a group was given and has not processed, what has failed most often first; some of very much.
+        """Return messages that a group received and has not processed, those with the most failures first; some of very
+        much.
 
         Raises:
             ConsumerNotFound, BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`poll`.
@@ -475,7 +474,7 @@ class Groups:
     def _part(
         self, metadata: TopicMetadata, segment: Segment, request: GroupPoll, room: int, room_bytes: int | None = None
     ) -> _Part:
-        """Read the first messages of a segment, and what they are claimed with."""
+        """Read the first messages of a segment, and their claims."""
         asked = FetchRequest(
             segment.after,
             inclusive=False,
@@ -609,10 +608,10 @@ class Groups:
 
 
 def _failed_since(free: Iterable[GroupClaim], rows: Iterable[GroupClaim]) -> list[GroupClaim]:
-    """What has failed again and is not a mark in the table yet.
+    """New failures that are not yet marks in the table.
 
     Args:
-        free: marks and, of one transaction that gives back what it has, claims.
+        free: marks, and claims of one transaction that returns them.
         rows: among which the marks of the table are.
     """
     known = {(claim.first, claim.tries) for claim in rows if not claim.pointer}

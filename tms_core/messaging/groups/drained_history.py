@@ -1,4 +1,4 @@
-"""The past of a consumer group: what it has read completely before the partitions that it reads in order now.
+"""The past of a consumer group: the partitions that it has read completely before its present ones.
 
 It is read from the side table once and remembered, since a family may come behind a thousand partitions. What is
 remembered holds until a position is set back or a consumer deleted, and where another server may do that, for some
@@ -38,7 +38,7 @@ class _Known(NamedTuple):
 
 
 class Past:
-    """What groups have read completely; threads may share it.
+    """The partitions that groups have read completely; threads may share it.
 
     Args:
         alone: whether no other server sets positions.
@@ -78,7 +78,7 @@ class Past:
         return known.topic if truth(known.pointer, reader) is Truth.OPEN else None
 
     def forget(self) -> None:
-        """Forget the data read, because another process may have written."""
+        """Drop cached data, because another process may have written."""
         self._known.clear()
 
     def _is_old(self, known: _Known, now_ms: int) -> bool:

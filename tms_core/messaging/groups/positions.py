@@ -1,6 +1,6 @@
 """Consumers by name: how far each has read, kept for them, and how far they are behind.
 
-A position is whatever the consumer says, so it may also go back, to read again. No messages are read here, and reading
+A consumer sets its position freely, so it may go back to read again. No messages are read here, and reading
 a lag changes no position.
 """
 
@@ -40,7 +40,7 @@ class _SideRows(NamedTuple):
 
 
 class _Force(NamedTuple):
-    """Whether open claims are stopped, and for whom.
+    """Whether open claims are released, and for which principal.
 
     Attributes:
         principal: who wants it; None: the server does not ask who somebody is.
@@ -92,8 +92,8 @@ class ConsumerRegistry:
     ) -> None:
         """Store how far a consumer has read; the first time, it is registered. Durable on return.
 
-        Claims that the consumer has are forgotten, and that it has read a sealed partition completely. What was let go
-        because all others had processed it (rule L7) is not given back: it starts behind that.
+        Claims that the consumer has are forgotten, and that it has read a sealed partition completely. Messages that
+        were released because all others had processed them (rule L7) do not return: it starts behind that.
 
         Args:
             message: the last one it has read; all zeros for one that has read nothing yet.
@@ -179,12 +179,12 @@ class ConsumerRegistry:
     ) -> None:
         """Write a position in the place of the one that was read, with the claims behind it: as ``Positions.move``.
 
-        Its caller has the consumer's :meth:`lock`. A position that only moves on holds nothing that was let go.
+        Its caller has the consumer's :meth:`lock`. A position that only advances holds no released messages.
         """
         self._positions.move(topic, former, position, puts, deletes)
 
     def lock(self, group: ConsumerGroup) -> Lock:
-        """What is held while a consumer's position and claims are read and changed."""
+        """Return the lock for reading and changing a consumer's position and claims."""
         return self._locks[hash(group) % _LOCKS]
 
     def lags(self, topic: TopicId) -> tuple[list[Lag], int]:
@@ -239,9 +239,9 @@ class ConsumerRegistry:
                 self.taken_back += goes_back
 
     def _heard_ms(self, topic: TopicMetadata, message: MessageId, now_ms: int) -> int:
-        """Return when a position is written; no id up to it is given out any more, as long as its message can be there.
+        """Return when a position is written; no id up to it is issued while its message may exist.
 
-        A position may also be set into the future, so that a consumer leaves out what comes until then.
+        A position may also be set into the future, so that a consumer skips messages until then.
         """
         ids, at = self._shelf.lines.messages(topic).ids, position(message.publish_ms, message.sequence)
         if at >= max(ids.free, position(now_ms + self._allowance_ms)):

@@ -63,7 +63,7 @@ class InFlight:
             self.end([key])
 
     def wait_for_older(self, producer: bytes, name: str, generation: int) -> None:
-        """Return when nothing of generations before this one is under way; what comes from now on is refused."""
+        """Return when nothing of generations before this one is under way; later requests are refused."""
 
         def is_over() -> bool:
             return not any(who == producer and older < generation for who, older in self._busy.values())

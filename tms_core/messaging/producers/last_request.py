@@ -1,4 +1,4 @@
-"""The last request of a producer to a topic, and what is announced with it for the next ones.
+"""The last request of a producer to a topic, and the announcements for the next ones.
 
 Positions are those of :mod:`tms_core.messaging.ids`. The sequence numbers of a millisecond are divided into places,
 which a producer's requests have by turns, so that where a request starts tells its number. Where several producers

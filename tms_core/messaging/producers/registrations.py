@@ -42,7 +42,7 @@ _NOTHING: Mapping[int, TransactionOutcome] = MappingProxyType({})
 
 
 class Registered(NamedTuple):
-    """What an instance is told when it is registered.
+    """The response to the registration of an instance.
 
     Attributes:
         former: what became of the last transaction before it; None: there was none.
@@ -61,7 +61,7 @@ class Producers:
     Args:
         transactions: the manager in this process; None: transactions are managed elsewhere, and what became of one is
             for the client to find out.
-        hide_late: sees that no reader is shown what may still come of a producer's requests.
+        hide_late: hides late rows of a producer's requests from all readers.
     """
 
     def __init__(
@@ -94,7 +94,8 @@ class Producers:
         Args:
             instance: a number of its own, drawn at random.
             ended: how the transactions are over that were undecided when it asked before.
-            principal: the requesting principal; what belongs to another one is not ended. None: everybody is the same.
+            principal: the requesting principal; transactions of another principal are not touched. None: everybody is
+                the same.
 
         Raises:
             BadRequest: that is no name, or no number of an instance; or the topic has too many producers.
@@ -141,7 +142,7 @@ class Producers:
         return self._known(producer), self._open(producer)
 
     def delete(self, home: TopicId, name: str, principal: str | None = None) -> None:
-        """Forget a producer; what it has open is invalidated first, and its instance is refused from now on.
+        """Forget a producer; its open transactions are invalidated first, and its instance is rejected from now on.
 
         A deletion that was cut off is finished by the next one.
 
@@ -160,7 +161,8 @@ class Producers:
             self._change(producer.key, gone.pack(), forgotten, [*decided, *requests_by(self._side, producer)])
 
     def note_begun(self, sent: Sent, pointer: int, principal: str | None = None) -> None:
-        """Write down a transaction in which an instance sends nothing, so that a newer one ends it. Durable on return.
+        """Record a transaction in which an instance sends nothing, so that a newer one invalidates it. Durable on
+        return.
 
         It comes before the commit: the data read in it, or is kept elsewhere, would count although the newer one does.
 
@@ -196,7 +198,7 @@ class Producers:
         self._requests.require_newest(sent)
 
     def roll_back(self, sent: Sent, pointer: int) -> None:
-        """Mark a transaction as rolled back, before what it has published is rolled back. Durable on return.
+        """Mark a transaction as rolled back, before its messages are rolled back. Durable on return.
 
         It comes before the abort: an aborted transaction's pointer looks committed to readers.
 
@@ -218,7 +220,7 @@ class Producers:
             self._transactions.note_taken_back(pointer, producer.label)
 
     def forget(self) -> None:
-        """Forget the data read, because another process may have written."""
+        """Drop cached data, because another process may have written."""
         self._names.forget()
         self._requests.forget()
 
@@ -259,7 +261,7 @@ class Producers:
         ended: Mapping[int, TransactionOutcome],
         principal: str | None,
     ) -> Registered:
-        """End what older generations have open, and write down what became of the last of it.
+        """Invalidate open transactions of older generations, and record the outcome of the last one.
 
         While something is undecided all stays as it is: an instance that comes meanwhile has to find it, too.
         """
@@ -297,7 +299,7 @@ class Producers:
     def _outcome(
         self, begun: Begun, ended: Mapping[int, TransactionOutcome], principal: str | None
     ) -> TransactionOutcome:
-        """What has become of a transaction, which is stopped if it is open and belongs to a principal."""
+        """Return the outcome of a transaction; invalidate it if it is open and belongs to a principal."""
         manager = self._transactions
         if begun.void:
             return TransactionOutcome.ABORTED

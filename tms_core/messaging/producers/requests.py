@@ -32,14 +32,14 @@ _LOOKED_AT = 32
 
 
 class Sent(NamedTuple):
-    """What a request says of its producer.
+    """The producer headers of a request.
 
     Attributes:
         generation: as it was registered.
         sequence: the request's number, higher than that of any request before; the same when it is repeated.
-        label: what it calls the transaction.
+        label: the label of the transaction.
         oldest_open: what the instance has started before this transaction is over: it was committed, or rolled back and
-            that was told; 0: that is not said.
+            reported; 0: unknown.
     """
 
     home: TopicId
@@ -51,7 +51,7 @@ class Sent(NamedTuple):
 
 
 class _Keys(NamedTuple):
-    """What does not change between the requests of a producer to a topic.
+    """The constants of a producer's requests to a topic.
 
     Attributes:
         request: the key of its last request to the topic.
@@ -137,7 +137,7 @@ class Requests:
         transactions: the manager in this process; None: transactions are managed elsewhere.
 
     Attributes:
-        in_flight: what is being written.
+        in_flight: the running writes.
         rows: rows of the side table, as they were read or written last.
         last: last requests by their keys.
     """
@@ -210,11 +210,11 @@ class Requests:
         """Return if the instance counts that sends a request.
 
         Args:
-            again: look in the table, whatever is remembered.
+            again: read the table and ignore the cache.
 
         Raises:
             ProducerFenced: it does not.
-            TmsError: what it names is not there, or the store failed.
+            TmsError: the named row does not exist, or the store failed.
         """
         producer = self.named(sent.home, sent.name)
         self._require_newest(producer, producer.key, sent.generation, again=again)
@@ -233,7 +233,7 @@ class Requests:
         return topic.consumed and at < announced(self._side, topic)
 
     def forget(self) -> None:
-        """Forget what was read, because another process may have written."""
+        """Drop cached data, because another process may have written."""
         self.rows.forget()
         self.last.clear()
 

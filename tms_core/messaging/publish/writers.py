@@ -17,7 +17,7 @@ _RECENT_WRITERS = 64
 
 
 class Writers:
-    """Makes a topic's writers when they are asked for.
+    """A factory of a topic's writers.
 
     A writer lives as long as it has something to write, or is one of the last few that were made, so that names that
     are no longer used cost nothing.
@@ -32,7 +32,7 @@ class Writers:
         self._lock = Lock()
 
     def message(self, topic: TopicId) -> Queue:
-        """What writes a topic's messages."""
+        """Return the writer of a topic's messages."""
         latest = self._latest
         if latest is not None and latest.topic is topic:
             return latest
@@ -45,7 +45,7 @@ class Writers:
             return writer
 
     def payload(self, topic: TopicId) -> Queue:
-        """What writes the payloads that are stored for a topic."""
+        """Return the writer of a topic's stored payloads."""
         with self._lock:
             writer = self._payloads.get(topic)
             if writer is None:
@@ -53,7 +53,7 @@ class Writers:
             return writer
 
     def settle(self, topic: TopicId) -> None:
-        """Return when what was accepted for a topic before is written, or will not be."""
+        """Wait until earlier accepted requests of a topic are written, or failed."""
         self.message(topic).settle()
         self.payload(topic).settle()
 

@@ -2,8 +2,8 @@
 
 A row is never removed: deleting negates its generation, creating again goes one above. Every change compares the row
 with the very bytes that were read, so a row that Gson would have written differently can be changed too; CDAP compares
-with what it would have written, and then tries forever. What counts on re-creation are the new properties, on every
-store; CDAP keeps the old ones in HBase.
+with its own encoding, and then retries without end. What counts on re-creation are the new properties, on every store;
+CDAP keeps the old ones in HBase.
 
 Nothing is remembered but the parsed form of rows, and the row is read each time: a topic that another process deleted
 is gone at once. That is one read for each batch of messages and each fetch.
@@ -50,7 +50,7 @@ REQUIRED, FORBIDDEN, OPTIONAL = "required", "forbidden", "optional"
 
 
 class _MetadataRow(NamedTuple):
-    """A metadata row and what it says; both None when there is none."""
+    """A metadata row and its contents; both None when there is none."""
 
     raw: bytes | None
     topic: TopicMetadata | None

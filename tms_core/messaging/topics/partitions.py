@@ -113,7 +113,7 @@ class Layout(NamedTuple):
 
 
 class PartitionsAsked(NamedTuple):
-    """What the properties of a topic ask for.
+    """The partitions and routes in the properties of a topic.
 
     Attributes:
         partitions: how many; None: it does not say.
@@ -132,7 +132,7 @@ def number_of(key: bytes | str) -> int:
 
 
 def wanted(properties: Mapping[str, str]) -> PartitionsAsked:
-    """Read what a client asks for.
+    """Parse the request of a client.
 
     Raises:
         BadRequest: a number of partitions or a route that is none, or both.
@@ -150,7 +150,7 @@ def layout_of(topic: TopicId, properties: Mapping[str, str]) -> Layout | None:
     """Return where the messages of a topic with these properties are; None: in the topic itself.
 
     Raises:
-        MetadataError: what the server has noted cannot be read.
+        MetadataError: the server's note cannot be read.
     """
     said = properties.get(FAMILIES)
     if said is None:
