@@ -4,8 +4,8 @@ A run that covered everything moves frontiers, and if it was a thorough one it c
 (rule S4). A run that did not, because it was scoped, a topic failed, or no snapshot could be used, moves only what it
 really reached. The caller wraps all of it in one transaction.
 
-What does not wait for the end: that a jump was seen, so that a hold ages although every run is killed; and evidence of
-what was covered, which is true whatever becomes of the rest, so that the run after one that died need not do it again
+Two results are saved early: detected jumps, so that a hold ages although every run is killed; and evidence of covered
+intervals, which is true whatever happens to the rest, so that the run after one that died need not do it again
 (:mod:`janitor.boundary.coverage`).
 """
 
@@ -38,7 +38,7 @@ Stoppable = Callable[[Iterable[OpenIdRecord]], Iterator[OpenIdRecord]]
 
 
 def begin_run(current: Pass, state: State, clocks: ClockAnchor, stoppable: Stoppable, *, moves_frontiers: bool) -> None:
-    """Save what a run has seen before it does anything; call it inside the state's transaction.
+    """Save detected jumps before the run does anything; call it inside the state's transaction.
 
     Args:
         clocks: what the machine's clocks show now.
@@ -50,7 +50,7 @@ def begin_run(current: Pass, state: State, clocks: ClockAnchor, stoppable: Stopp
 
 
 def _seen_jumps(context: RunContext, present: Mapping[TopicId, FrontierRecord]) -> dict[TopicId, FrontierRecord]:
-    """What changes by the sight of a topic's metadata: a jump starts to wait, or has been taken back meanwhile.
+    """What changes by the sight of a topic's metadata: a hold starts, or a jump was reverted.
 
     A jump that has waited for long enough is remembered until all it lets go is gone.
     """
@@ -75,7 +75,7 @@ def _seen_jumps(context: RunContext, present: Mapping[TopicId, FrontierRecord]) 
 def begin_round(current: Pass, state: State, record: Record, stoppable: Stoppable) -> Round:
     """Start a round of thorough passes, or go on with one; call it inside the state's transaction.
 
-    Invalid transactions are saved as seen, since what is covered from now on counts for those that are known by now.
+    Invalid transactions are saved as seen, since later coverage counts for the ids known by now.
 
     Args:
         record: saves evidence at once.
@@ -93,7 +93,7 @@ def begin_round(current: Pass, state: State, record: Record, stoppable: Stoppabl
 
 
 def save_evidence(current: Pass, state: State, covered: Sequence[KeyRange], untouchable: int | None) -> None:
-    """Save that intervals were covered; what was done there must be durable.
+    """Save that intervals were covered; its writes must be durable.
 
     Args:
         untouchable: the lowest invalid pointer met there that had to stay; None: none had.
@@ -111,7 +111,7 @@ def save_evidence(current: Pass, state: State, covered: Sequence[KeyRange], unto
 
 
 def _refuted_meanwhile(current: Pass, state: State) -> bool:
-    """Return whether a claim was refuted since the pass started: what it has covered before may be what was false."""
+    """Return whether a claim was refuted since the pass started: its earlier coverage may be wrong."""
     return rounds.refutation(state) != current.refutation
 
 
@@ -124,7 +124,7 @@ def conclude_run(
     barred: Sequence[str],
     stoppable: Stoppable,
 ) -> None:
-    """Save what a run has reached.
+    """Save the cutoffs of a run.
 
     Args:
         clocks: what the machine's clocks show now.
@@ -159,7 +159,7 @@ def conclude_run(
 
 
 def _stop_wanting(state: State, started_ms: int, finished_ms: int) -> None:
-    """Everything was looked at: forget that this was asked for, unless it was while the run was under way."""
+    """Everything was looked at: drop the request, unless it was made during the run."""
     wanted_ms = state.note(rounds.WANTED)
     if wanted_ms is not None and not started_ms < wanted_ms <= finished_ms:
         state.save_note(rounds.WANTED, None)
@@ -184,7 +184,7 @@ def _is_done(current: Pass, key: bytes) -> bool:
 
 
 def _applied(state: State, context: RunContext, done: Iterable[TopicWork]) -> dict[TopicId, FrontierRecord]:
-    """Return the frontiers a run has reached, with approvals that were given while it ran."""
+    """Return the frontiers of a run, with approvals that arrived during the run."""
     present = state.frontiers()
     records = {}
     for work in done:
@@ -197,7 +197,7 @@ def _applied(state: State, context: RunContext, done: Iterable[TopicWork]) -> di
 
 
 def _forget_the_future(state: State, now_ms: int) -> None:
-    """Withdraw what was proven by a clock that has been set back since: what it called over may not be."""
+    """Withdraw proofs made by a clock that has been set back since."""
     claim, evidence = state.claim(), state.evidence()
     believed = [interval for interval in evidence if interval.started_ms <= now_ms]
     if len(believed) < len(evidence):
@@ -256,7 +256,7 @@ def adopt(deps: Deps, ready: Prepared, once_for: str | None = None) -> list[Topi
 
 
 def record_adopter(deps: Deps, record: StoreRecord) -> None:
-    """Record beside the store which state has adopted it, so that another, empty one is told from it."""
+    """Record next to the store which state has adopted it, to recognize another, empty state."""
     if deps.side is not None and record.adopted_ms is not None:
         record_state(deps.side, Recorded(record.mark, deps.state_name))
 

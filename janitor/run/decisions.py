@@ -1,4 +1,4 @@
-"""What is done in a store beside its runs: what an operator decides, and what keeps things in order between two runs.
+"""Actions outside runs: decisions of operators, and housekeeping between two runs.
 
 An operator decides that a store is adopted, that held rows may go, that archived rows come back.
 """
@@ -23,7 +23,7 @@ from tms_core.topic import TopicId
 
 
 class OperatorDecisions(Questions):
-    """Carries out what an operator decides, and due rows between runs."""
+    """The executor of decisions and housekeeping."""
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
         """Accept this store, this transaction system and this clock as they are now.
@@ -109,9 +109,9 @@ class OperatorDecisions(Questions):
     # -- between runs --------------------------------------------------------------------------------------------
 
     def recover(self) -> list[str]:
-        """Close what a janitor left open that has died; called once this one holds the store and the lease.
+        """Close the runs of a dead janitor; called once this one holds the store and the lease.
 
-        Its runs are closed as lost, and what it had announced goes into the ledger, with no number of rows.
+        Its runs are closed as lost, and its announcements go to the ledger, without a number of rows.
 
         Returns:
             The ids of those runs.
@@ -154,7 +154,7 @@ class OperatorDecisions(Questions):
         save_topics(self.deps.state, [topic for topic in parsed if topic is not None], self.deps.clock.now_ms())
 
     def keep_house(self) -> None:
-        """Forget what was remembered and archived for long enough, unless a guard doubts what time it is."""
+        """Delete old history and archived days, unless a guard doubts the clock."""
         ready = prepare(self.deps)
         if ready.stopped:
             return

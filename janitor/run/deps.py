@@ -1,4 +1,4 @@
-"""What a janitor of one store works with: the store, its state, the clock, the snapshots and the settings.
+"""The dependencies of a janitor of one store: store, state, clock, snapshots and settings.
 
 One frozen value is made where a process is put together (``janitor/app``) and handed to questions, decisions and runs,
 which keep nothing besides.
@@ -53,7 +53,7 @@ class UnrecognisedRows:
         self._named: set[ForeignKey | TopicId] = set()
 
     def name(self, outcome: Outcome, metadata: MetadataReads) -> None:
-        """Log what a pass met and what was not logged before; not a topic that was made after the pass started.
+        """Log findings of a pass that were not logged before; not a topic that was made after the pass started.
 
         Args:
             metadata: as it is now.
@@ -84,7 +84,7 @@ class Truncator(SnapshotSource, Protocol):
 
 
 class Feedback(NamedTuple):
-    """Who is told of transactions that are proven clean (:mod:`janitor.run.feedback`).
+    """The receiver of transactions that are proven clean (:mod:`janitor.run.feedback`).
 
     Attributes:
         manager: has the invalid list.
@@ -96,38 +96,38 @@ class Feedback(NamedTuple):
 
 
 def ignore_restored(_: TopicId) -> None:
-    """Nothing else has to know what is in a topic."""
+    """No other code knows the contents of a topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deps:
-    """What a janitor of one store works with.
+    """The dependencies of a janitor of one store.
 
     Attributes:
         store: the store; for questions a clone of it, or a store for reading only.
-        state: what is remembered of it.
+        state: its state.
         source: where transaction snapshots come from; None for nowhere.
         clock: what time it is.
         terms: the settings that decisions on rows rest on.
         token_hex: makes that many random bytes, as hex (``secrets.token_hex``).
         batch_rows: rows per page, and so per batch of a run.
-        division: in which parts a pass goes over the store, and who takes its steps there.
+        division: the parts of the store in a pass, and the executor of its steps.
         history_days: how long past runs are remembered.
-        observer: told about progress; one that fails is not told again and stops nothing (rule S15).
-        halted: whether to end before the next page or batch.
-        unrecognised: what was named in the log already; all of one process share it.
+        observer: told about progress; a failed observer is not called again and stops nothing (rule S15).
+        halted: whether to stop before the next page or batch.
+        unrecognised: the subjects already logged; all of one process share it.
         expiries: messages with a ttl of their own (L6); None: there are none.
-        side: where consumer groups note what they have claimed; None: there are none.
+        side: the claims of consumer groups; None: there are none.
         floor: holds what registered consumers have not read; None: nothing is held for them.
         newborn: whether a topic is known to have been made with nothing in it, so that it need not be held.
         rows_per_second: the limit on deleting; None for none.
-        lease: what runs write under; None where nothing else can write.
+        lease: the lease of runs; None where nothing else can write.
         archive: where rows go before they are deleted; None for nowhere.
         archive_days: how long they are kept there.
-        feedback: the transaction manager that is told what is proven clean; None for none.
+        feedback: the transaction manager that receives proven ids; None for none.
         restored: told of a topic that archived rows were written to.
         snapshots_wanted: whether a missing source of snapshots is worth a warning; False where the settings chose none.
-        opened_bytes: what the store took on its disk before it was opened to be written; None: what it takes is asked.
+        opened_bytes: the size of the store on its disk before it was opened for writing; None: its size is read.
         state_name: where the state is, for people.
         turn: held by a run, and by a decision that excludes one.
     """

@@ -24,17 +24,17 @@ THOROUGH_EVERY_MS = 24 * 3600 * 1000
 
 
 class Engine(OperatorDecisions):
-    """Answers for one store, cleans it, and keeps what is needed for that between runs.
+    """The engine for one store: queries, decisions and runs.
 
     Args:
         deps: the store must be one that can be written, but for questions and for :meth:`rehearse`.
     """
 
     def run_once(self, *, adopt: bool = False, patterns: tuple[str, ...] = (), lazy: bool = False) -> Report:
-        """Return one pass that deletes and inverts what the law and the frontiers allow.
+        """Make one pass that deletes and inverts rows as the rules and frontiers allow.
 
         A run that a guard stops changes nothing and says so in its report; a topic that fails is in the report's
-        errors and the others are done; a run that is halted or loses its lease keeps what it did, and says so.
+        errors and the others are done; a run that is interrupted or loses its lease keeps its work, and reports that.
 
         Args:
             adopt: accept a store met for the first time (:meth:`~janitor.run.decisions.OperatorDecisions.adopt`).
@@ -56,10 +56,10 @@ class Engine(OperatorDecisions):
             return SweepRun(self.deps, ready, context, moves_frontiers=True).sweep()
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
-        """Carry out a plan file: at most what it shows, and nothing the law no longer allows.
+        """Carry out a plan file: at most its rows, and nothing that the rules no longer allow.
 
         Raises:
-            PlanRefused: what it rests on has moved; nothing was done.
+            PlanRefused: its basis has changed; nothing was done.
             StoreError, StateError: the store or the state failed as a whole.
         """
         with self.deps.turn:
@@ -97,7 +97,7 @@ class Engine(OperatorDecisions):
             return report
 
     def _adopted(self, ready: Prepared, *, wanted: bool) -> Prepared:
-        """What was prepared, anew where a store that is not known was adopted."""
+        """Return the preparation, repeated after an unknown store was adopted."""
         if not wanted or not ready.unknown:
             return ready
         conclude.adopt(self.deps, ready)

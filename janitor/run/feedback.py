@@ -1,12 +1,12 @@
-"""Handing what is proven clean back to the transaction manager, so that it may forget it (rule S4).
+"""Passing proven ids to the transaction manager, which removes them from its invalid list (rule S4).
 
 The list of invalid transactions rides on every transaction that starts, and only the janitor can say when an id
 may leave it. Once it has left, every row that still carries it is readable for good. So a claim alone is not enough:
 
 * the list is shared with everything that uses the same transactions, and this janitor knows the bound of one
   participant only; where the settings name others, nothing is handed over;
-* what goes are single ids, never all of a time: those on the manager's list of this moment that a thorough pass has
-  closed and that lie within the claim;
+* it passes single ids, never all before a time: those on the manager's present list that a full pass has closed and
+that lie within the boundary;
 * before the first of them every transactional row is read again (the audit), and if one refutes the claim, that is
   withdrawn and nothing goes.
 
@@ -67,16 +67,16 @@ def proven(listed: array[int], closed: array[int], bound: int) -> array[int]:
 
 
 def hand_over(current: Pass, deps: Deps, told: Feedback, permit: Callable[[], None], heartbeat: Heartbeat) -> None:
-    """Hand over what a run leaves proven; what is to be said of it is added to the run.
+    """Pass the ids that a run has proven; its result is added to the run.
 
     Args:
         current: the run, after its conclusion; of one that did not cover every topic nothing is handed over.
-        told: who is told.
-        permit: asks whether the next step may be taken (``Permission.check_all``).
+        told: the receiver.
+        permit: check before each step (``Permission.check_all``).
         heartbeat: told of the rows that the audit has read.
 
     Raises:
-        Interrupted: the run is over; what was handed over is.
+        Interrupted: the run is over; ids passed before the failure stay removed.
     """
     if barred := withheld(told.participants):
         current.notes.append(GuardNote("feedback", False, barred))

@@ -48,7 +48,7 @@ LAST_PROBE_MS = 24 * 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class InProgressThen:
-    """What was in progress in the snapshot that was used last.
+    """Ids in progress in the last used snapshot.
 
     Attributes:
         write_pointer: the highest pointer issued by then.
@@ -75,7 +75,7 @@ def ahead_ms(anchor: ClockAnchor | None, now: ClockAnchor) -> int | None:
 
 
 def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
-    """Return whether wall time is ahead of, or behind, what the remembered clocks make of it (rule S7)."""
+    """Return whether wall time is ahead of, or behind, the time that the saved clocks predict (rule S7)."""
     if anchor is None:
         return None
     if not _same_boot(anchor, now):
@@ -96,7 +96,7 @@ def check_clocks(state: State, now: ClockAnchor, allowance_ms: int) -> GuardNote
     """What there is to say of wall time, by all clocks it can be held against (rule S7).
 
     Args:
-        state: has what was remembered, and the clock of where it is kept.
+        state: the state, with the clock of its server.
         now: read just before.
 
     Raises:
@@ -146,7 +146,7 @@ def next_anchor(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
 def measured(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
     """This moment as elapsed time is measured by: wall time as running time has it.
 
-    In a boot whose clock is before what was last remembered, the time is not known. Such a reading can be
+    In a boot whose clock is before the last saved time, the time is unknown. Such a reading can be
     compared with others of that boot; to any later one it looks as if no time had passed.
     """
     if anchor is not None and _same_boot(anchor, now):
@@ -242,9 +242,9 @@ def check_history(
     find a transaction in progress that had just timed out). Checkpoints have pointers and go by the same rule.
 
     Args:
-        before: what was in progress in the snapshot before; None: not known.
-        known: what was invalid, or had been for some time before.
-        new: what is invalid now and not known, ascending.
+        before: ids in progress in the previous snapshot; None: not known.
+        known: ids that were invalid, then or earlier.
+        new: new invalid ids, ascending.
     """
     if before is None:
         return None
@@ -276,7 +276,7 @@ def strike(known: Strikes | None, error: str, now_ms: int) -> Strikes:
     """Return a topic's record after one more failure.
 
     Args:
-        known: what was remembered of it; None before its first failure.
+        known: its saved record; None before its first failure.
         now_ms: when it failed.
     """
     count = 1 if known is None else known.count + 1

@@ -1,7 +1,7 @@
-"""What a run says in the log: what it did, and what is new about what stopped or troubled it.
+"""Log lines of a run: its work, and new obstacles and errors.
 
-A daemon runs every minute, and a warning that is repeated every minute is soon not read any more. So a run that did
-nothing is a debugging line, and what a guard says is said when it starts; the status page shows it while it lasts.
+A daemon runs every minute, and a warning that is repeated every minute is soon not read any more. A run without work is
+a debugging line, and a guard's message is logged when it first trips; the status page shows it while it lasts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RunLog:
         self._errors: set[str] = set()
 
     def write(self, report: Report) -> None:
-        """Say what a run did, what stopped it and what failed."""
+        """Log the work, obstacles and failures of a run."""
         figures = {str(rule): report.total(rule) for rule in Rule}
         held = report.held_rows()
         snapshot = report.snapshot.source if report.snapshot else ""
@@ -61,14 +61,14 @@ class RunLog:
 
 
 def _level(note: GuardNote) -> int:
-    """Return how loud a note is: that a run was asked to stop is no trouble."""
+    """Return how loud a note is: a stop request is not an error."""
     if note.guard == "halted":
         return logging.INFO
     return logging.ERROR if note.tripped else logging.WARNING
 
 
 def _taken(report: Report) -> str:
-    """What was done, or would be, in words."""
+    """Return the work of a run or plan, in words."""
     counts = [(report.total(rule), words) for rule, words in _DELETED.items()]
     deleted = " and ".join(f"{count:,} {words}" for count, words in counts if count)
     inverted = report.total(Rule.INVALID_TRANSACTION)

@@ -1,4 +1,4 @@
-"""One pass: how it starts, and the report of what has come of it."""
+"""One pass: its start, and the report of its result."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ LEDGER_ENTRIES = 500
 
 @dataclass(slots=True)
 class Pass:
-    """A pass under way, and what is counted of it.
+    """A running pass, and its counts.
 
     Attributes:
         running_ms: the machine's running time when it started.
         calls: which store operations had been made by then.
         boundary: the claim in force; None while there is none.
         round: the round of thorough passes it goes on with; None as long as it proves nothing.
-        halted: why it ended early; None when it came completely.
-        truncated: transactions that were taken off the invalid list.
+        halted: the reason of an early stop; None when it came completely.
+        truncated: transactions removed from the invalid list.
         refutation: how the last claim was refuted, as that was known when it started.
-        notes: what else is to be said of it.
-        bytes_before: what the store took on its disk when it started; None where that is not known.
-        counts: what the background count had found when it started.
+        notes: further notes.
+        bytes_before: the size of the store on its disk at the start; None where that is not known.
+        counts: the background count at the start.
     """
 
     id: str
@@ -90,7 +90,7 @@ class Pass:
         """Take in the findings and done.
 
         Raises:
-            Exception: what ended it early, unless that was asked for.
+            Exception: the cause of an early stop, unless requested.
         """
         self.outcome += outcome
         ended = self.outcome.ended
@@ -147,7 +147,7 @@ def _expected_rows(count: TopicCount, work: TopicWork) -> int:
 
 
 def scope(deps: Deps, current: Pass, begin_round: Callable[[Sequence[Reads]], Round] | None = None) -> Scope:
-    """What a pass goes over.
+    """The work of a pass.
 
     Args:
         begin_round: as of :class:`~janitor.sweep.sweep.Scope`.
@@ -177,7 +177,7 @@ def phase(deps: Deps, current: Pass, name: str) -> Iterator[None]:
 
 
 def report(deps: Deps, current: Pass) -> Report:
-    """What has come of a pass; rows and topics that nothing is known of are named in the log."""
+    """The result of a pass; rows and topics that nothing is known of are named in the log."""
     ready, outcome = current.ready, current.outcome
     deps.unrecognised.name(outcome, deps.store.metadata)
     return Report(

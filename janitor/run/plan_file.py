@@ -1,7 +1,7 @@
 """Plan files: a preview that can be looked at, kept, and carried out as it is or not at all.
 
-``apply`` must do at most what the file shows. So the file carries the ranges and pointers themselves, what they rest
-on (store, generation, ttl, settings) and a checksum; whatever of it has moved since makes ``apply`` refuse and name
+``apply`` must delete at most the rows of the file. Therefore the file has the ranges and pointers themselves, their
+basis (store, generation, TTL, settings) and a checksum; whatever of it has moved since makes ``apply`` refuse and name
 it. A what-if plan, made for another moment than the present or for other ttls, is for looking only.
 """
 
@@ -98,7 +98,7 @@ def document(
 
 
 def save(path: Path, contents: Mapping[str, Any]) -> None:
-    """Write a plan file, which only its owner may read and change: ``apply`` does what it says.
+    """Write a plan file, which only its owner may read and change: ``apply`` executes it.
 
     Raises:
         StoreError: it cannot be written.
@@ -218,7 +218,7 @@ def _text(value: Any) -> str:
 
 
 def _reach(frontier: Frontier) -> dict[str, Any]:
-    """Return how far a frontier went; what may have more than 53 bits as a string."""
+    """Return how far a frontier went; numbers above 53 bits as strings."""
     return {
         "generation": frontier.generation,
         "cutoff_ms": frontier.cutoff.ms,

@@ -1,6 +1,6 @@
-"""What everything the janitor is asked for starts with: clocks, the store's record, the snapshot, guards, the context.
+"""The preparation of queries, decisions and runs: clocks, the store's record, the snapshot, guards, the context.
 
-Nothing here changes the store or what is remembered, but for two things. A store that is met for the first time is
+Nothing here changes the store or the state, except two things. A store that is met for the first time is
 given its mark, so that a plan made now can be recognised when it is applied. And of one that was put back from a backup
 all that was learnt is withdrawn.
 """
@@ -32,7 +32,7 @@ IN_PROGRESS = Note.IN_PROGRESS
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a question starts with.
+    """The preparation of a query.
 
     Attributes:
         now: the clocks; ``wall_ms`` is the moment rows are judged by.
@@ -135,7 +135,7 @@ def run_context(
     lazy: bool = False,
     deletes: bool = False,
 ) -> RunContext:
-    """What a pass judges by; the topics are yet to be read.
+    """The context of a pass; the topics are yet to be read.
 
     Args:
         thorough, patterns, label, limits, lazy: as of :class:`~janitor.sweep.context.RunContext`.
@@ -174,7 +174,7 @@ def run_context(
 
 
 def in_progress_then(state: State, record: StoreRecord) -> InProgressThen | None:
-    """What was in progress in the snapshot that the record is about; None: not known."""
+    """Return the ids in progress in the recorded snapshot; None: not known."""
     note = state.note(IN_PROGRESS)
     if note is None or note["write_pointer"] != record.snapshot_write_pointer:
         return None
@@ -182,9 +182,9 @@ def in_progress_then(state: State, record: StoreRecord) -> InProgressThen | None
 
 
 def remember_snapshot(state: State, ready: Prepared) -> None:
-    """Save what the next snapshot is held against (rule S13), and withdraw a claim that this one speaks against.
+    """Save the facts for checking the next snapshot (rule S13), and withdraw a boundary that this one refutes.
 
-    The invalid list is what is saved of it with the ids. Call it inside the state's transaction, with those.
+    The invalid list is saved with the ids. Call it inside the state's transaction, with those.
     """
     usable, claim = ready.tx.usable, state.claim()
     if usable is None:
@@ -225,7 +225,7 @@ def obstacles(deps: Deps, ready: Prepared) -> list[str]:
 
 
 def _known_store(state: State, store: Reads, token_hex: Callable[[int], str]) -> tuple[StoreRecord, GuardNote | None]:
-    """What is remembered of the store. One that is not the one remembered is a first contact."""
+    """Return the saved record of the store. One that is not the one remembered is a first contact."""
     record, identity = state.store(), store.identity()
     if record is None:
         record = StoreRecord.first_contact(identity, token_hex)

@@ -1,8 +1,8 @@
-"""What can be asked of a store without changing anything in it: what a run would do, and why, and what is proven.
+"""Queries of a store that change nothing: plans, explanations, and proofs.
 
 Every question starts the same way (``prepare``): read the clocks, the state and the snapshot, and run the guards. A
-plan then goes over the store as a run does, with an act that does nothing. Questions are given a clone of the store or
-a store for reading only, so there is nothing at hand that could write (rule S5).
+plan then goes over the store as a run does, with an act that does nothing. Queries get a clone of the store or a
+read-only store, so nothing can write (rule S5).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Questions:
     def plan(
         self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""
     ) -> Planned:
-        """What a run would do, without doing it; the next run then looks at everything, as this did.
+        """Return the plan of a run; the next run then looks at everything, as this did.
 
         Args:
             at_ms: judge by another moment than the present; such a plan cannot be applied.
@@ -63,7 +63,7 @@ class Questions:
 
         Raises:
             ConfigurationError: what_if is no policy.
-            Halted: the process is ending.
+            Halted: the process is stopping.
             StoreError, StateError: the store or the state could not be read.
         """
         changes = WhatIf.parse(what_if)
@@ -92,7 +92,7 @@ class Questions:
         return read(store, self.transactions().usable, patterns, limit, partial(heartbeat, self.deps))
 
     def why(self, topic: TopicId, message_id: MessageId) -> Why:
-        """Return which rule will take a message, when, and what holds it; or which run has taken it.
+        """Return the rule that will delete a message, the time, and its hold; or which run has taken it.
 
         Raises:
             StoreError, StateError: the store or the state could not be read.
@@ -105,7 +105,7 @@ class Questions:
         return why(store, state, context, topic, message_id, now_ms, self.deps.history_days)
 
     def boundary(self) -> tuple[Claim | None, Boundary]:
-        """Return the claim last made, and what would hold one back that were made now.
+        """Return the last boundary, and the limits of a present one.
 
         Raises:
             StoreError, StateError: the store or the state could not be read.
@@ -182,7 +182,7 @@ def make_plan(deps: Deps, current: passes.Pass) -> Report:
     """Make the pass of a plan, which changes nothing.
 
     Raises:
-        Halted: the process is ending.
+        Halted: the process is stopping.
     """
     passes.load_topics(deps, current)
     current.add(sweep_store(passes.scope(deps, current), Preview(partial(stop_if_halted, deps), deps.observer)))
@@ -195,7 +195,7 @@ def stop_if_halted(deps: Deps) -> None:
     """Called between pages.
 
     Raises:
-        Halted: the process is ending.
+        Halted: the process is stopping.
     """
     if deps.halted():
         raise Halted("the janitor is stopping.", "Try again when it is back.")
@@ -205,7 +205,7 @@ def heartbeat(deps: Deps, rows: int) -> None:
     """Tell the observer that a read outside a pass has come so many rows further.
 
     Raises:
-        Halted: the process is ending.
+        Halted: the process is stopping.
     """
     deps.observer("read", None, rows)
     stop_if_halted(deps)

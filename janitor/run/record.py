@@ -36,7 +36,7 @@ NAMED_OVERDUE = 20_000
 
 
 def begin(deps: Deps, current: Pass) -> None:
-    """Record that a run has started, after closing one of this process whose end could not be written.
+    """Record the start of a run, after closing an unrecorded one of this process.
 
     That comes first, or its announcements would be cleared.
     """
@@ -61,7 +61,7 @@ def fail(state: State, clock: Clock, token_hex: Callable[[int], str], mode: Mode
 
 @contextmanager
 def preparing(deps: Deps, mode: Mode) -> Iterator[None]:
-    """Record a run that fails in the block, which reads what the run needs before it starts."""
+    """Record a run that fails in the block, which prepares it."""
     try:
         yield
     except (Interrupted, Refused):
@@ -74,7 +74,7 @@ def preparing(deps: Deps, mode: Mode) -> Iterator[None]:
 
 
 def close(deps: Deps, current: Pass, result: str, history: dict[str, Any], report: Report | None = None) -> None:
-    """Record how a run ended; unless its lease was lost and the next holder has closed it already."""
+    """Record the result of a run; unless its lease was lost and the next holder has closed it already."""
     state = deps.state
     with state.transaction():
         known = state.run(current.id)
@@ -111,7 +111,7 @@ def recover(deps: Deps) -> list[str]:
 
 
 def _results(result: str, runs: int) -> dict[CounterKey, float]:
-    """Return the counter of runs that ended so."""
+    """Return the counter of runs with this result."""
     return {CounterKey("sweeps_total", (("result", result),)): float(runs)}
 
 
@@ -124,7 +124,7 @@ def _save_reported(
         calls: store operations of the run, by name.
 
     Returns:
-        What is due and held as an earlier run counted it, which this one did not do again.
+        Return held rows that an earlier run counted and this one did not.
     """
     state.add_counters({**_results(result, 1), **_counters(current, report, calls)})
     state.save_note(Note.SNAPSHOT, _snapshot(current))
@@ -149,7 +149,7 @@ def _save_reported(
 
 
 def _save_plan(state: State, current: Pass, report: Report) -> None:
-    """What a daemon that only plans remembers of its plans; all that is due in them is overdue."""
+    """Save the plan of a daemon that only plans; all that is due in them is overdue."""
     if report.thorough:
         state.save_note(Note.KEPT, report.to_json()["totals"]["kept"])
         state.save_note(REHEARSED, current.ready.now.wall_ms)
@@ -178,7 +178,7 @@ def _counters(current: Pass, report: Report, calls: Mapping[str, int]) -> dict[C
 
 
 def taken(entries: Mapping[EntryKey, Entry]) -> Counter[CounterKey]:
-    """What was deleted and inverted; what was held is no counter's."""
+    """Return counts of deleted and inverted rows; held rows are not counters."""
     amounts: Counter[CounterKey] = Counter()
     for key, entry in entries.items():
         if key.held is None:
@@ -187,7 +187,7 @@ def taken(entries: Mapping[EntryKey, Entry]) -> Counter[CounterKey]:
 
 
 def book(state: State, run_id: str, sums: Sums) -> None:
-    """Have the counters show what a run has taken so far.
+    """Update the counters with the progress of a run.
 
     Raises:
         StateError: the state could not be written.
@@ -199,7 +199,7 @@ def book(state: State, run_id: str, sums: Sums) -> None:
 
 
 def _save_unreported(state: State, current: Pass, result: str) -> None:
-    """Add a run that failed as a whole, with what it took; call it inside the state's transaction, before it stops."""
+    """Add a run that failed as a whole, with its deletions; call it inside the state's transaction, before it stops."""
     known = {key: float(amount) for key, amount in taken(current.outcome.entries).items()}
     state.add_counters({**_results(result, 1), **(known or state.booked(current.id))})
 
@@ -227,7 +227,7 @@ def _snapshot(current: Pass) -> dict[str, Any]:
 def _still_held(
     known: list[dict[str, Any]], current: Pass, counted: Collection[tuple[str, str]]
 ) -> list[dict[str, Any]]:
-    """What is due and stayed as an earlier run counted it, where this one had no reason to."""
+    """Return overdue rows that an earlier run counted, if this one did not."""
     unseen = {
         (work.topic.topic.namespace, work.topic.topic.topic)
         for key, work in current.context.topics.items()
@@ -237,7 +237,7 @@ def _still_held(
 
 
 def _was_seen(current: Pass, key: bytes) -> bool:
-    """Return whether the run came to the topic's end, where it had any reason to; paused ones only thorough passes
+    """Return whether the run completed the topic, if it had any work there; paused ones only thorough passes
     read.
     """
     context = current.context
@@ -267,7 +267,7 @@ def _overdue_item(key: EntryKey, entry: Entry) -> dict[str, Any]:
 
 
 def _taken_entries(deps: Deps, current: Pass) -> list[LedgerEntry]:
-    """What a run took; what it announced and its outcome does not tell of goes in without a number of rows."""
+    """Yield the deletions of a run; announcements without an outcome have no number of rows."""
     if current.mode == "plan":
         return []
     usable, outcome = current.ready.tx.usable, current.outcome

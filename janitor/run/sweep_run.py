@@ -1,6 +1,6 @@
 """One run that deletes: announced, made, made durable, concluded and closed.
 
-What was learnt is saved at the end, in one transaction, after the store's own writes are durable. A run that dies in
+Results are saved last, in one transaction, after the store's own writes are durable. A run that dies in
 between has forgotten nothing but its report: the next one finds the same rows.
 """
 
@@ -44,7 +44,7 @@ class SweepRun:
 
     Args:
         ready: how it was prepared.
-        context: what it judges by; its topics are yet to be read.
+        context: its context; its topics are yet to be read.
         moves_frontiers: whether it is a run of the janitor's own, and not of a plan file.
     """
 
@@ -59,7 +59,7 @@ class SweepRun:
         """Do the run.
 
         Raises:
-            StoreError, StateError: the store or the state failed as a whole; what was done is in the ledger.
+            StoreError, StateError: the store or the state failed as a whole; completed deletions are in the ledger.
         """
         deps, current = self._deps, self._current
         record.begin(deps, current)
@@ -79,7 +79,7 @@ class SweepRun:
             raise
 
     def _close(self) -> Report:
-        """Record how it ended."""
+        """Record its result."""
         deps, current = self._deps, self._current
         claim = claim_in_force(deps, current.ready)
         current.boundary = claim.bound if claim else None
@@ -93,7 +93,7 @@ class SweepRun:
         return report
 
     def _result(self, report: Report) -> str:
-        """Return how the run ended, in a word (``RunRecord.result``)."""
+        """Return the result of the run, in a word (``RunRecord.result``)."""
         if self._current.ready.stopped:
             return "stopped"
         if self._current.halted is not None:
@@ -175,7 +175,9 @@ class SweepRun:
         )
 
     def _sync(self) -> None:
-        """Return when all that was deleted and negated survives a crash, also by a run before that ended early."""
+        """Wait until all deletions and inversions survive a crash, including those of an earlier run that stopped
+        early.
+        """
         store = self._deps.writable_store()
         store.message.sync()
         store.payload.sync()
@@ -195,7 +197,7 @@ class SweepRun:
         return begun
 
     def _stoppable(self, records: Iterable[OpenIdRecord]) -> Iterator[OpenIdRecord]:
-        """Records of invalid ids, between which a run stops that is asked to stop; the first batch is always saved.
+        """Yield records of invalid ids; a stop request is checked between them; the first batch is always saved.
 
         To save a million takes ten seconds and more. The state's transaction is undone then, and the next run saves
         them.
@@ -228,7 +230,7 @@ class SweepRun:
     # -- what is concluded -----------------------------------------------------------------------------------------
 
     def _conclude(self) -> bool:
-        """Save what the pass has reached, if this is still the process that may say so (rules S4, S12)."""
+        """Save the results of the pass, if this process still has the lease (rules S4, S12)."""
         deps, current, state = self._deps, self._current, self._deps.state
         barred = obstacles(deps, current.ready) if current.round is not None else ()
         clocks = guards.read_clocks(deps.clock)
@@ -250,7 +252,9 @@ class SweepRun:
         return True
 
     def _lineage(self) -> dict[str, Any] | None:
-        """What the store is recognised by from now on; None where it was put back meanwhile, or has gone silent."""
+        """Save the facts that identify the store from now on; None where it was put back meanwhile, or has gone
+        silent.
+        """
         deps, current = self._deps, self._current
         with self._as_its_holder():
             deps.check_lease()
@@ -269,7 +273,7 @@ class SweepRun:
 
     @contextmanager
     def _as_its_holder(self) -> Iterator[None]:
-        """What the state refuses because another process writes it is the loss of the lease, where that is lost.
+        """Translate a refusal of the state into the loss of the lease, if it is lost.
 
         Raises:
             LeaseLost: instead of the state's ``StateBusy``.
@@ -296,7 +300,7 @@ class SweepRun:
             )
 
     def _feed_back(self, told: Feedback) -> None:
-        """Hand over what is proven, after a run of everything in whose way nothing was (rule S4)."""
+        """Pass proven ids after a run over everything without an obstacle (rule S4)."""
         deps, current = self._deps, self._current
         try:
             feedback.hand_over(current, deps, told, self._permission.check_all, partial(self._alive, "audit"))

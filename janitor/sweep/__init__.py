@@ -1,1 +1,1 @@
-"""One pass over the tables: find due rows, delete or invert it, write down what was done."""
+"""One pass over the tables: find due rows, delete or invert them, record the work."""

@@ -1,11 +1,11 @@
-"""What is done with findings, an act: nothing by a plan; deleting and inverting, batch by batch, by a run.
+"""The executor of findings, which does nothing in a plan; deleting and inverting, batch by batch, by a run.
 
 A task of Spark that may only say where something is to be done has an act of its own (``janitor/spark/sweep/task.py``).
 
 Between planning a topic and deleting its rows, the topic may be deleted, created again or given another ttl. So each
-batch reads the topic's metadata again and is dropped when it has moved (rule S2); what a reader then loses is never
-more than what the metadata allowed an instant before. Before that it asks whether this run may still write at all
-(rule S12). A batch that was written is paid for with nothing open (S11).
+batch reads the topic's metadata again and is dropped when it has moved (rule S2); a reader then loses no more than the
+metadata allowed an instant before. Before that it asks whether this run may still write at all (rule S12). A batch that
+was written is paid for with nothing open (S11).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Unsure(Exception):
 
 
 class Act(Protocol):
-    """What is done with findings. All of it raises ``Interrupted`` when the pass is over, and has then done nothing."""
+    """An executor of findings. All of it raises ``Interrupted`` when the pass is over, and has then done nothing."""
 
     def alive(self) -> None:
         """Called before every jump.
@@ -68,10 +68,10 @@ class Act(Protocol):
         ...
 
     def apply(self, finding: Finding) -> Done:
-        """Do what is to be done with a finding.
+        """Execute a finding.
 
         Raises:
-            Moved: the topic is no longer what the finding says; nothing was done.
+            Moved: the topic has changed since the finding; nothing was done.
             Withheld: nothing may be changed in this topic now; nothing was.
             Unsure: the store failed on the way.
             StoreError: the store failed; nothing was done.
@@ -80,7 +80,7 @@ class Act(Protocol):
         ...
 
     def pay(self, taken: Counted) -> None:
-        """Called after rows were taken; waits until they are within the rate.
+        """Called after rows were deleted; waits until they are within the rate.
 
         Raises:
             Interrupted: the pass is over.
@@ -159,7 +159,7 @@ class Sweep:
         ledger: where it is announced.
         keeper: where rows go before they are deleted; None for nowhere.
         observer: told about progress.
-        booking: told of what was taken; None: what a run comes to is known at its end.
+        booking: the observer of deletions; None: the result of a run is known after it.
 
     Attributes:
         deleted: where rows were; to be closed.

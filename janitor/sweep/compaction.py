@@ -2,8 +2,8 @@
 
 A deleted row takes room until LevelDB compacts the tables it was in, and LevelDB only does so when it must. So what a
 run deleted is compacted explicitly, in slices: one compaction cannot be interrupted, and a run has to show between two
-of them that it is alive (rule S10). HBase's tables are told of the same slices, but judge by themselves where and when
-it is worth it (``tms_core/tables/hbase/regions.py``).
+of them that it is alive (rule S10). HBase's tables get the same slices, but decide themselves where and when to compact
+(``tms_core/tables/hbase/regions.py``).
 
 LevelDB works on a slice while the pass goes on elsewhere: a thread of its own asks for it as soon as nothing more is
 deleted there. Where the disk may be too small for that, all of it comes after the pass, because a compaction that fails
@@ -86,7 +86,7 @@ class DeletedRanges:
             self.slices.append(self._last[table])
 
     def no_more(self, name: TableName) -> None:
-        """Called when the pass has gone on to what it does after deleting in a table; mostly, nothing is left to do."""
+        """Called when the pass has finished the deletions in a table; mostly, nothing is left to do."""
         # Of a copy, since another thread may end the deleting in another part of the table meanwhile.
         for table in [table for table in list(self._last) if table.name == name]:
             with self._lock:
@@ -112,7 +112,7 @@ class DeletedRanges:
             table.compact(b"", b"")
 
     def close(self) -> None:
-        """Return when nothing is compacted any more; what was not started is left to the store."""
+        """Return when nothing is compacted any more; slices not started are left to the store."""
         self._beside.shutdown(cancel_futures=True)
 
     def _begin(self, part: Slice | None) -> None:
@@ -121,7 +121,7 @@ class DeletedRanges:
             part.begun = self._beside.submit(self._compact_beside, part)
 
     def _compact_beside(self, part: Slice) -> None:
-        """Compact a slice, unless one before has failed: that is what the run is told of, and enough."""
+        """Compact a slice, unless one before has failed: only that error is reported to the run."""
         if not self._failed:
             try:
                 part.compact()

@@ -1,18 +1,18 @@
-"""How far consumers let a topic's rows go: what they have not read stays, what all have processed goes before its ttl.
+"""How far consumers let a topic's rows go: unread messages stay, and messages that all have processed are deleted
+before their TTL.
 
-What a registered consumer has not read is held (``server.consumers.floor``). The law stays as it is: such rows are due,
-and a run's frontier stops short of them, as it does for other reasons (rule S8). Only the cut-off of the current
-generation is lowered: what an earlier life of a topic had cannot be read any more. What is remembered of a frontier is
-where it would be without consumers, so that rows go at once, and are no jump, when the one they waited for has read
-them or is forgotten.
+Messages that a registered consumer has not read are held (``server.consumers.floor``). The law stays as it is: such
+rows are due, and a run's frontier stops short of them, as it does for other reasons (rule S8). Only the cut-off of the
+current generation is lowered: nobody can read an old generation. The saved frontier is the one without consumers, so
+that rows are deleted at once, and are not a jump, after the consumer has read them or was deleted.
 
-Positions are read once, when a pass starts. That is enough, because what is not held then never will be
+Positions are read once, when a pass starts. That is enough, because rows that are not held then never will be
 (``tms_core.consumers``).
 
 How far a topic's messages may go because all its consumers have processed them (rule L7, ``retention: consumed``) is
 decided once for each topic, before its first row goes, and is a number in its frontier from then on: engines need no
-more of it than of a cut-off. A run announces it and then asks the consumers again, so a consumer that registers
-meanwhile has either been asked, or starts behind it (:mod:`tms_core.consumers.retention`).
+more of it than of a cut-off. A run announces it and then reads the consumers again, so a new consumer is either
+included or starts after it (:mod:`tms_core.consumers.retention`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ConsumerHolds:
     """The consumers as one pass knows them.
 
     Args:
-        floor: where they are asked for, and by which rows are held.
+        floor: the source of positions, and the longest hold.
 
     Attributes:
         waiting: for whom a topic's rows are held, the consumer that is furthest behind.

@@ -1,7 +1,7 @@
-"""What a pass knows before it starts: the moment, the transactions, every topic and how far it may go.
+"""The facts that a pass has before it starts: the time, the transactions, every topic and its cutoff.
 
 All of it is gathered once and then only read, with one exception: a topic whose metadata moved is read again (rule
-S2). A plan and a run are given the same run context and so come to the same decisions.
+S2). A plan and a run get the same run context and therefore decide alike.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TopicWork:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a plan file allows: nothing outside its ranges, and of each topic the pointers it names.
+    """The limits of a plan file: its ranges, and the pointers of each topic.
 
     Attributes:
         frontiers: how far each topic's frontier went. A range may have rows that this one held.
@@ -100,21 +100,21 @@ class RunContext:
         records: frontiers as remembered (rule S8).
         topics: by metadata row key; topics whose metadata does not parse are not in it.
         unparsed: why, for those.
-        reread_topics: metadata row keys of topics that moved during the pass. What one part of the store was rid of by
-            what they were may still be in another one, and the other way round.
+        reread_topics: metadata row keys of topics that moved during the pass. One part of the store may be clean of old
+            rows while another is not.
         transactions: the facts about transactions.
         search_since_ms: from which publish time on message rows are searched for invalid pointers; None: not at all.
         thorough: read also what no rule speaks of, and at payloads of any pointer.
-        label: set on what an act would do if the store were adopted; None once it is.
+        label: set on findings that wait for adoption; None once it is.
         patterns: topics in scope; empty for all.
         limits: ranges a plan file allows; None without one.
         paused: patterns of topics in which nothing is changed.
         quarantined: topics that are passed by, because they failed too often (rule S9).
         lazy: leave topics alone in which little has come due (``docs/explanation/decisions.md``, "Incremental passes").
-        consumers: hold what they have not read; None: nothing is held for consumers.
+        consumers: hold unread messages; None: nothing is held for consumers.
         processed: what all consumers have processed (rule L7); None: that is not known.
-        decided_ms: the transactions of all that was published before this moment ended a while ago.
-        newborn: whether a topic is known to have been made with nothing in it, and is still what it was made as.
+        decided_ms: the transactions of all messages before this time were decided a while ago.
+        newborn: whether a topic was created empty and is unchanged.
     """
 
     now: ClockAnchor
@@ -145,7 +145,7 @@ class RunContext:
         self.topics = {key: work for key, work in planned if work is not None}
 
     def reread(self, key: bytes) -> None:
-        """Read one topic's metadata again and plan it anew, while others may be reading what is known."""
+        """Read one topic's metadata again and plan it again, while other threads may read the context."""
         self.reread_topics.add(key)
         value = self.metadata.get(key)
         work = None if value is None else self._plan(key, value)
@@ -173,7 +173,7 @@ class RunContext:
         return bool(self.quarantined) and TopicId.from_prefix(prefix) in self.quarantined
 
     def is_aside(self, prefix: bytes) -> bool:
-        """Return whether nothing is changed in this topic, so that nothing can be said of it either."""
+        """Return whether nothing is changed in this topic, so that nothing can be proven about it."""
         return self.is_paused(prefix) or self.is_quarantined(prefix)
 
     @property
@@ -222,7 +222,7 @@ class RunContext:
         )
 
     def _is_old(self, topic: TopicMetadata, frontier: Frontier, record: FrontierRecord) -> bool:
-        """Return whether what a frontier holds was counted not long ago."""
+        """Return whether the rows held by a frontier were counted recently."""
         known = self.records.get(topic.topic)
         if known is None:
             return False
@@ -234,7 +234,7 @@ class RunContext:
         return held and frontier.due.ms // step_ms == known.cutoff_ms // step_ms
 
     def _may_wait(self, topic: TopicMetadata, frontier: Frontier) -> bool:
-        """Return whether what came due since the last pass is less than a minute, or a hundredth of the ttl; not all of
+        """Return whether the time since the last pass is less than a minute, or a hundredth of the TTL; not all of
         it.
         """
         record = self.records.get(topic.topic)

@@ -3,11 +3,10 @@
 What L2, L3 and L7 take of the message table lies in one range of each topic.
 
 Messages that live shorter than their topic says (L6) lie scattered among live ones, so no range finds them. They are
-found by the writes down of them before they were published, in the order in which they come due; each is judged
-by the whole law, like any other row. What was written down may have no message: the server died before it wrote it, or
-the tables are a backup that was put back beside a newer side table. So each is looked for, and only what is there
-counts. What is done with is forgotten once the deletes are durable, so after a crash it comes up again, and does no
-harm.
+found by the writes down of them before they were published, in the order in which they come due; each is judged by the
+whole law, like any other row. An entry may have no message: the server died before it wrote the message, or the tables
+are a restored backup next to a newer side table. Therefore each message is looked up, and only existing ones count.
+Finished entries are deleted after the deletes are durable, so they reappear after a crash without harm.
 
 Rows of the payload table sort by transaction, so in a generation that only time makes old the due ones lie scattered.
 They are gathered as candidates, and a bounded number of them at a time is held against the message table (L5).
@@ -48,7 +47,7 @@ def _message_findings(part: Part, work: TopicWork, first_key: bytes) -> Iterator
 
 
 def _all_due(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | Batch]) -> Iterator[Finding]:
-    """What was found in a span all of whose rows are due."""
+    """The findings of a span with due rows only."""
     for item in found:
         yield due(part, work, item, work.frontier.hold if span.held else None) if isinstance(item, Batch) else item
 
@@ -152,8 +151,7 @@ def payloads(part: Part, undone: Collection[bytes], *, refers: bool = True, from
     Args:
         refers: whether messages are looked for that still refer to a payload; without that, the findings are
             candidates.
-        from_topic: the first topic that a thorough pass looks through from end to end, since an earlier run has gone
-            through the others.
+        from_topic: the first topic that a full pass reads completely, since an earlier run has read the others.
     """
     return topics(part, "payload", undone, partial(_payload_findings, refers, from_topic), _beyond)
 

@@ -1,7 +1,7 @@
-"""What a pass finds and what is done with it, as values: batches of rows with one fate, and what else is to be counted.
+"""Findings of a pass and their results, as values: batches of rows with one fate, and counts.
 
 A finding is a batch and never a row, so that nothing on the way costs an object for each row. A step pulls findings,
-hands them to an act (:mod:`janitor.sweep.act`), and then counts them, with what the act did, in an outcome
+passes them to an executor (:mod:`janitor.sweep.act`), and then counts both in an outcome
 (:mod:`janitor.sweep.outcome`).
 """
 
@@ -24,7 +24,7 @@ class Batch(NamedTuple):
     """Rows of one topic, generation and table with one fate, in key order.
 
     Attributes:
-        origin: what the store knows of them by reading them.
+        origin: their rows as the store returned them.
     """
 
     table: DataTable
@@ -43,7 +43,7 @@ class Due:
         size_bytes: key bytes exactly, value bytes as the store estimates them.
         hold: why they stay for now; None: they go.
         label: the hold they are shown under.
-        expiries: those of messages with a ttl of their own, which is what takes them; none of others.
+        expiries: those of messages with expired TTLs of their own; none of others.
     """
 
     work: TopicWork
@@ -145,7 +145,7 @@ Finding = Due | Invalid | Kept | Untouchable | Gone | Read | Failed | Unreadable
 
 
 class Done(NamedTuple):
-    """What an act did with a finding.
+    """The result of a finding.
 
     Attributes:
         keys: the rows it took.
@@ -164,7 +164,7 @@ NOTHING_DONE = Done()
 
 
 class Counted(NamedTuple):
-    """What was taken by one rule, as it was counted; ``size_bytes`` of what was inverted is not counted by metrics."""
+    """Deletions by one rule; Metrics do not count ``size_bytes`` of inversions."""
 
     table: DataTable
     rule: Rule

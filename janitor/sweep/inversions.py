@@ -23,11 +23,11 @@ PAGES_TOGETHER = 16
 
 
 class Covered(NamedTuple):
-    """What an earlier run has covered.
+    """The coverage of an earlier run.
 
     Attributes:
         upto: the first key that it has not.
-        since_ms: from which publish time on what lies before is searched all the same; None: not at all.
+        since_ms: the publish time from which earlier rows are searched all the same; None: not at all.
     """
 
     upto: bytes = b""
@@ -50,7 +50,7 @@ def inversions(
     Args:
         since_ms: from which publish time on rows are searched; None: not at all.
         everything: search rows under keys that are none of ours as well, if the pass is a thorough one.
-        covered: what an earlier run has covered.
+        covered: the coverage of an earlier run.
     """
     if since_ms is None:
         return
@@ -76,7 +76,7 @@ def inversions(
 
 
 def _range(key: MessageKey, since_ms: int, covered: Covered) -> tuple[bytes, bytes]:
-    """What is searched of a key's generation."""
+    """Return the ranges of a key's generation to search."""
     prefix, start = key.topic.prefix, _since(key, since_ms)
     # A generation of -1 is followed by the next topic, not by generation 0.
     last = key.generation == -1
@@ -140,7 +140,7 @@ def _judged(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
 def _all_invert(part: Part, cells: list[TxCell]) -> MessageKey | None:
     """Return the first key, where the law inverts all of a batch.
 
-    What the law takes of one generation are its oldest rows. So where it does not take the first row of a batch, in key
+    The rules delete the oldest rows of a generation. So where it does not take the first row of a batch, in key
     order, it takes none, and its decision on that one is its decision on all.
     """
     head, tail = cells[0].key, cells[-1].key

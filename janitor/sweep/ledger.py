@@ -1,11 +1,11 @@
-"""What a run writes down while it works: where it will delete, and what it has taken.
+"""Records of a running run: its next ranges, and its deletions.
 
 An announcement speaks of one topic, generation, table, rule and policy, and says between which keys rows may go, or be
 inverted; it is durable before the first of them is (``State.intend``), so that the ranges of a run that dies are known
 as well. What really went is counted in the run's outcome, from which the ledger is written when the run stops
 (:func:`janitor.sweep.outcome.ledger_entries`).
 
-What was taken is summed up and written down about once a second. So counters move while a run works, and what a run
+Sums of deletions are written about once a second. So counters move while a run works, and what a run
 took that is killed is counted when it is recovered. A failure to do so stops no sweep (rule S15).
 """
 
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class LedgerKey(NamedTuple):
-    """What an entry of the ledger is about; the last three are the policy it was taken by."""
+    """The subject of an entry of the ledger; the last three are the policy of the deletion."""
 
     topic: TopicId
     generation: int
@@ -56,7 +56,7 @@ class LedgerKey(NamedTuple):
 
     @classmethod
     def of_invalid(cls, invalid: Invalid) -> LedgerKey:
-        """What is inverted."""
+        """Inversions."""
         rule = Rule.INVALID_TRANSACTION
         return cls(invalid.topic, invalid.generation, "message", rule, *policy_of(invalid.work))
 
@@ -93,7 +93,7 @@ class Ledger:
 
     Args:
         state: where they are announced.
-        clock: what they are dated by.
+        clock: the clock of their times.
         run_id: whose they are.
         snapshot_timestamp_ms: of the transaction snapshot in use; None without one.
     """
@@ -147,7 +147,7 @@ class Booking:
         self._lock = Lock()
 
     def add(self, taken: Counted) -> None:
-        """Add what was taken, and write the sums down where that is due."""
+        """Add deletions, and write the sums if that is due."""
         with self._lock:
             rows, size_bytes = self._sums.get((taken.table, taken.rule), (0, 0))
             self._sums[taken.table, taken.rule] = (rows + taken.rows, size_bytes + taken.size_bytes)

@@ -1,4 +1,4 @@
-"""What a pass has found and done: one value that can be merged and sent, and the only place that counts (rule S15).
+"""The outcome of a pass: one value that can be merged and sent, and the only place that counts (rule S15).
 
 Report, ledger, metrics and the evidence for a boundary are made from it and from nothing else. Each part of a store,
 each thread and each task of Spark fills one of its own; they are added together.
@@ -36,10 +36,10 @@ from tms_core.topic import TopicId
 
 @dataclass(slots=True)
 class Outcome:
-    """What was found and done.
+    """Findings and results.
 
     Attributes:
-        entries: what the report shows.
+        entries: the report's numbers.
         kept: rows that stay, by reason.
         errors: what went wrong, as sentences.
         foreign: the first foreign keys met, so that they can be named.
@@ -62,7 +62,7 @@ class Outcome:
         deleted: where rows were deleted, to be compacted; it does not travel.
         write_failed: whether the store refused to delete something, as it does when its disk is full.
         archive_error: why rows could not be archived, so that nothing more was deleted.
-        ended: what ended the pass early: ``Interrupted``, an error of the store as a whole, or a bug; it does not
+        ended: the cause of an early stop: ``Interrupted``, an error of the store as a whole, or a bug; it does not
             travel.
     """
 
@@ -93,7 +93,7 @@ class Outcome:
     # -- counting ------------------------------------------------------------------------------------------------------
 
     def add(self, finding: Finding, done: Done = NOTHING_DONE) -> Counted | None:
-        """Count a finding, and what an act did with it; returns what was counted as taken."""
+        """Count a finding and its result; returns the deletions."""
         if done.found is not None:
             self.found.append(done.found)
         match finding:
@@ -231,7 +231,7 @@ class Outcome:
         return self
 
     def taking(self) -> Outcome:
-        """Without what was counted as staying: of a topic that is planned anew, or that others have counted."""
+        """Return it without kept rows: of a topic that is planned again, or that others have counted."""
         entries = {key: entry for key, entry in self.entries.items() if key.held is None}
         return replace(self, entries=entries, kept=Counter(), foreign=[], unknown=set())
 
@@ -241,6 +241,6 @@ _ADDED = ("kept", "errors", "scanned", "failures", "seeks_spared", "expired", "f
 
 
 def ledger_entries(outcome: Outcome, run_id: str, snapshot_timestamp_ms: int | None) -> list[LedgerEntry]:
-    """What a run took, as the ledger has it."""
+    """Yield the deletions of a run, as the ledger has it."""
     found = [*outcome.taken.items(), *outcome.unsure]
     return [ledger_entry(key, taken, run_id, snapshot_timestamp_ms) for key, taken in found]

@@ -32,7 +32,7 @@ class Withheld(Exception):
 
 
 def never() -> bool:
-    """This run is never asked to stop."""
+    """Never request a stop."""
     return False
 
 
@@ -42,8 +42,8 @@ class Permission:
     Args:
         state: where pauses and the heartbeat are.
         lease: the lease the run works under; None where there is none to lose.
-        clock: what the heartbeat is timed and dated by.
-        halted: whether the run was asked to stop.
+        clock: the clock of the heartbeat.
+        halted: whether a stop was requested.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Permission:
         self._beat()
 
     def _pauses(self) -> list[Pause]:
-        """What is paused, where the run may go on at all."""
+        """Return the pauses, if the run may continue."""
         self.stop_if_halted()
         if self._lease is not None:
             self._lease.check()
@@ -98,7 +98,7 @@ class Permission:
         return self._state.pauses()
 
     def _beat(self) -> None:
-        """Say that the run is alive, and check whether it may be: one that only reads has to end with its lease too."""
+        """Say that the run is alive, and check whether it may be: a reading run must stop with its lease too."""
         now_ms = self._clock.running_ms()
         due = now_ms - self._beaten_ms >= HEARTBEAT_MS
         if self._lease is not None and (due or not self._begun):
@@ -109,7 +109,7 @@ class Permission:
             self._state.beat(self._run_id, self._clock.now_ms())
 
     def stop_if_halted(self) -> None:
-        """Raise ``Halted`` if the run was asked to stop; nothing is read or written."""
+        """Raise ``Halted`` if a stop was requested; nothing is read or written."""
         if self._halted():
             raise Halted("the run was asked to stop; what was done is done, the next one goes on from there.")
 
@@ -120,7 +120,7 @@ class Pacer:
     Args:
         rows_per_second: the limit; None for no limit.
         clock: what time is measured and waited by.
-        alive: called between two pieces of a wait, and before each page of a count; what it raises ends both.
+        alive: called between two pieces of a wait, and before each page of a count; its error stops both.
     """
 
     def __init__(self, rows_per_second: float | None, clock: Clock, alive: Callable[[], None] = lambda: None) -> None:

@@ -2,8 +2,8 @@
 
 A pass goes to each topic and reads due rows there: two calls a topic, however few rows it has. To LevelDB a call is
 next to nothing. To HBase it is three journeys, in whose time a hundred keys could have come; and every topic lies in as
-many places as there are buckets. So a seek there brings some more keys than it was asked for, over as many topics as
-they belong to, and questions that these can answer are not asked again.
+many places as there are buckets. Therefore a seek returns some more keys than requested, over several topics, and later
+questions that they answer are not sent.
 
 How many is learnt on the way: twice as many where they were needed or spared more than they cost, as many as would
 have been enough where they were just too few, and else half as many. So a table of many small topics is soon read page
@@ -88,7 +88,7 @@ class Ahead:
         return None
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
-        """As a page of keys; nothing is read ahead, but what was answers where it can."""
+        """As a page of keys; nothing is read ahead, but earlier keys are used."""
         page = self._known(start, stop, limit)
         if page is not None:
             self._served += len(page.items)

@@ -1,9 +1,8 @@
 """Going through a table from topic to topic.
 
 A scan follows the garbage. It jumps from topic to topic in key order, reads the range that is due, and sees no live
-message row unless an invalid transaction may have written it or an expired payload may belong to it. What it finds is
-pulled from it as findings (:mod:`janitor.sweep.findings`), one topic after the other, by the step that is taken
-(:mod:`janitor.sweep.sweep`).
+message row unless an invalid transaction may have written it or an expired payload may belong to it. The step
+(:mod:`janitor.sweep.sweep`) pulls its findings (:mod:`janitor.sweep.findings`), one topic after the other.
 """
 
 from __future__ import annotations
@@ -65,9 +64,9 @@ class Part:
     Attributes:
         store: the data read.
         whole: where rows are looked for that need not be in this part.
-        context: what was known when the pass started.
+        context: the context of the pass.
         page_rows: rows per page, and so per batch.
-        act: what is done with findings; also asked now and then, while nothing is found, whether to go on.
+        act: the executor of findings; also asked now and then, while nothing is found, whether to go on.
         replans: whether a topic that moved is planned anew here; else that is the driver's.
         planned: messages with a ttl of their own, in a plan, which leaves them there though they go; None in a run.
         messages, payloads: the tables' keys, some of them read ahead.
@@ -282,8 +281,8 @@ def batches(
 def _split(name: DataTable, work: TopicWork, span: Span, page: Page[list[bytes]]) -> Iterator[Batch | Kept]:
     """Sort out foreign keys and split the rest by generation.
 
-    A page is in key order and its keys share the topic, so once all have our length, the ends of a generation's part
-    speak for the middle. That keeps the cost per row to a length and, for payloads, one byte.
+    A page is in key order and its keys share the topic, so once all have our length, the first and last key of a
+    generation represent the keys between. That keeps the cost per row to a length and, for payloads, one byte.
     """
     keys, plain = page.items, len(work.topic.topic.prefix) + GENERATION_BYTES
     size = plain + (MESSAGE_TAIL_BYTES if name == "message" else PAYLOAD_TAIL_BYTES)

@@ -8,8 +8,8 @@ Messages come first, because a payload is free once its message is gone; inversi
 need not be inverted.
 
 In one step in one part what there is is pulled, handed to an act, and counted. Threads of the driver and tasks of Spark
-take the same step. What an act does with a finding is counted there and nowhere else (rule S15), so a plan's figures
-and a run's mean the same.
+take the same step. Only there are results of findings counted (rule S15), so the numbers of a plan and a run have the
+same meaning.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class StepJob:
 
     Attributes:
         failed: metadata keys of topics that former steps have left undone in this part.
-        since_ms, everything: what the search for invalid pointers looks at (:func:`~.inversions.inversions`).
+        since_ms, everything: the scope of the search for invalid pointers (:func:`~.inversions.inversions`).
         refers: whether the step of the payloads looks for messages that refer to them.
-        covered: what an earlier run has searched for invalid pointers.
+        covered: the part that an earlier run has searched for invalid pointers.
         from_topic: the first topic whose payloads no earlier run has gone through.
         expiries: messages with a ttl of their own, to go through instead of the part; None in the other steps.
         reached: told how far it has come.
@@ -91,17 +91,17 @@ Runner = Callable[[Sequence[StepJob]], Iterator[tuple[int, Outcome]]]
 
 
 class Divided(NamedTuple):
-    """The parts of a store that one pass goes over, and who does the jobs in them."""
+    """The parts of a store in one pass, and the executor of their steps."""
 
     parts: Sequence[Reads]
     run: Runner
 
 
 class Division(Protocol):
-    """In which parts a pass goes over a store, and who does its jobs."""
+    """The parts of a store in a pass, and the executor of its steps."""
 
     def begin(self, run_id: str, mode: Mode, store: Reads, context: RunContext) -> AbstractContextManager[Divided]:
-        """Divide one pass; what is given out works as long as the block runs."""
+        """Divide one pass; the result works inside the block."""
         ...
 
 
@@ -131,17 +131,17 @@ class Threads:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a pass goes over, and how.
+    """The work of a pass, and how.
 
     Attributes:
         run_id, mode: whose pass it is.
         store: the whole store.
-        context: what is known before it starts.
-        division: in which parts, and who takes the steps there.
+        context: its context.
+        division: its parts, and the executor of the steps.
         page_rows: rows per page, and so per batch.
         expiries: messages with a ttl of their own; None: there are none.
-        begin_round: called before anything is searched, with the parts: the round this pass goes on with, which is told
-            of those that were covered; None: it proves nothing.
+        begin_round: called before anything is searched, with the parts: the round that this pass continues, which
+            records covered intervals; None: it proves nothing.
         phase: entered for each step with its name.
     """
 
@@ -162,7 +162,7 @@ class Scope:
 
 
 def sweep_store(scope: Scope, act: Act) -> Outcome:
-    """Take the steps of a pass; what ends it early is in the outcome, with all that was done until then."""
+    """Take the steps of a pass; the cause of an early stop is in the outcome, with all work until then."""
     with scope.division.begin(scope.run_id, scope.mode, scope.store, scope.context) as (stores, run):
         parts = [scope.part(store, act) for store in stores]
         outcomes = [Outcome() for _ in parts]
@@ -186,7 +186,7 @@ def sweep_store(scope: Scope, act: Act) -> Outcome:
 
 
 def _take(step: StepName, parts: Sequence[Part], run: Runner, outcomes: list[Outcome], progress: Round | None) -> None:
-    """Take a step in all parts; what is done in them is added to their outcomes."""
+    """Take a step in all parts; their work is added to their outcomes."""
     whole = is_whole([part.store for part in parts])
     jobs = [_job(step, part, done, progress, whole) for part, done in zip(parts, outcomes, strict=True)]
     for at, outcome in run(jobs):
@@ -210,7 +210,7 @@ def _ended(outcomes: Sequence[Outcome]) -> bool:
 
 
 def _job(step: StepName, part: Part, done: Outcome, progress: Round | None, whole: bool) -> StepJob:
-    """Return a step in a part, with what is known by now.
+    """Return a step in a part, with the present context.
 
     Args:
         whole: whether the part is the whole store, which a round goes through from its first key to its last.
@@ -258,7 +258,7 @@ def _record(progress: Round, part: Reads, done: Outcome) -> None:
 
 
 def run_step(job: StepJob) -> Outcome:
-    """Take one step in one part; what ends it early is in the outcome, with all that was done until then."""
+    """Take one step in one part; the cause of an early stop is in the outcome, with all work until then."""
     outcome, undone, part = Outcome(), set(job.failed), job.part
     try:
         for event in job.events(undone):
@@ -286,7 +286,7 @@ def visit(found: Visit, job: StepJob, before: Outcome) -> Outcome:
     """Do one topic, again if its metadata moves meanwhile (rule S2).
 
     Args:
-        before: what the step has done before this topic.
+        before: the outcome of the step before this topic.
     """
     outcome, part = Outcome(), job.part
     for _ in range(REPLANS):
@@ -320,7 +320,7 @@ def visit(found: Visit, job: StepJob, before: Outcome) -> Outcome:
 
 @contextmanager
 def _left_undone(found: Visit, outcome: Outcome) -> Iterator[None]:
-    """What ends the work on a topic early goes into the outcome.
+    """The cause of an early stop of a topic goes into the outcome.
 
     Raises:
         Moved: the topic is to be planned anew.

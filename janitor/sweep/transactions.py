@@ -1,16 +1,16 @@
-"""What a run knows about transactions: the snapshot it may use, and which invalid ones may still write.
+"""The transactions of a run: the usable snapshot, and the invalid ones that may still write.
 
-Two questions are asked of transactions while rows are judged: is this pointer invalid (then its rows are inverted), and
-may this transaction still commit (then its payloads stay). Both need a snapshot that is whole, of this transaction
-system and fresh (rule S14); without one the first answer is always no and the second is decided by age alone.
+Two facts about transactions decide about rows: whether a pointer is invalid (then its rows are inverted), and whether a
+transaction may still commit (then its payloads stay). Both need a snapshot that is whole, of this transaction system
+and fresh (rule S14); without one the first answer is always no and the second is decided by age alone.
 
-An invalid transaction's client may not know yet that it is invalid and may go on publishing until its lifetime ends.
-So a pointer stays *open* from when it is first seen in an invalid list until a pass that started after that moment has
-covered all the time in which it can have published. Only then do its rows count as clean.
+An invalid transaction's client may not know yet that it is invalid and may continue to publish until its lifetime is
+over. So a pointer stays *open* from when it is first seen in an invalid list until a pass that started after that
+moment has covered all the time in which it can have published. Only then do its rows count as clean.
 
 When a transaction was committed is written down nowhere, and the messages of some topics wait until theirs is over
 (property ``hold: transaction``). So a run notes the start of the oldest one in progress, and once that note is some
-minutes old, whatever was published before that start was decided at least so long ago. Two such moments are enough: the
+minutes old, messages published before that start were decided at least so long ago. Two such moments are enough: the
 one that counts, and the next one, which is growing old.
 """
 
@@ -101,7 +101,7 @@ def refresh(
         interval_seconds: how often the transaction service writes one; twice that old is stale (Tephra's
             TransactionStateCache has the same bound).
         allowance_ms: how far its clock may be ahead of ours.
-        wanted: whether having no source is a problem to be told.
+        wanted: whether a missing source is reported.
     """
     if source is None:
         message = "no snapshots are configured: set transactions.directory or give --snapshots" if wanted else ""
@@ -284,7 +284,7 @@ def _since_ms(record: OpenIdRecord, lifetime: Lifetime) -> int:
 
 
 class Decided(NamedTuple):
-    """The facts about the ends of transactions.
+    """The facts about decided transactions.
 
     Attributes:
         before_ms: published messages before this moment was decided :data:`SEEN_MS` ago.
@@ -300,13 +300,13 @@ class Decided(NamedTuple):
 def decided(
     now_ms: int, note: Mapping[str, int] | None, snapshot: VisibilityState | None, lifetime: Lifetime
 ) -> Decided:
-    """What is known by now.
+    """Return the present facts.
 
     Args:
         now_ms: the moment rows are judged by.
-        note: what was known by the run before; None: nothing.
+        note: the facts of the previous run; None: nothing.
         snapshot: the facts about transactions now; None: nothing.
-        lifetime: how long a transaction may write. What is older than that was decided, whatever is known of it.
+        lifetime: how long a transaction may write. Older messages were decided in any case.
     """
     known = Decided(0, 0, 0) if note is None else Decided(**note)
     if snapshot is not None:

@@ -1,7 +1,6 @@
 """Other ttls than those in force (``janitor plan --what-if``), in one line, as ``ttl=3d,topic=default:*``.
 
-What it would take is a plan of the store as if its metadata said so (:func:`supposed`): with everything that holds rows
-back, and nothing written anywhere.
+The result is a plan of the store with supposed metadata (:func:`supposed`): with all holds, and without any write.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class WhatIf:
     """One change.
 
     Attributes:
-        ttl_seconds: what the ttl would be.
+        ttl_seconds: the supposed TTL.
         patterns: shell patterns of the topics it would be the ttl of.
     """
 
