@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from tests.builders import NOW_MS
 from tests.support import raising
@@ -16,7 +16,7 @@ from tms_core.messaging.service import MessagingService
 from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.rowkey import MessageId
 from tms_core.server.managing import LATE_SECONDS, MOST_SERIES, UNDECIDED, TransactionMetrics, find_undecided
-from tms_core.server.metrics import MOST_TOPICS, ServerMetrics
+from tms_core.server.metrics import BUCKETS, MOST_TOPICS, ServerMetrics
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
@@ -194,3 +194,27 @@ def test_metrics_while_the_store_hangs_take_one_thread(server: Server, monkeypat
     monkeypatch.setattr(server.store.metadata, "get", get)
     metrics.forget_deleted()
     assert (len(asked), published(metrics)) == (1, {})
+
+
+def test_requests_counted_as_plain_numbers_read_like_observed_ones(server: Server) -> None:
+    metrics = ServerMetrics(CollectorRegistry(), server.service)
+    expected = Histogram("x", "The same, observed one by one.", ["route"], buckets=BUCKETS)
+    for turn, seconds in enumerate([0.0, 0.0005, 0.0006, 0.25, 10.0, 11.0, 0.25]):
+        metrics.request("publish", 200, seconds)
+        expected.labels("publish").observe(seconds)
+        for reading in range(2):
+            found = {
+                sample.labels.get("le", sample.name.rsplit("_", 1)[-1]): sample.value
+                for family in metrics.registry.collect()
+                for sample in family.samples
+                if sample.name.startswith("tms_request_duration_seconds_") and "created" not in sample.name
+            }
+            [family] = expected.collect()
+            wanted = {
+                sample.labels.get("le", sample.name.rsplit("_", 1)[-1]): sample.value
+                for sample in family.samples
+                if "created" not in sample.name
+            }
+            assert found == pytest.approx(wanted), reading
+        counted = metrics.registry.get_sample_value("tms_requests_total", {"route": "publish", "code": "200"})
+        assert counted == turn + 1

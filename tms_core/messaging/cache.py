@@ -165,7 +165,8 @@ class MessageCache:
                 line.firsts.append(run.first)
                 self._order.append(line)
                 self._weight += run.weight
-            self._shrink()
+            if self._weight > self._limit_bytes:
+                self._shrink()
 
     def read(self, prefix: bytes, at: int, stop: int, limit_bytes: int, oldest: int) -> list[CachedRun] | None:
         """Runs from the one that has ``at``, up to the one that has the position before ``stop``.

@@ -6,6 +6,7 @@ that are used, with all others as one. A deleted topic leaves its place to the n
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from threading import Lock
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from tms_core.server.ha.rota import Slots
 from tms_core.topic import TopicId
 
 #: From a publish that waits for no other to one that waits for a slow disk, in seconds.
-_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 #: The same for each topic, where a series more costs more.
@@ -30,6 +31,42 @@ _TOPIC_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5)
 MOST_TOPICS = 200
 #: Under this name stand all others. It can be a topic's, which is then one of them.
 _OTHER = TopicId("_other", "_other")
+
+
+class Tally:
+    """Plain numbers for a counter and a histogram, which :meth:`hand_over` gives them.
+
+    A metric takes a lock for each number. A tally takes none, and the metrics get its numbers when somebody reads them.
+    One thread counts. Another may hand over at the same time, because the numbers only grow.
+    """
+
+    __slots__ = ("_counts", "_given", "_seconds")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BUCKETS) + 1)
+        self._seconds = 0.0
+        self._given = list(self._counts), 0.0
+
+    def note(self, seconds: float) -> None:
+        """Count one request by its duration."""
+        self._seconds += seconds
+        self._counts[bisect_left(BUCKETS, seconds)] += 1
+
+    def hand_over(self, requests: Counter, durations: Histogram) -> None:
+        """Add the new numbers to metrics; one thread at a time.
+
+        Args:
+            durations: with the buckets of all requests.
+        """
+        counts, seconds = self._given
+        self._given = list(self._counts), self._seconds
+        # A histogram has no other way to observe many values at once.
+        durations._sum.inc(self._given[1] - seconds)
+        for at, before in enumerate(counts):
+            new = self._given[0][at] - before
+            if new:
+                requests.inc(new)
+                durations._buckets[at].inc(new)
 
 
 class TopicMetrics(NamedTuple):
@@ -47,6 +84,8 @@ class ServerMetrics:
         self.registry = registry
         self._service = service
         self._lock, self._looking = Lock(), Lock()
+        # The first of all, so that whoever reads the other metrics finds the tallies in them.
+        registry.register(_HandOver(self))
         registry.register(_Service(service))
         self._requests = Counter(
             "tms_requests", "Requests answered, by route and status code.", ["route", "code"], registry=registry
@@ -55,10 +94,10 @@ class ServerMetrics:
             "tms_request_duration_seconds",
             "From a request's first byte read to its answer's last byte sent.",
             ["route"],
-            buckets=_BUCKETS,
+            buckets=BUCKETS,
             registry=registry,
         )
-        self._known: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._tallies: dict[tuple[str, int], Tally] = {}
         self._published = Counter("tms_messages_published", "Messages published or stored.", registry=registry)
         self._fetched = Counter("tms_messages_fetched", "Messages sent to consumers.", registry=registry)
         labels = ["tms_namespace", "topic"]
@@ -83,13 +122,16 @@ class ServerMetrics:
 
     def request(self, route: str, code: int, seconds: float) -> None:
         """Count one request."""
-        known = self._known.get((route, code))
-        if known is None:
-            # There are few routes and codes, and to look up their metrics by name costs more than to count.
-            known = self._known[route, code] = self._requests.labels(route, code), self._seconds.labels(route)
-        requests, durations = known
-        requests.inc()
-        durations.observe(seconds)
+        tally = self._tallies.get((route, code))
+        if tally is None:
+            tally = self._tallies[route, code] = Tally()
+        tally.note(seconds)
+
+    def hand_over(self) -> None:
+        """Add the new numbers of all tallies to the metrics."""
+        with self._lock:
+            for (route, code), tally in list(self._tallies.items()):
+                tally.hand_over(self._requests.labels(route, code), self._seconds.labels(route))
 
     def published(self, topic: TopicId, messages: int, seconds: float | None = None) -> None:
         """Count messages that were published or stored.
@@ -149,6 +191,18 @@ class ServerMetrics:
         """Return everything in the registry, as the ``Accept`` header wants it, and its content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
+
+
+class _HandOver(Collector):
+    """Has tallies handed over before other metrics are read."""
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield nothing: the other collectors have the metrics."""
+        self._metrics.hand_over()
+        return iter(())
 
 
 class _Service(Collector):

@@ -97,17 +97,7 @@ class PublishEntry:
         Args:
             prefix: the start of the keys, before the position.
         """
-        return row_keys(prefix, self.first, self.rows)
-
-
-def row_keys(prefix: bytes, first: int, rows: int) -> list[bytes]:
-    """Return the keys of consecutive rows.
-
-    Args:
-        prefix: the start of the keys, before the position.
-        first: the position of the first row.
-    """
-    return [prefix + at.to_bytes(MESSAGE_TAIL_BYTES, "big") for at in range(first, first + rows)]
+        return [prefix + at.to_bytes(MESSAGE_TAIL_BYTES, "big") for at in range(self.first, self.first + self.rows)]
 
 
 def remaining(entries: Iterable[PublishEntry]) -> list[PublishEntry]:

@@ -27,7 +27,7 @@ from tms_core.consumers.retention import announced_in
 from tms_core.logs.loggers import get_logger, harmless
 from tms_core.logs.printable import duration
 from tms_core.messaging.cache import MessageCache
-from tms_core.messaging.ids import Ids, first_free, milliseconds, position, tail
+from tms_core.messaging.ids import SEQUENCE_BITS, Ids, first_free, milliseconds, position, tail
 from tms_core.messaging.model import MessageList
 from tms_core.messaging.producers.announcements import AnnouncedAhead
 from tms_core.messaging.producers.rows import ProducerName, first_unannounced, topics_requested
@@ -163,7 +163,7 @@ class Lines:
     def next_position(self, line: Line, topic: TopicMetadata, now_ms: int) -> int:
         """Return the position to write at; log once if ids go on from a time that is still to come."""
         first = line.ids.first(now_ms)
-        ahead_ms = milliseconds(first) - now_ms
+        ahead_ms = (first >> SEQUENCE_BITS) - now_ms
         if ahead_ms > self.allowance_ms and not line.warned:
             line.warned = True
             logger.warning(

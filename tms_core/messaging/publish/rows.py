@@ -8,12 +8,12 @@ from contextlib import suppress
 from typing import cast
 
 from tms_core.errors import BadRequest, StoreError, TooLarge
-from tms_core.messaging.ids import id_parts
+from tms_core.messaging.ids import id_parts, tail
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.producers.last_request import LastRequest
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.publish.context import WriterContext
-from tms_core.messaging.publish.entry import PublishEntry, row_keys
+from tms_core.messaging.publish.entry import PublishEntry
 from tms_core.rowkey import generation_prefix, pointer_prefix
 from tms_core.tables.base import CELLS, KEYS, PAYLOADS, MessageTable, Page, TxCell, read_all
 from tms_core.topic import TopicMetadata
@@ -87,7 +87,7 @@ class MessageRows(TopicRows):
                 self._table.invert(cells)
 
     def has_all(self, entry: PublishEntry, last: LastRequest, *, keeps: bool) -> bool:
-        table, keys = self._table, row_keys(self.prefix, last.first, entry.rows)
+        table, keys = self._table, _announced_keys(self.prefix, last)
         # Rows that readers are not shown do not count; ``cells`` has them, too.
         found, _, origin, *_ = _present(table, keys)
         if entry.pointer is None:
@@ -136,7 +136,7 @@ class PayloadRows(TopicRows):
             self._table.delete([key for entry in entries for key in self._keys(entry)])
 
     def has_all(self, entry: PublishEntry, last: LastRequest, *, keeps: bool) -> bool:
-        keys = row_keys(self._prefix(entry), last.first, entry.rows)
+        keys = _announced_keys(self._prefix(entry), last)
         wanted = dict(zip(keys, entry.messages, strict=True))
         there = read_all(self._table, PAYLOADS, keys[0], keys[-1] + b"\0")
         found = [row for row in there.items if row[0] in wanted]
@@ -156,6 +156,11 @@ class PayloadRows(TopicRows):
 
     def _prefix(self, entry: PublishEntry) -> bytes:
         return pointer_prefix(self._topic.topic.prefix, self._topic.generation, cast(int, entry.pointer))
+
+
+def _announced_keys(prefix: bytes, last: LastRequest) -> list[bytes]:
+    """Return the keys of the rows of a request as it was announced."""
+    return [prefix + tail(at) for at in range(last.first, last.first + last.number)]
 
 
 def _present(table: MessageTable, keys: Sequence[bytes]) -> Page[list[bytes]]:

@@ -358,11 +358,12 @@ class WritableDatabase(Database):
             with writing(self.folder):
                 self._mend()
                 with self._handle as db:
-                    batch = db.write_batch(sync=any(write.synced for write in writes))
+                    synced = [write.synced for write in writes]
+                    batch = db.write_batch(sync=any(synced))
                     for write in writes:
                         deque(starmap(batch.put, write.puts), maxlen=0)
                         deque(map(batch.delete, write.deletes), maxlen=0)
-                    self._unsynced = self._unsynced or not all(write.synced for write in writes)
+                    self._unsynced = self._unsynced or not all(synced)
                     try:
                         batch.write()
                     except plyvel.Error:
