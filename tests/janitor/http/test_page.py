@@ -614,7 +614,7 @@ def test_without_script_it_says_where_the_figures_are(look: Look) -> None:
     page.call("Emulation.setScriptExecutionDisabled", value=True)
     page.go(f"{site.url}/")
     page.loaded()
-    assert "The same figures are at /api/status" in page.text("noscript")
+    assert "The same data is at /api/status" in page.text("noscript")
     page.close()
 
 
