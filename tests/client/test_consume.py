@@ -27,8 +27,8 @@ from tms_core.client.consume import consuming
 from tms_core.client.testing import InProcess
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.rest.app import make_app
-from tms_core.server.rest.site import PollLimit
-from tms_core.server.rest.site import Site as Server
+from tms_core.server.rest.context import PollLimit
+from tms_core.server.rest.context import ServerContext as Server
 from tms_core.web.listener import Listener
 
 #: How long a test waits for what has to happen, in seconds.

@@ -18,7 +18,7 @@ from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.server.auth.gate import Gate
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.rest.app import make_app
-from tms_core.server.rest.site import Site
+from tms_core.server.rest.context import ServerContext
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
@@ -36,7 +36,7 @@ class Serving:
     service: MessagingService
     store: Store
     metrics: ServerMetrics
-    site: Site
+    site: ServerContext
 
     @property
     def port(self) -> int:
@@ -68,7 +68,7 @@ def serving(
     )
     metrics = ServerMetrics(CollectorRegistry(), service)
     with ThreadPoolExecutor(4) as threads, service:
-        site = Site(service, threads, metrics, MAX_REQUEST_BYTES, gate, **options)
+        site = ServerContext(service, threads, metrics, MAX_REQUEST_BYTES, gate, **options)
         app = make_app(site, loopback=loopback, access_log=access_log)
         listener = Listener(app, "127.0.0.1", 0, ending=site.waiting.close)
         listener.start()

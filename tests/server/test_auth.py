@@ -24,8 +24,8 @@ from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.rest import app
 from tms_core.server.rest.app import GuardedRoute
+from tms_core.server.rest.context import ServerContext
 from tms_core.server.rest.openapi import openapi
-from tms_core.server.rest.site import Site
 from tms_core.settings.models import Settings
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
@@ -69,7 +69,7 @@ WHO = {
 def routes() -> Iterator[list[GuardedRoute]]:
     """What the application is made of."""
     with ThreadPoolExecutor(1) as threads, MessagingService(MemoryStore(), SystemClock(), side=MemorySide()) as service:
-        yield app.routes(Site(service, threads, ServerMetrics(CollectorRegistry(), service), 1))
+        yield app.routes(ServerContext(service, threads, ServerMetrics(CollectorRegistry(), service), 1))
 
 
 def calls(routes: list[GuardedRoute]) -> list[tuple[str, str]]:
@@ -178,7 +178,7 @@ def test_given_a_route_that_does_not_say_what_it_needs_when_the_application_is_m
         GuardedRoute("/open", endpoint, "open")  # type: ignore[call-arg]
     monkeypatch.setattr(app, "routes", lambda _: [Route("/open", endpoint)])
     with ThreadPoolExecutor(1) as threads, pytest.raises(AttributeError, match="behind"):
-        app.make_app(Site(server.service, threads, server.metrics, 1))
+        app.make_app(ServerContext(server.service, threads, server.metrics, 1))
 
 
 @pytest.mark.parametrize(

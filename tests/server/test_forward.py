@@ -28,8 +28,8 @@ from tms_core.messaging.service import MessagingService
 from tms_core.server.ha.rota import Slots
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.rest.app import make_app
+from tms_core.server.rest.context import ServerContext
 from tms_core.server.rest.forward import Forwarder
-from tms_core.server.rest.site import Site
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.web.listener import Listener, ListenerOptions
@@ -50,7 +50,7 @@ class Following:
         self.service = stack.enter_context(MessagingService(MemoryStore(), clock, side=MemorySide()))
         self.metrics = ServerMetrics(CollectorRegistry(), self.service)
         threads = stack.enter_context(ThreadPoolExecutor(2))
-        site = Site(self.service, threads, self.metrics, MAX_REQUEST_BYTES)
+        site = ServerContext(self.service, threads, self.metrics, MAX_REQUEST_BYTES)
         app = make_app(site, forwarder=Forwarder(Slots([self.own.leadership]), ca_file, certificate_name))
         self.listener = Listener(app, "127.0.0.1", 0, options=ListenerOptions(stop_seconds=1, lifespan=True))
         self.listener.start()
@@ -453,7 +453,9 @@ def test_request_passed_on_over_tls_needs_the_configured_authority_and_name(
     tls, other = (make_certificate(tmp_path / f"{name}.pem", tmp_path / f"{name}.key") for name in ("one", "other"))
     with ExitStack() as stack:
         following = Following(stack, (tls if trusts else other).certificate, name)
-        site = Site(following.service, stack.enter_context(ThreadPoolExecutor(1)), following.metrics, MAX_REQUEST_BYTES)
+        site = ServerContext(
+            following.service, stack.enter_context(ThreadPoolExecutor(1)), following.metrics, MAX_REQUEST_BYTES
+        )
         leader = Listener(make_app(site), "127.0.0.1", 0, tls)
         leader.start()
         stack.callback(leader.stop)

@@ -19,7 +19,7 @@ from tms_core.clock import ManualClock, SystemClock
 from tms_core.server.codec.bodies import MESSAGE_BYTES
 from tms_core.server.codec.json_text import POLL_MESSAGES
 from tms_core.server.rest import poll as polling
-from tms_core.server.rest.site import PollLimit
+from tms_core.server.rest.context import PollLimit
 from tms_core.transaction.codec.thrift import encode_transaction
 from tms_core.transaction.model import TX_PER_MS, Transaction
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tms_core.messaging.publish.work import Answer
-from tms_core.server.rest.site import outcome
+from tms_core.server.rest.context import outcome
 
 
 async def give_up(wanted: Answer[str]) -> None:

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from tests.server.client import PATIENCE_SECONDS, Client
 from tests.support import require_tool
 from tms_core.errors import ConfigurationError
-from tms_core.server.rest.site import answer
+from tms_core.server.rest.context import answer
 from tms_core.settings.models import TlsSettings
 from tms_core.web import listener as listener_module
 from tms_core.web import protocol, thread

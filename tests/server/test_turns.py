@@ -18,7 +18,7 @@ from tms_core.clock import SystemClock
 from tms_core.messaging.publish import work
 from tms_core.messaging.publish.work import SMALL_BYTES, Turns
 from tms_core.messaging.service import MessagingService
-from tms_core.server.rest.site import outcome
+from tms_core.server.rest.context import outcome
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId

@@ -26,7 +26,7 @@ from tms_core.clock import Clock, ManualClock, SystemClock
 from tms_core.messaging.service import MessagingService
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.rest.app import make_app
-from tms_core.server.rest.site import Site
+from tms_core.server.rest.context import ServerContext
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
@@ -100,7 +100,7 @@ def in_process(*, clock: Clock | None = None, store: Store | None = None) -> Ite
         ThreadPoolExecutor(_THREADS, thread_name_prefix="in-process") as threads,
     ):
         metrics = ServerMetrics(CollectorRegistry(), service)
-        here = Site(service, threads, metrics, _MAX_REQUEST_BYTES)
+        here = ServerContext(service, threads, metrics, _MAX_REQUEST_BYTES)
         listener = Listener(make_app(here), "127.0.0.1", 0, options=_LISTENER, ending=here.waiting.close)
         listener.start()
         try:

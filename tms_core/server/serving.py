@@ -31,7 +31,7 @@ from tms_core.server.memory import LentMemory, Memory
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.recording import lost_side
 from tms_core.server.rest.app import make_app
-from tms_core.server.rest.site import PollLimit, Site, Waiting
+from tms_core.server.rest.context import PollLimit, ServerContext, Waiting
 from tms_core.settings.models import (
     ASSUMED_LIFETIME_SECONDS,
     AuthSettings,
@@ -267,7 +267,7 @@ def _listen(
     wanted, manager = settings.server, transactions.manager
     poll_threads = ThreadPoolExecutor(_POLL_THREADS[settings.storage.kind], thread_name_prefix="poll")
     metrics = ServerMetrics(registry, service)
-    site = Site(
+    context = ServerContext(
         service,
         stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="call")),
         metrics,
@@ -281,7 +281,7 @@ def _listen(
         present_ids=(lambda: 0) if manager is None else (lambda: manager.listed_ids),
         hold_seconds=lambda: next((one.hold_seconds for one in started.values() if one.hold_seconds is not None), None),
     )
-    app = make_app(site, loopback=is_loopback(wanted.host), access_log=wanted.access_log, forwarder=forwarder)
+    app = make_app(context, loopback=is_loopback(wanted.host), access_log=wanted.access_log, forwarder=forwarder)
     listener = Listener(
         app,
         wanted.host,
@@ -293,7 +293,7 @@ def _listen(
     listener.start()
     stack.callback(listener.stop)
     if transactions.service is not None and listener.loop is not None:
-        transactions.service.room = LentMemory(site.memory, listener.loop).take
+        transactions.service.room = LentMemory(context.memory, listener.loop).take
     return listener
 
 

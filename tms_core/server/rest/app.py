@@ -1,7 +1,7 @@
 """The application: its routes, and the door before them.
 
 The routes are in the order of how often they are called, each made with what its methods need, so that a new one cannot
-be open by mistake; the gate of the site, where there is one, refuses a request without it. The door does for each
+be open by mistake; the gate, where there is one, refuses a request without it. The door does for each
 request what all of them need: it refuses a foreign host name, turns our errors into status codes with a plain sentence,
 counts, and writes the access log, which holds no headers and no query, where secrets may be. Errors that no code here
 raises on purpose go on to uvicorn, which answers 500 and logs them.
@@ -53,12 +53,12 @@ from tms_core.server.auth.gate import Gate, Need
 from tms_core.server.auth.quotas import Quotas
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.rest.body import Disconnected
+from tms_core.server.rest.context import SPENDS, ServerContext, answer, topic_of
 from tms_core.server.rest.groups import PollGroup, RollBackGroup
 from tms_core.server.rest.openapi import openapi
 from tms_core.server.rest.poll import Poll
 from tms_core.server.rest.producers import FENCED, ProducerRoutes
 from tms_core.server.rest.publish import Publish, Rollback, StorePayloads
-from tms_core.server.rest.site import SPENDS, Site, answer, topic_of
 from tms_core.server.rest.topics import FORCE, Consumers, TopicRoutes
 from tms_core.web import problem
 from tms_core.web.listener import is_of_foreign_page, names_loopback, names_two_hosts
@@ -116,7 +116,7 @@ _TOPIC = _TOPICS + "/{topic}"
 
 
 def make_app(
-    site: Site, *, loopback: bool = True, access_log: bool = False, forwarder: Forwarder | None = None
+    context: ServerContext, *, loopback: bool = True, access_log: bool = False, forwarder: Forwarder | None = None
 ) -> ASGIApp:
     """Return the application.
 
@@ -125,12 +125,12 @@ def make_app(
         access_log: whether each request is logged.
         forwarder: passes on what another server has to answer; None: there is no other.
     """
-    gates = [route.behind(site.gate) for route in routes(site)]
-    paths = routed(gates, known_only(_nothing_here, site.gate))
+    gates = [route.behind(context.gate) for route in routes(context)]
+    paths = routed(gates, known_only(_nothing_here, context.gate))
     if forwarder is None:
-        return Door(paths, site.metrics, loopback=loopback, access_log=access_log)
+        return Door(paths, context.metrics, loopback=loopback, access_log=access_log)
     # Behind the door, or a foreign host name would get in by way of a server that does not lead.
-    return forwarder.living(Door(forwarder.around(paths), site.metrics, loopback=loopback, access_log=access_log))
+    return forwarder.living(Door(forwarder.around(paths), context.metrics, loopback=loopback, access_log=access_log))
 
 
 def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
@@ -150,14 +150,19 @@ def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
     return app
 
 
-def routes(site: Site) -> list[GuardedRoute]:
+def routes(context: ServerContext) -> list[GuardedRoute]:
     """Return all there is to ask for, and what that needs."""
-    topics, consumers, producers, about = TopicRoutes(site), Consumers(site), ProducerRoutes(site), _About(site)
+    topics, consumers, producers, about = (
+        TopicRoutes(context),
+        Consumers(context),
+        ProducerRoutes(context),
+        _About(context),
+    )
     return [
-        GuardedRoute(f"{_TOPIC}/publish", Publish(site), "publish", {"POST": Need.PUBLISH}),
-        GuardedRoute(f"{_TOPIC}/poll", Poll(site), "poll", {"POST": Need.CONSUME}),
-        GuardedRoute(f"{_TOPIC}/store", StorePayloads(site), "store", {"POST": Need.PUBLISH}),
-        GuardedRoute(f"{_TOPIC}/rollback", Rollback(site), "rollback", {"POST": Need.PUBLISH}),
+        GuardedRoute(f"{_TOPIC}/publish", Publish(context), "publish", {"POST": Need.PUBLISH}),
+        GuardedRoute(f"{_TOPIC}/poll", Poll(context), "poll", {"POST": Need.CONSUME}),
+        GuardedRoute(f"{_TOPIC}/store", StorePayloads(context), "store", {"POST": Need.PUBLISH}),
+        GuardedRoute(f"{_TOPIC}/rollback", Rollback(context), "rollback", {"POST": Need.PUBLISH}),
         GuardedRoute(_TOPIC, topics.topic, "topic", {"PUT": Need.ADMIN, "GET": Need.ANY, "DELETE": Need.ADMIN}),
         # Of the topics, those are listed that the principal may see.
         GuardedRoute(_TOPICS, topics.topics, "topics", {"GET": Need.KNOWN}),
@@ -168,9 +173,9 @@ def routes(site: Site) -> list[GuardedRoute]:
             "consumer",
             {"PUT": Need.CONSUME, "GET": Need.CONSUME, "DELETE": Need.CONSUME},
         ),
-        GuardedRoute(f"{_TOPIC}/consumers/{{name}}/poll", PollGroup(site), "group_poll", {"POST": Need.CONSUME}),
+        GuardedRoute(f"{_TOPIC}/consumers/{{name}}/poll", PollGroup(context), "group_poll", {"POST": Need.CONSUME}),
         GuardedRoute(
-            f"{_TOPIC}/consumers/{{name}}/rollback", RollBackGroup(site), "group_rollback", {"POST": Need.CONSUME}
+            f"{_TOPIC}/consumers/{{name}}/rollback", RollBackGroup(context), "group_rollback", {"POST": Need.CONSUME}
         ),
         GuardedRoute(f"{_TOPIC}/consumers", consumers.consumers, "consumers", {"GET": Need.CONSUME}),
         GuardedRoute(
@@ -414,10 +419,10 @@ async def _nothing_here(_: Scope, __: Receive, ___: Send) -> None:
 class _About:
     """The routes that are not about topics."""
 
-    def __init__(self, site: Site) -> None:
-        self._metrics = site.metrics
-        self._threads = site.threads
-        self._openapi = openapi(secured=site.gate is not None)
+    def __init__(self, context: ServerContext) -> None:
+        self._metrics = context.metrics
+        self._threads = context.threads
+        self._openapi = openapi(secured=context.gate is not None)
 
     async def ping(self, request: Request) -> Response:
         return PlainTextResponse("OK.")

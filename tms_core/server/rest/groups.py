@@ -13,8 +13,8 @@ from tms_core.logs.loggers import harmless
 from tms_core.messaging.groups.claims import Given, GroupPoll, Order
 from tms_core.messaging.model import FetchRequest
 from tms_core.server.rest.body import BodyLimit, Headers
+from tms_core.server.rest.context import ContextRoute, answer, headers_of, topic_of
 from tms_core.server.rest.poll import POSITION, SEALED
-from tms_core.server.rest.site import SiteRoute, answer, headers_of, topic_of
 from tms_core.topic import INT_MAX
 from tms_core.web.protocol import abort_of
 
@@ -40,25 +40,25 @@ _ROLLBACK = BodyLimit(16 << 10, "a roll back is one number")
 _DIGITS = 10
 
 
-class PollGroup(SiteRoute):
+class PollGroup(ContextRoute):
     """``POST …/topics/{topic}/consumers/{name}/poll``."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        site, headers, name = self._site, headers_of(scope), scope["path_params"]["name"]
-        topic, codec = topic_of(scope), site.codec(headers)
-        with site.memory.share(abort_of(scope)) as share:
-            asked = await site.read(scope, headers, receive, codec.read_poll, share, limit=site.poll_body)
+        context, headers, name = self._context, headers_of(scope), scope["path_params"]["name"]
+        topic, codec = topic_of(scope), context.codec(headers)
+        with context.memory.share(abort_of(scope)) as share:
+            asked = await context.read(scope, headers, receive, codec.read_poll, share, limit=context.poll_body)
             request = self._request(headers, asked, scope.get("principal"))
-            known = site.sizes.of(topic)
-            largest = site.max_request_bytes if known is None else known
+            known = context.sizes.of(topic)
+            largest = context.max_request_bytes if known is None else known
             await share.take(_COPIES * (request.limit_bytes + largest))
-            given = await site.in_poll_thread(site.service.groups.poll, topic, name, request)
+            given = await context.in_poll_thread(context.service.groups.poll, topic, name, request)
             body = b"".join(codec.write_messages([given.messages] if given.messages else []))
-            harmless(site.metrics.fetched, topic, len(given.messages))
+            harmless(context.metrics.fetched, topic, len(given.messages))
             if given.deliveries > 1:
-                harmless(site.metrics.redelivered.inc, len(given.messages))
+                harmless(context.metrics.redelivered.inc, len(given.messages))
             if given.deliveries > (request.max_deliveries or INT_MAX):
-                harmless(site.metrics.dead_letters.inc, len(given.messages))
+                harmless(context.metrics.dead_letters.inc, len(given.messages))
             await answer(send, 200, body, codec.content_type, *_described(given))
 
     def _request(self, headers: Headers, asked: FetchRequest, principal: str | None) -> GroupPoll:
@@ -73,7 +73,7 @@ class PollGroup(SiteRoute):
             raise BadRequest("A group goes on where it is.", "Leave startFrom out, or set the group's position first.")
         if asked.wait_seconds:
             raise BadRequest("A poll as a group does not wait.", "Wait with a poll without a group, then begin.")
-        most = self._site.poll_limit
+        most = self._context.poll_limit
         return GroupPoll(
             asked.transaction,
             min(asked.limit, most.messages or INT_MAX),
@@ -84,15 +84,17 @@ class PollGroup(SiteRoute):
         )
 
 
-class RollBackGroup(SiteRoute):
+class RollBackGroup(ContextRoute):
     """``POST …/topics/{topic}/consumers/{name}/rollback``: of a transaction, all or what lies behind an id."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        site, headers, name = self._site, headers_of(scope), scope["path_params"]["name"]
-        topic, codec = topic_of(scope), site.codec(headers)
-        with site.memory.share(abort_of(scope)) as share:
-            pointer, after = await site.read(scope, headers, receive, codec.read_group_rollback, share, limit=_ROLLBACK)
-        await site.in_thread(site.service.groups.roll_back, topic, name, pointer, after, scope.get("principal"))
+        context, headers, name = self._context, headers_of(scope), scope["path_params"]["name"]
+        topic, codec = topic_of(scope), context.codec(headers)
+        with context.memory.share(abort_of(scope)) as share:
+            pointer, after = await context.read(
+                scope, headers, receive, codec.read_group_rollback, share, limit=_ROLLBACK
+            )
+        await context.in_thread(context.service.groups.roll_back, topic, name, pointer, after, scope.get("principal"))
         await answer(send, 200)
 
 

@@ -30,7 +30,7 @@ from tms_core.rowkey import LONG_MAX
 from tms_core.server.codec.bodies import Codec
 from tms_core.server.memory import FREE_BYTES, Share
 from tms_core.server.rest.body import GZIP, Disconnected, Headers, accepts_gzip
-from tms_core.server.rest.site import Site, SiteRoute, headers_of, spend, topic_of, waking
+from tms_core.server.rest.context import ContextRoute, ServerContext, headers_of, spend, topic_of, waking
 from tms_core.topic import TopicId
 from tms_core.web.protocol import abort_of, probe_of
 
@@ -57,14 +57,14 @@ SEALED = b"x-tms-sealed"
 LIMITED = b"x-tms-limited"
 
 
-class Poll(SiteRoute):
+class Poll(ContextRoute):
     """``POST …/poll``."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        site, headers = self._site, headers_of(scope)
-        topic, codec = topic_of(scope), site.codec(headers)
-        with site.memory.share(abort_of(scope)) as share:
-            asked = await site.read(scope, headers, receive, codec.read_poll, share, limit=site.poll_body)
+        context, headers = self._context, headers_of(scope)
+        topic, codec = topic_of(scope), context.codec(headers)
+        with context.memory.share(abort_of(scope)) as share:
+            asked = await context.read(scope, headers, receive, codec.read_poll, share, limit=context.poll_body)
             share.close()
             request = self._limited(_waits(headers, asked))
             answer_headers = [(b"content-type", codec.content_type)]
@@ -73,7 +73,7 @@ class Poll(SiteRoute):
             zipped = accepts_gzip(headers)
             if zipped:
                 answer_headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-            with closing(_Polling(site, topic, request, codec, share, zipped=zipped)) as polling:
+            with closing(_Polling(context, topic, request, codec, share, zipped=zipped)) as polling:
                 made = await polling.begin(scope, receive)
                 await send({"type": "http.response.start", "status": 200, "headers": answer_headers + polling.headers})
                 if polling.ended:
@@ -85,7 +85,7 @@ class Poll(SiteRoute):
 
     def _limited(self, request: FetchRequest) -> FetchRequest:
         """Return a request within the server's own limits (``server.poll_limit``)."""
-        most = self._site.poll_limit
+        most = self._context.poll_limit
         messages = min(request.limit, most.messages or request.limit)
         size = most.bytes or LONG_MAX
         if messages == request.limit and size == LONG_MAX:
@@ -97,9 +97,9 @@ class _Polling:
     """One poll under way."""
 
     def __init__(
-        self, site: Site, topic: TopicId, request: FetchRequest, codec: Codec, share: Share, *, zipped: bool
+        self, context: ServerContext, topic: TopicId, request: FetchRequest, codec: Codec, share: Share, *, zipped: bool
     ) -> None:
-        self._site = site
+        self._context = context
         self._topic = topic
         self._request = request
         self._codec = codec
@@ -136,7 +136,7 @@ class _Polling:
             Unavailable: it is to wait, and too many of its principal's do.
         """
         await self._room()
-        made = await self._site.in_poll_thread(self._first)
+        made = await self._context.in_poll_thread(self._first)
         if self.ended and (self._found or not self._request.wait_seconds):
             return made
         if not self.ended and _size(made) >= _SMALL_BYTES:
@@ -146,7 +146,7 @@ class _Polling:
             while True:
                 while not self.ended and _size(made) < _SMALL_BYTES:
                     _look(scope, gone)
-                    made += await self._site.in_poll_thread(self._step)
+                    made += await self._context.in_poll_thread(self._step)
                 left = until - asyncio.get_running_loop().time()
                 if self._found or not self.ended:
                     return made
@@ -155,7 +155,7 @@ class _Polling:
                     return made
                 _look(scope, gone)
                 await self._room()
-                made = await self._site.in_poll_thread(self._again)
+                made = await self._context.in_poll_thread(self._again)
 
     async def stream(self, made: list[bytes], receive: Receive, send: Send) -> None:
         """Send what was made, then make more, until there is no more or the client is gone."""
@@ -166,7 +166,7 @@ class _Polling:
                 if not gone.done():
                     await self._room()
                 if not gone.done():
-                    made = await self._site.in_poll_thread(self._step)
+                    made = await self._context.in_poll_thread(self._step)
             await self.send(made, send)
 
     async def send(self, made: list[bytes], send: Send) -> None:
@@ -186,8 +186,8 @@ class _Polling:
 
     async def _room(self) -> None:
         """Take memory for a step: as much as the largest message there may be makes necessary."""
-        known = self._site.sizes.of(self._topic)
-        largest = self._site.max_request_bytes if known is None else known
+        known = self._context.sizes.of(self._topic)
+        largest = self._context.max_request_bytes if known is None else known
         size = _HELD * (_STEP_BYTES + largest) - self._share.size
         if size > 0:
             await self._share.take(size, brief=not self._goes_on and (known or 0) <= _STEP_BYTES)
@@ -198,24 +198,24 @@ class _Polling:
         Raises:
             Unavailable: too many polls of the principal wait.
         """
-        fetch, site = self._fetch, self._site
-        if fetch is None or not fetch.is_at_end or site.waiting.closed:
+        fetch, context = self._fetch, self._context
+        if fetch is None or not fetch.is_at_end or context.waiting.closed:
             return False
         self._share.close()
         came = asyncio.get_running_loop().create_future()
         wake = waking(came)
-        with fetch.waking(wake), site.waiting.waiting(wake, principal):
-            if not fetch.has_more and not site.waiting.closed:
+        with fetch.waking(wake), context.waiting.waiting(wake, principal):
+            if not fetch.has_more and not context.waiting.closed:
                 await asyncio.wait(
                     {came, gone}, timeout=min(seconds, _LOOK_SECONDS), return_when=asyncio.FIRST_COMPLETED
                 )
-        return not site.waiting.closed
+        return not context.waiting.closed
 
     # -- in a thread --------------------------------------------------------------------------------------------------
 
     def _first(self) -> list[bytes]:
         """Start to read, and make the first pieces."""
-        self._fetch = fetch = self._site.service.begin_fetch(self._topic, self._request)
+        self._fetch = fetch = self._context.service.begin_fetch(self._topic, self._request)
         pieces = self._codec.write_messages(self._counted(fetch.pages()))
         self._pieces = _gzip(self._measured(pieces)) if self._zipped else pieces
         self.ended = False
@@ -244,7 +244,7 @@ class _Polling:
         if self._zipped:
             self.saved_bytes -= size
         if self._fetch is not None:
-            self._site.sizes.learn(self._topic, self._fetch.largest_bytes)
+            self._context.sizes.learn(self._topic, self._fetch.largest_bytes)
         return made
 
     def _measured(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -256,7 +256,7 @@ class _Polling:
         for page in pages:
             if page:
                 self._found += len(page)
-                harmless(self._site.metrics.fetched, self._topic, len(page))
+                harmless(self._context.metrics.fetched, self._topic, len(page))
             yield page
 
 

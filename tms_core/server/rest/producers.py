@@ -15,7 +15,7 @@ from tms_core.messaging.producers.rows import Begun, Former, Registration
 from tms_core.server.auth.gate import Need
 from tms_core.server.codec.json_text import read_registration
 from tms_core.server.rest.body import BodyLimit, Headers
-from tms_core.server.rest.site import Site, SiteRoute, named_topic, topic_of
+from tms_core.server.rest.context import ContextRoute, ServerContext, named_topic, topic_of
 from tms_core.topic import TopicId, remembered
 
 #: The producer of a request, ``namespace:topic/name``; the generation that registering it was answered; the request's
@@ -29,36 +29,36 @@ _REGISTRATION = BodyLimit(16 << 20, "an instance is 32 digits, and has few trans
 _DIGITS = 19
 
 
-class ProducerRoutes(SiteRoute):
+class ProducerRoutes(ContextRoute):
     """The routes of producers."""
 
     async def producers(self, request: Request) -> Response:
         """``GET …/topics/{topic}/producers``."""
-        site, topic = self._site, topic_of(request.scope)
-        found = await site.in_thread(site.service.producers.of, topic)
+        context, topic = self._context, topic_of(request.scope)
+        found = await context.in_thread(context.service.producers.of, topic)
         return JSONResponse([{"name": name, **_described(known, open_)} for name, known, open_ in found])
 
     async def producer(self, request: Request) -> Response:
         """``POST``, ``GET`` and ``DELETE …/topics/{topic}/producers/{name}``."""
-        site, topic, name = self._site, topic_of(request.scope), request.path_params["name"]
-        producers, principal = site.service.producers, request.scope.get("principal")
+        context, topic, name = self._context, topic_of(request.scope), request.path_params["name"]
+        producers, principal = context.service.producers, request.scope.get("principal")
         if request.method == "POST":
-            instance, ended = await site.body_of(request, read_registration, _REGISTRATION)
-            known = await site.in_thread(producers.register, topic, name, instance, ended, principal)
+            instance, ended = await context.body_of(request, read_registration, _REGISTRATION)
+            known = await context.in_thread(producers.register, topic, name, instance, ended, principal)
             undecided = [str(pointer) for pointer in known.undecided]
             told = {"generation": str(known.generation), "former": _former(known.former), "undecided": undecided}
             return JSONResponse(told)
         if request.method == "DELETE":
-            await site.in_thread(producers.delete, topic, name, principal)
+            await context.in_thread(producers.delete, topic, name, principal)
             return Response()
-        return JSONResponse(_described(*await site.in_thread(producers.get, topic, name)))
+        return JSONResponse(_described(*await context.in_thread(producers.get, topic, name)))
 
 
-def sent_by(site: Site, scope: Scope, headers: Headers, *, numbered: bool = True) -> Sent | None:
+def sent_by(context: ServerContext, scope: Scope, headers: Headers, *, numbered: bool = True) -> Sent | None:
     """What a request says of its producer; None: it has none.
 
     Args:
-        site: whose gate has to let its sender publish in the producer's topic.
+        context: whose gate has to let its sender publish in the producer's topic.
         numbered: whether it has a number, as the writes once has.
 
     Raises:
@@ -71,8 +71,8 @@ def sent_by(site: Site, scope: Scope, headers: Headers, *, numbered: bool = True
             raise BadRequest("X-TMS-Producer: it is missing beside what else is said of a producer.", "Send it, too.")
         return None
     found, name, generation = _instance(named, headers.get(GENERATION, b""))
-    if site.gate is not None:
-        site.gate.require(scope["principal"], found, Need.PUBLISH, name)
+    if context.gate is not None:
+        context.gate.require(scope["principal"], found, Need.PUBLISH, name)
     sequence = _number(headers.get(SEQUENCE, b""), "X-TMS-Sequence") if numbered else 0
     oldest_open = _number(headers[OLDEST_OPEN], "X-TMS-Oldest-Open") if OLDEST_OPEN in headers else 0
     return Sent(found, name, generation, sequence, _label(headers) if LABEL in headers else "", oldest_open)

@@ -17,8 +17,8 @@ from tms_core.server.codec.avro import AvroCodec
 from tms_core.server.codec.bodies import Codec
 from tms_core.server.codec.json_text import JsonCodec
 from tms_core.server.rest.body import BodyLimit, Headers
+from tms_core.server.rest.context import ContextRoute, ServerContext, answer, headers_of, json_name, outcome, topic_of
 from tms_core.server.rest.producers import sent_by
-from tms_core.server.rest.site import Site, SiteRoute, answer, headers_of, json_name, outcome, topic_of
 from tms_core.web.protocol import abort_of
 
 #: How long these messages live, in seconds, where that is shorter than the topic's ttl.
@@ -28,22 +28,22 @@ _TTL_DIGITS = 10
 _ROLLBACK = BodyLimit(16 << 10, "a roll back is five numbers")
 
 
-class Publish(SiteRoute):
+class Publish(ContextRoute):
     """``POST …/publish``."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        site, headers = self._site, headers_of(scope)
-        topic, codec = topic_of(scope), site.codec(headers)
-        with site.memory.share(abort_of(scope)) as share:
-            pointer, messages, ttl_seconds = await site.read(
+        context, headers = self._context, headers_of(scope)
+        topic, codec = topic_of(scope), context.codec(headers)
+        with context.memory.share(abort_of(scope)) as share:
+            pointer, messages, ttl_seconds = await context.read(
                 scope, headers, receive, codec.read_publish, share, cost=codec.publish_cost
             )
-            site.sizes.note(topic, messages, share.size)
-            ttl_seconds, sent = _ttl(headers, ttl_seconds), sent_by(site, scope, headers)
+            context.sizes.note(topic, messages, share.size)
+            ttl_seconds, sent = _ttl(headers, ttl_seconds), sent_by(context, scope, headers)
             principal = None if pointer is None else scope.get("principal")
             began = time.perf_counter()
             written = await outcome(
-                site.service.submit_publish(
+                context.service.submit_publish(
                     topic, messages, pointer=pointer, ttl_seconds=ttl_seconds, sent=sent, principal=principal
                 )
             )
@@ -55,20 +55,20 @@ class Publish(SiteRoute):
                 await answer(send, 200, codec.write_published(written), codec.content_type)
         finally:
             # Behind the answer, so that the client need not wait for it.
-            harmless(site.metrics.published, topic, len(messages), seconds)
+            harmless(context.metrics.published, topic, len(messages), seconds)
 
 
-class StorePayloads(SiteRoute):
+class StorePayloads(ContextRoute):
     """``POST …/store``: payloads that an empty ``publish`` of the same transaction makes visible.
 
     Without any, to the home of a producer, it notes that producer's transaction.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        site, headers = self._site, headers_of(scope)
-        topic, codec = topic_of(scope), site.codec(headers)
-        with site.memory.share(abort_of(scope)) as share:
-            pointer, messages, ttl_seconds = await site.read(
+        context, headers = self._context, headers_of(scope)
+        topic, codec = topic_of(scope), context.codec(headers)
+        with context.memory.share(abort_of(scope)) as share:
+            pointer, messages, ttl_seconds = await context.read(
                 scope, headers, receive, codec.read_publish, share, cost=codec.publish_cost
             )
             if pointer is None:
@@ -78,34 +78,34 @@ class StorePayloads(SiteRoute):
                     "ttlSeconds: a stored payload lives as long as the message that publishes it.",
                     "Give the ttl with the publish that makes it visible.",
                 )
-            site.sizes.note(topic, messages, share.size)
-            sent, principal = sent_by(site, scope, headers), scope.get("principal")
+            context.sizes.note(topic, messages, share.size)
+            sent, principal = sent_by(context, scope, headers), scope.get("principal")
             if not messages and sent is not None and sent.home == topic:
-                await site.in_thread(site.service.note_begun, sent, pointer, principal)
+                await context.in_thread(context.service.note_begun, sent, pointer, principal)
             else:
-                stored = site.service.submit_store(topic, messages, pointer=pointer, sent=sent, principal=principal)
+                stored = context.service.submit_store(topic, messages, pointer=pointer, sent=sent, principal=principal)
                 await outcome(stored)
-        harmless(site.metrics.published, topic, len(messages))
+        harmless(context.metrics.published, topic, len(messages))
         await answer(send, 200)
 
 
-class Rollback(SiteRoute):
+class Rollback(ContextRoute):
     """``POST …/rollback``: takes the answer of ``publish``. CDAP asks for no content type here."""
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
+    def __init__(self, context: ServerContext) -> None:
+        super().__init__(context)
         self._json: Codec = JsonCodec()
         self._avro: Codec = AvroCodec()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        site, headers = self._site, headers_of(scope)
+        context, headers = self._context, headers_of(scope)
         topic = topic_of(scope)
         codec = self._json if json_name(headers.get(b"content-type", b"")) else self._avro
-        with site.memory.share(abort_of(scope)) as share:
-            written = await site.read(scope, headers, receive, codec.read_rollback, share, limit=_ROLLBACK)
-        sent = sent_by(site, scope, headers, numbered=False)
+        with context.memory.share(abort_of(scope)) as share:
+            written = await context.read(scope, headers, receive, codec.read_rollback, share, limit=_ROLLBACK)
+        sent = sent_by(context, scope, headers, numbered=False)
         principal = scope.get("principal")
-        await site.in_thread(site.service.rollback, topic, written, sent=sent, principal=principal)
+        await context.in_thread(context.service.rollback, topic, written, sent=sent, principal=principal)
         await answer(send, 200)
 
 

@@ -18,7 +18,7 @@ from tms_core.messaging.families import Permit, permit_all
 from tms_core.server.auth.gate import Need
 from tms_core.server.codec.json_text import read_position, read_properties
 from tms_core.server.rest.body import BodyLimit
-from tms_core.server.rest.site import Site, SiteRoute, named_topic, topic_of
+from tms_core.server.rest.context import ContextRoute, ServerContext, named_topic, topic_of
 from tms_core.topic import INT_MAX, TopicId, parse_java_int
 
 #: The largest body of properties: what they may have together, with each character written as six.
@@ -29,44 +29,44 @@ FORCE = "x-tms-force"
 _POSITION = BodyLimit(16 << 10, "a position is 40 digits")
 
 
-class TopicRoutes(SiteRoute):
+class TopicRoutes(ContextRoute):
     """The routes of topics, by name."""
 
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
+    def __init__(self, context: ServerContext) -> None:
+        super().__init__(context)
         #: Held from counting the topics of a principal with a quota until another one is made.
         self._counting = Lock()
 
     async def topics(self, request: Request) -> Response:
         """``GET …/topics``: those that the client may see."""
         namespace = named_topic(request.path_params["namespace"], "topics").namespace
-        return JSONResponse(await self._site.in_thread(self._listed, namespace, request.scope.get("principal")))
+        return JSONResponse(await self._context.in_thread(self._listed, namespace, request.scope.get("principal")))
 
     def _listed(self, namespace: str, principal: str | None) -> list[str]:
-        found = [TopicId(namespace, name) for name in self._site.service.topics(namespace)]
+        found = [TopicId(namespace, name) for name in self._context.service.topics(namespace)]
         return [topic.topic for topic in self._visible(principal, found)]
 
     async def all_topics(self, request: Request) -> Response:
         """``GET /v1/topics``: those of all namespaces that the client may see."""
-        return JSONResponse(await self._site.in_thread(self._all_listed, request.scope.get("principal")))
+        return JSONResponse(await self._context.in_thread(self._all_listed, request.scope.get("principal")))
 
     def _all_listed(self, principal: str | None) -> list[str]:
-        return [str(topic) for topic in self._visible(principal, self._site.service.all_topics())]
+        return [str(topic) for topic in self._visible(principal, self._context.service.all_topics())]
 
     def _visible(self, principal: str | None, topics: list[TopicId]) -> list[TopicId]:
-        gate = self._site.gate
+        gate = self._context.gate
         return topics if gate is None or principal is None else list(gate.visible(principal, topics))
 
     async def topic(self, request: Request) -> Response:
         """``PUT``, ``GET`` and ``DELETE …/topics/{topic}``."""
-        site, topic = self._site, topic_of(request.scope)
+        context, topic = self._context, topic_of(request.scope)
         if request.method == "PUT":
-            wanted = await site.body_of(request, read_properties, _PROPERTIES)
-            await self._change(request, site.service.create_topic, topic, wanted)
+            wanted = await context.body_of(request, read_properties, _PROPERTIES)
+            await self._change(request, context.service.create_topic, topic, wanted)
         elif request.method == "DELETE":
-            await site.in_thread(site.service.delete_topic, topic)
+            await context.in_thread(context.service.delete_topic, topic)
         else:
-            return JSONResponse(await site.in_thread(site.service.topic, topic))
+            return JSONResponse(await context.in_thread(context.service.topic, topic))
         return Response()
 
     async def ages(self, request: Request) -> Response:
@@ -74,23 +74,23 @@ class TopicRoutes(SiteRoute):
         given = parse_java_int(request.query_params.get("olderThanSeconds", ""))
         if given is None or given <= 0:
             raise BadRequest("olderThanSeconds is missing or no ttl.", f"Give whole seconds from 1 to {INT_MAX}.")
-        site = self._site
-        found = await site.in_poll_thread(site.service.count_ages, topic_of(request.scope), given)
+        context = self._context
+        found = await context.in_poll_thread(context.service.count_ages, topic_of(request.scope), given)
         counts = {"messages": found.messages, "older": found.older, "atLeast": found.at_least}
-        return JSONResponse({**counts, "holdSeconds": site.hold_seconds()})
+        return JSONResponse({**counts, "holdSeconds": context.hold_seconds()})
 
     async def properties(self, request: Request) -> Response:
         """``PUT …/topics/{topic}/properties``: replaces them all."""
-        site, topic = self._site, topic_of(request.scope)
-        wanted = await site.body_of(request, read_properties, _PROPERTIES)
-        await self._change(request, site.service.update_topic, topic, wanted)
+        context, topic = self._context, topic_of(request.scope)
+        wanted = await context.body_of(request, read_properties, _PROPERTIES)
+        await self._change(request, context.service.update_topic, topic, wanted)
         return Response()
 
     async def _change(
         self, request: Request, change: Callable[..., object], topic: TopicId, wanted: Mapping[str, str]
     ) -> None:
         """Make or change a topic, as far as the client may."""
-        gate, permit = self._site.gate, self._permit(request)
+        gate, permit = self._context.gate, self._permit(request)
         quota = None if gate is None else gate.quotas.of(request.scope["principal"])
 
         def changed() -> None:
@@ -98,11 +98,11 @@ class TopicRoutes(SiteRoute):
             with nullcontext() if quota is None or quota.topics is None else self._counting:
                 change(topic, wanted, permit=permit)
 
-        await self._site.in_thread(changed)
+        await self._context.in_thread(changed)
 
     def _permit(self, request: Request) -> Permit:
         """Return what refuses a topic that the client may not administer, as one of its partitions could be."""
-        gate = self._site.gate
+        gate = self._context.gate
         if gate is None:
             return permit_all
         principal: str = request.scope["principal"]
@@ -114,40 +114,40 @@ class TopicRoutes(SiteRoute):
             quota = gate.quotas.of(principal)
             if quota is not None and quota.topics is not None:
                 # One request may make a thousand: those that are there are counted once.
-                places = places or count(gate.administered(principal, self._site.service.all_topics()))
+                places = places or count(gate.administered(principal, self._context.service.all_topics()))
                 gate.quotas.require_topics(principal, next(places))
 
         return permit
 
 
-class Consumers(SiteRoute):
+class Consumers(ContextRoute):
     """The routes of consumers."""
 
     async def consumers(self, request: Request) -> Response:
         """``GET …/topics/{topic}/consumers``."""
-        site, topic = self._site, topic_of(request.scope)
-        lags, now_ms = await site.in_thread(site.service.consumers.lags, topic)
+        context, topic = self._context, topic_of(request.scope)
+        lags, now_ms = await context.in_thread(context.service.consumers.lags, topic)
         return JSONResponse([_described(lag, now_ms) for lag in lags])
 
     async def consumer(self, request: Request) -> Response:
         """``PUT``, ``GET`` and ``DELETE …/topics/{topic}/consumers/{name}``."""
-        site, topic, name = self._site, topic_of(request.scope), request.path_params["name"]
+        context, topic, name = self._context, topic_of(request.scope), request.path_params["name"]
         principal = request.scope.get("principal")
         if request.method == "PUT":
-            message = await site.body_of(request, read_position, _POSITION)
+            message = await context.body_of(request, read_position, _POSITION)
             only_new = request.headers.get("if-none-match", "").strip() == "*"
-            put = partial(site.service.consumers.put, force=_forces(request), only_new=only_new, principal=principal)
-            await site.in_thread(put, topic, name, message)
+            put = partial(context.service.consumers.put, force=_forces(request), only_new=only_new, principal=principal)
+            await context.in_thread(put, topic, name, message)
         elif request.method == "DELETE":
-            delete = partial(site.service.consumers.delete, force=_forces(request), principal=principal)
-            await site.in_thread(delete, topic, name)
+            delete = partial(context.service.consumers.delete, force=_forces(request), principal=principal)
+            await context.in_thread(delete, topic, name)
         else:
-            return JSONResponse(await site.in_thread(self._shown, topic, name))
+            return JSONResponse(await context.in_thread(self._shown, topic, name))
         return Response()
 
     def _shown(self, topic: TopicId, name: str) -> dict[str, Any]:
         """Return a consumer's position, the claims it has open, and its messages and has not processed."""
-        consumers = self._site.service.consumers
+        consumers = self._context.service.consumers
         found, claims = consumers.get(topic, name), consumers.claims(topic, name)
         shown: dict[str, Any] = {"position": str(found.id)}
         if claims:
@@ -160,7 +160,7 @@ class Consumers(SiteRoute):
                 }
                 for claim in claims
             ]
-        if failed := self._site.service.groups.failed(topic, name):
+        if failed := self._context.service.groups.failed(topic, name):
             shown["failed"] = [
                 {
                     "message": None if one.message is None else str(one.message),

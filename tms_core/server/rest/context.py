@@ -153,7 +153,7 @@ def waking(came: asyncio.Future[None]) -> Callable[[], None]:
 
 
 @dataclass(frozen=True)
-class Site:
+class ServerContext:
     """What all routes share.
 
     Args:
@@ -265,11 +265,11 @@ class Site:
         return asyncio.get_running_loop().run_in_executor(threads, partial(function, *args, **kwargs))
 
 
-class SiteRoute:
-    """Answers requests for a site."""
+class ContextRoute:
+    """A route that answers requests with what all routes share."""
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
 
 
 def spend(scope: Scope, size: int) -> None:
