@@ -12,7 +12,7 @@ from janitor.rules.references import Lifetime
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep.context import Terms
+from janitor.sweep.run import Terms
 from janitor.sweep.sweep import Threads
 from tms_core.clock import Clock
 from tms_core.rowkey import MessageKey

@@ -25,10 +25,10 @@ from janitor.rules.references import Lifetime
 from janitor.run import plan_file as plan
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
-from janitor.run.prepare import IN_PROGRESS
+from janitor.run.prepare import IN_PROGRESS, prepare
 from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep.context import Terms
+from janitor.sweep.run import Preparation, Terms
 from janitor.sweep.sweep import Threads
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
@@ -248,6 +248,11 @@ class Rig:
                 **changes,
             }
         )
+
+
+def prepared(store: Store) -> Preparation:
+    """What a run of a new janitor rests on."""
+    return prepare(janitor(store).engine.deps)
 
 
 def janitor(

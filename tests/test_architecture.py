@@ -8,6 +8,7 @@ import pytest
 
 from tools.architecture import (
     Dependencies,
+    carriers,
     largest_constructor,
     largest_dataclass,
     main,
@@ -82,3 +83,13 @@ def test_given_a_missed_bar_when_checked_then_the_exit_code_is_one(
         "classes in spark that override private methods",
         "class names in two modules",
     }
+
+
+def test_carriers_hold_the_store_or_a_record_that_does(tree: Path) -> None:
+    (tree / "janitor/sweep/part.py").write_text(
+        "@dataclass\nclass Part:\n    store: Reads | None\n    size: int\n\n\n"
+        "class Event(NamedTuple):\n    part: Sequence[Part]\n\n\nclass Apart(NamedTuple):\n    rows: int\n\n\n"
+        "class Worker:\n    store: Reads\n",
+        encoding="utf-8",
+    )
+    assert carriers(read(tree, ["janitor"])) == {"Event": 1, "Part": 2}

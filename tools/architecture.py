@@ -35,6 +35,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("tms_core", "janitor")
 #: What a store is to those who use it; beside it are the drivers.
 _TABLES = "tms_core.tables.base"
+#: Where the records of a pass are.
+_PASS = ("janitor.run.", "janitor.sweep.", "janitor.spark.sweep.", "janitor.boundary.coverage")
 _DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -199,6 +201,29 @@ def largest_dataclass(modules: Iterable[Module]) -> tuple[int, str]:
                 fields = [node for node in owner.body if isinstance(node, ast.AnnAssign)]
                 found.append((len(fields), f"{module.name}.{owner.name}"))
     return max(found)
+
+
+def carriers(modules: Iterable[Module]) -> dict[str, int]:
+    """The records that carry one pass, and how many fields each has.
+
+    A dataclass or named tuple of a pass carries it if it holds the store, the state, or another record that does.
+    """
+    found: dict[str, tuple[int, set[str]]] = {}
+    for module in modules:
+        if module.name.startswith(_PASS):
+            for owner in module.classes():
+                fields = [node for node in owner.body if isinstance(node, ast.AnnAssign)]
+                kinds = {ast.unparse(node) for node in (*owner.decorator_list, *owner.bases)}
+                if any("dataclass" in kind or kind == "NamedTuple" for kind in kinds):
+                    words = {
+                        word.id for node in fields for word in ast.walk(node.annotation) if isinstance(word, ast.Name)
+                    }
+                    found[owner.name] = (len(fields), words)
+    carrying = {"Outcome"} & found.keys()
+    roots = {"Reads", "Store", "State", "MetadataReads", "StoreRecord"}
+    while more := {name for name, (_, words) in found.items() if words & (roots | carrying)} - carrying:
+        carrying |= more
+    return {name: found[name][0] for name in sorted(carrying)}
 
 
 def overriding(modules: Sequence[Module], below: str) -> list[str]:
@@ -403,10 +428,13 @@ class Architecture:
 
     def _classes(self) -> list[Row]:
         private = overriding(self.modules, "janitor.spark")
+        records = carriers(self.modules)
         repeated = repeated_names(self.modules)
         return [
             Row("largest constructor: arguments", *_with_bar(largest_constructor(self.modules), 7)),
             Row("largest dataclass: fields", *_with_bar(largest_dataclass(self.modules), None)),
+            Row("records that carry one pass", len(records), 8, " ".join(records)),
+            Row("their fields", sum(records.values()), 90),
             Row("classes in spark that override private methods", len(private), 0, " ".join(private)),
             Row("class names in two modules", len(repeated), 0, " ".join(repeated)),
         ]

@@ -18,6 +18,20 @@ if TYPE_CHECKING:
     from tms_core.tables.hbase.described import TableSettings
 
 
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event
+
+from janitor.settings import LeaseSettings
+from tms_core.clock import Clock
+from tms_core.errors import LeaseHeld
+from tms_core.tables.lease import Lease
+
+
 class Place(Protocol):
     """A store and its state.
 
@@ -84,3 +98,95 @@ class Place(Protocol):
     def table_settings(self) -> list[TableSettings]:
         """Return how the tables are set, where they can be."""
         ...
+
+
+# -- the lease ---------------------------------------------------------------------------------------------------------
+
+
+logger = logging.getLogger(__name__)
+
+#: How often a janitor on standby checks whether the lease is free, in seconds.
+STANDBY_SECONDS = 5.0
+
+
+@contextmanager
+def held(
+    wanted: LeaseSettings,
+    state: State,
+    clock: Clock,
+    *,
+    sole: bool,
+    store: str = "",
+    standby: Event | None = None,
+    until: Event | None = None,
+) -> Iterator[Lease]:
+    """The lease, held while the block runs.
+
+    Args:
+        wanted: how long it lasts.
+        state: where it is kept.
+        sole: no other holder can be alive.
+        store: identity of the store, if only one process can have it open; see :class:`Lease`.
+        standby: wait while another process has it, until this is set; None: do not stand by.
+        until: wait for as long as the lease of a dead holder lasts, or until this is set; None: do not wait.
+
+    Raises:
+        LeaseHeld: another process has it.
+    """
+    holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+    lease = Lease(state, holder, wanted.seconds, clock, store=store)
+    if standby is not None:
+        _wait_for(lease, standby)
+    elif until is not None and not sole:
+        _wait_out(lease, until)
+    else:
+        lease.acquire(sole=sole)
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def _wait_for(lease: Lease, end: Event) -> None:
+    """Wait until the lease is free; watching that it is not renewed needs no wall clock (rule S12)."""
+    told = False
+    while True:
+        try:
+            lease.acquire()
+        except LeaseHeld as held:
+            if not told:
+                logger.warning("on standby: %s This janitor takes over when the lease is free.", held.message)
+            told = True
+            if end.wait(STANDBY_SECONDS):
+                raise
+        else:
+            return
+
+
+def _wait_out(lease: Lease, until: Event) -> None:
+    """Wait as long as a dead holder's lease lasts, and not for a holder that shows that it is alive.
+
+    Raises:
+        LeaseHeld: its holder has renewed it meanwhile, or one is to end.
+    """
+    try:
+        lease.acquire()
+    except LeaseHeld as error:
+        held, found = error, lease.seen
+    else:
+        return
+    if found is None:
+        raise held
+    logger.warning("%s If that process is dead, this run begins in %d s.", held.message, found.seconds)
+    for _ in range(int(found.seconds / STANDBY_SECONDS) + 2):
+        if until.wait(STANDBY_SECONDS):
+            break
+        try:
+            lease.acquire()
+        except LeaseHeld as error:
+            held = error
+        else:
+            return
+        if lease.seen != found:
+            break
+    raise held

@@ -15,9 +15,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from janitor.app.lease import held
 from janitor.app.options import Common
-from janitor.app.place import Place
+from janitor.app.place import Place, held
 from janitor.app.progress import progress
 from janitor.archive.writer import ParquetArchive
 from janitor.control.api import AnyEngine
@@ -30,7 +29,7 @@ from janitor.settings import Settings, config_digest, load
 from janitor.state.base import State
 from janitor.stats.consumer_lag import LateSource
 from janitor.status.collect import Deployment
-from janitor.sweep.context import Terms
+from janitor.sweep.run import Terms
 from janitor.sweep.sweep import Threads
 from tms_core.cli import entry
 from tms_core.clock import Clock

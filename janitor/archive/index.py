@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from janitor.archive import folder as archive_folder
 from janitor.archive import parquet
 from janitor.archive.parquet import Summary
-from janitor.sweep.context import matches
+from janitor.sweep.run import matches
 from tms_core.errors import ArchiveError
 from tms_core.rowkey import MessageKey
 from tms_core.topic import TopicId

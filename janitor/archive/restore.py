@@ -30,7 +30,7 @@ from janitor.archive.index import ANY, ArchivedFile, Selection
 from janitor.archive.writer import CommitState, pick
 from janitor.rules.policy import Rule
 from janitor.state.base import State
-from janitor.sweep.context import matches
+from janitor.sweep.run import matches
 from janitor.sweep.transactions import TransactionView
 from tms_core.errors import ArchiveError, MetadataError, Refused, StoreError
 from tms_core.logs.printable import duration

@@ -1,4 +1,4 @@
-"""A thorough pass that takes more than one run.
+"""A full pass that takes more than one run.
 
 To prove that a large table is clean takes hours, and a process may die in that time, or one salt of many may fail. So
 each part of a store is evidence by itself as soon as it was covered (rule S4), and a *round* is over when every part
@@ -10,8 +10,7 @@ killed at the same time every night gets further every night.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from janitor.rules.ranges import remainder
@@ -29,39 +28,20 @@ REFUTED = Note.REFUTED
 ROUND_MS = 7 * 24 * 3600 * 1000
 
 
-#: Told of intervals that were covered, and of the lowest invalid pointer there that has to stay; None: none was met.
-Record = Callable[[Sequence[KeyRange], int | None], None]
-
-
-#: Told up to which key something was done.
-Reach = Callable[[bytes], None]
-
-
-def nowhere(_: bytes) -> None:
-    """Ignore how far something has come."""
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(NamedTuple):
     """A round as one run goes on with it.
 
     Attributes:
         began_ms: when its first run started.
-        record: called by the thread that started the pass, while other threads may still be at work.
         done: what earlier runs have covered.
         since_ms: from which publish time on that is searched all the same; None: not at all.
-        is_due: whether it is worth while to record how far the search of a part has come.
         payloads_from: in a store in one piece, the first topic whose payloads no earlier run has gone through.
-        payloads_done: told up to which key payloads were gone through there.
     """
 
     began_ms: int
-    record: Record
     done: tuple[KeyRange, ...] = ()
     since_ms: int | None = None
-    is_due: Callable[[], bool] = lambda: False
     payloads_from: bytes = b""
-    payloads_done: Reach = nowhere
 
     def has_done(self, part: Reads) -> bool:
         """Return whether an earlier run has covered this part."""
@@ -72,11 +52,10 @@ class Round:
         left = remainder(part.span, self.done)
         return left[0].start if len(left) == 1 and left[0].stop == part.span.stop else part.span.start
 
-    def record_gaps(self, parts: Sequence[Reads]) -> None:
-        """Where no part has keys there is nothing to search: later rows there belong to younger transactions."""
-        gaps = remainder(ALL_KEYS, [part.span for part in parts])
-        if gaps:
-            self.record(gaps, None)
+
+def gaps(parts: Sequence[Reads]) -> list[KeyRange]:
+    """Where no part has keys there is nothing to search: what may still be put there is of younger transactions."""
+    return remainder(ALL_KEYS, [part.span for part in parts])
 
 
 def is_whole(parts: Sequence[Reads]) -> bool:
@@ -84,30 +63,15 @@ def is_whole(parts: Sequence[Reads]) -> bool:
     return [part.span for part in parts] == [ALL_KEYS]
 
 
-class RoundProgress(NamedTuple):
-    """How far a round has come.
+def go_on(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> Round:
+    """Begin a round, or go on with the one that is under way.
 
-    Attributes:
-        began_ms: when its first run started.
-        done: what its former runs have covered.
-        since_ms: when the first of those started that are behind ``done``; None: nothing is done.
-        payloads_from: the first topic whose payloads they have not gone through.
-    """
-
-    began_ms: int
-    done: tuple[KeyRange, ...] = ()
-    since_ms: int | None = None
-    payloads_from: bytes = b""
-
-
-def go_on(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> RoundProgress:
-    """Start a round, or go on with the one that is under way.
-
-    Only evidence of runs of the same round counts, and none that rests on a snapshot newer than this run's.
+    Only evidence of runs of the same round counts, and none that rests on a snapshot newer than this run's. Its
+    ``since_ms`` is when the first of the runs started that have covered something; None: nothing is done.
 
     Args:
         run_id: the run that does, which is remembered as one of the round's.
-        now_ms: when it started.
+        now_ms: when it began.
         snapshot_ms: its snapshot's timestamp.
 
     Raises:
@@ -116,14 +80,14 @@ def go_on(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> RoundProg
     note = state.note(ROUND)
     if note is None or not 0 <= now_ms - note["began_ms"] < ROUND_MS:
         state.save_note(ROUND, {"began_ms": now_ms, "runs": [run_id]})
-        return RoundProgress(now_ms)
+        return Round(now_ms)
     known = [item for item in state.evidence() if item.run_id in note["runs"]]
     runs = sorted({item.run_id for item in known})
     state.save_note(ROUND, {**note, "runs": [*runs, run_id]})
     counting = [item for item in known if item.started_ms <= now_ms and item.snapshot_timestamp_ms <= snapshot_ms]
     done = tuple(KeyRange(item.start, item.stop) for item in counting)
     since_ms = min((item.started_ms for item in counting), default=None)
-    return RoundProgress(note["began_ms"], done, since_ms, bytes.fromhex(note.get("payloads", "")))
+    return Round(note["began_ms"], done, since_ms, bytes.fromhex(note.get("payloads", "")))
 
 
 def save_payloads(state: State, run_id: str, upto: bytes) -> None:

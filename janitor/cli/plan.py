@@ -13,7 +13,7 @@ from janitor.cli.outcome import adoption, for_held, next_pass, show, typed
 from janitor.report import Report
 from janitor.rules.policy import Hold
 from janitor.run import plan_file as plan
-from janitor.sweep.whatif import WhatIf
+from janitor.run.plan_file import WhatIf
 from tms_core.cli.help import Command
 from tms_core.cli.typed import Moment, TimeType
 

@@ -11,7 +11,7 @@ import click
 from janitor.cli.options import common_options, session, topic_patterns
 from janitor.cli.outcome import finish, show
 from janitor.report import Mode
-from janitor.run.log import RunLog
+from janitor.run.record import RunLog
 from janitor.state.records import Note
 from tms_core.cli.help import Command
 from tms_core.errors import StateBusy, StoreBusy, TmsError

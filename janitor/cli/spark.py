@@ -14,8 +14,8 @@ from janitor.cli.options import common_options, session, together, topic_pattern
 from janitor.cli.outcome import finish, show
 from janitor.cli.run import after_run
 from janitor.rules.policy import Rule
-from janitor.run.log import RunLog
-from janitor.sweep.context import matches
+from janitor.run.record import RunLog
+from janitor.sweep.run import matches
 from tms_core.cli.help import Group
 from tms_core.errors import StateBusy, StoreBusy
 from tms_core.logs.printable import duration, printable

@@ -179,9 +179,14 @@ def lines(pieces: Iterable[bytes], max_bytes: int = MAX_BYTES) -> Iterator[dict[
             raise ValueError(f"a line of more than {max_bytes} bytes")
 
 
+def pack_error(error: TmsError) -> dict[str, str]:
+    """Return an error as JSON values."""
+    return {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+
+
 def encode_error(error: TmsError) -> bytes:
     """Return an error as the last line of an answer."""
-    return encode({"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}})
+    return encode({"error": pack_error(error)})
 
 
 def read_error(found: Any) -> TmsError:

@@ -25,8 +25,8 @@ from janitor.daemon.watched import Watched
 from janitor.metrics import Metrics
 from janitor.report import Report
 from janitor.run.engine import Engine
-from janitor.run.log import RunLog
 from janitor.run.plan_file import PlanFile
+from janitor.run.record import RunLog
 from janitor.state.base import State
 from janitor.status import collect
 from janitor.status.collect import Deployment, Live
@@ -184,7 +184,7 @@ class Daemon:
     # -- what an operator decides (``janitor.control.api.Decider``) --------------------------------------------------
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
-        """As :meth:`janitor.run.decisions.OperatorDecisions.adopt`; what was counted before may be forgotten by it."""
+        """As :meth:`janitor.run.engine.OperatorDecisions.adopt`; what was counted before may be forgotten by it."""
         adopted = self.engine.adopt(once_for=once_for, store_id=store_id)
         for job in self._plan.jobs:
             self._schedule.run_now(job.name)
@@ -193,7 +193,7 @@ class Daemon:
     def approve(
         self, patterns: tuple[str, ...] = (), *, clock: bool = False, once_for: str | None = None
     ) -> list[TopicId]:
-        """As :meth:`janitor.run.decisions.OperatorDecisions.approve`."""
+        """As :meth:`janitor.run.engine.OperatorDecisions.approve`."""
         return self.engine.approve(patterns, clock=clock, once_for=once_for)
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
@@ -202,7 +202,7 @@ class Daemon:
             return self.engine.apply(wanted, adopt=adopt)
 
     def restore(self, folder: Path, request: Request) -> Restored:
-        """As :meth:`janitor.run.decisions.OperatorDecisions.restore`, and seen like any other run."""
+        """As :meth:`janitor.run.engine.OperatorDecisions.restore`, and seen like any other run."""
         with self._watched.run():
             return self.engine.restore(folder, request)
 
@@ -260,13 +260,15 @@ class Daemon:
         """One sweep, or one plan where only plans are wanted."""
         if not self._leads():
             return
-        lazy, self._full_wanted = not self._full_wanted, False
+        incremental, self._full_wanted = not self._full_wanted, False
         try:
             with self._watched.run():
                 if self._site.mode == "plan_only":
                     report = self.engine.rehearse(patterns=self._plan.patterns)
                 else:
-                    report = self.engine.run_once(adopt=self._plan.adopt, patterns=self._plan.patterns, lazy=lazy)
+                    report = self.engine.run_once(
+                        adopt=self._plan.adopt, patterns=self._plan.patterns, incremental=incremental
+                    )
             self._log.write(report)
         except BaseException:
             self._outdated = True

@@ -11,7 +11,7 @@ from typing import Literal
 
 from janitor.rules.frontier import elapsed_ms
 from janitor.rules.policy import Delete, Frontier, Hold, Invert, Reason, Row, Rule, Verdict, decide
-from janitor.sweep.context import RunContext, TopicWork
+from janitor.sweep.run import Run, TopicWork
 from tms_core.rowkey import LONG_MAX, Cutoff, MessageKey, PayloadKey
 from tms_core.topic import TopicId
 from tms_core.transaction.model import transaction_ms
@@ -48,7 +48,7 @@ class Fate:
 
 
 def judge(
-    context: RunContext,
+    run: Run,
     row: Row,
     key: MessageKey | PayloadKey,
     *,
@@ -64,23 +64,23 @@ def judge(
         message: what becomes of a message that refers to it.
         probe_ms: when its topic is tried again, if it is quarantined.
     """
-    work = context.topics.get(key.topic.prefix)
+    work = run.topics.get(key.topic.prefix)
     topic, frontier = (work.topic, work.frontier) if work else (None, None)
-    verdict = decide(row, topic, frontier, context.transactions, referenced, None)
-    stopped = _stopped(context, key.topic)
-    fate = _now(verdict, stopped, _inverts(context, row))
-    rule = _rule_in_time(context, key, work) if work else None
+    verdict = decide(row, topic, frontier, run.transactions, referenced, None)
+    stopped = _stopped(run, key.topic)
+    fate = _now(verdict, stopped, _inverts(run, row))
+    rule = _rule_in_time(run, key, work) if work else None
     if rule is None or work is None:
         return replace(fate, hold=stopped if fate.invert else None)
     due_ms = _due_ms(key, work)
-    if due_ms > context.now_ms and rule is Rule.EXPIRED and work.frontier.is_processed(key):
+    if due_ms > run.now_ms and rule is Rule.EXPIRED and work.frontier.is_processed(key):
         rule = Rule.PROCESSED
     fate = replace(fate, rule=rule, due_ms=due_ms if rule is Rule.EXPIRED else None)
     hold = stopped or (Hold.PROTECTED if work.frontier.hold is Hold.PROTECTED else None)
     if hold is not None:
         return replace(fate, hold=hold, until_ms=probe_ms if hold is Hold.QUARANTINED else None)
-    fate = _in_time(context, work, key, fate, isinstance(verdict, Delete))
-    return _with_message(context, key, fate, message) if isinstance(key, PayloadKey) else fate
+    fate = _in_time(run, work, key, fate, isinstance(verdict, Delete))
+    return _with_message(run, key, fate, message) if isinstance(key, PayloadKey) else fate
 
 
 def _now(verdict: Verdict, stopped: Hold | None, invert: bool) -> Fate:
@@ -90,16 +90,16 @@ def _now(verdict: Verdict, stopped: Hold | None, invert: bool) -> Fate:
     return Fate(action, verdict.reason, invert=invert)
 
 
-def _stopped(context: RunContext, topic: TopicId) -> Hold | None:
+def _stopped(run: Run, topic: TopicId) -> Hold | None:
     """Return the hold that keeps runs from changing anything in a topic; None for none."""
-    if context.is_paused(topic.prefix):
+    if run.is_paused(topic.prefix):
         return Hold.PAUSED
-    return Hold.QUARANTINED if context.is_quarantined(topic.prefix) else context.label
+    return Hold.QUARANTINED if run.is_quarantined(topic.prefix) else run.label
 
 
-def _inverts(context: RunContext, row: Row) -> bool:
+def _inverts(run: Run, row: Row) -> bool:
     """Return whether the law would negate the row's pointer, if no other rule took it."""
-    return isinstance(decide(row, None, None, context.transactions, False, None), Invert)
+    return isinstance(decide(row, None, None, run.transactions, False, None), Invert)
 
 
 def _due_ms(key: MessageKey | PayloadKey, work: TopicWork) -> int:
@@ -107,52 +107,45 @@ def _due_ms(key: MessageKey | PayloadKey, work: TopicWork) -> int:
     return key.time_ms + work.topic.ttl_seconds * 1000 + 1
 
 
-def _rule_in_time(context: RunContext, key: MessageKey | PayloadKey, work: TopicWork) -> Rule | None:
+def _rule_in_time(run: Run, key: MessageKey | PayloadKey, work: TopicWork) -> Rule | None:
     """Return the rule that takes the row once it is due and nothing holds it or needs it."""
     if key.time_ms == LONG_MAX:
         return None
-    ripe = Frontier.open(max(context.now_ms, _due_ms(key, work)), work.topic)
+    ripe = Frontier.open(max(run.now_ms, _due_ms(key, work)), work.topic)
     # As a message's row, because L5 then does not ask.
-    verdict = decide(Row("message", key), work.topic, ripe, context.transactions, False, None)
+    verdict = decide(Row("message", key), work.topic, ripe, run.transactions, False, None)
     return verdict.rule if isinstance(verdict, Delete) else None
 
 
-def _in_time(context: RunContext, work: TopicWork, key: MessageKey | PayloadKey, fate: Fate, goes: bool) -> Fate:
-    """Return when time alone takes the row: when it is due, or when the hold on the frontier (S8) has come to its
-    end.
-    """
-    ripe_ms = max(context.now_ms, fate.due_ms or 0)
-    if work.frontier.hold is Hold.CONSUMER and not goes and fate.due_ms is not None and fate.due_ms <= context.now_ms:
-        end_ms = fate.due_ms + (context.terms.consumer_hold_seconds or 0) * 1000
+def _in_time(run: Run, work: TopicWork, key: MessageKey | PayloadKey, fate: Fate, goes: bool) -> Fate:
+    """When time alone takes the row: when it is due, or when the hold on the frontier (S8) has come to its end."""
+    ripe_ms = max(run.now_ms, fate.due_ms or 0)
+    if work.frontier.hold is Hold.CONSUMER and not goes and fate.due_ms is not None and fate.due_ms <= run.now_ms:
+        end_ms = fate.due_ms + (run.terms.consumer_hold_seconds or 0) * 1000
         return replace(fate, goes_ms=end_ms, hold=Hold.CONSUMER, until_ms=end_ms)
-    if (
-        work.frontier.hold is Hold.TRANSACTION
-        and not goes
-        and fate.due_ms is not None
-        and fate.due_ms <= context.now_ms
-    ):
+    if work.frontier.hold is Hold.TRANSACTION and not goes and fate.due_ms is not None and fate.due_ms <= run.now_ms:
         return replace(fate, hold=Hold.TRANSACTION)
     if work.frontier.hold is not Hold.FRONTIER or goes:
         return replace(fate, goes_ms=ripe_ms)
-    pending, hold_ms = work.record.pending, context.terms.hold_seconds * 1000
-    waited_ms = elapsed_ms(pending.since, context.now) if pending else 0
-    end_ms = context.now_ms + hold_ms - waited_ms
+    pending, hold_ms = work.record.pending, run.terms.hold_seconds * 1000
+    waited_ms = elapsed_ms(pending.since, run.now) if pending else 0
+    end_ms = run.now_ms + hold_ms - waited_ms
     goes_ms = max(ripe_ms, end_ms)
     # A held cut-off moves with time, and may come to the row before the hold ends.
     reached = replace(work.frontier, now_ms=ripe_ms, cutoff=Cutoff(key.time_ms + 1), due=Cutoff(key.time_ms + 1))
-    if isinstance(decide(Row("message", key), work.topic, reached, context.transactions, False, None), Delete):
-        reached_ms = context.now_ms + key.time_ms + 1 - work.frontier.cutoff.ms
+    if isinstance(decide(Row("message", key), work.topic, reached, run.transactions, False, None), Delete):
+        reached_ms = run.now_ms + key.time_ms + 1 - work.frontier.cutoff.ms
         goes_ms = min(goes_ms, max(ripe_ms, reached_ms))
     if goes_ms == ripe_ms:
         return replace(fate, goes_ms=ripe_ms)
     return replace(fate, goes_ms=goes_ms, hold=Hold.FRONTIER, until_ms=end_ms)
 
 
-def _with_message(context: RunContext, key: PayloadKey, fate: Fate, message: Fate | None) -> Fate:
+def _with_message(run: Run, key: PayloadKey, fate: Fate, message: Fate | None) -> Fate:
     """L5: a payload waits for its transaction, and for the messages that refer to it."""
     goes_ms = fate.goes_ms
-    if context.transactions.snapshot is None and fate.rule is Rule.EXPIRED and goes_ms is not None:
-        goes_ms = max(goes_ms, transaction_ms(key.write_pointer) + context.transactions.undecided_ms)
+    if run.transactions.snapshot is None and fate.rule is Rule.EXPIRED and goes_ms is not None:
+        goes_ms = max(goes_ms, transaction_ms(key.write_pointer) + run.transactions.undecided_ms)
     elif fate.reason is Reason.UNDECIDED:
         goes_ms = None
     if fate.reason is Reason.REFERENCED and (message is None or message.doomed):

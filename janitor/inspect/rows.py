@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from janitor.rules.ranges import topic_stop
-from janitor.sweep.context import matches
+from janitor.sweep.run import matches
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey, topic_prefix
 from tms_core.tables.base import (

@@ -16,9 +16,9 @@ from janitor.inspect.fate import judge
 from janitor.inspect.rows import pointer_state
 from janitor.rules.policy import Delete, Row, Rule, decide
 from janitor.rules.ranges import topic_stop
-from janitor.rules.references import find_referenced, search_range, timeless_range
+from janitor.rules.references import find_referenced, returned, search_range, timeless_range
 from janitor.state.base import LedgerEntry, State
-from janitor.sweep.context import RunContext, matches
+from janitor.sweep.run import Run, matches
 from tms_core.rowkey import GENERATION_BYTES, Cutoff, MessageId, MessageKey, PayloadKey, java_abs, stop_key
 from tms_core.tables.base import MESSAGES, MessageValue, Reads
 from tms_core.topic import TopicId
@@ -37,7 +37,7 @@ _TAKING = frozenset({Rule.EXPIRED, Rule.OLD_GENERATION, Rule.PROCESSED})
 def why(
     store: Reads,
     state: State,
-    context: RunContext,
+    run: Run,
     topic: TopicId,
     message_id: MessageId,
     now_ms: int,
@@ -46,7 +46,7 @@ def why(
     """Return which rule will take a message, when, and what holds it; or which run has taken it. Nothing is written.
 
     Args:
-        context: as a thorough plan judges, its topics loaded.
+        run: as a full plan judges, its topics loaded.
         now_ms: the moment of the question.
         history_days: how long the state keeps its ledger.
 
@@ -54,20 +54,20 @@ def why(
         StoreError, StateError: the store or the state could not be read.
     """
     strikes = state.strikes().get(topic)
-    ask = _Question(store, state, context, topic, message_id, strikes.probe_ms if strikes else None)
+    ask = _Question(store, state, run, topic, message_id, strikes.probe_ms if strikes else None)
     found, missing = ask.answer()
-    work = context.topics.get(topic.prefix)
+    work = run.topics.get(topic.prefix)
     return Why(
         topic,
         message_id,
         now_ms,
         work.topic.generation if work else None,
         work.topic.ttl_seconds if work else None,
-        context.unparsed.get(topic.prefix, ""),
+        run.unparsed.get(topic.prefix, ""),
         tuple(found),
         tuple(missing),
         remembered(state, now_ms, history_days),
-        tuple(pattern for pattern in context.paused if matches(topic, (pattern,))),
+        tuple(pattern for pattern in run.paused if matches(topic, (pattern,))),
         work is not None and work.topic.consumed,
     )
 
@@ -87,11 +87,11 @@ def remembered(state: State, now_ms: int, history_days: int) -> LedgerReach:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """One question, and the store, state and context that answer it."""
+    """One question, and the store, state and run that answer it."""
 
     store: Reads
     state: State
-    context: RunContext
+    run: Run
     topic: TopicId
     message_id: MessageId
     probe_ms: int | None
@@ -134,9 +134,9 @@ class _Question:
             generation=key.generation,
             time_ms=key.publish_ms,
             pointer=pointer,
-            transaction=pointer_state(pointer, self.context.transactions.snapshot) if value else "unreadable",
+            transaction=pointer_state(pointer, self.run.transactions.snapshot) if value else "unreadable",
             refers=pointer is not None and value is not None and value.payload is None,
-            fate=judge(self.context, Row("message", key, pointer), key, probe_ms=self.probe_ms),
+            fate=judge(self.run, Row("message", key, pointer), key, probe_ms=self.probe_ms),
             inverted=self._traces([key], {Rule.INVALID_TRANSACTION}) if pointer is not None and pointer < 0 else (),
         )
 
@@ -146,32 +146,32 @@ class _Question:
 
     def _payload(self, key: PayloadKey, message: Found) -> Found:
         row, referenced = Row("payload", key), not message.fate.doomed or self._is_referenced(key)
-        fate = judge(self.context, row, key, referenced=referenced, message=message.fate, probe_ms=self.probe_ms)
+        fate = judge(self.run, row, key, referenced=referenced, message=message.fate, probe_ms=self.probe_ms)
         return Found(
             table="payload",
             key=key.pack(),
             generation=key.generation,
             time_ms=key.write_ms,
             pointer=key.write_pointer,
-            transaction=pointer_state(key.write_pointer, self.context.transactions.snapshot),
+            transaction=pointer_state(key.write_pointer, self.run.transactions.snapshot),
             refers=False,
             fate=fate,
         )
 
     def _is_referenced(self, key: PayloadKey) -> bool:
         """Return whether another message that stays refers to the row; looked for only where the law asks."""
-        work = self.context.topics.get(self.topic.prefix)
+        work = self.run.topics.get(self.topic.prefix)
         if work is None:
             return False
-        verdict = decide(Row("payload", key), work.topic, work.frontier, self.context.transactions, False, None)
+        verdict = decide(Row("payload", key), work.topic, work.frontier, self.run.transactions, False, None)
         if not isinstance(verdict, Delete):
             return False
-        since_ms, lifetime = work.frontier.cutoff.ms, self.context.terms.lifetime
+        since_ms, lifetime = work.frontier.cutoff.ms, self.run.terms.lifetime
         windows = (
             search_range(self.topic, key.generation, since_ms, [key], lifetime, work.frontier.processed_now),
             timeless_range(self.topic, key.generation),
         )
-        return bool(find_referenced(self.store.message, windows, {key.write_pointer}, PAGE_ROWS, lambda: None))
+        return bool(returned(find_referenced(self.store.message, windows, {key.write_pointer}, PAGE_ROWS)))
 
     def _candidates(self) -> list[MessageKey]:
         """Return the keys the message may have had, by what the ledger and the announcements know of generations."""

@@ -166,7 +166,7 @@ GAUGES = (
     _gauge("is_leader", "1 in the process that holds the lease."),
     _gauge("snapshot_timestamp_seconds", "When the transaction snapshot was taken."),
     _gauge("invalid_transactions", "Transactions in the snapshot's invalid list."),
-    _gauge("open_invalid_transactions", "Invalid transactions that may still write, or await a thorough run."),
+    _gauge("open_invalid_transactions", "Invalid transactions that may still write, or await a full run."),
     _gauge("in_progress_transactions", "Transactions that are in progress in the snapshot."),
     _gauge("prune_boundary_timestamp_seconds", "Transactions that began until then have no rows left to negate."),
     _gauge("clock_skew_seconds", "How far wall time is ahead of another clock.", source=CLOCKS),

@@ -13,8 +13,8 @@ then the window has no end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Generator, Iterable
+from typing import NamedTuple, cast
 
 from tms_core.rowkey import LONG_MAX, NEGATIVE, PayloadKey, generation_prefix, java_abs, position_prefix, time_prefix
 from tms_core.tables.base import CELLS, KeyRange, MessageReads
@@ -51,12 +51,6 @@ class Lifetime(NamedTuple):
     def window_start_ms(self, pointer: int) -> int:
         """Return the first moment at which something of the transaction can have been published."""
         return pointer // TX_PER_MS - self.allowance_ms
-
-
-class Progress(Protocol):
-    """Called between pages of a long read."""
-
-    def __call__(self) -> None: ...
 
 
 def stays(_: bytes) -> bool:
@@ -104,10 +98,9 @@ def find_referenced(
     windows: Iterable[KeyRange],
     pointers: set[int],
     page_rows: int,
-    progress: Progress,
     goes: Callable[[bytes], bool] = stays,
-) -> set[int]:
-    """Return which of ``pointers`` are referred to by a message row in one of ``windows``.
+) -> Generator[None, None, set[int]]:
+    """Find which of ``pointers`` are referred to by a message row in one of ``windows``; yield after each page.
 
     Pointers are compared as CDAP reads them: by Java's absolute value, since a reader without a transaction sees
     rolled-back messages too. Memory is bounded by ``pointers``.
@@ -128,6 +121,15 @@ def find_referenced(
                     continue
                 if not goes(cell.key):
                     found.add(pointer)
-            progress()
+            yield
             start = page.resume
     return found
+
+
+def returned(steps: Generator[None, None, set[int]]) -> set[int]:
+    """Exhaust :func:`find_referenced`; return the pointers that it found."""
+    try:
+        while True:
+            next(steps)
+    except StopIteration as found:
+        return cast(set[int], found.value)

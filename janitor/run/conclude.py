@@ -1,11 +1,11 @@
 """What a pass, or an adoption, leaves behind in the state once the store's own writes are durable.
 
-A run that covered everything moves frontiers, and if it was a thorough one it closes open ids and may make a claim
+A run that covered everything moves frontiers, and if it was a full one it closes open ids and may make a claim
 (rule S4). A run that did not, because it was scoped, a topic failed, or no snapshot could be used, moves only what it
 really reached. The caller wraps all of it in one transaction.
 
-Two results are saved early: detected jumps, so that a hold ages although every run is killed; and evidence of covered
-intervals, which is true whatever happens to the rest, so that the run after one that died need not do it again
+What does not wait for the end: that a jump was seen, so that a hold ages although every run is killed; and evidence of
+what was covered, which is true whatever becomes of the rest, so that the run after one that died need not do it again
 (:mod:`janitor.boundary.coverage`).
 """
 
@@ -16,17 +16,17 @@ from dataclasses import replace
 
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
-from janitor.boundary.coverage import Record, Round
+from janitor.boundary.coverage import Round
 from janitor.rules.policy import Hold
-from janitor.run import guards
+from janitor.run import guards, passes
 from janitor.run.deps import Deps
-from janitor.run.passes import Pass
-from janitor.run.prepare import IN_PROGRESS, Prepared, remember_snapshot, run_context
+from janitor.run.prepare import IN_PROGRESS, make_run, remember_snapshot
 from janitor.state import decided
 from janitor.state.base import Claim, ClockAnchor, Evidence, FrontierRecord, State, StoreRecord, Strikes
 from janitor.state.records import LINEAGE, RESTORED, OpenIdRecord
 from janitor.sweep import transactions as txstate
-from janitor.sweep.context import RunContext, Terms, TopicWork
+from janitor.sweep.outcome import Outcome
+from janitor.sweep.run import Preparation, Run, TopicWork
 from janitor.sweep.transactions import TxState
 from tms_core.tables.base import KeyRange
 from tms_core.tables.record import Recorded, record_state, record_transactions, recorded_transactions
@@ -37,28 +37,28 @@ from tms_core.transaction.model import VisibilityState
 Stoppable = Callable[[Iterable[OpenIdRecord]], Iterator[OpenIdRecord]]
 
 
-def begin_run(current: Pass, state: State, clocks: ClockAnchor, stoppable: Stoppable, *, moves_frontiers: bool) -> None:
+def begin_run(run: Run, state: State, clocks: ClockAnchor, stoppable: Stoppable, *, moves_frontiers: bool) -> None:
     """Save detected jumps before the run does anything; call it inside the state's transaction.
 
     Args:
         clocks: what the machine's clocks show now.
         moves_frontiers: whether it is a run of the janitor's own, and not of a plan file.
     """
-    conclude_apply(current, state, clocks, stoppable)
+    conclude_apply(run, state, clocks, stoppable)
     if moves_frontiers:
-        state.save_frontiers(_seen_jumps(current.context, state.frontiers()))
+        state.save_frontiers(_seen_jumps(run, state.frontiers()))
 
 
-def _seen_jumps(context: RunContext, present: Mapping[TopicId, FrontierRecord]) -> dict[TopicId, FrontierRecord]:
+def _seen_jumps(run: Run, present: Mapping[TopicId, FrontierRecord]) -> dict[TopicId, FrontierRecord]:
     """What changes by the sight of a topic's metadata: a hold starts, or a jump was reverted.
 
     A jump that has waited for long enough is remembered until all it lets go is gone.
     """
     changed = {}
-    for work in context.topics.values():
+    for work in run.topics.values():
         topic, hold, jump = work.topic.topic, work.frontier.hold, work.record.pending
         known = present.get(topic)
-        if not context.in_scope(topic.prefix) or hold in (Hold.PAUSED, Hold.QUARANTINED, Hold.FIRST_CONTACT):
+        if not run.in_scope(topic.prefix) or hold in (Hold.PAUSED, Hold.QUARANTINED, Hold.FIRST_CONTACT):
             continue
         if known is None:
             if jump is not None:
@@ -72,88 +72,89 @@ def _seen_jumps(context: RunContext, present: Mapping[TopicId, FrontierRecord]) 
     return changed
 
 
-def begin_round(current: Pass, state: State, record: Record, stoppable: Stoppable) -> Round:
-    """Start a round of thorough passes, or go on with one; call it inside the state's transaction.
+def begin_round(run: Run, state: State, stoppable: Stoppable) -> Round:
+    """Begin a round of full passes, or go on with one; call it inside the state's transaction.
 
-    Invalid transactions are saved as seen, since later coverage counts for the ids known by now.
+    Invalid transactions are saved as seen, since what is covered from now on counts for those that are known by now.
 
     Args:
-        record: saves evidence at once.
         stoppable: gives on the records of invalid ids, of which there may be a million.
     """
-    ids, now_ms = current.ready.ids, current.ready.now.wall_ms
-    if current.ready.speaks_against(state.claim()):
+    ids, now_ms = run.ready.ids, run.ready.now.wall_ms
+    if run.ready.speaks_against(state.claim()):
         state.save_claim(None)
     state.save_open_ids(stoppable(ids.open_ids()))
     state.forget_open_ids(ids.gone)
-    progress = rounds.go_on(state, current.id, now_ms, _usable(current).timestamp_ms)
+    progress = rounds.go_on(state, run.id, now_ms, _usable(run).timestamp_ms)
     open_ids = txstate.searched(stoppable(ids.open_ids()), progress.since_ms)
-    since_ms = txstate.search_since_ms(open_ids, current.context.terms.lifetime)
-    return Round(progress.began_ms, record, progress.done, since_ms, payloads_from=progress.payloads_from)
+    return progress._replace(since_ms=txstate.search_since_ms(open_ids, run.terms.lifetime))
 
 
-def save_evidence(current: Pass, state: State, covered: Sequence[KeyRange], untouchable: int | None) -> None:
+def save_evidence(run: Run, state: State, covered: Sequence[KeyRange], untouchable: int | None) -> None:
     """Save that intervals were covered; its writes must be durable.
 
     Args:
         untouchable: the lowest invalid pointer met there that had to stay; None: none had.
     """
-    usable, started_ms = _usable(current), current.ready.now.wall_ms
+    usable, started_ms = _usable(run), run.ready.now.wall_ms
     bounds = [usable.prune_upper_bound()]
     if untouchable is not None:
         # CDAP cuts a key from its end, so a reader may well be given a row of a key that is none of ours.
         bounds.append(untouchable - 1)
     bound = max(0, min(bounds))
-    newer = [Evidence(*interval, usable.timestamp_ms, bound, started_ms, current.id) for interval in covered]
+    newer = [Evidence(*interval, usable.timestamp_ms, bound, started_ms, run.id) for interval in covered]
     with state.transaction():
-        if not _refuted_meanwhile(current, state):
+        if not _refuted_meanwhile(run, state):
             state.replace_evidence(boundary.with_newer(state.evidence(), newer))
 
 
-def _refuted_meanwhile(current: Pass, state: State) -> bool:
-    """Return whether a claim was refuted since the pass started: its earlier coverage may be wrong."""
-    return rounds.refutation(state) != current.refutation
+def _refuted_meanwhile(run: Run, state: State) -> bool:
+    """Whether a claim was refuted since the run was prepared: what it has covered before may be what was false."""
+    return rounds.refutation(state) != run.ready.refutation
 
 
 def conclude_run(
-    current: Pass,
+    run: Run,
+    outcome: Outcome,
+    progress: Round | None,
     state: State,
-    terms: Terms,
     clocks: ClockAnchor,
-    finished_ms: int,
     barred: Sequence[str],
     stoppable: Stoppable,
 ) -> None:
-    """Save the cutoffs of a run.
+    """Save what a run has reached.
 
     Args:
+        progress: the round of full passes it has gone on with; None: it proves nothing.
         clocks: what the machine's clocks show now.
         barred: why it may claim nothing (:func:`janitor.run.prepare.obstacles`).
         stoppable: as of :func:`begin_round`.
     """
-    _save_sight(current.ready, state, clocks)
-    ready, context = current.ready, current.context
-    done = {key: work for key, work in context.topics.items() if _is_done(current, key)}
-    state.save_frontiers(_applied(state, context, [work for work in done.values() if not work.waits]))
-    state.save_strikes(_strikes(current, state, [work.topic.topic for work in done.values() if not work.waits]))
-    open_ids, started_ms = ready.ids.open_ids(), ready.now.wall_ms
-    refuted = _refuted_meanwhile(current, state)
-    proven = current.complete and current.round is not None and not refuted
+    ready, started_ms, finished_ms = run.ready, run.ready.now.wall_ms, clocks.wall_ms
+    _save_sight(ready, state, clocks)
+    done = {key: work for key, work in run.topics.items() if _is_done(run, outcome, key)}
+    reached = [work for work in done.values() if not work.waits]
+    state.save_frontiers(_applied(state, run, reached))
+    state.save_strikes(_strikes(run, outcome, state, [work.topic.topic for work in reached]))
+    open_ids = ready.ids.open_ids()
+    refuted = _refuted_meanwhile(run, state)
+    is_complete = passes.is_complete(run, outcome)
+    proven = is_complete and progress is not None and not refuted
     evidence = state.evidence()
-    if current.complete and ready.tx.usable is not None:
+    if is_complete and ready.tx.usable is not None:
         settled_ms = boundary.covered_since_ms(evidence) if proven else None
-        open_ids = txstate.covered(open_ids, started_ms, finished_ms, terms.lifetime, settled_ms)
+        open_ids = txstate.covered(open_ids, started_ms, finished_ms, run.terms.lifetime, settled_ms)
     state.save_open_ids(stoppable(open_ids))
     state.forget_open_ids(ready.ids.gone)
-    if context.thorough:
+    if run.full:
         state.forget_closed_ids(ready.ids.left, started_ms - txstate.REMEMBER_CLOSED_MS)
     if proven:
         rounds.end(state)
         if not barred:
-            _save_claim(current, state, terms, evidence)
-    if current.finished and context.thorough and not refuted:
+            _save_claim(run, state, evidence)
+    if passes.is_finished(run, outcome) and run.full and not refuted:
         rounds.searched(state, rounds.refutation(state))
-        state.save_last_thorough_ms(current.round.began_ms if current.round else started_ms)
+        state.save_last_thorough_ms(progress.began_ms if progress else started_ms)
         _stop_wanting(state, started_ms, finished_ms)
     _forget_the_future(state, started_ms)
 
@@ -165,31 +166,30 @@ def _stop_wanting(state: State, started_ms: int, finished_ms: int) -> None:
         state.save_note(rounds.WANTED, None)
 
 
-def _strikes(current: Pass, state: State, visited: list[TopicId]) -> dict[TopicId, Strikes | None]:
+def _strikes(run: Run, outcome: Outcome, state: State, visited: list[TopicId]) -> dict[TopicId, Strikes | None]:
     """What changes in the records of failures. A topic without metadata has nothing left that could fail."""
-    context, known = current.context, state.strikes()
-    blamed = {key: error for key, error in current.outcome.failed.items() if key not in current.outcome.refused}
+    known = state.strikes()
+    blamed = {key: error for key, error in outcome.failed.items() if key not in outcome.refused}
     failed = {topic: error for key, error in blamed.items() if (topic := TopicId.from_prefix(key)) is not None}
-    gone = {topic for topic in known if topic.prefix not in context.topics and _is_done(current, topic.prefix)}
-    written = {key.topic for key, entry in current.outcome.entries.items() if key.held is None and entry.rows}
-    now_ms, write_failed = current.ready.now.wall_ms, current.outcome.write_failed
+    gone = {topic for topic in known if topic.prefix not in run.topics and _is_done(run, outcome, topic.prefix)}
+    written = {key.topic for key, entry in outcome.entries.items() if key.held is None and entry.rows}
+    now_ms, write_failed = run.ready.now.wall_ms, outcome.write_failed
     return guards.judge_failures(known, failed, gone.union(visited), written, now_ms, write_failed=write_failed)
 
 
-def _is_done(current: Pass, key: bytes) -> bool:
+def _is_done(run: Run, outcome: Outcome, key: bytes) -> bool:
     """Return whether all was done in this topic that was to be."""
-    context = current.context
-    undone = key in current.outcome.failed or key in current.outcome.withheld or context.is_aside(key)
-    return context.in_scope(key) and not undone
+    undone = key in outcome.failed or key in outcome.withheld or run.is_aside(key)
+    return run.in_scope(key) and not undone
 
 
-def _applied(state: State, context: RunContext, done: Iterable[TopicWork]) -> dict[TopicId, FrontierRecord]:
+def _applied(state: State, run: Run, done: Iterable[TopicWork]) -> dict[TopicId, FrontierRecord]:
     """Return the frontiers of a run, with approvals that arrived during the run."""
     present = state.frontiers()
     records = {}
     for work in done:
         topic, record = work.topic.topic, work.record
-        before, now = context.records.get(topic), present.get(topic)
+        before, now = run.records.get(topic), present.get(topic)
         if now is not None and now.approved is not None and (before is None or before.approved != now.approved):
             record = replace(record, approved=now.approved)
         records[topic] = record
@@ -206,24 +206,24 @@ def _forget_the_future(state: State, now_ms: int) -> None:
         state.save_claim(None)
 
 
-def conclude_apply(current: Pass, state: State, clocks: ClockAnchor, stoppable: Stoppable) -> None:
+def conclude_apply(run: Run, state: State, clocks: ClockAnchor, stoppable: Stoppable) -> None:
     """Save the sight of clock and transaction system; a plan file carried out moves no frontier and claims nothing."""
-    _save_sight(current.ready, state, clocks)
-    state.save_open_ids(stoppable(current.ready.ids.open_ids()))
+    _save_sight(run.ready, state, clocks)
+    state.save_open_ids(stoppable(run.ready.ids.open_ids()))
 
 
-def _save_sight(ready: Prepared, state: State, clocks: ClockAnchor) -> None:
+def _save_sight(ready: Preparation, state: State, clocks: ClockAnchor) -> None:
     state.save_anchor(guards.next_anchor(state.anchor(), clocks))
     state.save_store(seen(ready.record, ready.tx))
     remember_snapshot(state, ready)
 
 
-def adopt(deps: Deps, ready: Prepared, once_for: str | None = None) -> list[TopicId]:
-    """Adopt a store as it was prepared; as of :meth:`janitor.run.decisions.OperatorDecisions.adopt`."""
+def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[TopicId]:
+    """Adopt a store as it was prepared; as of :meth:`janitor.run.engine.OperatorDecisions.adopt`."""
     state, lineage = deps.state, deps.store.lineage()
-    context = run_context(deps, ready, thorough=False, label=Hold.FIRST_CONTACT)
-    context.load_topics()
-    topics = {work.topic.topic: work.record for work in context.topics.values()}
+    run = make_run(deps, ready, full=False, label=Hold.FIRST_CONTACT)
+    run.load_topics()
+    topics = {work.topic.topic: work.record for work in run.topics.values()}
     record = ready.record
     if ready.adopted and ready.first_contact:
         # Another transaction system: what is known of open ids and claims is about the former one's.
@@ -269,16 +269,16 @@ def seen(record: StoreRecord, tx: TxState) -> StoreRecord:
     return replace(record, snapshot_timestamp_ms=usable.timestamp_ms, snapshot_write_pointer=usable.write_pointer)
 
 
-def _save_claim(current: Pass, state: State, terms: Terms, evidence: Sequence[Evidence]) -> None:
+def _save_claim(run: Run, state: State, evidence: Sequence[Evidence]) -> None:
     _, lowest = state.lowest_open(1)
-    bound = boundary.claim(evidence, [record.pointer for record in lowest], terms.lifetime).bound
+    bound = boundary.claim(evidence, [record.pointer for record in lowest], run.terms.lifetime).bound
     made_ms = boundary.covered_since_ms(evidence)
-    state.save_claim(None if bound is None or made_ms is None else Claim(bound, made_ms, current.id))
+    state.save_claim(None if bound is None or made_ms is None else Claim(bound, made_ms, run.id))
     state.save_note(rounds.REFUTED, None)
 
 
-def _usable(current: Pass) -> VisibilityState:
-    usable = current.ready.tx.usable
+def _usable(run: Run) -> VisibilityState:
+    usable = run.ready.tx.usable
     if usable is None:
         raise ValueError("without a snapshot nothing is proven")
     return usable

@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 from janitor.archive.writer import ParquetArchive
 from janitor.report import ForeignKey, Observer, ignore_progress
 from janitor.state.base import State
-from janitor.sweep.context import Terms, none_is_new
+from janitor.sweep.executor import never
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.permission import never
+from janitor.sweep.run import Terms, none_is_new
 from janitor.sweep.sweep import Division, Threads
 from tms_core.clock import Clock
 from tms_core.consumers.positions import Floor

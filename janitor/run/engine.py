@@ -7,20 +7,171 @@ tests all come through here.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+from janitor.archive.restore import Request, Restored
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
 from janitor.report import Report
+from janitor.rules import frontier
+from janitor.rules.policy import Hold
 from janitor.run import conclude, guards, record
-from janitor.run.decisions import OperatorDecisions
+from janitor.run.conclude import adopt
 from janitor.run.plan_file import PlanFile
-from janitor.run.prepare import Prepared, prepare, run_context
-from janitor.run.questions import begin_plan, make_plan
+from janitor.run.prepare import make_run, prepare
+from janitor.run.questions import Questions, begin_plan, make_plan
 from janitor.run.sweep_run import SweepRun
-from tms_core.errors import Interrupted
+from janitor.state import decided
+from janitor.state.topic_history import save_topics
+from janitor.sweep.ledger import KEPT_ENTRIES
+from janitor.sweep.outcome import Outcome
+from janitor.sweep.run import Preparation, parse_or_none
+from tms_core.errors import GuardTripped, Interrupted, LeaseHeld, NotAdopted
+from tms_core.topic import TopicId
 
 #: A pass that looks at everything, whatever the pointers say, is due this long after the last one.
-THOROUGH_EVERY_MS = 24 * 3600 * 1000
+FULL_EVERY_MS = 24 * 3600 * 1000
+
+
+class OperatorDecisions(Questions):
+    """The executor of decisions and housekeeping."""
+
+    def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
+        """Accept this store, this transaction system and this clock as they are now.
+
+        Args:
+            once_for: do it once for this text; the state remembers it in the transaction that adopts.
+            store_id: adopt no other store (``store_id`` of a plan).
+
+        Returns:
+            The topics whose rows may go from now on as they come due.
+
+        Raises:
+            NotAdopted: this is another store; nothing was changed.
+        """
+        with self.deps.turn:
+            ready = prepare(self.deps)
+            if store_id is not None and store_id != ready.record.mark:
+                raise NotAdopted(
+                    f"The store that is meant is {store_id}, and this one is {ready.record.mark}: it was not adopted.",
+                    "See that the settings name the store that is meant, then: janitor plan",
+                )
+            return adopt(self.deps, ready, once_for)
+
+    def approve(
+        self, patterns: tuple[str, ...] = (), *, clock: bool = False, once_for: str | None = None
+    ) -> list[TopicId]:
+        """Let held frontiers go with the next run, accept the machine's clock, or both.
+
+        Args:
+            patterns: shell patterns of the topics whose held rows may go; none lets no topic go.
+            clock: accept this machine's clock as it is now.
+            once_for: do it once for this text; the state remembers it in the same transaction.
+
+        Raises:
+            NotAdopted: there is nothing to approve before the store is adopted.
+            GuardTripped: topics are named while the clock is in doubt and not accepted with them; due rows by it is
+                not known.
+        """
+        state, ready = self.deps.state, prepare(self.deps)
+        if not ready.adopted:
+            raise NotAdopted("This store is not adopted yet.", "Look at janitor plan, then: janitor adopt")
+        for note in ready.notes:
+            if not clock and note.tripped and note.guard == "clock":
+                raise GuardTripped(f"Nothing was approved: {note.message}.")
+        run = make_run(self.deps, ready, full=False, patterns=patterns)
+        run.load_topics()
+        held = {
+            work.topic.topic: frontier.approve(work.record, work.topic)
+            for work in run.topics.values()
+            if patterns and work.frontier.hold is Hold.FRONTIER and run.in_scope(work.topic.topic.prefix)
+        }
+        with state.transaction():
+            state.save_frontiers(held)
+            if clock:
+                state.save_anchor(ready.now)
+                state.retire_times(ready.now.wall_ms)
+            if once_for is not None:
+                decided.note_done(state, decided.approval(patterns, clock=clock), once_for)
+        return sorted(held)
+
+    def restore(self, folder: Path, request: Request) -> Restored:
+        """Bring archived rows back (:func:`janitor.archive.restore.restore`).
+
+        Args:
+            folder: the archive's.
+
+        Raises:
+            Refused, ArchiveError, StoreError: as that says; the writes until then stays.
+        """
+        with self.deps.turn:
+            try:
+                return self._restore(folder, request)
+            finally:
+                self.deps.restored(request.target or request.source)
+
+    def at_work(self) -> bool:
+        """Return whether a run, or a decision that excludes one, is under way in another thread."""
+        if not self.deps.turn.acquire(blocking=False):
+            return True
+        self.deps.turn.release()
+        return False
+
+    # -- between runs --------------------------------------------------------------------------------------------
+
+    def recover(self) -> list[str]:
+        """Close the runs of a dead janitor; called once this one holds the store and the lease.
+
+        Its runs are closed as lost, and its announcements go to the ledger, without a number of rows.
+
+        Returns:
+            The ids of those runs.
+        """
+        with self.deps.turn:
+            return record.recover(self.deps)
+
+    def renew_lease(self) -> None:
+        """Hold the lease for another while between runs; a run renews it by itself.
+
+        Raises:
+            LeaseLost: another process has taken it.
+        """
+        lease, turn = self.deps.lease, self.deps.turn
+        # Never beside a run: that takes the state's lock before the lease's, and this the other way round.
+        if lease is None or not turn.acquire(blocking=False):
+            return
+        try:
+            if lease.held:
+                lease.renew_if_due()
+        finally:
+            turn.release()
+
+    def regain_lease(self) -> bool:
+        """Take the lease again after it was lost; returns whether this process holds it."""
+        lease = self.deps.lease
+        with self.deps.turn:
+            if lease is None or lease.held:
+                return True
+            try:
+                lease.acquire()
+            except LeaseHeld:
+                return False
+            record.recover(self.deps)
+            return True
+
+    def remember_topics(self) -> None:
+        """Read the metadata table, so that a topic is shown before the next sweep has come to it."""
+        parsed = (parse_or_none(key, value) for key, value in self.deps.store.metadata.rows())
+        save_topics(self.deps.state, [topic for topic in parsed if topic is not None], self.deps.clock.now_ms())
+
+    def keep_house(self) -> None:
+        """Delete old history and archived days, unless a guard doubts the clock."""
+        ready = prepare(self.deps)
+        if ready.stopped:
+            return
+        self.deps.state.prune_ledger(ready.now.wall_ms - self.deps.history_ms, KEPT_ENTRIES)
+        if self.deps.archive is not None:
+            self.deps.archive.expire(self.deps.archive_days, ready.now.wall_ms)
 
 
 class Engine(OperatorDecisions):
@@ -30,18 +181,18 @@ class Engine(OperatorDecisions):
         deps: the store must be one that can be written, but for questions and for :meth:`rehearse`.
     """
 
-    def run_once(self, *, adopt: bool = False, patterns: tuple[str, ...] = (), lazy: bool = False) -> Report:
-        """Make one pass that deletes and inverts rows as the rules and frontiers allow.
+    def run_once(self, *, adopt: bool = False, patterns: tuple[str, ...] = (), incremental: bool = False) -> Report:
+        """One pass that deletes and inverts what the law and the frontiers allow.
 
         A run that a guard stops changes nothing and says so in its report; a topic that fails is in the report's
-        errors and the others are done; a run that is interrupted or loses its lease keeps its work, and reports that.
+        errors and the others are done; a run that is halted or loses its lease keeps what it did, and says so.
 
         Args:
-            adopt: accept a store met for the first time (:meth:`~janitor.run.decisions.OperatorDecisions.adopt`).
+            adopt: accept a store met for the first time (:meth:`~janitor.run.engine.OperatorDecisions.adopt`).
                 Without effect where the state knows an adopted store, be it this one or not, and also when a guard
                 stops the run: only an operator's own adopting and approving settles that.
             patterns: shell patterns of the topics to do; such a pass claims nothing.
-            lazy: leave topics for later in which little has come due; for a daemon, which comes again soon.
+            incremental: leave topics for later in which little has come due; for a daemon, which comes again soon.
 
         Raises:
             StoreError, StateError: the store or the state failed as a whole.
@@ -49,11 +200,11 @@ class Engine(OperatorDecisions):
         with self.deps.turn:
             with record.preparing(self.deps, "apply"):
                 ready = self._adopted(prepare(self.deps), wanted=adopt)
-                thorough = self._thorough_is_due(ready)
-                context = run_context(
-                    self.deps, ready, thorough=thorough, patterns=patterns, lazy=lazy and not thorough, deletes=True
+                full = self._is_full_due(ready)
+                run = make_run(
+                    self.deps, ready, full=full, patterns=patterns, incremental=incremental and not full, deletes=True
                 )
-            return SweepRun(self.deps, ready, context, moves_frontiers=True).sweep()
+            return SweepRun(self.deps, run, moves_frontiers=True).sweep()
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
         """Carry out a plan file: at most its rows, and nothing that the rules no longer allow.
@@ -65,14 +216,14 @@ class Engine(OperatorDecisions):
         with self.deps.turn:
             with record.preparing(self.deps, "apply"):
                 ready = prepare(self.deps)
-                present = run_context(self.deps, ready, thorough=True)
+                present = make_run(self.deps, ready, full=True)
                 present.load_topics()
             wanted.check(ready.record.mark, self.deps.terms, present)
             ready = self._adopted(ready, wanted=adopt)
             now = replace(ready.now, wall_ms=min(ready.now.wall_ms, wanted.effective_now_ms))
             ready = replace(ready, now=now)
-            context = run_context(self.deps, ready, thorough=True, limits=wanted.limits, deletes=True)
-            return SweepRun(self.deps, ready, context, moves_frontiers=False).sweep()
+            run = make_run(self.deps, ready, full=True, limits=wanted.limits, deletes=True)
+            return SweepRun(self.deps, run, moves_frontiers=False).sweep()
 
     def rehearse(self, *, patterns: tuple[str, ...] = ()) -> Report:
         """Return a plan that is remembered as a run is, for a daemon that only plans (``janitor.apply: false``).
@@ -84,26 +235,27 @@ class Engine(OperatorDecisions):
             with record.preparing(self.deps, "plan"):
                 ready = prepare(self.deps)
                 known = self.deps.state.note(record.REHEARSED)
-                thorough = known is None or not 0 <= ready.now.wall_ms - known < THOROUGH_EVERY_MS
-                current = begin_plan(self.deps, ready, patterns, thorough=thorough)
-            record.begin(self.deps, current)
+                full = known is None or not 0 <= ready.now.wall_ms - known < FULL_EVERY_MS
+                run, outcome = begin_plan(self.deps, ready, patterns, full=full), Outcome()
+            record.begin(self.deps, run)
             try:
-                report = make_plan(self.deps, current)
+                report = make_plan(self.deps, run, outcome)
             except Exception as error:
                 result = "halted" if isinstance(error, Interrupted) else "failed"
-                record.close(self.deps, current, result, {"error": str(error)})
+                record.close(self.deps, run, outcome, result, {"error": str(error)})
                 raise
-            record.close(self.deps, current, "partial" if report.errors else "done", report.to_history(), report)
+            result = "partial" if report.errors else "done"
+            record.close(self.deps, run, outcome, result, report.to_history(), report)
             return report
 
-    def _adopted(self, ready: Prepared, *, wanted: bool) -> Prepared:
+    def _adopted(self, ready: Preparation, *, wanted: bool) -> Preparation:
         """Return the preparation, repeated after an unknown store was adopted."""
         if not wanted or not ready.unknown:
             return ready
         conclude.adopt(self.deps, ready)
         return prepare(self.deps)
 
-    def _thorough_is_due(self, ready: Prepared) -> bool:
+    def _is_full_due(self, ready: Preparation) -> bool:
         """Return whether this run looks at everything: daily, after a plan, and when the last such run could prove
         nothing.
         """
@@ -112,7 +264,7 @@ class Engine(OperatorDecisions):
             return True
         last = state.last_thorough_ms()
         # A last time that lies ahead was written by a clock that has been set back since.
-        if last is None or not 0 <= ready.now.wall_ms - last < THOROUGH_EVERY_MS:
+        if last is None or not 0 <= ready.now.wall_ms - last < FULL_EVERY_MS:
             return True
         refuted = rounds.refutation(state)
         if refuted is not None and not refuted.searched:

@@ -1,12 +1,12 @@
-"""Passing proven ids to the transaction manager, which removes them from its invalid list (rule S4).
+"""Handing what is proven clean back to the transaction manager, so that it may forget it (rule S4).
 
 The list of invalid transactions rides on every transaction that starts, and only the janitor can say when an id
 may leave it. Once it has left, every row that still carries it is readable for good. So a claim alone is not enough:
 
 * the list is shared with everything that uses the same transactions, and this janitor knows the bound of one
   participant only; where the settings name others, nothing is handed over;
-* it passes single ids, never all before a time: those on the manager's present list that a full pass has closed and
-that lie within the boundary;
+* what goes are single ids, never all of a time: those on the manager's list of this moment that a full pass has
+  closed and that lie within the claim;
 * before the first of them every transactional row is read again (the audit), and if one refutes the claim, that is
   withdrawn and nothing goes.
 
@@ -18,21 +18,22 @@ from __future__ import annotations
 import logging
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from itertools import islice
 
 from janitor.boundary import coverage as rounds
 from janitor.inspect.rows import Audit, Heartbeat
 from janitor.inspect.rows import audit as read_all
 from janitor.report import GuardNote
-from janitor.run import guards
+from janitor.run import guards, passes
 from janitor.run.conclude import seen
 from janitor.run.deps import Deps, Feedback, Truncator
-from janitor.run.passes import Pass
-from janitor.run.prepare import Prepared, claim_in_force, obstacles
+from janitor.run.prepare import claim_in_force, obstacles
 from janitor.state.base import Claim
 from janitor.state.records import is_among
-from janitor.sweep.permission import Withheld
+from janitor.sweep.executor import Permission
+from janitor.sweep.outcome import Outcome
+from janitor.sweep.run import Preparation, Run
 from tms_core.errors import Interrupted, TmsError
 
 #: The participant of the transaction system whose rows this janitor looks at.
@@ -66,73 +67,82 @@ def proven(listed: array[int], closed: array[int], bound: int) -> array[int]:
     return array("q", (pointer for pointer in within if is_among(closed, pointer)))
 
 
-def hand_over(current: Pass, deps: Deps, told: Feedback, permit: Callable[[], None], heartbeat: Heartbeat) -> None:
-    """Pass the ids that a run has proven; its result is added to the run.
+def hand_over(
+    deps: Deps, told: Feedback, run: Run, outcome: Outcome, permission: Permission, heartbeat: Heartbeat
+) -> None:
+    """Hand over what a run leaves proven; what is to be said of it is added to its outcome.
 
     Args:
-        current: the run, after its conclusion; of one that did not cover every topic nothing is handed over.
-        told: the receiver.
-        permit: check before each step (``Permission.check_all``).
+        told: who is told.
+        run: after its conclusion; of one that did not cover every topic nothing is handed over.
+        permission: asked before each step.
         heartbeat: told of the rows that the audit has read.
 
     Raises:
-        Interrupted: the run is over; ids passed before the failure stay removed.
+        Interrupted: the run is over; what was handed over is.
     """
     if barred := withheld(told.participants):
-        current.notes.append(GuardNote("feedback", False, barred))
+        outcome.notes.append(GuardNote("feedback", False, barred))
         return
-    usable = current.ready.tx.usable
-    claim = claim_in_force(deps, current.ready) if current.complete else None
+    usable = run.ready.tx.usable
+    claim = claim_in_force(deps, run.ready) if passes.is_complete(run, outcome) else None
     if claim is None or usable is None:
         return
     try:
         closed = deps.state.known_ids(deps.clock.now_ms(), deps.terms.lifetime.window_end_ms(0)).closed
         # Mostly there is nothing, and then the manager is not asked.
         if proven(usable.invalid, closed, claim.bound):
-            _hand_over(current, deps, told.manager, claim, closed, permit, heartbeat)
+            _hand_over(deps, told.manager, claim, closed, run, outcome, permission, heartbeat)
     except Interrupted:
         raise
-    except Withheld:
-        logger.info("something was paused, so nothing more is taken off the invalid list")
     except TmsError as error:
         message = f"not all that is proven clean was taken off the invalid list: {error.message}"
-        current.notes.append(GuardNote("feedback", False, message))
+        outcome.notes.append(GuardNote("feedback", False, message))
 
 
 def _hand_over(
-    current: Pass,
     deps: Deps,
     manager: Truncator,
     claim: Claim,
     closed: array[int],
-    permit: Callable[[], None],
+    run: Run,
+    outcome: Outcome,
+    permission: Permission,
     heartbeat: Heartbeat,
 ) -> None:
-    present = manager.latest().snapshot
-    note = guards.check_transaction_system(seen(current.ready.record, current.ready.tx), present)
+    present, ready = manager.latest().snapshot, run.ready
+    note = guards.check_transaction_system(seen(ready.record, ready.tx), present)
     if note is not None:
-        current.notes.append(GuardNote("feedback", False, f"nothing is taken off the invalid list: {note.message}"))
+        outcome.notes.append(GuardNote("feedback", False, f"nothing is taken off the invalid list: {note.message}"))
         return
     ids = proven(present.invalid, closed, claim.bound)
-    if not ids or obstacles(deps, current.ready):
+    if not ids or obstacles(deps, ready):
         return
-    found = audit(deps, current.ready, heartbeat)
+    found = audit(deps, ready, heartbeat)
     # What was not held against this very claim proves nothing.
     if found.bound != claim.bound:
         return
     if found.refuted:
-        permit()
-        rounds.refute(deps.state, found.refutation, current.ready.now.wall_ms)
-        current.outcome.errors.append(found.refutation)
+        if _is_permitted(permission):
+            rounds.refute(deps.state, found.refutation, ready.now.wall_ms)
+            outcome.errors.append(found.refutation)
         return
     for start in range(0, len(ids), BATCH_IDS):
-        permit()
+        if not _is_permitted(permission):
+            return
         batch = ids[start : start + BATCH_IDS]
         manager.truncate_invalid(batch)
-        current.truncated += len(batch)
+        outcome.truncated += len(batch)
 
 
-def audit(deps: Deps, ready: Prepared, heartbeat: Heartbeat) -> Audit:
+def _is_permitted(permission: Permission) -> bool:
+    if permission.allows_all():
+        return True
+    logger.info("something was paused, so nothing more is taken off the invalid list")
+    return False
+
+
+def audit(deps: Deps, ready: Preparation, heartbeat: Heartbeat) -> Audit:
     """Read every transactional row, and hold it against the claim.
 
     Raises:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from copy import copy
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,12 +22,12 @@ from typing import Any
 from janitor.report import DataTable, EntryKey, Report
 from janitor.rules.policy import Frontier, Hold, Rule
 from janitor.rules.ranges import Span, intersect, message_spans, payload_spans
-from janitor.sweep.context import Limits, RunContext, Terms, TopicWork
 from janitor.sweep.outcome import Outcome
+from janitor.sweep.run import Limits, Run, Terms, TopicWork, matches, parse_or_none
 from tms_core.errors import ConfigurationError, PlanRefused, StoreError
 from tms_core.rowkey import LONG_MAX, Cutoff, generation_prefix
-from tms_core.tables.base import KeyRange
-from tms_core.topic import TopicId
+from tms_core.tables.base import KeyRange, MetadataReads, Reads
+from tms_core.topic import INT_MAX, TopicId, TopicMetadata, encode_properties
 
 FORMAT = 1
 
@@ -49,7 +51,7 @@ class PlanFile:
     topics: Mapping[TopicId, tuple[int, int]]
     limits: Limits
 
-    def check(self, store_id: str, terms: Terms, context: RunContext) -> None:
+    def check(self, store_id: str, terms: Terms, run: Run) -> None:
         """Compare with the present.
 
         Raises:
@@ -62,10 +64,10 @@ class PlanFile:
         if moved:
             raise _refused(f"these settings have changed since the plan was made: {', '.join(moved)}")
         for topic, (generation, ttl_seconds) in self.topics.items():
-            self._check_topic(topic, generation, ttl_seconds, context)
+            self._check_topic(topic, generation, ttl_seconds, run)
 
-    def _check_topic(self, topic: TopicId, generation: int, ttl_seconds: int, context: RunContext) -> None:
-        work = context.topics.get(topic.prefix)
+    def _check_topic(self, topic: TopicId, generation: int, ttl_seconds: int, run: Run) -> None:
+        work = run.topics.get(topic.prefix)
         if work is None:
             raise _refused(f"topic {topic} has no readable metadata any more")
         if work.topic.generation != generation:
@@ -75,12 +77,12 @@ class PlanFile:
 
 
 def document(
-    report: Report, outcome: Outcome, context: RunContext, *, store_id: str, digest: str, what_if: bool
+    report: Report, outcome: Outcome, run: Run, *, store_id: str, digest: str, what_if: bool
 ) -> dict[str, Any]:
     """Return a plan file's contents."""
     found = report.to_json()
     for item, (key, _) in zip(found["topics"], report.sorted_entries(), strict=True):
-        work = context.topics.get(key.topic.prefix)
+        work = run.topics.get(key.topic.prefix)
         item["metadata"] = work and {"generation": work.topic.generation, "ttl_seconds": work.topic.ttl_seconds}
         item["ranges"] = [
             {"start": start.hex(), "stop": stop.hex()} for start, stop in [*_ranges(key, work), *_early(key, outcome)]
@@ -91,7 +93,7 @@ def document(
     found["format"] = FORMAT
     found["store_id"] = store_id
     found["config_digest"] = digest
-    found["terms"] = describe_terms(context.terms)
+    found["terms"] = describe_terms(run.terms)
     found["what_if"] = what_if
     found["sha256"] = checksum(found)
     return found
@@ -266,3 +268,87 @@ def _early(key: EntryKey, outcome: Outcome) -> list[tuple[bytes, bytes]]:
 
 def _refused(reason: str) -> PlanRefused:
     return PlanRefused(f"the plan was not applied: {reason}.", "Make a new one: janitor plan --out FILE")
+
+
+# -- other ttls --------------------------------------------------------------------------------------------------------
+
+
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_AMOUNTS = re.compile(r"(?:\d{1,10}[smhd])+")
+_AMOUNT = re.compile(r"(\d+)([smhd])")
+_EXAMPLE = "Write ttl=3d,topic=default:* (units s, m, h and d); several policies are separated by semicolons."
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """One change.
+
+    Attributes:
+        ttl_seconds: the supposed TTL.
+        patterns: shell patterns of the topics it would be the ttl of.
+    """
+
+    ttl_seconds: int
+    patterns: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> tuple[WhatIf, ...]:
+        """Read changes; where several speak of a topic the last one counts.
+
+        Raises:
+            ConfigurationError: the text is none; says how it is written.
+        """
+        return tuple(cls._parse_one(one) for one in text.split(";") if one.strip())
+
+    @classmethod
+    def _parse_one(cls, text: str) -> WhatIf:
+        pairs = [part.strip().partition("=") for part in text.split(",")]
+        ttls = [value for name, _, value in pairs if name == "ttl"]
+        patterns = tuple(value for name, _, value in pairs if name == "topic")
+        well_named = all(name in ("ttl", "topic") for name, _, _ in pairs)
+        well_formed = len(ttls) == 1 and all(pattern.count(":") == 1 for pattern in patterns)
+        if not (well_named and well_formed and _AMOUNTS.fullmatch(ttls[0])):
+            raise ConfigurationError(f"{text.strip()!r} is not a ttl for a what-if plan.", _EXAMPLE)
+        seconds = sum(int(number) * _UNIT_SECONDS[unit] for number, unit in _AMOUNT.findall(ttls[0]))
+        if not 1 <= seconds <= INT_MAX:
+            raise ConfigurationError(
+                f"A ttl of {seconds} s is not possible.", f"It lies between 1 and {INT_MAX} seconds."
+            )
+        return cls(seconds, patterns or ("*:*",))
+
+
+def changed(topic: TopicMetadata, changes: tuple[WhatIf, ...]) -> TopicMetadata:
+    """Return the topic as it would be."""
+    for change in changes:
+        if matches(topic.topic, change.patterns):
+            topic = replace(topic, ttl_seconds=change.ttl_seconds)
+    return topic
+
+
+def supposed(store: Reads, changes: tuple[WhatIf, ...]) -> Reads:
+    """Return a store that is only read, as if its metadata had been changed."""
+    found = copy(store)
+    found.metadata = SupposedMetadata(store.metadata, changes)
+    return found
+
+
+class SupposedMetadata(MetadataReads):
+    """A metadata table as it would be; rows that do not parse are as they are."""
+
+    def __init__(self, table: MetadataReads, changes: tuple[WhatIf, ...]) -> None:
+        self._table = table
+        self._changes = changes
+
+    def rows(self) -> list[tuple[bytes, bytes]]:
+        return [(key, self._supposed(key, value)) for key, value in self._table.rows()]
+
+    def get(self, key: bytes) -> bytes | None:
+        value = self._table.get(key)
+        return None if value is None else self._supposed(key, value)
+
+    def _supposed(self, key: bytes, value: bytes) -> bytes:
+        topic = parse_or_none(key, value)
+        if topic is None:
+            return value
+        then = changed(topic, self._changes)
+        return value if then == topic else encode_properties({**json.loads(value), "ttl": str(then.ttl_seconds)})

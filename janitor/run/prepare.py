@@ -1,6 +1,6 @@
-"""The preparation of queries, decisions and runs: clocks, the store's record, the snapshot, guards, the context.
+"""What everything the janitor is asked for begins with: clocks, the store's record, the snapshot, guards, the context.
 
-Nothing here changes the store or the state, except two things. A store that is met for the first time is
+Nothing here changes the store or what is remembered, but for two things. A store that is met for the first time is
 given its mark, so that a plan made now can be recognised when it is applied. And of one that was put back from a backup
 all that was learnt is withdrawn.
 """
@@ -8,21 +8,21 @@ all that was learnt is withdrawn.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from janitor.boundary import claim as boundary
+from janitor.boundary import coverage as rounds
 from janitor.report import GuardNote
 from janitor.rules.policy import Hold
 from janitor.run import guards
 from janitor.run.deps import Deps
 from janitor.run.guards import InProgressThen
-from janitor.state.base import Claim, ClockAnchor, State, StoreRecord
+from janitor.state.base import Claim, State, StoreRecord
 from janitor.state.records import RESTORED, Note
 from janitor.sweep import transactions as txstate
-from janitor.sweep.consumers import ConsumerHolds, ProcessedRows
-from janitor.sweep.context import Limits, RunContext
-from janitor.sweep.transactions import DECIDED, Decided, Observed, TransactionView, TxState, decided
+from janitor.sweep.run import ConsumerHolds, Limits, Preparation, ProcessedRows, Run
+from janitor.sweep.transactions import DECIDED, Observed, TransactionView, decided
 from tms_core.tables.base import Reads
 from tms_core.tables.record import recorded_state, recorded_transactions
 
@@ -30,51 +30,7 @@ from tms_core.tables.record import recorded_state, recorded_transactions
 IN_PROGRESS = Note.IN_PROGRESS
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """The preparation of a query.
-
-    Attributes:
-        now: the clocks; ``wall_ms`` is the moment rows are judged by.
-        measured: the same moment as elapsed time is measured by, so that a wrong wall clock does not shorten a hold.
-        record: the facts about the store; a fresh one for a store that is not the one remembered.
-        unknown: whether no adopted store is remembered, this one or another, and the store records no other state and
-            no other transactions.
-        decided: until when transactions are over.
-        ids: the snapshot's invalid list beside the facts about it; of none without a usable snapshot.
-    """
-
-    now: ClockAnchor
-    measured: ClockAnchor
-    record: StoreRecord
-    unknown: bool
-    tx: TxState
-    ids: Observed
-    notes: list[GuardNote]
-    decided: Decided
-
-    @property
-    def adopted(self) -> bool:
-        return self.record.adopted_ms is not None
-
-    @property
-    def stopped(self) -> bool:
-        """Return whether nothing may be written."""
-        return not self.adopted or any(note.tripped for note in self.notes)
-
-    @property
-    def first_contact(self) -> bool:
-        """Return whether this store, or this transaction system, is not the one that was adopted (rule S13)."""
-        return not self.adopted or any(note.guard == "identity" for note in self.notes)
-
-    def speaks_against(self, claim: Claim | None) -> bool:
-        """Return whether a transaction that the claim takes for decided has become invalid since."""
-        if claim is None or claim.made_ms >= self.ids.seen_ms:
-            return False
-        return any(pointer <= claim.bound for pointer in self.ids.new[:1])
-
-
-def prepare(deps: Deps, at_ms: int | None = None) -> Prepared:
+def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
     """Read all that decisions on rows rest on besides the tables.
 
     Args:
@@ -121,24 +77,24 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Prepared:
     unknown = _knows_none(state) and state_note is None and system_note is None
     notes = [note for note in (clock_note, store_note or state_note, system_note) if note is not None]
     ended = decided(now.wall_ms, state.note(DECIDED), tx.usable, terms.lifetime)
-    return Prepared(now, measured, record, unknown, tx, ids, notes, ended)
+    return Preparation(now, measured, record, unknown, tx, ids, notes, ended, rounds.refutation(state))
 
 
-def run_context(
+def make_run(
     deps: Deps,
-    ready: Prepared,
+    ready: Preparation,
     *,
-    thorough: bool,
+    full: bool,
     patterns: tuple[str, ...] = (),
     label: Hold | None = None,
     limits: Limits | None = None,
-    lazy: bool = False,
+    incremental: bool = False,
     deletes: bool = False,
-) -> RunContext:
-    """The context of a pass; the topics are yet to be read.
+) -> Run:
+    """What a pass judges by; the topics are yet to be read.
 
     Args:
-        thorough, patterns, label, limits, lazy: as of :class:`~janitor.sweep.context.RunContext`.
+        full, patterns, label, limits, incremental: as of :class:`~janitor.sweep.run.Run`.
         deletes: whether it is a run's, and not a plan's.
 
     Raises:
@@ -150,22 +106,24 @@ def run_context(
         announces = deletes and not ready.stopped
         processed = ProcessedRows(deps.side, usable, terms.hold_seconds, announces)
     if usable is not None and len(usable.invalid):
-        since_ms = 0 if thorough else txstate.search_since_ms(ready.ids.open_ids(), terms.lifetime)
-    return RunContext(
+        since_ms = 0 if full else txstate.search_since_ms(ready.ids.open_ids(), terms.lifetime)
+    return Run(
+        store=deps.store,
+        ready=ready,
+        page_rows=deps.batch_rows,
         now=ready.now if label is Hold.FIRST_CONTACT else ready.measured,
         now_ms=ready.now.wall_ms,
-        metadata=deps.store.metadata,
         terms=terms,
         transactions=TransactionView(usable, ready.now.wall_ms, terms.lifetime.undecided_ms),
         records={} if label is Hold.FIRST_CONTACT else state.frontiers(),
         search_since_ms=since_ms,
-        thorough=thorough,
+        full=full,
         label=label,
         patterns=patterns,
         limits=limits,
         paused=tuple(pause.pattern for pause in state.pauses()),
         quarantined=guards.quarantined(state.strikes(), ready.now.wall_ms),
-        lazy=lazy,
+        incremental=incremental,
         consumers=ConsumerHolds(deps.floor) if deps.floor is not None else None,
         processed=processed,
         decided_ms=ready.decided.before_ms,
@@ -181,7 +139,7 @@ def in_progress_then(state: State, record: StoreRecord) -> InProgressThen | None
     return InProgressThen(note["write_pointer"], frozenset(note["pointers"]))
 
 
-def remember_snapshot(state: State, ready: Prepared) -> None:
+def remember_snapshot(state: State, ready: Preparation) -> None:
     """Save the facts for checking the next snapshot (rule S13), and withdraw a boundary that this one refutes.
 
     The invalid list is saved with the ids. Call it inside the state's transaction, with those.
@@ -196,7 +154,7 @@ def remember_snapshot(state: State, ready: Prepared) -> None:
         state.save_claim(None)
 
 
-def claim_in_force(deps: Deps, ready: Prepared) -> Claim | None:
+def claim_in_force(deps: Deps, ready: Preparation) -> Claim | None:
     """Return the claim in force: not of another store, nor by a clock set back since, nor with a lifetime raised since.
 
     Raises:
@@ -209,7 +167,7 @@ def claim_in_force(deps: Deps, ready: Prepared) -> Claim | None:
     return claim if boundary.in_force(claim, evidence, now_ms, deps.terms.lifetime) else None
 
 
-def obstacles(deps: Deps, ready: Prepared) -> list[str]:
+def obstacles(deps: Deps, ready: Preparation) -> list[str]:
     """Why nothing can be claimed, whatever the evidence."""
     found = list(deps.store.obstacles())
     if ready.first_contact:

@@ -1,8 +1,8 @@
-"""Queries of a store that change nothing: plans, explanations, and proofs.
+"""What can be asked of a store without changing anything in it: what a run would do, and why, and what is proven.
 
-Every question starts the same way (``prepare``): read the clocks, the state and the snapshot, and run the guards. A
-plan then goes over the store as a run does, with an act that does nothing. Queries get a clone of the store or a
-read-only store, so nothing can write (rule S5).
+Every question begins the same way (``prepare``): read the clocks, the state and the snapshot, and run the guards. A
+plan then goes over the store as a run does, with an executor that changes nothing. Questions are given a clone of the
+store or a store for reading only, so there is nothing at hand that could write (rule S5).
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from janitor.rules.policy import Hold
 from janitor.run import feedback, passes
 from janitor.run import plan_file as plan
 from janitor.run.deps import Deps
-from janitor.run.prepare import Prepared, claim_in_force, obstacles, prepare, run_context
+from janitor.run.plan_file import WhatIf, supposed
+from janitor.run.prepare import claim_in_force, make_run, obstacles, prepare
 from janitor.state.base import Claim
-from janitor.sweep.act import Preview
+from janitor.sweep.executor import DryRun
+from janitor.sweep.outcome import Outcome
+from janitor.sweep.run import Preparation, Run
 from janitor.sweep.sweep import sweep_store
 from janitor.sweep.transactions import TransactionView, TxState
-from janitor.sweep.whatif import WhatIf, supposed
 from tms_core.errors import Halted, NoSnapshot
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
@@ -53,30 +55,28 @@ class Questions:
     def plan(
         self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""
     ) -> Planned:
-        """Return the plan of a run; the next run then looks at everything, as this did.
+        """What a run would do, without doing it; the next run then looks at everything, as this did.
 
         Args:
             at_ms: judge by another moment than the present; such a plan cannot be applied.
             patterns: shell patterns of the topics to look at; none for all.
             digest: names the settings in force, for the plan file.
-            what_if: judge by other ttls (:class:`~janitor.sweep.whatif.WhatIf`); such a plan cannot be applied.
+            what_if: judge by other ttls (:class:`~janitor.run.plan_file.WhatIf`); such a plan cannot be applied.
 
         Raises:
             ConfigurationError: what_if is no policy.
-            Halted: the process is stopping.
+            Halted: the process is ending.
             StoreError, StateError: the store or the state could not be read.
         """
         changes = WhatIf.parse(what_if)
         deps = replace(self.deps, store=supposed(self.deps.store, changes)) if changes else self.deps
-        current = begin_plan(deps, prepare(deps, at_ms), patterns, thorough=True)
-        report = make_plan(deps, current)
-        store_id, only_to_look = current.ready.record.mark, at_ms is not None or bool(changes)
+        run, outcome = begin_plan(deps, prepare(deps, at_ms), patterns, full=True), Outcome()
+        report = make_plan(deps, run, outcome)
+        store_id, only_to_look = run.ready.record.mark, at_ms is not None or bool(changes)
         if report.entries and not only_to_look:
             # A frequent run searches less, and would leave some of it for a day.
-            self.deps.state.save_note(rounds.WANTED, current.ready.now.wall_ms)
-        document = plan.document(
-            report, current.outcome, current.context, store_id=store_id, digest=digest, what_if=only_to_look
-        )
+            self.deps.state.save_note(rounds.WANTED, run.ready.now.wall_ms)
+        document = plan.document(report, outcome, run, store_id=store_id, digest=digest, what_if=only_to_look)
         return Planned(report, document)
 
     def inspect(self, table: Table, patterns: tuple[str, ...], limit: int) -> Inspected:
@@ -99,10 +99,10 @@ class Questions:
         """
         ready = prepare(self.deps)
         label = Hold.FIRST_CONTACT if ready.first_contact else None
-        context = run_context(self.deps, ready, thorough=True, patterns=(str(topic),), label=label)
-        context.load_topics()
+        run = make_run(self.deps, ready, full=True, patterns=(str(topic),), label=label)
+        run.load_topics()
         store, state, now_ms = self.deps.store, self.deps.state, ready.now.wall_ms
-        return why(store, state, context, topic, message_id, now_ms, self.deps.history_days)
+        return why(store, state, run, topic, message_id, now_ms, self.deps.history_days)
 
     def boundary(self) -> tuple[Claim | None, Boundary]:
         """Return the last boundary, and the limits of a present one.
@@ -153,7 +153,7 @@ class Questions:
         return {**snapshot_figures(tx.snapshot, tx.name, limit), "problem": tx.message or None}
 
     def restorable(self, folder: Path, request: Request) -> Restored:
-        """What :meth:`~janitor.run.decisions.OperatorDecisions.restore` would do; raises as it does."""
+        """What :meth:`~janitor.run.engine.OperatorDecisions.restore` would do; raises as it does."""
         return self._restore(folder, replace(request, dry_run=True))
 
     def _restore(self, folder: Path, request: Request) -> Restored:
@@ -167,28 +167,29 @@ class Questions:
         return limit if limit.start is None else replace(limit, region=self.deps.store.region(limit.start))
 
 
-def begin_plan(deps: Deps, ready: Prepared, patterns: tuple[str, ...], *, thorough: bool) -> passes.Pass:
-    """Return a plan's pass that has read nothing yet."""
+def begin_plan(deps: Deps, ready: Preparation, patterns: tuple[str, ...], *, full: bool) -> Run:
+    """A plan's run that has read nothing yet."""
     label = Hold.FIRST_CONTACT if ready.first_contact else None
-    current = passes.begin(
-        deps, "plan", ready, run_context(deps, ready, thorough=thorough, patterns=patterns, label=label)
-    )
-    claim = claim_in_force(deps, ready)
-    current.boundary = claim.bound if claim else None
-    return current
+    return passes.begin(deps, "plan", make_run(deps, ready, full=full, patterns=patterns, label=label))
 
 
-def make_plan(deps: Deps, current: passes.Pass) -> Report:
+def make_plan(deps: Deps, run: Run, outcome: Outcome) -> Report:
     """Make the pass of a plan, which changes nothing.
 
+    Args:
+        outcome: takes in what was found.
+
     Raises:
-        Halted: the process is stopping.
+        Halted: the process is ending.
     """
-    passes.load_topics(deps, current)
-    current.add(sweep_store(passes.scope(deps, current), Preview(partial(stop_if_halted, deps), deps.observer)))
-    if current.halted is not None:
-        raise current.halted
-    return passes.report(deps, current)
+    claim, counts = claim_in_force(deps, run.ready), passes.load_topics(deps, run)
+    phases = passes.Phases(deps, outcome)
+    for event in sweep_store(run, deps.division, DryRun(deps.halted), deps.expiries, outcome):
+        phases.see(event)
+    phases.start("")
+    if outcome.ended is not None:
+        raise outcome.ended
+    return passes.report(deps, run, outcome, claim, counts)
 
 
 def stop_if_halted(deps: Deps) -> None:

@@ -1,4 +1,4 @@
-"""A run as the state records it: started, closed or recovered after its process died, with its counters and notes.
+"""A run as the state records it: begun, closed or recovered after its process died, with its counters and notes.
 
 Counters and notes are made from the run's report and from nothing else (rule S15). Counters live in the state and not
 in a process, so that they mean the same in a daemon, in a CronJob's runs and after a restart. Notes are small facts
@@ -8,22 +8,25 @@ that the status page and the metrics show between runs.
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from janitor.report import DataTable, Entry, EntryKey, Mode, Report, held_before
+from janitor.report import DataTable, Entry, EntryKey, GuardNote, Mode, Report, held_before
 from janitor.rules.policy import Hold, Rule
 from janitor.run.deps import Deps
-from janitor.run.passes import Pass, calls_made, new_id
+from janitor.run.passes import calls_made, new_id
 from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State
 from janitor.state.records import Note
 from janitor.state.topic_history import save_topics
 from janitor.sweep.ledger import Sums, untold
-from janitor.sweep.outcome import ledger_entries
+from janitor.sweep.outcome import Outcome, ledger_entries
+from janitor.sweep.run import Run
 from tms_core.clock import Clock
 from tms_core.errors import Interrupted, Refused, StateError
+from tms_core.logs.printable import complete
 
 #: Which table's rows are read in a phase of a pass.
 _TABLE_OF_PHASE = {"message": "message", "invert": "message", "references": "message", "payload": "payload"}
@@ -35,14 +38,14 @@ REHEARSED = Note.REHEARSED
 NAMED_OVERDUE = 20_000
 
 
-def begin(deps: Deps, current: Pass) -> None:
+def begin(deps: Deps, run: Run) -> None:
     """Record the start of a run, after closing an unrecorded one of this process.
 
     That comes first, or its announcements would be cleared.
     """
     if (deps.lease is None or deps.lease.held) and deps.state.unfinished_runs():
         recover(deps)
-    deps.state.begin_run(RunRecord(current.id, current.mode, current.started_ms, heartbeat_ms=current.started_ms))
+    deps.state.begin_run(RunRecord(run.id, run.mode, run.started.wall_ms, heartbeat_ms=run.started.wall_ms))
 
 
 def fail(state: State, clock: Clock, token_hex: Callable[[int], str], mode: Mode, error: Exception) -> None:
@@ -73,24 +76,25 @@ def preparing(deps: Deps, mode: Mode) -> Iterator[None]:
         raise
 
 
-def close(deps: Deps, current: Pass, result: str, history: dict[str, Any], report: Report | None = None) -> None:
+def close(
+    deps: Deps, run: Run, outcome: Outcome, result: str, history: dict[str, Any], report: Report | None = None
+) -> None:
     """Record the result of a run; unless its lease was lost and the next holder has closed it already."""
     state = deps.state
     with state.transaction():
-        known = state.run(current.id)
+        known = state.run(run.id)
         if known is None or known.finished_ms is not None:
             return
         if report is None:
-            _save_unreported(state, current, result)
+            _save_unreported(state, run, outcome, result)
         else:
-            held = _save_reported(state, current, report, result, calls_made(current, deps.store))
-            history = {**history, **held_before(held)}
-        state.finish_run(current.id, deps.clock.now_ms(), result, json.dumps(history))
-        state.add_ledger(_taken_entries(deps, current))
-        if not current.ready.stopped:
+            history = {**history, **held_before(_save_reported(state, run, outcome, report, result))}
+        state.finish_run(run.id, deps.clock.now_ms(), result, json.dumps(history))
+        state.add_ledger(_taken_entries(state, run, outcome))
+        if not run.ready.stopped:
             # A clock in doubt would forget what is not old.
-            state.prune_runs(current.started_ms - deps.history_ms)
-    if current.mode == "apply":
+            state.prune_runs(run.started.wall_ms - deps.history_ms)
+    if run.mode == "apply":
         state.clear_intents()
 
 
@@ -99,7 +103,7 @@ def recover(deps: Deps) -> list[str]:
     state, clock = deps.state, deps.clock
     with state.transaction():
         state.save_created_ms(clock.now_ms())
-        lost = {run.id for run in state.unfinished_runs()}
+        lost = {item.id for item in state.unfinished_runs()}
         state.add_ledger(entry for entry in state.intents() if entry.run_id in lost)
         for run_id in lost:
             state.add_counters(state.booked(run_id))
@@ -115,61 +119,55 @@ def _results(result: str, runs: int) -> dict[CounterKey, float]:
     return {CounterKey("sweeps_total", (("result", result),)): float(runs)}
 
 
-def _save_reported(
-    state: State, current: Pass, report: Report, result: str, calls: Mapping[str, int]
-) -> Sequence[dict[str, Any]]:
+def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, result: str) -> Sequence[dict[str, Any]]:
     """Add a finished run to counters and notes; call it inside the state's transaction.
 
-    Args:
-        calls: store operations of the run, by name.
-
     Returns:
-        Return held rows that an earlier run counted and this one did not.
+        What is due and held as an earlier run counted it, which this one did not do again.
     """
-    state.add_counters({**_results(result, 1), **_counters(current, report, calls)})
-    state.save_note(Note.SNAPSHOT, _snapshot(current))
-    if current.mode == "plan":
-        _save_plan(state, current, report)
-    if current.mode == "plan" or current.ready.stopped or current.halted is not None:
+    state.add_counters({**_results(result, 1), **_counters(run, outcome, report)})
+    state.save_note(Note.SNAPSHOT, _snapshot(run))
+    if run.mode == "plan":
+        _save_plan(state, run, report)
+    if run.mode == "plan" or run.ready.stopped or outcome.halted is not None:
         return ()
-    found = (work.topic for _, work in sorted(current.context.topics.items()))
-    save_topics(state, found, current.ready.now.wall_ms)
+    found = (work.topic for _, work in run.known())
+    save_topics(state, found, run.ready.now.wall_ms)
     if result == "done":
         finished_ms = report.effective_now_ms
         state.save_note(Note.SUCCESS, {"message": finished_ms, "payload": finished_ms})
-    if current.context.limits is not None:
+    if run.limits is not None:
         return ()  # a plan file says nothing of what else is due
-    if report.thorough and not current.context.patterns:
+    if report.thorough and not run.patterns:
         state.save_note(Note.KEPT, report.to_json()["totals"]["kept"])
     counted = [(key, entry) for key, entry in report.entries.items() if _is_overdue(key, entry)]
     named = {(key.topic.namespace, key.topic.topic) for key, _ in counted}
-    known = _still_held(state.note(Note.OVERDUE) or [], current, named)
+    known = _still_held(state.note(Note.OVERDUE) or [], run, outcome, named)
     state.save_note(Note.OVERDUE, [*known, *(_overdue_item(key, entry) for key, entry in _most(counted))])
     return known
 
 
-def _save_plan(state: State, current: Pass, report: Report) -> None:
+def _save_plan(state: State, run: Run, report: Report) -> None:
     """Save the plan of a daemon that only plans; all that is due in them is overdue."""
     if report.thorough:
         state.save_note(Note.KEPT, report.to_json()["totals"]["kept"])
-        state.save_note(REHEARSED, current.ready.now.wall_ms)
+        state.save_note(REHEARSED, run.ready.now.wall_ms)
     due = [(key, entry) for key, entry in report.entries.items() if entry.rows and key.held is not Hold.PROTECTED]
     state.save_note(Note.OVERDUE, [_overdue_item(key, entry) for key, entry in _most(due)])
 
 
-def _counters(current: Pass, report: Report, calls: Mapping[str, int]) -> dict[CounterKey, float]:
-    outcome = current.outcome
+def _counters(run: Run, outcome: Outcome, report: Report) -> dict[CounterKey, float]:
     amounts: Counter[CounterKey] = taken(report.entries) if report.mode == "apply" else Counter()
     for phase, rows in outcome.scanned.items():
         amounts[CounterKey("rows_scanned_total", (("table", _TABLE_OF_PHASE[phase]),))] += rows
     for (table, reason), times in outcome.failures.items():
         amounts[CounterKey("delete_errors_total", (("table", table), ("reason", reason)))] += times
-    for call, times in calls.items():
+    for call, times in calls_made(run).items():
         amounts[CounterKey("store_calls_total", (("call", call),))] += times
     for note in report.guards:
         amounts[CounterKey("guard_trips_total", (("guard", note.guard),))] += note.tripped
-    if current.ready.tx.problem is not None:
-        amounts[CounterKey("snapshot_errors_total", (("reason", str(current.ready.tx.problem)),))] += 1
+    if run.ready.tx.problem is not None:
+        amounts[CounterKey("snapshot_errors_total", (("reason", str(run.ready.tx.problem)),))] += 1
     found = {key: float(amount) for key, amount in amounts.items() if amount}
     for phase, seconds in report.phase_seconds.items():
         found[CounterKey("sweep_phase_duration_seconds_sum", (("phase", phase),))] = seconds
@@ -198,10 +196,10 @@ def book(state: State, run_id: str, sums: Sums) -> None:
     state.book(run_id, {key: float(amount) for key, amount in amounts.items()})
 
 
-def _save_unreported(state: State, current: Pass, result: str) -> None:
+def _save_unreported(state: State, run: Run, outcome: Outcome, result: str) -> None:
     """Add a run that failed as a whole, with its deletions; call it inside the state's transaction, before it stops."""
-    known = {key: float(amount) for key, amount in taken(current.outcome.entries).items()}
-    state.add_counters({**_results(result, 1), **(known or state.booked(current.id))})
+    known = {key: float(amount) for key, amount in taken(outcome.entries).items()}
+    state.add_counters({**_results(result, 1), **(known or state.booked(run.id))})
 
 
 def _taken(table: DataTable, rule: Rule, rows: int, size_bytes: int) -> dict[CounterKey, int]:
@@ -211,8 +209,8 @@ def _taken(table: DataTable, rule: Rule, rows: int, size_bytes: int) -> dict[Cou
     return {CounterKey("rows_deleted_total", labels): rows, CounterKey("bytes_deleted_total", labels): size_bytes}
 
 
-def _snapshot(current: Pass) -> dict[str, Any]:
-    tx = current.ready.tx
+def _snapshot(run: Run) -> dict[str, Any]:
+    tx = run.ready.tx
     snapshot = tx.snapshot
     return {
         "timestamp_ms": snapshot.timestamp_ms if snapshot else None,
@@ -225,24 +223,21 @@ def _snapshot(current: Pass) -> dict[str, Any]:
 
 
 def _still_held(
-    known: list[dict[str, Any]], current: Pass, counted: Collection[tuple[str, str]]
+    known: list[dict[str, Any]], run: Run, outcome: Outcome, counted: Collection[tuple[str, str]]
 ) -> list[dict[str, Any]]:
     """Return overdue rows that an earlier run counted, if this one did not."""
     unseen = {
         (work.topic.topic.namespace, work.topic.topic.topic)
-        for key, work in current.context.topics.items()
-        if not (work.counts_held and _was_seen(current, key))
+        for key, work in run.topics.items()
+        if not (work.counts_held and _was_seen(run, outcome, key))
     }
     return [item for item in known if (item["tms_namespace"], item["topic"]) in unseen.difference(counted)]
 
 
-def _was_seen(current: Pass, key: bytes) -> bool:
-    """Return whether the run completed the topic, if it had any work there; paused ones only thorough passes
-    read.
-    """
-    context = current.context
-    left = key in current.outcome.failed or key in current.outcome.withheld or context.is_quarantined(key)
-    return context.in_scope(key) and not left and (context.thorough or not context.is_paused(key))
+def _was_seen(run: Run, outcome: Outcome, key: bytes) -> bool:
+    """Whether the run came to the topic's end, where it had any reason to; paused ones only full passes read."""
+    left = key in outcome.failed or key in outcome.withheld or run.is_quarantined(key)
+    return run.in_scope(key) and not left and (run.full or not run.is_paused(key))
 
 
 def _is_overdue(key: EntryKey, entry: Entry) -> bool:
@@ -266,11 +261,96 @@ def _overdue_item(key: EntryKey, entry: Entry) -> dict[str, Any]:
     }
 
 
-def _taken_entries(deps: Deps, current: Pass) -> list[LedgerEntry]:
+def _taken_entries(state: State, run: Run, outcome: Outcome) -> list[LedgerEntry]:
     """Yield the deletions of a run; announcements without an outcome have no number of rows."""
-    if current.mode == "plan":
+    if run.mode == "plan":
         return []
-    usable, outcome = current.ready.tx.usable, current.outcome
-    taken = ledger_entries(outcome, current.id, usable.timestamp_ms if usable else None)
-    own = [entry for entry in deps.state.intents() if entry.run_id == current.id]
+    usable = run.ready.tx.usable
+    taken = ledger_entries(outcome, run.id, usable.timestamp_ms if usable else None)
+    own = [entry for entry in state.intents() if entry.run_id == run.id]
     return taken + untold(own, taken)
+
+
+# -- the log -----------------------------------------------------------------------------------------------------------
+
+
+logger = logging.getLogger(__name__)
+
+#: How rows are called that rules delete.
+_DELETED = {Rule.EXPIRED: "expired", Rule.OLD_GENERATION: "outdated", Rule.PROCESSED: "processed"}
+
+
+class RunLog:
+    """Writes about the runs of one process.
+
+    Args:
+        arguments: the options that lead to the store, for the commands that guards name.
+    """
+
+    def __init__(self, arguments: str = "") -> None:
+        self._arguments = arguments
+        self._first = True
+        self._notes: set[tuple[str, bool]] = set()
+        self._errors: set[str] = set()
+
+    def write(self, report: Report) -> None:
+        """Log the work, obstacles and failures of a run."""
+        figures = {str(rule): report.total(rule) for rule in Rule}
+        held = report.held_rows()
+        snapshot = report.snapshot.source if report.snapshot else ""
+        fields = {"run": report.id, **figures, "held": held, "seconds": report.duration_seconds, "snapshot": snapshot}
+        level = logging.INFO if any(figures.values()) or self._first else logging.DEBUG
+        self._first = False
+        judged = f"judged by {snapshot}" if snapshot else "without a transaction snapshot"
+        kept = f"; {held:,} {'row is' if held == 1 else 'rows are'} held" if held else ""
+        logger.log(
+            level,
+            "%s %s: %s%s (%s)",
+            _kind(report),
+            report.id,
+            _in_words(report),
+            kept,
+            judged,
+            extra={"fields": fields},
+        )
+        if report.truncated:
+            logger.info("%d transactions that left no rows were taken off the invalid list", report.truncated)
+        self._write_notes(report)
+        for error in report.errors:
+            if error not in self._errors:
+                logger.error("%s", error, extra={"fields": {"run": report.id}})
+        self._errors = set(report.errors)
+
+    def _write_notes(self, report: Report) -> None:
+        for note in report.guards:
+            if (note.guard, note.tripped) not in self._notes:
+                message = complete(note.message, self._arguments)
+                logger.log(_level(note), "%s: %s", note.guard, message, extra={"fields": {"run": report.id}})
+        self._notes = {(note.guard, note.tripped) for note in report.guards}
+
+
+def _level(note: GuardNote) -> int:
+    """Return how loud a note is: a stop request is not an error."""
+    if note.guard == "halted":
+        return logging.INFO
+    return logging.ERROR if note.tripped else logging.WARNING
+
+
+def _in_words(report: Report) -> str:
+    """Return the work of a run or plan, in words."""
+    counts = [(report.total(rule), words) for rule, words in _DELETED.items()]
+    deleted = " and ".join(f"{count:,} {words}" for count, words in counts if count)
+    inverted = report.total(Rule.INVALID_TRANSACTION)
+    parts = [f"{deleted} {_row(sum(count for count, _ in counts))} deleted"] if deleted else []
+    parts += [f"{inverted:,} {_row(inverted)} of invalid transactions inverted"] if inverted else []
+    # What stopped it may have come before anything was read.
+    nothing = "nothing was done" if report.tripped else "nothing was due"
+    return (", ".join(parts) or nothing) + (", if it were a run" if parts and report.mode == "plan" else "")
+
+
+def _row(count: int) -> str:
+    return "row" if count == 1 else "rows"
+
+
+def _kind(report: Report) -> str:
+    return "plan" if report.mode == "plan" else "run"

@@ -1,15 +1,14 @@
 """One run that deletes: announced, made, made durable, concluded and closed.
 
-Results are saved last, in one transaction, after the store's own writes are durable. A run that dies in
+What was learnt is saved at the end, in one transaction, after the store's own writes are durable. A run that dies in
 between has forgotten nothing but its report: the next one finds the same rows.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,19 +17,21 @@ from janitor.boundary.coverage import Round
 from janitor.report import Report
 from janitor.run import conclude, feedback, guards, passes, record
 from janitor.run.deps import Deps, Feedback
-from janitor.run.prepare import Prepared, claim_in_force, obstacles
+from janitor.run.prepare import claim_in_force, obstacles
+from janitor.state.base import TopicCount
 from janitor.state.ids import BATCH_IDS
 from janitor.state.records import LINEAGE, OpenIdRecord
-from janitor.sweep.act import Sweep
 from janitor.sweep.compaction import DeletedRanges
-from janitor.sweep.context import RunContext
+from janitor.sweep.executor import Pacer, Permission, StoreExecutor
 from janitor.sweep.ledger import Booking, Ledger
-from janitor.sweep.permission import Pacer, Permission
-from janitor.sweep.sweep import sweep_store
+from janitor.sweep.outcome import Outcome
+from janitor.sweep.run import Run
+from janitor.sweep.scan import Part, SearchScope
+from janitor.sweep.sweep import Advance, Event, StepFinished, StepStarted, sweep_store
 from tms_core.consumers.claim_rows import free_void
-from tms_core.errors import Interrupted, LeaseLost, StateBusy, StateError, StoreError
+from tms_core.errors import Interrupted, LeaseLost, StateBusy, StateError, StoreError, TmsError
 from tms_core.messaging.producers.rows import IDLE_MS, tidy
-from tms_core.tables.base import KeyRange, Reads
+from tms_core.tables.base import KeyRange
 from tms_core.topic import TopicId
 
 logger = logging.getLogger(__name__)
@@ -43,16 +44,20 @@ class SweepRun:
     """One run that deletes.
 
     Args:
-        ready: how it was prepared.
-        context: its context; its topics are yet to be read.
+        run: as prepared; its topics are not read yet.
         moves_frontiers: whether it is a run of the janitor's own, and not of a plan file.
     """
 
-    def __init__(self, deps: Deps, ready: Prepared, context: RunContext, *, moves_frontiers: bool) -> None:
+    def __init__(self, deps: Deps, run: Run, *, moves_frontiers: bool) -> None:
         self._deps = deps
+        self._run = passes.begin(deps, "apply", run)
         self._moves_frontiers = moves_frontiers
-        self._current = passes.begin(deps, "apply", ready, context)
-        self._permission = Permission(deps.state, deps.lease, deps.clock, self._current.id, deps.halted)
+        self._outcome = Outcome()
+        self._phases = passes.Phases(deps, self._outcome)
+        self._permission = Permission(deps.state, deps.lease, deps.clock, self._run.id, deps.halted)
+        self._counts: Mapping[TopicId, TopicCount] = {}
+        self._round: Round | None = None
+        self._is_whole = False
         self._saved_ms = 0
 
     def sweep(self) -> Report:
@@ -61,79 +66,99 @@ class SweepRun:
         Raises:
             StoreError, StateError: the store or the state failed as a whole; completed deletions are in the ledger.
         """
-        deps, current = self._deps, self._current
-        record.begin(deps, current)
+        deps, run = self._deps, self._run
+        record.begin(deps, run)
         try:
             try:
-                if not current.ready.stopped:
-                    conclude.record_adopter(deps, current.ready.record)
-                    act = self._act()
-                    with closing(act.deleted):
-                        self._sweep_store(act)
+                if not run.ready.stopped:
+                    conclude.record_adopter(deps, run.ready.record)
+                    executor = self._executor()
+                    with closing(executor.deleted):
+                        self._settle(executor, self._make_pass(executor))
             except Interrupted as error:
-                current.halted = error
+                self._outcome.ended = error
             return self._close()
         # Also for a bug of ours: what was deleted has to be in the ledger, and the run must not look alive.
         except Exception as error:
-            record.close(deps, current, "failed", {"error": str(error)})
+            record.close(deps, run, self._outcome, "failed", {"error": str(error)})
             raise
 
     def _close(self) -> Report:
         """Record its result."""
-        deps, current = self._deps, self._current
-        claim = claim_in_force(deps, current.ready)
-        current.boundary = claim.bound if claim else None
-        report = passes.report(deps, current)
+        deps, run, outcome = self._deps, self._run, self._outcome
+        claim = claim_in_force(deps, run.ready)
+        report = passes.report(deps, run, outcome, claim, self._counts)
         try:
             with self._as_its_holder():
-                record.close(deps, current, self._result(report), report.to_history(), report)
+                record.close(deps, run, outcome, self._result(report), report.to_history(), report)
         except LeaseLost as error:
-            current.halted = error
-            report = passes.report(deps, current)
+            outcome.ended = error
+            report = passes.report(deps, run, outcome, claim, self._counts)
         return report
 
     def _result(self, report: Report) -> str:
         """Return the result of the run, in a word (``RunRecord.result``)."""
-        if self._current.ready.stopped:
+        if self._run.ready.stopped:
             return "stopped"
-        if self._current.halted is not None:
+        if self._outcome.halted is not None:
             return "halted"
-        return "partial" if report.errors or self._current.outcome.withheld else "done"
+        return "partial" if report.errors or self._outcome.withheld else "done"
 
-    def _sweep_store(self, act: Sweep) -> None:
-        deps, current = self._deps, self._current
-        passes.load_topics(deps, current)
+    def _make_pass(self, executor: StoreExecutor) -> StateError | None:
+        """Go over the store; return how the state failed, if it did.
+
+        Raises:
+            StoreError: the store failed as a whole.
+        """
+        deps, run, outcome = self._deps, self._run, self._outcome
+        self._counts = passes.load_topics(deps, run)
         with self._as_its_holder(), deps.state.transaction():
             deps.check_lease()
             clocks = guards.read_clocks(deps.clock)
-            conclude.begin_run(current, deps.state, clocks, self._stoppable, moves_frontiers=self._moves_frontiers)
-        scope = passes.scope(deps, current, self._begin_round if current.proves else None)
-        state_failed = None
-        try:
-            current.add(sweep_store(scope, act))
-        except StateError as error:
-            # The store works, so what was done there is made durable all the same.
-            state_failed = error
-        with passes.phase(deps, current, "sync"):
-            # A run that took nothing and proves nothing has nothing that a crash may not take back.
-            if act.deleted.slices or current.round is not None:
-                self._sync()
+            conclude.begin_run(run, deps.state, clocks, self._stoppable, moves_frontiers=self._moves_frontiers)
+        failure = None
+        with closing(sweep_store(run, deps.division, executor, deps.expiries, outcome)) as events:
+            try:
+                for event in events:
+                    self._consume(event)
+                self._phases.start("")
+            except TmsError as error:
+                failure = error
+        outcome.ended = failure or outcome.ended
+        if isinstance(outcome.ended, StateError):
+            failure, outcome.ended = outcome.ended, None
+            return failure
+        if outcome.ended is not None and outcome.halted is None:
+            raise outcome.ended
+        return None
+
+    def _settle(self, executor: StoreExecutor, state_failed: StateError | None) -> None:
+        """Sync the store, save the conclusions, compact, and hand over to the transaction manager."""
+        deps, outcome = self._deps, self._outcome
+        self._phases.start("sync")
+        # A run that deleted nothing and proves nothing has nothing that a crash may not take back.
+        if executor.deleted.slices or self._round is not None:
+            self._sync()
+        self._phases.start("")
         if deps.expiries is not None:
-            deps.expiries.forget(current.outcome.expired)
-        if current.round is None:
+            deps.expiries.forget(outcome.expired)
+        if self._round is None:
             self._free_void_claims()
         if state_failed is not None:
+            # The store works, so what was done there was made durable all the same.
             with self._as_its_holder():
                 raise state_failed
-        if current.outcome.archive_error is not None:
-            why = current.outcome.archive_error
-            current.outcome.failures["message", "archive"] += 1
-            current.outcome.errors.append(f"nothing more was deleted, because rows could not be archived: {why}")
-        if current.halted is not None or not self._conclude():
+        if outcome.archive_error is not None:
+            outcome.failures["message", "archive"] += 1
+            outcome.errors.append(
+                f"nothing more was deleted, because rows could not be archived: {outcome.archive_error}"
+            )
+        if outcome.halted is not None or not self._conclude():
             return
-        with passes.phase(deps, current, "compact"):
-            self._compact(act.deleted)
-        if deps.feedback is not None and self._moves_frontiers and current.halted is None:
+        self._phases.start("compact")
+        self._compact(executor.deleted)
+        self._phases.start("")
+        if deps.feedback is not None and self._moves_frontiers and outcome.halted is None:
             self._feed_back(deps.feedback)
 
     def _free_void_claims(self) -> None:
@@ -142,9 +167,9 @@ class SweepRun:
 
         A pass that proves something does so before it writes down the first thing, so its evidence is of claims, too.
         """
-        deps, current = self._deps, self._current
-        usable, topics = current.ready.tx.usable, current.context.topics
-        if deps.side is None or usable is None or not self._moves_frontiers or current.halted is not None:
+        deps, run = self._deps, self._run
+        usable, topics = run.ready.tx.usable, run.topics
+        if deps.side is None or usable is None or not self._moves_frontiers or self._outcome.halted is not None:
             return
 
         def is_gone(topic: TopicId, generation: int) -> bool:
@@ -156,22 +181,21 @@ class SweepRun:
         freed = free_void(deps.side, usable.is_invalid, lambda group: is_gone(group.topic, group.generation))
         if freed:
             logger.info("%d claims of transactions that have failed were given back to their groups", freed)
-        idle_before_ms = current.ready.now.wall_ms - IDLE_MS
+        idle_before_ms = run.ready.now.wall_ms - IDLE_MS
         forgotten = tidy(deps.side, usable.is_invalid, usable.is_undecided, is_gone, idle_before_ms)[1]
         if forgotten:
             logger.info("%d producers that were idle for a week were forgotten", forgotten)
 
-    def _act(self) -> Sweep:
-        deps, current = self._deps, self._current
-        usable = current.ready.tx.usable
-        return Sweep(
+    def _executor(self) -> StoreExecutor:
+        deps, run = self._deps, self._run
+        usable = run.ready.tx.usable
+        return StoreExecutor(
             deps.store.metadata,
             self._permission,
             Pacer(deps.rows_per_second, deps.clock, self._permission.alive),
-            Ledger(deps.state, deps.clock, current.id, usable.timestamp_ms if usable else None),
-            deps.archive.begin(current.id, current.context.transactions) if deps.archive else None,
-            deps.observer,
-            Booking(partial(record.book, deps.state, current.id), deps.clock),
+            Ledger(deps.state, deps.clock, run.id, usable.timestamp_ms if usable else None),
+            deps.archive.begin(run.id, run.transactions) if deps.archive else None,
+            Booking(partial(record.book, deps.state, run.id), deps.clock),
         )
 
     def _sync(self) -> None:
@@ -184,17 +208,65 @@ class SweepRun:
 
     # -- what is proven on the way (rule S4) -----------------------------------------------------------------------
 
-    def _begin_round(self, parts: Sequence[Reads]) -> Round:
-        deps, current = self._deps, self._current
+    def _consume(self, event: Event) -> None:
+        """Consume an event of the pass: show progress, and write down the covered intervals."""
+        self._phases.see(event)
+        match event:
+            case StepStarted("invert") if self._run.proves:
+                self._begin_round(event.parts)
+            case StepStarted("payload") if self._round is not None and self._is_whole:
+                event.parts[0].from_topic = self._round.payloads_from
+            case Advance():
+                self._save_advance(event)
+            case StepFinished() if event.part.step == "invert":
+                self._save_finished(event)
+
+    def _begin_round(self, parts: Sequence[Part]) -> None:
+        """Start a round or go on with one, and limit the search to the intervals that it lacks."""
+        deps, stores = self._deps, [part.store for part in parts]
         self._free_void_claims()
         self._saved_ms = deps.clock.running_ms()
         with self._as_its_holder(), deps.state.transaction():
             deps.check_lease()
-            begun = conclude.begin_round(current, deps.state, self._save_evidence, self._stoppable)
-        if rounds.is_whole(parts):
-            begun = replace(begun, is_due=self._is_due, payloads_done=self._save_payloads)
-        current.round = begun
-        return begun
+            progress = self._round = conclude.begin_round(self._run, deps.state, self._stoppable)
+        self._is_whole = rounds.is_whole(stores)
+        if gaps := rounds.gaps(stores):
+            self._save_evidence(gaps, None)
+        for part in parts:
+            if progress.has_done(part.store):
+                part.search = SearchScope(progress.since_ms, everything=False)
+            elif self._is_whole:
+                covered = progress.first_undone(part.store)
+                part.search = SearchScope(part.search.since_ms, True, covered, progress.since_ms)
+
+    def _save_advance(self, event: Advance) -> None:
+        """Write down now and then how far the only part was searched, or its payloads gone through (rule S4)."""
+        progress = self._round
+        if progress is None or not self._is_whole or event.part.own_ttls is not None or not self._is_due():
+            return
+        if event.part.step == "payload":
+            if not any(outcome.failed for outcome in event.so_far):
+                with self._as_its_holder():
+                    self._deps.check_lease()
+                    rounds.save_payloads(self._deps.state, self._run.id, event.key)
+                self._saved_ms = self._deps.clock.running_ms()
+            return
+        start = progress.first_undone(event.part.store)
+        has_room = not progress.has_done(event.part.store) and start < event.key
+        if has_room and not any(outcome.undone for outcome in event.so_far):
+            met = [outcome.untouchable for outcome in event.so_far if outcome.untouchable is not None]
+            self._save_evidence([KeyRange(start, event.key)], min(met, default=None))
+
+    def _save_finished(self, event: StepFinished) -> None:
+        """Write down that a part was covered, if all of it was (rule S4)."""
+        progress, store, outcome = self._round, event.part.store, event.outcome
+        if progress is None or outcome.undone or progress.has_done(store):
+            return
+        try:
+            self._save_evidence([KeyRange(progress.first_undone(store), store.span.stop)], outcome.untouchable)
+        except TmsError as error:
+            # It ends the pass; what other parts have done meanwhile is still to be counted.
+            outcome.ended = error
 
     def _stoppable(self, records: Iterable[OpenIdRecord]) -> Iterator[OpenIdRecord]:
         """Yield records of invalid ids; a stop request is checked between them; the first batch is always saved.
@@ -216,23 +288,15 @@ class SweepRun:
         with self._as_its_holder():
             # Not inside the state's transaction: other threads may be at work, which take the lease's lock first.
             deps.check_lease()
-            conclude.save_evidence(self._current, deps.state, covered, untouchable)
+            conclude.save_evidence(self._run, deps.state, covered, untouchable)
         self._saved_ms = deps.clock.running_ms()
-
-    def _save_payloads(self, upto: bytes) -> None:
-        deps = self._deps
-        if self._is_due():
-            with self._as_its_holder():
-                deps.check_lease()
-                rounds.save_payloads(deps.state, self._current.id, upto)
-            self._saved_ms = deps.clock.running_ms()
 
     # -- what is concluded -----------------------------------------------------------------------------------------
 
     def _conclude(self) -> bool:
         """Save the results of the pass, if this process still has the lease (rules S4, S12)."""
-        deps, current, state = self._deps, self._current, self._deps.state
-        barred = obstacles(deps, current.ready) if current.round is not None else ()
+        deps, run, state = self._deps, self._run, self._deps.state
+        barred = obstacles(deps, run.ready) if self._round is not None else ()
         clocks = guards.read_clocks(deps.clock)
         try:
             lineage = self._lineage()
@@ -241,13 +305,13 @@ class SweepRun:
             with self._as_its_holder(), state.transaction():
                 deps.check_lease()
                 if self._moves_frontiers:
-                    conclude.conclude_run(current, state, deps.terms, clocks, clocks.wall_ms, barred, self._stoppable)
+                    conclude.conclude_run(run, self._outcome, self._round, state, clocks, barred, self._stoppable)
                 else:
-                    conclude.conclude_apply(current, state, clocks, self._stoppable)
+                    conclude.conclude_apply(run, state, clocks, self._stoppable)
                 if lineage != state.note(LINEAGE):
                     state.save_note(LINEAGE, lineage)
         except Interrupted as error:
-            current.halted = error
+            self._outcome.ended = error
             return False
         return True
 
@@ -255,20 +319,20 @@ class SweepRun:
         """Save the facts that identify the store from now on; None where it was put back meanwhile, or has gone
         silent.
         """
-        deps, current = self._deps, self._current
+        deps, run, outcome = self._deps, self._run, self._outcome
         with self._as_its_holder():
             deps.check_lease()
         try:
             with self._as_its_holder():
-                _, put_back = guards.check_lineage(deps.state, deps.store, current.ready.record)
+                _, put_back = guards.check_lineage(deps.state, deps.store, run.ready.record)
             if put_back is None:
                 return dict(deps.store.lineage())
-            current.notes.append(put_back)
+            outcome.notes.append(put_back)
         except StoreError as error:
-            if current.finished:
+            if passes.is_finished(run, outcome):
                 raise
             # It has failed in the pass already, so there is little to conclude.
-            current.outcome.errors.append(f"what this run has proven is not saved, because the store failed: {error}")
+            outcome.errors.append(f"what this run has proven is not saved, because the store failed: {error}")
         return None
 
     @contextmanager
@@ -287,25 +351,24 @@ class SweepRun:
     # -- what follows ----------------------------------------------------------------------------------------------
 
     def _compact(self, deleted: DeletedRanges) -> None:
-        current = self._current
         try:
             deleted.compact(partial(self._alive, "compact", 0))
         except Interrupted as error:
-            current.halted = error
+            self._outcome.ended = error
         except StoreError as error:
             # The rows are gone and what was reached is saved; only their space is not free yet.
-            current.outcome.errors.append(
+            self._outcome.errors.append(
                 "the rows are deleted, but the store could not be compacted, so the disk shows no free space yet: "
                 f"{error}"
             )
 
     def _feed_back(self, told: Feedback) -> None:
         """Pass proven ids after a run over everything without an obstacle (rule S4)."""
-        deps, current = self._deps, self._current
         try:
-            feedback.hand_over(current, deps, told, self._permission.check_all, partial(self._alive, "audit"))
+            heartbeat = partial(self._alive, "audit")
+            feedback.hand_over(self._deps, told, self._run, self._outcome, self._permission, heartbeat)
         except Interrupted as error:
-            current.halted = error
+            self._outcome.ended = error
 
     def _alive(self, phase: str, rows: int) -> None:
         self._deps.observer(phase, None, rows)

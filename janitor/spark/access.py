@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from janitor.rules.policy import Frontier, Hold
+from janitor.run.plan_file import WhatIf, changed
 from janitor.settings import Settings
 from janitor.spark.columns import Policy
 from janitor.sweep import transactions as txstate
-from janitor.sweep.consumers import ProcessedRows
-from janitor.sweep.context import matches, parse_or_none
+from janitor.sweep.run import ProcessedRows, matches, parse_or_none
 from janitor.sweep.transactions import TransactionView
-from janitor.sweep.whatif import WhatIf, changed
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError
 from tms_core.tables.base import Reads

@@ -23,7 +23,7 @@ from janitor.state.base import State, TopicCount
 from janitor.stats.topic_sizes import POINTER_BYTES
 from janitor.status.collect import STATISTICS_NOTE
 from janitor.status.status import StatisticsFigures
-from janitor.sweep.context import parse_or_none
+from janitor.sweep.run import parse_or_none
 from janitor.sweep.transactions import TransactionView
 from tms_core.tables.base import Reads
 from tms_core.topic import TopicId

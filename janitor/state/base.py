@@ -85,7 +85,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         """Remember the store.
 
         A state is about one store at most. With another ``mark`` than the one remembered, what was learnt about the
-        former store (frontiers, open ids, evidence, claim, the last thorough pass, strikes, counts, notes) is
+        former store (frontiers, open ids, evidence, claim, the last full pass, strikes, counts, notes) is
         forgotten: topics and pointers of the same name mean something else there. What was done stays (runs, ledger,
         counters), and so do an operator's pauses and the lease. Of the same folder or tables, put back or with another
         transaction system, the history of topics stays, too: an operator asks why rows are held.

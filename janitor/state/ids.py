@@ -183,12 +183,12 @@ class InvalidIds(Documents):
     def known_ids(self, now_ms: int, window_ms: int) -> KnownIds:
         """Invalid transactions, the closed ones as bare pointers. Cheap while no more are closed.
 
-        One counts as closed if a thorough pass closed it that started at least ``window_ms`` after the transaction did,
+        One counts as closed if a full pass closed it that began at least ``window_ms`` after the transaction did,
         and not after ``now_ms``: a lifetime that was raised since opens it again, and so does a clock set back.
 
         Args:
             now_ms: what time it is.
-            window_ms: how long after a transaction's start something of it can be published.
+            window_ms: how long after a transaction's begin something of it can be published.
         """
 
         def read(view: View) -> KnownIds:
@@ -207,7 +207,7 @@ class InvalidIds(Documents):
         return self._read(read)
 
     def lowest_open(self, limit: int) -> tuple[int, list[OpenIdRecord]]:
-        """Return how many ids no thorough pass has closed, and the lowest ``limit`` of them."""
+        """How many ids no full pass has closed, and the lowest ``limit`` of them."""
 
         def read(view: View) -> tuple[int, list[OpenIdRecord]]:
             number, lowest = 0, list[OpenIdRecord]()

@@ -152,8 +152,8 @@ class OpenIdRecord:
     """An invalid transaction's write pointer, and whether its rows can all have been seen.
 
     Attributes:
-        scanned_ms: when the last complete pass that covered it started; None: none has.
-        closed_ms: when a thorough pass closed it; None: its client may still write, or no such pass has come since.
+        scanned_ms: when the last complete pass that covered it began; None: none has.
+        closed_ms: when a full pass closed it; None: its client may still write, or no such pass has come since.
     """
 
     pointer: int
@@ -167,7 +167,7 @@ class KnownIds:
     """Every invalid transaction that is remembered, as it counts at one moment (``State.known_ids``).
 
     Attributes:
-        open_ids: those whose client may still write, or that no thorough pass has come to since, in order of pointer.
+        open_ids: those whose client may still write, or that no full pass has come to since, in order of pointer.
         closed: pointers of all the others, ascending. There may be a million; the array must not be changed.
     """
 

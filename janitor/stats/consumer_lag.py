@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from janitor.state.base import State
 from janitor.state.records import Note
 from janitor.stats.scheduler import CountScheduler, Life
-from janitor.sweep.permission import Pacer
+from janitor.sweep.executor import Pacer
 from tms_core.clock import Clock
 from tms_core.consumers import lag
 from tms_core.consumers.claim_rows import claims_of

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from janitor.sweep.permission import Pacer
+from janitor.sweep.executor import Pacer
 from tms_core.clock import Clock
 from tms_core.errors import Halted, StoreError
 from tms_core.topic import TopicId

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from janitor.state.base import State, TopicCount
 from janitor.state.topic_history import save_sizes
 from janitor.stats.scheduler import CountScheduler, Life
-from janitor.sweep.permission import Pacer, never
+from janitor.sweep.executor import Pacer, never
 from tms_core.clock import Clock
 from tms_core.errors import Halted, MetadataError, StoreError
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, NEGATIVE, PAYLOAD_TAIL_BYTES, generation_prefix

@@ -39,7 +39,7 @@ from janitor.status.status import (
     Status,
     TopicFigures,
 )
-from janitor.sweep.context import Terms, matches
+from janitor.sweep.run import Terms, matches
 from tms_core.clock import Clock
 from tms_core.logs.printable import complete, duration, moment
 from tms_core.tables.lease import LeaseRecord

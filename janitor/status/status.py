@@ -202,7 +202,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """An invalid transaction whose client may still write, or which awaits a thorough pass."""
+    """An invalid transaction whose client may still write, or which awaits a full pass."""
 
     pointer: str
     began_ms: int

@@ -1,20 +1,20 @@
-"""Findings of a pass and their results, as values: batches of rows with one fate, and counts.
+"""What a pass finds and what is done with it, as values: batches of rows with one fate, and what else is to be counted.
 
 A finding is a batch and never a row, so that nothing on the way costs an object for each row. A step pulls findings,
-passes them to an executor (:mod:`janitor.sweep.act`), and then counts both in an outcome
-(:mod:`janitor.sweep.outcome`).
+hands them to an executor (:mod:`janitor.sweep.executor`), and then counts them, with what the executor did, in an
+outcome (:mod:`janitor.sweep.outcome`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from janitor.report import DataTable
 from janitor.rules.policy import Hold, Reason, Rule
-from janitor.sweep.context import TopicWork
-from tms_core.errors import StoreError, WriteRefused
+from janitor.sweep.run import TopicWork
+from tms_core.errors import ArchiveError, StoreError, WriteRefused
 from tms_core.tables.base import KeyRange, KeyReads, MessageReads, Origin, TxCell
 from tms_core.tables.side import Expiry
 from tms_core.topic import TopicId
@@ -145,22 +145,29 @@ Finding = Due | Invalid | Kept | Untouchable | Gone | Read | Failed | Unreadable
 
 
 class Done(NamedTuple):
-    """The result of a finding.
+    """What an executor did with a finding.
 
     Attributes:
-        keys: the rows it took.
+        keys: the rows that it deleted.
         cells: the rows whose pointers it negated.
         at_ms: when; None where nothing is written down, as in a plan.
-        found: where something is to be done, by an act that only looks.
+        found: where something is to be done, by an executor that only looks.
+        stop: why the rest of the topic is left: ``moved``, its metadata is no longer what was planned by (rule S2);
+            ``withheld``, nothing may be deleted in it now; ``unsure``, the store failed on the batch, so it is not
+            known which of its rows are deleted.
+        error: why rows could not be archived, or how the store failed.
     """
 
     keys: Sequence[bytes] = ()
     cells: Sequence[TxCell] = ()
     at_ms: int | None = None
     found: KeyRange | None = None
+    stop: Literal["moved", "withheld", "unsure"] | None = None
+    error: ArchiveError | StoreError | None = None
 
 
 NOTHING_DONE = Done()
+MOVED, WITHHELD = Done(stop="moved"), Done(stop="withheld")
 
 
 class Counted(NamedTuple):

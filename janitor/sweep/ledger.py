@@ -21,8 +21,8 @@ from typing import NamedTuple, cast
 from janitor.report import DataTable
 from janitor.rules.policy import Rule
 from janitor.state.base import LedgerEntry, State
-from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import Batch, Counted, Invalid
+from janitor.sweep.run import TopicWork
 from tms_core.clock import Clock
 from tms_core.errors import StateError
 from tms_core.rowkey import LONG_MAX, generation_prefix, position_prefix, stop_key, time_prefix

@@ -1,4 +1,4 @@
-"""The outcome of a pass: one value that can be merged and sent, and the only place that counts (rule S15).
+"""What a pass has found and done: one value that can be merged and sent, and the only place that counts (rule S15).
 
 Report, ledger, metrics and the evidence for a boundary are made from it and from nothing else. Each part of a store,
 each thread and each task of Spark fills one of its own; they are added together.
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from janitor.report import NAMED_KEYS, Entry, EntryKey, ForeignKey
+from janitor.report import NAMED_KEYS, Entry, EntryKey, ForeignKey, GuardNote
 from janitor.rules.policy import Reason, Rule
 from janitor.state.base import LedgerEntry
 from janitor.sweep.findings import (
@@ -26,9 +26,11 @@ from janitor.sweep.findings import (
     Read,
     Unreadable,
     Untouchable,
+    failed,
     times_of,
 )
 from janitor.sweep.ledger import LedgerKey, Taken, ledger_entry
+from tms_core.errors import Interrupted, StoreError
 from tms_core.tables.base import KeyRange
 from tms_core.tables.side import Expiry
 from tms_core.topic import TopicId
@@ -36,10 +38,10 @@ from tms_core.topic import TopicId
 
 @dataclass(slots=True)
 class Outcome:
-    """Findings and results.
+    """What was found and done.
 
     Attributes:
-        entries: the report's numbers.
+        entries: what the report shows.
         kept: rows that stay, by reason.
         errors: what went wrong, as sentences.
         foreign: the first foreign keys met, so that they can be named.
@@ -57,12 +59,14 @@ class Outcome:
         withheld: metadata keys of topics in which deleting was stopped on the way.
         moved: metadata keys of topics that changed meanwhile and are to be planned anew by the driver.
         expired: messages with a ttl of their own whose rows are gone; to be forgotten once that is durable.
-        found: where something is to be done, where an act only looks.
+        found: where something is to be done, where an executor only looks.
         taken, unsure: what went, for the ledger; of ``unsure`` it is not known.
-        deleted: where rows were deleted, to be compacted; it does not travel.
         write_failed: whether the store refused to delete something, as it does when its disk is full.
         archive_error: why rows could not be archived, so that nothing more was deleted.
-        ended: the cause of an early stop: ``Interrupted``, an error of the store as a whole, or a bug; it does not
+        truncated: transactions that were taken off the invalid list.
+        notes: what else is to be said.
+        calls: store operations by name, of a task; merging leaves them out.
+        ended: what stopped the pass early: ``Interrupted``, an error of the store as a whole, or a bug; it does not
             travel.
     """
 
@@ -88,19 +92,18 @@ class Outcome:
     unsure: list[tuple[LedgerKey, Taken]] = field(default_factory=list)
     write_failed: bool = False
     archive_error: str | None = None
+    truncated: int = 0
+    notes: list[GuardNote] = field(default_factory=list)
+    calls: Counter[str] = field(default_factory=Counter)
     ended: Exception | None = None
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
     def add(self, finding: Finding, done: Done = NOTHING_DONE) -> Counted | None:
-        """Count a finding and its result; returns the deletions."""
-        if done.found is not None:
-            self.found.append(done.found)
+        """Count a finding, and what an executor did with it; return what is counted as deleted or inverted."""
+        if isinstance(finding, Due | Invalid):
+            return self._add_done(finding, done)
         match finding:
-            case Due():
-                return self._add_due(finding, done)
-            case Invalid():
-                return self._add_inverted(finding, done)
             case Kept():
                 self._add_kept(finding)
             case Read():
@@ -115,13 +118,6 @@ class Outcome:
                 self.errors.append(finding.message)
         return None
 
-    def add_unsure(self, due: Due, at_ms: int) -> None:
-        """Count a batch on which the store failed: it is not known which of its rows went."""
-        keys = due.batch.keys
-        self.write_failed = True
-        taken = Taken(at_ms, keys[0], keys[-1] + b"\x00", None, None, None)
-        self.unsure.append((LedgerKey.of(due.work, due.batch), taken))
-
     def keep(self, reason: Reason, rows: int = 1) -> None:
         """Count rows that stay; live ones are not visited, so there is no count of them."""
         if rows and reason is not Reason.LIVE:
@@ -130,6 +126,29 @@ class Outcome:
     def keep_pointer(self, pointer: int) -> None:
         """Note an invalid write pointer that has to stay as it is."""
         self.untouchable = pointer if self.untouchable is None else min(self.untouchable, pointer)
+
+    def _add_done(self, finding: Due | Invalid, done: Done) -> Counted | None:
+        if done.found is not None:
+            self.found.append(done.found)
+        if done.stop is not None:
+            self._add_stopped(finding, done)
+            return None
+        return self._add_due(finding, done) if isinstance(finding, Due) else self._add_inverted(finding, done)
+
+    def _add_stopped(self, finding: Due | Invalid, done: Done) -> None:
+        """Note why the rest of a topic is left."""
+        topic = finding.topic if isinstance(finding, Invalid) else finding.work.topic.topic
+        if done.stop == "moved":
+            self.moved.add(topic.prefix)
+        elif done.stop == "withheld":
+            self.withheld.add(topic.prefix)
+            self.archive_error = None if done.error is None else str(done.error)
+        elif isinstance(finding, Due) and isinstance(done.error, StoreError) and done.at_ms is not None:
+            keys = finding.batch.keys
+            self.write_failed = True
+            taken = Taken(done.at_ms, keys[0], keys[-1] + b"\x00", None, None, None)
+            self.unsure.append((LedgerKey.of(finding.work, finding.batch), taken))
+            self._add_failed(failed(finding.batch.table, topic.prefix, done.error))
 
     def _add_due(self, due: Due, done: Done) -> Counted | None:
         batch, size = due.batch, due.size_bytes
@@ -200,9 +219,14 @@ class Outcome:
         """Return whether something was left undone, so that nothing is evidence."""
         return bool(self.failed or self.withheld or self.errors or self.moved or self.ended)
 
+    @property
+    def halted(self) -> Interrupted | None:
+        """Return why the pass was stopped, though nothing failed; None: it was not."""
+        return self.ended if isinstance(self.ended, Interrupted) else None
+
     # -- merging -------------------------------------------------------------------------------------------------------
 
-    def __iadd__(self, other: Outcome) -> Outcome:
+    def merge(self, other: Outcome) -> None:
         """Take in the findings and done elsewhere."""
         for label, entry in other.entries.items():
             self._entry(label).merge(entry)
@@ -228,7 +252,6 @@ class Outcome:
         self.write_failed |= other.write_failed
         self.archive_error = self.archive_error or other.archive_error
         self.ended = self.ended or other.ended
-        return self
 
     def taking(self) -> Outcome:
         """Return it without kept rows: of a topic that is planned again, or that others have counted."""
@@ -237,7 +260,7 @@ class Outcome:
 
 
 #: Fields that are merged by adding.
-_ADDED = ("kept", "errors", "scanned", "failures", "seeks_spared", "expired", "found", "unsure")
+_ADDED = ("truncated", "notes", "kept", "errors", "scanned", "failures", "seeks_spared", "expired", "found", "unsure")
 
 
 def ledger_entries(outcome: Outcome, run_id: str, snapshot_timestamp_ms: int | None) -> list[LedgerEntry]:

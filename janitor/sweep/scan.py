@@ -1,26 +1,27 @@
 """Going through a table from topic to topic.
 
 A scan follows the garbage. It jumps from topic to topic in key order, reads the range that is due, and sees no live
-message row unless an invalid transaction may have written it or an expired payload may belong to it. The step
-(:mod:`janitor.sweep.sweep`) pulls its findings (:mod:`janitor.sweep.findings`), one topic after the other.
+message row unless an invalid transaction may have written it or an expired payload may belong to it. What it finds is
+pulled from it as findings (:mod:`janitor.sweep.findings`), one topic after the other, by the step that is taken
+(:mod:`janitor.sweep.sweep`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import takewhile
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from janitor.report import DataTable
 from janitor.rules.policy import Delete, Hold, Keep, Reason, Row, decide
 from janitor.rules.ranges import Span, intersect, topic_stop
-from janitor.sweep.act import Act
-from janitor.sweep.context import RunContext, TopicWork
+from janitor.sweep.executor import Executor
 from janitor.sweep.findings import Batch, Due, Finding, Kept, Read, Unreadable, failed, foreign
 from janitor.sweep.read_ahead import Ahead, CellsAhead
+from janitor.sweep.run import Run, TopicWork
 from tms_core.errors import StoreError
 from tms_core.rowkey import (
     GENERATION_BYTES,
@@ -31,11 +32,16 @@ from tms_core.rowkey import (
     generation_prefix,
     topic_prefix,
 )
-from tms_core.tables.base import KeyReads, Page, Reads
+from tms_core.tables.base import ALL_KEYS, KeyRange, KeyReads, Page, Reads
 from tms_core.tables.side import Expiries, Expiry
 
-#: Holds that may last for years. What they hold is counted by thorough passes only, or every pass would read it all.
+#: Holds that may last for years. What they hold is counted by full passes only, or every pass would read it all.
 STANDING_HOLDS = frozenset({Hold.PROTECTED, Hold.PAUSED, Hold.QUARANTINED})
+
+
+StepName = Literal["message", "invert", "payload"]
+#: The steps that are taken in every part, in their order.
+STEPS: tuple[StepName, ...] = ("message", "invert", "payload")
 
 
 class Visit(NamedTuple):
@@ -52,39 +58,91 @@ class Visit(NamedTuple):
     again: bool = True
 
 
+#: What of a part is open, or the driver's.
+_OPEN = frozenset({"own_ttls", "planned", "store", "executor", "messages", "payloads"})
+
 Event = Visit | Finding
 #: Findings on the way to a key, which is the value in the end; None where there is none.
 Jump = Generator[Finding, None, bytes | None]
 
 
-@dataclass(slots=True)
-class Part:
-    """A part of a store as one pass reads it.
+class SearchScope(NamedTuple):
+    """The scope of the search for invalid pointers in one step.
 
     Attributes:
-        store: the data read.
-        whole: where rows are looked for that need not be in this part.
-        context: the context of the pass.
-        page_rows: rows per page, and so per batch.
-        act: the executor of findings; also asked now and then, while nothing is found, whether to go on.
-        replans: whether a topic that moved is planned anew here; else that is the driver's.
+        since_ms: from which publish time on rows are searched; None: not at all.
+        everything: search rows under unrecognized keys as well, if the pass is a full one.
+        covered: the first key that an earlier run has not covered.
+        covered_since_ms: from which publish time on what lies before is searched all the same; None: not at all.
+    """
+
+    since_ms: int | None = None
+    everything: bool = True
+    covered: bytes = b""
+    covered_since_ms: int | None = None
+
+
+NO_SEARCH = SearchScope()
+
+
+@dataclass(slots=True)
+class Part:
+    """The work of one thread or Spark task: one step of a pass, in one part of a store.
+
+    It travels to a task without open files and connections; :meth:`open` gives it that again.
+
+    Attributes:
+        run: as prepared before the pass starts.
+        number: which of all parts.
+        salt: under which its rows lie; None where there are no salts.
+        messages_within, payloads_within: which keys, where the store is cut by keys.
+        finds: whether the executor only looks, so that payloads need no search for messages that refer to them.
+        replans: whether a topic that moved is planned again here; else the driver does that.
+        step: which step is taken.
+        undone: metadata keys of topics that earlier steps have left undone in this part.
+        search: the scope of the search for invalid pointers.
+        from_topic: the first topic whose payloads no earlier run has gone through.
+        store: the rows to read.
+        executor: carries out findings; also asked now and then, while nothing is found, whether to go on.
+        own_ttls: messages with a ttl of their own, to go through instead of the part; None in the other steps.
         planned: messages with a ttl of their own, in a plan, which leaves them there though they go; None in a run.
         messages, payloads: the tables' keys, some of them read ahead.
     """
 
-    store: Reads
-    whole: Reads
-    context: RunContext
-    page_rows: int
-    act: Act
+    run: Run
+    number: int = 0
+    salt: int | None = None
+    messages_within: KeyRange = ALL_KEYS
+    payloads_within: KeyRange = ALL_KEYS
+    finds: bool = False
     replans: bool = True
+    step: StepName = "message"
+    undone: frozenset[bytes] = frozenset()
+    search: SearchScope = NO_SEARCH
+    from_topic: bytes = b""
+    own_ttls: Expiries | None = None
     planned: Expiries | None = None
+    store: Reads = field(init=False)
+    executor: Executor = field(init=False)
     messages: CellsAhead = field(init=False)
     payloads: Ahead = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.messages = CellsAhead(self.store.message, self.page_rows)
-        self.payloads = Ahead(self.store.payload, self.page_rows)
+    def open(self, store: Reads, executor: Executor) -> Part:
+        """Return the part itself, to be read from this store."""
+        self.store, self.executor = store, executor
+        self.messages = CellsAhead(store.message, self.run.page_rows)
+        self.payloads = Ahead(store.payload, self.run.page_rows)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _OPEN}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in {**state, "own_ttls": None, "planned": None}.items():
+            setattr(self, name, value)
+
+    def __str__(self) -> str:
+        return f"part {self.number}" + ("" if self.salt is None else f" (salt {self.salt})")
 
     def keys(self, name: DataTable) -> Ahead:
         return self.messages if name == "message" else self.payloads
@@ -106,15 +164,15 @@ class Part:
         """
         if self.planned is None or (parsed := MessageKey.parse(key)) is None:
             return False
-        work, expires_ms = self.context.topics.get(parsed.topic.prefix), self.planned.expires_ms(key)
+        work, expires_ms = self.run.topics.get(parsed.topic.prefix), self.planned.expires_ms(key)
         if work is None or expires_ms is None:
             return False
-        row, transactions = Row("message", parsed), self.context.transactions
+        row, transactions = Row("message", parsed), self.run.transactions
         return isinstance(decide(row, work.topic, work.frontier, transactions, False, expires_ms), Delete)
 
     def passes_by(self, prefix: bytes, failed: Collection[bytes]) -> bool:
         """Return whether nothing is done in this topic."""
-        return prefix in failed or not self.context.in_scope(prefix) or self.context.is_quarantined(prefix)
+        return prefix in failed or not self.run.in_scope(prefix) or self.run.is_quarantined(prefix)
 
 
 #: The findings of one topic from its first key on.
@@ -142,7 +200,7 @@ def topics(
     def of(prefix: bytes, key: bytes) -> Visit:
         return Visit(name, prefix, partial(topic_findings, part, name, prefix, key, findings))
 
-    if part.context.lazy:
+    if part.run.incremental:
         yield from _due_topics(part, name, undone, of)
         return
     key = yield from first(part, name, undone, b"")
@@ -154,8 +212,8 @@ def topics(
         rest, stop = topic_stop(prefix), topic_stop(prefix)
         if not part.passes_by(prefix, undone):
             yield of(prefix, key)
-            if part.context.thorough and prefix not in undone:
-                work = part.context.topics.get(prefix)
+            if part.run.full and prefix not in undone:
+                work = part.run.topics.get(prefix)
                 rest = key if work is None else beyond(work)
         key = yield from first(part, name, undone, rest)
         if key is not None and key < stop:
@@ -168,10 +226,10 @@ def _due_topics(
     part: Part, name: DataTable, undone: Collection[bytes], of: Callable[[bytes, bytes], Visit]
 ) -> Iterator[Event]:
     """Go to the topics that cannot wait, and to no others."""
-    for prefix in [prefix for prefix, work in sorted(part.context.topics.items()) if not work.waits]:
+    for prefix in [prefix for prefix, work in part.run.known() if not work.waits]:
         if part.passes_by(prefix, undone):
             continue
-        part.act.alive()
+        part.executor.alive()
         try:
             key = part.keys(name).first(prefix)
         except StoreError as error:
@@ -185,7 +243,7 @@ def topic_findings(
     part: Part, name: DataTable, prefix: bytes, key: bytes, findings: TopicFindings
 ) -> Iterator[Finding]:
     """What there is in the ranges of one topic, from its first key on."""
-    work = part.context.topics.get(prefix)
+    work = part.run.topics.get(prefix)
     if work is None:
         return
     begin = generation_prefix(prefix, 1)
@@ -202,7 +260,7 @@ def first(part: Part, name: DataTable, undone: Collection[bytes], start: bytes) 
         StoreError: no topic is known behind ``start``.
         Interrupted: the pass is over.
     """
-    part.act.alive()
+    part.executor.alive()
     try:
         return part.keys(name).first(start)
     except StoreError as error:
@@ -213,7 +271,7 @@ def first(part: Part, name: DataTable, undone: Collection[bytes], start: bytes) 
 def _first_behind(part: Part, name: DataTable, undone: Collection[bytes], start: bytes, error: StoreError) -> Jump:
     """Return the first key of the next known topic; those that cannot be read either are left undone."""
     culprit, table = False, part.table(name)
-    for prefix in sorted(prefix for prefix in part.context.topics if prefix >= start):
+    for prefix in [prefix for prefix, _ in part.run.known() if prefix >= start]:
         if part.passes_by(prefix, undone):
             culprit = True
             continue
@@ -241,9 +299,9 @@ def skip(part: Part, name: DataTable, key: bytes, parse: Callable[[bytes], objec
     # There is seldom more than one, and what follows may be live rows, which need not be read here.
     limit = 1
     while start is not None:
-        part.act.alive()
+        part.executor.alive()
         page = part.keys(name).keys(start, None, limit)
-        limit = min(2 * limit, part.page_rows)
+        limit = min(2 * limit, part.run.page_rows)
         found = list(takewhile(lambda item: parse(item) is None, page.items))
         if count and found:
             yield foreign(name, found)
@@ -258,11 +316,11 @@ def skip(part: Part, name: DataTable, key: bytes, parse: Callable[[bytes], objec
 
 def allowed(part: Part, name: DataTable, work: TopicWork, spans: list[Span]) -> list[Span]:
     """Return the spans this pass looks at: within a plan's ranges, and held rows for good only now and then."""
-    if not part.context.thorough and work.frontier.hold in STANDING_HOLDS:
+    if not part.run.full and work.frontier.hold in STANDING_HOLDS:
         return []
     if not work.counts_held:
         spans = [span for span in spans if not span.held]
-    limits = part.context.limits
+    limits = part.run.limits
     return spans if limits is None else intersect(spans, limits.ranges(name, work.topic.topic))
 
 
@@ -272,7 +330,7 @@ def batches(
     """Yield a span page by page: without foreign keys (L0), and split by generation."""
     start: bytes | None = max(span.start, first_key)
     while start is not None and start < span.stop:
-        page = part.keys(name).keys(start, span.stop, part.page_rows)
+        page = part.keys(name).keys(start, span.stop, part.run.page_rows)
         yield Read(name, work.topic.topic, len(page.items))
         yield from _split(name, work, span, page)
         start = page.resume
@@ -308,22 +366,22 @@ def due(part: Part, work: TopicWork, batch: Batch, hold: Hold | None, expiries: 
     """Return a batch, with its size."""
     table = part.table(batch.table)
     size = sum(map(len, batch.keys)) + table.estimate_bytes(batch.keys[0], batch.keys[-1])
-    return Due(work, table, batch, size, hold, hold or part.context.label, expiries)
+    return Due(work, table, batch, size, hold, hold or part.run.label, expiries)
 
 
 def classify(part: Part, name: DataTable, prefix: bytes, start: bytes, stop: bytes) -> Iterator[Finding]:
-    """Count rows that stay and that no range speaks of, one by one; in a thorough pass only."""
-    if not part.context.thorough:
+    """Count rows that stay and that no range speaks of, one by one; in a full pass only."""
+    if not part.run.full:
         return
-    work = part.context.topics.get(prefix)
-    if work is None and part.context.is_newly_known(prefix):
+    work = part.run.topics.get(prefix)
+    if work is None and part.run.is_newly_known(prefix):
         return
     topic, frontier = (work.topic, work.frontier) if work else (None, None)
     resume: bytes | None = start
     while resume is not None and resume < stop:
-        page = part.keys(name).keys(resume, stop, part.page_rows)
+        page = part.keys(name).keys(resume, stop, part.run.page_rows)
         for key in page.items:
-            decision = decide(Row(name, _parse(name, key)), topic, frontier, part.context.transactions, False, None)
+            decision = decide(Row(name, _parse(name, key)), topic, frontier, part.run.transactions, False, None)
             if decision == Keep(Reason.FOREIGN):
                 yield foreign(name, [key])
             elif decision == Keep(Reason.UNKNOWN_TOPIC):

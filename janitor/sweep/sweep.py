@@ -4,105 +4,119 @@ A store in LevelDB is one part. One in HBase has a part for each salt, whose row
 and most of a sweep's time is spent waiting for servers. So each step of a pass goes through all parts at once, and is
 over everywhere before the next one starts: whether a payload is still needed depends on messages of any part.
 
-Messages come first, because a payload is free once its message is gone; inversions after them, because a row that goes
-need not be inverted.
+Messages come first, because a payload is free once its message is deleted; inversions after them, because a row that is
+deleted need not be inverted.
 
-In one step in one part what there is is pulled, handed to an act, and counted. Threads of the driver and tasks of Spark
-take the same step. Only there are results of findings counted (rule S15), so the numbers of a plan and a run have the
-same meaning.
+:func:`sweep_store` is a generator of events: the caller consumes them, shows progress, writes down what was covered,
+and fills the outcome by doing so. :func:`run_step` is one step in one part; threads of the driver and tasks of Spark
+take the same one. What an executor does with a finding is counted there and nowhere else (rule S15), so a plan's
+figures and a run's mean the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import NamedTuple, Protocol
 
-from janitor.boundary.coverage import Round, is_whole
-from janitor.report import Mode
-from janitor.sweep.act import Act, Moved, NotArchived, Unsure
-from janitor.sweep.context import RunContext
-from janitor.sweep.deletions import message_ttls, messages, payloads
+from janitor.sweep.executor import Executor
 from janitor.sweep.findings import Failed, Reached, Read, failed
-from janitor.sweep.inversions import NOT_COVERED, Covered, inversions
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.permission import Withheld
-from janitor.sweep.scan import Event, Part, Visit
+from janitor.sweep.run import Run
+from janitor.sweep.scan import STEPS, Part, SearchScope, StepName, Visit
+from janitor.sweep.scan import Event as PartEvent
+from janitor.sweep.steps import inversions, message_ttls, messages, payloads
 from tms_core.errors import StoreError, TmsError
-from tms_core.tables.base import KeyRange, Reads
 from tms_core.tables.side import Expiries
 
-StepName = Literal["message", "invert", "payload"]
-#: The steps that are taken in every part, in their order.
-STEPS: tuple[StepName, ...] = ("message", "invert", "payload")
-
-#: How often a topic is planned anew within one pass before it is left for the next.
+#: How often a topic is planned again within one pass before it is left for the next.
 REPLANS = 3
 
-#: Told up to which key a step has come, with the outcomes of it until then.
-OnReached = Callable[[bytes, Sequence[Outcome]], None]
 
-
-def ignore_reached(key: bytes, so_far: Sequence[Outcome]) -> None:
-    """Ignore how far a step has come."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepJob:
-    """One step in one part.
-
-    Attributes:
-        failed: metadata keys of topics that former steps have left undone in this part.
-        since_ms, everything: the scope of the search for invalid pointers (:func:`~.inversions.inversions`).
-        refers: whether the step of the payloads looks for messages that refer to them.
-        covered: the part that an earlier run has searched for invalid pointers.
-        from_topic: the first topic whose payloads no earlier run has gone through.
-        expiries: messages with a ttl of their own, to go through instead of the part; None in the other steps.
-        reached: told how far it has come.
-    """
+class StepStarted(NamedTuple):
+    """A step starts. The caller may still say what its parts search."""
 
     step: StepName
+    parts: Sequence[Part]
+
+
+class Advance(NamedTuple):
+    """All keys before this one were gone through, with these outcomes until then."""
+
     part: Part
-    failed: frozenset[bytes] = frozenset()
-    since_ms: int | None = None
-    everything: bool = True
-    refers: bool = True
-    covered: Covered = NOT_COVERED
-    from_topic: bytes = b""
-    expiries: Expiries | None = None
-    reached: OnReached = ignore_reached
-
-    def events(self, undone: set[bytes]) -> Iterator[Event]:
-        """What there is to do, in key order; topics that are ``undone`` when they are come to are passed by."""
-        if self.expiries is not None:
-            return message_ttls(self.part, undone, self.expiries)
-        if self.step == "message":
-            return messages(self.part, undone)
-        if self.step == "invert":
-            return inversions(self.part, undone, self.since_ms, everything=self.everything, covered=self.covered)
-        return payloads(self.part, undone, refers=self.refers, from_topic=self.from_topic)
+    key: bytes
+    so_far: Sequence[Outcome]
 
 
-#: Does jobs; gives the number of each and its outcome as they end.
-Runner = Callable[[Sequence[StepJob]], Iterator[tuple[int, Outcome]]]
+class StepFinished(NamedTuple):
+    """A step is over in one part."""
+
+    part: Part
+    outcome: Outcome
 
 
-class Divided(NamedTuple):
-    """The parts of a store in one pass, and the executor of their steps."""
+Event = StepStarted | Read | Advance | StepFinished
 
-    parts: Sequence[Reads]
-    run: Runner
+
+class Workers(Protocol):
+    """The threads or tasks that take the steps of one pass.
+
+    Attributes:
+        parts: of the store.
+    """
+
+    parts: Sequence[Part]
+
+    def take(self, outcomes: Sequence[Outcome]) -> Iterator[Event]:
+        """Take the step that the parts say; what is done in each is added to its outcome."""
+        ...
 
 
 class Division(Protocol):
-    """The parts of a store in a pass, and the executor of its steps."""
+    """In which parts a pass goes over a store, and who takes its steps there."""
 
-    def begin(self, run_id: str, mode: Mode, store: Reads, context: RunContext) -> AbstractContextManager[Divided]:
-        """Divide one pass; the result works inside the block."""
+    def begin(self, run: Run, executor: Executor) -> AbstractContextManager[Workers]:
+        """Divide one pass; the workers work as long as the block runs."""
         ...
+
+
+def sweep_store(
+    run: Run, division: Division, executor: Executor, expiries: Expiries | None, total: Outcome
+) -> Generator[Event, None, None]:
+    """Take the steps of a pass.
+
+    Args:
+        expiries: messages with a ttl of their own; None: there are none.
+        total: takes in all that was done, and what ended the pass early, when the generator ends or is closed.
+    """
+    with division.begin(run, executor) as workers:
+        outcomes = [Outcome() for _ in workers.parts]
+        planned = expiries if run.mode == "plan" else None
+        try:
+            for step in STEPS:
+                for part, done in zip(workers.parts, outcomes, strict=True):
+                    part.step, part.undone, part.planned = step, frozenset(done.failed), planned
+                    part.search = SearchScope(run.search_since_ms)
+                yield StepStarted(step, workers.parts)
+                yield from workers.take(outcomes)
+                if step == "message" and expiries is not None and not _has_ended(outcomes):
+                    undone = frozenset(key for done in outcomes for key in (*done.failed, *done.withheld))
+                    whole = Part(run, undone=undone, own_ttls=expiries, planned=planned).open(run.store, executor)
+                    yield from run_step(whole, total)
+                if _has_ended([*outcomes, total]):
+                    break
+        except TmsError as error:
+            total.ended = error
+        finally:
+            for done in outcomes:
+                total.merge(done)
+
+
+def _has_ended(outcomes: Sequence[Outcome]) -> bool:
+    return any(outcome.ended is not None for outcome in outcomes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,226 +130,130 @@ class Threads:
     workers: int = 1
 
     @contextmanager
-    def begin(self, run_id: str, mode: Mode, store: Reads, context: RunContext) -> Iterator[Divided]:
-        yield Divided(store.parts(), self._run)
+    def begin(self, run: Run, executor: Executor) -> Iterator[Workers]:
+        parts = [Part(run, number).open(store, executor) for number, store in enumerate(run.store.parts())]
+        yield _ThreadWorkers(parts, self.workers)
 
-    def _run(self, jobs: Sequence[StepJob]) -> Iterator[tuple[int, Outcome]]:
-        if len(jobs) == 1:
-            yield 0, run_step(jobs[0])
+
+class _ThreadWorkers:
+    def __init__(self, parts: Sequence[Part], threads: int) -> None:
+        self.parts = parts
+        self._threads = threads
+
+    def take(self, outcomes: Sequence[Outcome]) -> Iterator[Event]:
+        if len(self.parts) == 1:
+            yield from run_step(self.parts[0], outcomes[0])
+            yield StepFinished(self.parts[0], outcomes[0])
             return
-        with ThreadPoolExecutor(self.workers, "sweep") as pool:
-            futures = {pool.submit(run_step, job): at for at, job in enumerate(jobs)}
-            for future in as_completed(futures):
-                yield futures[future], future.result()
+        events: SimpleQueue[Event | BaseException] = SimpleQueue()
 
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """The work of a pass, and how.
-
-    Attributes:
-        run_id, mode: whose pass it is.
-        store: the whole store.
-        context: its context.
-        division: its parts, and the executor of the steps.
-        page_rows: rows per page, and so per batch.
-        expiries: messages with a ttl of their own; None: there are none.
-        begin_round: called before anything is searched, with the parts: the round that this pass continues, which
-            records covered intervals; None: it proves nothing.
-        phase: entered for each step with its name.
-    """
-
-    run_id: str
-    mode: Mode
-    store: Reads
-    context: RunContext
-    division: Division
-    page_rows: int
-    expiries: Expiries | None
-    begin_round: Callable[[Sequence[Reads]], Round] | None
-    phase: Callable[[str], AbstractContextManager[None]]
-
-    def part(self, store: Reads, act: Act) -> Part:
-        """Return a part as this pass reads it."""
-        planned = self.expiries if self.mode == "plan" else None
-        return Part(store, self.store, self.context, self.page_rows, act, planned=planned)
-
-
-def sweep_store(scope: Scope, act: Act) -> Outcome:
-    """Take the steps of a pass; the cause of an early stop is in the outcome, with all work until then."""
-    with scope.division.begin(scope.run_id, scope.mode, scope.store, scope.context) as (stores, run):
-        parts = [scope.part(store, act) for store in stores]
-        outcomes = [Outcome() for _ in parts]
-        total, progress = Outcome(), None
-        try:
-            for step in STEPS:
-                with scope.phase(step):
-                    if step == "invert" and scope.begin_round is not None:
-                        progress = scope.begin_round(stores)
-                        progress.record_gaps(stores)
-                    _take(step, parts, run, outcomes, progress)
-                    if step == "message" and scope.expiries is not None and not _ended(outcomes):
-                        total += _take_expired(scope.part(scope.store, act), scope.expiries, outcomes)
-                if _ended([*outcomes, total]):
-                    break
-        except TmsError as error:
-            total.ended = error
-    for done in outcomes:
-        total += done
-    return total
-
-
-def _take(step: StepName, parts: Sequence[Part], run: Runner, outcomes: list[Outcome], progress: Round | None) -> None:
-    """Take a step in all parts; their work is added to their outcomes."""
-    whole = is_whole([part.store for part in parts])
-    jobs = [_job(step, part, done, progress, whole) for part, done in zip(parts, outcomes, strict=True)]
-    for at, outcome in run(jobs):
-        outcomes[at] += outcome
-        if step == "invert" and progress is not None:
+        def work(part: Part, outcome: Outcome) -> None:
             try:
-                _record(progress, parts[at].store, outcomes[at])
-            except TmsError as error:
-                # It ends the pass; what other parts have done meanwhile is still to be counted.
-                outcomes[at].ended = outcomes[at].ended or error
+                for event in run_step(part, outcome):
+                    events.put(event)
+                events.put(StepFinished(part, outcome))
+            except BaseException as error:  # noqa: BLE001 the caller's thread raises it
+                events.put(error)
 
-
-def _take_expired(whole: Part, expiries: Expiries, outcomes: Sequence[Outcome]) -> Outcome:
-    """Take the step of the messages with a ttl of their own, which may be in any part."""
-    undone = frozenset(key for done in outcomes for key in (*done.failed, *done.withheld))
-    return run_step(StepJob("message", whole, undone, expiries=expiries))
-
-
-def _ended(outcomes: Sequence[Outcome]) -> bool:
-    return any(outcome.ended is not None for outcome in outcomes)
-
-
-def _job(step: StepName, part: Part, done: Outcome, progress: Round | None, whole: bool) -> StepJob:
-    """Return a step in a part, with the present context.
-
-    Args:
-        whole: whether the part is the whole store, which a round goes through from its first key to its last.
-    """
-    job = StepJob(step, part, frozenset(done.failed), part.context.search_since_ms)
-    if progress is None or step == "message":
-        return job
-    if step == "payload":
-        if not whole:
-            return job
-        return replace(job, from_topic=progress.payloads_from, reached=partial(_payloads_reached, progress, done))
-    if progress.has_done(part.store):
-        return replace(job, since_ms=progress.since_ms, everything=False)
-    if not whole:
-        return job
-    covered = Covered(progress.first_undone(part.store), progress.since_ms)
-    return replace(job, covered=covered, reached=partial(_reached, progress, part.store, done))
-
-
-def _reached(progress: Round, part: Reads, before: Outcome, upto: bytes, so_far: Sequence[Outcome]) -> None:
-    """Write down now and then how far a part was searched for invalid pointers (rule S4)."""
-    known = (before, *so_far)
-    if not progress.is_due() or any(outcome.undone for outcome in known):
-        return
-    start = progress.first_undone(part)
-    if start < upto:
-        met = [outcome.untouchable for outcome in known if outcome.untouchable is not None]
-        progress.record([KeyRange(start, upto)], min(met, default=None))
-
-
-def _payloads_reached(progress: Round, before: Outcome, upto: bytes, so_far: Sequence[Outcome]) -> None:
-    """Write down up to which topic payloads were gone through."""
-    if not any(outcome.failed for outcome in (before, *so_far)):
-        progress.payloads_done(upto)
-
-
-def _record(progress: Round, part: Reads, done: Outcome) -> None:
-    """Write down that a part was covered, if all of it was (rule S4)."""
-    if not done.undone and not progress.has_done(part):
-        covered = KeyRange(progress.first_undone(part), part.span.stop)
-        progress.record([covered], done.untouchable)
+        with ThreadPoolExecutor(self._threads, "sweep") as pool:
+            at_work = len(self.parts)
+            for part, outcome in zip(self.parts, outcomes, strict=True):
+                pool.submit(work, part, outcome)
+            while at_work:
+                event = events.get()
+                if isinstance(event, BaseException):
+                    raise event
+                at_work -= isinstance(event, StepFinished)
+                yield event
 
 
 # -- one step in one part ----------------------------------------------------------------------------------------------
 
 
-def run_step(job: StepJob) -> Outcome:
-    """Take one step in one part; the cause of an early stop is in the outcome, with all work until then."""
-    outcome, undone, part = Outcome(), set(job.failed), job.part
+def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
+    """Take one step in one part, and say how far it is.
+
+    Args:
+        outcome: takes in all that is done, and what ends the step early; also if the caller closes the generator.
+    """
+    undone = set(part.undone)
     try:
-        for event in job.events(undone):
-            if not isinstance(event, Visit):
-                part.act.alive()
-                outcome.add(event)
-                if isinstance(event, Reached):
-                    job.reached(event.key, (outcome,))
+        for event in _events(part, undone):
+            if isinstance(event, Visit):
+                found = Outcome()
+                try:
+                    yield from visit(event, part, outcome, found)
+                finally:
+                    undone.update(found.failed, found.withheld, found.moved)
+                    outcome.merge(found)
+                if outcome.ended is not None:
+                    break
                 continue
-            found = visit(event, job, outcome)
-            undone.update(found.failed, found.withheld, found.moved)
-            outcome += found
-            if outcome.ended is not None:
-                break
+            part.executor.alive()
+            outcome.add(event)
+            if isinstance(event, Reached):
+                yield Advance(part, event.key, (outcome,))
         else:
             # However long the last call took: a step that hung in it has not covered the table.
-            part.act.alive()
+            part.executor.alive()
     except Exception as error:  # noqa: BLE001 what was done is kept; the pass raises this again
         outcome.ended = error
-    outcome.seeks_spared += part.messages.take_spared() + part.payloads.take_spared()
-    return outcome
+    finally:
+        outcome.seeks_spared += part.messages.take_spared() + part.payloads.take_spared()
 
 
-def visit(found: Visit, job: StepJob, before: Outcome) -> Outcome:
+def _events(part: Part, undone: set[bytes]) -> Iterator[PartEvent]:
+    """What there is to do, in key order; topics that are ``undone`` when they are come to are passed by."""
+    if part.own_ttls is not None:
+        return message_ttls(part, undone, part.own_ttls)
+    steps = {"message": messages, "invert": inversions, "payload": payloads}
+    return steps[part.step](part, undone)
+
+
+def visit(found: Visit, part: Part, before: Outcome, outcome: Outcome) -> Iterator[Read | Advance]:
     """Do one topic, again if its metadata moves meanwhile (rule S2).
 
     Args:
-        before: the outcome of the step before this topic.
+        before: what the step has done before this topic.
+        outcome: takes in what is done in it.
     """
-    outcome, part = Outcome(), job.part
     for _ in range(REPLANS):
         attempt = Outcome()
         try:
-            with _left_undone(found, attempt):
-                for finding in found.findings():
-                    if isinstance(finding, Reached):
-                        job.reached(finding.key, (before, outcome, attempt))
-                    elif isinstance(finding, Read):
-                        attempt.add(finding)
-                        part.act.progress(finding)
-                    elif (counted := attempt.add(finding, part.act.apply(finding))) is not None:
-                        part.act.pay(counted)
-        except Moved:
-            outcome += attempt.taking()
-            if not part.replans:
-                outcome.moved.add(found.prefix)
-                return outcome
-            part.forget()
-            part.context.reread(found.prefix)
-            if not found.again:
-                return outcome
-            continue
-        outcome += attempt
-        return outcome
+            yield from _apply_findings(found, part, (before, outcome, attempt))
+        except StoreError as error:
+            attempt.add(failed(found.table, found.prefix, error))
+        except Exception as error:  # noqa: BLE001 what was done is kept; the pass raises this again
+            attempt.ended = error
+        finally:
+            has_moved = bool(attempt.moved)
+            if part.replans:
+                attempt.moved.clear()
+            # What stays is counted again by the next attempt.
+            outcome.merge(attempt.taking() if has_moved else attempt)
+        if not (has_moved and part.replans):
+            return
+        part.forget()
+        part.run.reread(found.prefix)
+        if not found.again:
+            return
     message = f"topic {found.prefix[:-1].decode()} keeps changing; left for the next run"
     outcome.add(Failed(found.prefix, found.table, "moved", message))
-    return outcome
 
 
-@contextmanager
-def _left_undone(found: Visit, outcome: Outcome) -> Iterator[None]:
-    """The cause of an early stop of a topic goes into the outcome.
-
-    Raises:
-        Moved: the topic is to be planned anew.
-    """
-    try:
-        yield
-    except Moved:
-        raise
-    except Withheld as reason:
-        outcome.withheld.add(found.prefix)
-        outcome.archive_error = str(reason) if isinstance(reason, NotArchived) else None
-    except Unsure as failure:
-        outcome.add_unsure(failure.due, failure.at_ms)
-        outcome.add(failed(found.table, found.prefix, failure.error))
-    except StoreError as error:
-        outcome.add(failed(found.table, found.prefix, error))
-    except Exception as error:  # noqa: BLE001 what was done is kept; the pass raises this again
-        outcome.ended = error
+def _apply_findings(found: Visit, part: Part, so_far: tuple[Outcome, ...]) -> Iterator[Read | Advance]:
+    """Have the findings of one topic carried out, until there is a reason to stop; counts in the last outcome."""
+    attempt = so_far[-1]
+    for finding in found.findings():
+        if isinstance(finding, Reached):
+            yield Advance(part, finding.key, so_far)
+        elif isinstance(finding, Read):
+            attempt.add(finding)
+            yield finding
+            part.executor.after_page(finding)
+        else:
+            done = part.executor.apply(finding)
+            if (counted := attempt.add(finding, done)) is not None:
+                part.executor.pay(counted)
+            if done.stop is not None:
+                return

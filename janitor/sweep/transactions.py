@@ -1,16 +1,16 @@
-"""The transactions of a run: the usable snapshot, and the invalid ones that may still write.
+"""What a run knows about transactions: the snapshot it may use, and which invalid ones may still write.
 
-Two facts about transactions decide about rows: whether a pointer is invalid (then its rows are inverted), and whether a
-transaction may still commit (then its payloads stay). Both need a snapshot that is whole, of this transaction system
-and fresh (rule S14); without one the first answer is always no and the second is decided by age alone.
+Two questions are asked of transactions while rows are judged: is this pointer invalid (then its rows are inverted), and
+may this transaction still commit (then its payloads stay). Both need a snapshot that is whole, of this transaction
+system and fresh (rule S14); without one the first answer is always no and the second is decided by age alone.
 
-An invalid transaction's client may not know yet that it is invalid and may continue to publish until its lifetime is
-over. So a pointer stays *open* from when it is first seen in an invalid list until a pass that started after that
-moment has covered all the time in which it can have published. Only then do its rows count as clean.
+An invalid transaction's client may not know yet that it is invalid and may go on publishing until its lifetime ends.
+So a pointer stays *open* from when it is first seen in an invalid list until a pass that began after that moment has
+covered all the time in which it can have published. Only then do its rows count as clean.
 
-When a transaction was committed is written down nowhere, and the messages of some topics wait until theirs is over
-(property ``hold: transaction``). So a run notes the start of the oldest one in progress, and once that note is some
-minutes old, messages published before that start were decided at least so long ago. Two such moments are enough: the
+When a transaction was committed is written down nowhere, and the messages of some topics wait until theirs has ended
+(property ``hold: transaction``). So a run notes the begin of the oldest one in progress, and once that note is some
+minutes old, whatever was published before that begin was decided at least so long ago. Two such moments are enough: the
 one that counts, and the next one, which is growing old.
 """
 
@@ -246,15 +246,14 @@ def searched(open_ids: Iterable[OpenIdRecord], since_ms: int | None) -> Iterator
 def covered(
     open_ids: Iterable[OpenIdRecord], started_ms: int, finished_ms: int, lifetime: Lifetime, settled_ms: int | None
 ) -> Iterator[OpenIdRecord]:
-    """Yield the records after a complete pass: searched up to its start, and closed where nothing can be published any
-    more.
+    """The records after a complete pass: searched up to its start, and closed where nothing can be published any more.
 
-    Only thorough passes close ids, since they look at rows of any time. One that searched a window rests on clocks
+    Only full passes close ids, since they look at rows of any time. One that searched a window rests on clocks
     agreeing, which is enough to invert promptly and not enough for a claim. And every key must have been covered by one
-    that started when the id was known already, and nothing could be published under it any more.
+    that began when the id was known already, and nothing could be published under it any more.
 
     Args:
-        settled_ms: when the oldest thorough pass started that covered some of the keys; None: it was not thorough.
+        settled_ms: when the oldest full pass began that covered some of the keys; None: it was not full.
     """
     for record in open_ids:
         over_ms = max(record.first_seen_ms, lifetime.window_end_ms(record.pointer))

@@ -73,7 +73,7 @@ class Site:
         for described in self.topics:
             described.plain(due_ms).tx(invalid, now_ms - MINUTE).stored(pointer(due_ms), due_ms)
         self.trouble.calls.clear()
-        return self.rig.engine.run_once(lazy=patient)
+        return self.rig.engine.run_once(incremental=patient)
 
     def strike_out(self) -> None:
         for _ in range(STRIKES):

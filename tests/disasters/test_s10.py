@@ -11,7 +11,7 @@ import pytest
 from janitor.state.base import EVERYTHING
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep import compaction
-from janitor.sweep.permission import HEARTBEAT_MS
+from janitor.sweep.executor import HEARTBEAT_MS
 from tests.builders import (
     DAY,
     HOUR,
@@ -129,7 +129,7 @@ def test_given_a_slow_store_when_swept_then_the_run_shows_all_the_time_that_it_l
     rig.clock.advance(20 * MINUTE)
     slow = Slow(rig)
     before = beat(rig)
-    report = rig.engine.run_once(lazy=patient)
+    report = rig.engine.run_once(incremental=patient)
     assert report.thorough is thorough
     assert (report.errors, rig.state.runs(1)[0].result) == ([], "done")
     assert {"message.delete", "payload.delete", "message.invert", "message.compact", "message.cells"} <= set(slow.most)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep.permission import Pacer
+from janitor.sweep.executor import Pacer
 from tests.builders import DAY, HOUR, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
 from tests.disasters.spy import LevelDBSpy
 from tms_core.clock import ManualClock

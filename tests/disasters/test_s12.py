@@ -10,7 +10,7 @@ import pytest
 
 from janitor.cli.main import execute
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep.permission import HEARTBEAT_MS
+from janitor.sweep.executor import HEARTBEAT_MS
 from tests.builders import HOUR, MINUTE, NOW_MS, Call, Topic, fail_at, janitor, pointer, topic, watch, watch_state
 from tests.support import raising
 from tms_core.clock import ManualClock

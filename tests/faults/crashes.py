@@ -34,7 +34,7 @@ from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep import compaction
-from janitor.sweep.context import Terms
+from janitor.sweep.run import Terms
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, READS, Call, every, watch, watch_state
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageKey

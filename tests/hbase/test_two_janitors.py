@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from janitor.app import lease as leases
+from janitor.app import place as leases
 from janitor.cli.main import execute
 from janitor.state.hbase.state import HBaseState
 from janitor.state.hbase.table import JanitorTable

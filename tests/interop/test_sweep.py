@@ -21,7 +21,7 @@ from janitor.rules.references import Lifetime
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep.context import Terms
+from janitor.sweep.run import Terms
 from janitor.sweep.transactions import TransactionView
 from tests.interop.conftest import Vector
 from tests.interop.java import Interop
@@ -150,7 +150,7 @@ def test_given_a_sweep_killed_in_the_middle_when_opened_again_then_tables_are_na
         from pathlib import Path
         from tests.interop.test_sweep import ManualClock, sweep
         from tms_core.tables.leveldb.store import LevelDBStore
-        from janitor.sweep.act import Sweep
+        from janitor.sweep.executor import Sweep
         apply, batches = Sweep.apply, 0
         def dying(self, finding):
             global batches

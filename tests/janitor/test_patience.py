@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from janitor.report import Report
 from janitor.rules.policy import Hold
-from janitor.sweep.context import LEAST_WINDOW_MS
+from janitor.sweep.run import LEAST_WINDOW_MS
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic, watch
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
@@ -38,7 +38,7 @@ def prepared(store: MemoryStore, *, ttl_seconds: int = TTL_SECONDS, **options: i
 
 def patient(rig: Rig, wait_ms: int = 0) -> Report:
     rig.clock.advance(wait_ms)
-    return rig.engine.run_once(lazy=True)
+    return rig.engine.run_once(incremental=True)
 
 
 def asked(store: MemoryStore) -> list[str]:
@@ -246,7 +246,7 @@ def played(gaps: list[int], ttls: tuple[int, int], *, is_patient: bool) -> tuple
     left: list[set[tuple[int, int]]] = []
     for gap_ms in gaps:
         rig.clock.advance(gap_ms)
-        rig.engine.run_once(lazy=is_patient)
+        rig.engine.run_once(incremental=is_patient)
         left.append({(number, time_ms) for number in (0, 1) for time_ms in topics[number].times()})
     deleted = sum(value for key, value in rig.state.counters().items() if key.name == "rows_deleted_total")
     return left, int(deleted)

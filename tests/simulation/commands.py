@@ -66,7 +66,7 @@ class Run(Operation):
         patterns = () if self.topic is None else (str(topic_id(self.topic)),)
         report = None
         try:
-            report = engine.run_once(adopt=self.adopt, patterns=patterns, lazy=self.patient)
+            report = engine.run_once(adopt=self.adopt, patterns=patterns, incremental=self.patient)
         except Crash:
             site.reached["crashed"] += 1
         except StoreError:

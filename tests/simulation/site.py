@@ -18,7 +18,7 @@ from janitor.rules.references import Lifetime
 from janitor.run.prepare import in_progress_then
 from janitor.state.records import LINEAGE
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep.context import Terms
+from janitor.sweep.run import Terms
 from tests.builders import Desk
 from tests.simulation.manager import Manager
 from tests.simulation.model import (

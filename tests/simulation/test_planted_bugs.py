@@ -6,7 +6,8 @@ the way a hurried change would. The failing history must come out short enough t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,16 +21,15 @@ from janitor.rules import frontier
 from janitor.rules.frontier import elapsed_ms
 from janitor.rules.policy import Rule
 from janitor.run import conclude, engine, feedback, guards, passes, prepare
-from janitor.run.prepare import run_context
+from janitor.run.prepare import make_run
 from janitor.state.base import Evidence
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep import deletions, inversions, ledger, permission
-from janitor.sweep.act import Sweep
-from janitor.sweep.context import RunContext, Terms
+from janitor.sweep import executor, ledger, steps
+from janitor.sweep.executor import Permission, StoreExecutor
 from janitor.sweep.findings import Done, Invalid
 from janitor.sweep.ledger import LedgerKey
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.permission import Permission
+from janitor.sweep.run import Run, Terms
 from janitor.sweep.scan import Part
 from janitor.sweep.transactions import TransactionView
 from tests.simulation.history import Failed, History, play
@@ -60,7 +60,12 @@ def adopt_accepts_whatever_is_there(patch: pytest.MonkeyPatch) -> None:
 
 def no_search_for_references(patch: pytest.MonkeyPatch) -> None:
     """L5: nobody looks for the message that a payload belongs to."""
-    patch.setattr(deletions, "find_referenced", lambda *_: set())
+
+    def find_nothing(*_: object) -> Generator[None, None, set[int]]:
+        yield
+        return set()
+
+    patch.setattr(steps, "find_referenced", find_nothing)
 
 
 def nothing_is_undecided(patch: pytest.MonkeyPatch) -> None:
@@ -111,7 +116,7 @@ def no_store_guard(patch: pytest.MonkeyPatch) -> None:
 def metadata_is_read_once(patch: pytest.MonkeyPatch) -> None:
     """S2: a batch goes whatever became of its topic meanwhile."""
 
-    patch.setattr(Sweep, "_refuse_if_moved", lambda *_: None)
+    patch.setattr(StoreExecutor, "_has_moved", lambda *_: False)
 
 
 def nothing_is_protected(patch: pytest.MonkeyPatch) -> None:
@@ -120,19 +125,18 @@ def nothing_is_protected(patch: pytest.MonkeyPatch) -> None:
 
 def apply_knows_no_ranges(patch: pytest.MonkeyPatch) -> None:
     """``apply`` deletes whatever the law takes."""
-    patch.setattr(deletions, "allowed", lambda *arguments: arguments[3])
+    patch.setattr(steps, "allowed", lambda *arguments: arguments[3])
 
 
-def every_pass_counts_as_thorough(patch: pytest.MonkeyPatch) -> None:
+def every_pass_counts_as_full(patch: pytest.MonkeyPatch) -> None:
     """S4: claimed after a search of the latest rows only."""
     conclude_run = conclude.conclude_run
 
-    def conclude_boldly(current: passes.Pass, *rest: Any) -> None:
-        current.context.thorough = True
-        conclude_run(current, *rest)
+    def conclude_boldly(run: Run, *rest: Any) -> None:
+        conclude_run(replace(run, full=True), *rest)
 
     patch.setattr(conclude, "conclude_run", conclude_boldly)
-    patch.setattr(passes.Pass, "proves", property(lambda current: current.ready.tx.usable is not None))
+    patch.setattr(Run, "proves", property(lambda run: run.ready.tx.usable is not None))
 
 
 def claim_to_the_snapshots_bound(patch: pytest.MonkeyPatch) -> None:
@@ -147,22 +151,22 @@ def claim_to_the_snapshots_bound(patch: pytest.MonkeyPatch) -> None:
 
 def claim_after_part_of_the_store(patch: pytest.MonkeyPatch) -> None:
     """S4: a pass over some topics counts for all."""
-    patch.setattr(passes.Pass, "complete", True)
-    patch.setattr(passes.Pass, "proves", property(lambda c: c.context.thorough and c.ready.tx.usable is not None))
+    patch.setattr(passes, "is_complete", lambda *_: True)
+    patch.setattr(Run, "proves", property(lambda run: run.full and run.ready.tx.usable is not None))
 
 
 def inversion_is_only_counted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Sweep, "_invert", lambda _, found: Done(cells=found.cells))
+    patch.setattr(StoreExecutor, "_invert", lambda _, found: Done(cells=found.cells))
 
 
 def unknown_topics_are_passed_by(patch: pytest.MonkeyPatch) -> None:
     """L4: rows of topics nobody knows are left as they are."""
-    judged = inversions._judged
+    judged = steps._judged
 
     def only_known(part: Part, cells: Any) -> Iterator[Any]:
         return (found for found in judged(part, cells) if not isinstance(found, Invalid) or found.work is not None)
 
-    patch.setattr(inversions, "_judged", only_known)
+    patch.setattr(steps, "_judged", only_known)
 
 
 def unreadable_topics_get_a_ttl(patch: pytest.MonkeyPatch) -> None:
@@ -173,12 +177,12 @@ def unreadable_topics_get_a_ttl(patch: pytest.MonkeyPatch) -> None:
 
 def a_pause_counts_from_the_next_run(patch: pytest.MonkeyPatch) -> None:
     """Nobody asks before a batch whether its topic was paused meanwhile."""
-    patch.setattr(permission, "fnmatchcase", lambda *_: False)
+    patch.setattr(executor, "fnmatchcase", lambda *_: False)
 
 
 def a_pause_counts_until_the_run_begins(patch: pytest.MonkeyPatch) -> None:
     """What is paused is asked for before each batch only, and inverting takes it that a topic was looked at before."""
-    patch.setattr(RunContext, "paused", property(lambda _: (), lambda *_: None))
+    patch.setattr(Run, "paused", property(lambda _: (), lambda *_: None))
 
 
 def a_word_to_stop_is_not_heard(patch: pytest.MonkeyPatch) -> None:
@@ -192,7 +196,7 @@ def a_lost_lease_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
 
 def claim_with_topics_put_aside(patch: pytest.MonkeyPatch) -> None:
     """S4: a pass counts as complete though it has passed topics by."""
-    patch.setattr(RunContext, "has_aside", False)
+    patch.setattr(Run, "has_aside", False)
 
 
 def quarantine_without_end(patch: pytest.MonkeyPatch) -> None:
@@ -224,15 +228,13 @@ def only_the_last_batch_is_in_the_ledger(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Outcome, "_book", forget_and_book)
 
 
-def thorough_passes_are_lazy(patch: pytest.MonkeyPatch) -> None:
+def full_passes_are_incremental(patch: pytest.MonkeyPatch) -> None:
     """S4: a claim rests on topics that were left alone, with rows that are due and were not inverted for it."""
 
-    def lazily(*arguments: Any, **options: Any) -> RunContext:
-        made = run_context(*arguments, **options)
-        made.lazy = True
-        return made
+    def leave_topics(*arguments: Any, **options: Any) -> Run:
+        return replace(make_run(*arguments, **options), incremental=True)
 
-    patch.setattr(engine, "run_context", lazily)
+    patch.setattr(engine, "make_run", leave_topics)
 
 
 def whatever_is_listed_is_proven(patch: pytest.MonkeyPatch) -> None:
@@ -291,7 +293,7 @@ PLANTED: dict[Plant, set[str]] = {
     metadata_is_read_once: {"live row lost", "frontier overrun"},
     nothing_is_protected: {"live row lost"},
     apply_knows_no_ranges: {"plan overrun"},
-    every_pass_counts_as_thorough: {"false claim", "left behind"},
+    every_pass_counts_as_full: {"false claim", "left behind"},
     claim_to_the_snapshots_bound: {"false claim"},
     claim_after_part_of_the_store: {"false claim"},
     inversion_is_only_counted: {"false claim", "left behind", "not in the ledger"},
@@ -306,7 +308,7 @@ PLANTED: dict[Plant, set[str]] = {
     nothing_is_announced: {"not in the ledger"},
     announced_as_far_as_the_first_batch: {"not in the ledger"},
     only_the_last_batch_is_in_the_ledger: {"not in the ledger"},
-    thorough_passes_are_lazy: {"false claim", "left behind"},
+    full_passes_are_incremental: {"false claim", "left behind"},
     whatever_is_listed_is_proven: {"aborted message visible"},
     old_generations_are_judged_by_the_snapshot: {"aborted message visible"},
     whatever_is_in_the_way_is_written_beside: {"payloads mixed"},
@@ -340,7 +342,7 @@ RARE: dict[Plant, int] = {
     unreadable_topics_get_a_ttl: 5,
     a_pause_counts_from_the_next_run: 5,
     announced_as_far_as_the_first_batch: 131,
-    every_pass_counts_as_thorough: 78,
+    every_pass_counts_as_full: 78,
     claim_after_part_of_the_store: 52,
     claim_to_the_snapshots_bound: 21,
     adopt_accepts_whatever_is_there: 15,

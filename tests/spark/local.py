@@ -15,20 +15,20 @@ from pyspark import cloudpickle
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.spark.sweep.engine import spark_engine
-from janitor.spark.sweep.messages import TaskResult, TaskShare, TaskSpec
 from janitor.spark.sweep.ranged import RangedStore
-from janitor.spark.sweep.task import perform
+from janitor.spark.sweep.task import pack, perform, unpack
 from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep.act import Keeper
-from janitor.sweep.context import Terms
+from janitor.sweep.executor import Keeper
+from janitor.sweep.outcome import Outcome
+from janitor.sweep.run import Run, Terms
+from janitor.sweep.scan import Part
 from janitor.sweep.transactions import TransactionView
 from tests.builders import DAY, NOW_MS
 from tms_core.clock import Clock, ManualClock
-from tms_core.tables.base import ALL_KEYS, Store
+from tms_core.tables.base import Reads, Store
 from tms_core.tables.memory import MemoryStore
 
-ALL = ALL_KEYS
 #: How Spark sends what a task needs.
 _DUMPS: Callable[[object], bytes] = cloudpickle.dumps
 
@@ -47,12 +47,12 @@ class MemoryGround:
     keeper: Callable[[str, TransactionView, int], Keeper | None] = _nothing
 
     @contextmanager
-    def reading(self, share: TaskShare) -> Iterator[tuple[Store, Store]]:
-        yield self.store.parts()[share.number], self.store
+    def reading(self, part: Part) -> Iterator[tuple[Store, Store]]:
+        yield self.store.parts()[part.number], self.store
 
     @contextmanager
-    def writing(self, share: TaskShare) -> Iterator[tuple[Store, Store, State]]:
-        yield self.store.parts()[share.number], self.store, self.state
+    def writing(self, part: Part) -> Iterator[tuple[Store, Store, State]]:
+        yield self.store.parts()[part.number], self.store, self.state
 
     def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
         return self.keeper(run_id, transactions, first)
@@ -63,8 +63,8 @@ class PiecesGround(MemoryGround):
     """The same of a store that is cut by keys, to be read."""
 
     @contextmanager
-    def reading(self, share: TaskShare) -> Iterator[tuple[Store, Store]]:
-        yield RangedStore(self.store, [share.messages], [share.payloads]), self.store
+    def reading(self, part: Part) -> Iterator[tuple[Store, Store]]:
+        yield RangedStore(self.store, [part.messages_within], [part.payloads_within]), self.store
 
 
 @dataclass
@@ -78,25 +78,25 @@ class LocalSender:
     """
 
     ground: Any
-    before: Callable[[TaskSpec, TaskShare], None] = _nothing
+    before: Callable[[Part], None] = _nothing
     times: int = 1
-    sent: list[tuple[TaskSpec, TaskShare]] = field(default_factory=list)
+    sent: list[Part] = field(default_factory=list)
 
-    def send(self, spec: TaskSpec, shares: Sequence[TaskShare], alive: Callable[[], None]) -> list[TaskResult]:
+    def send(self, parts: Sequence[Part], alive: Callable[[], None]) -> list[Outcome]:
         alive()
-        return [self._do(spec, share) for share in shares]
+        return [self._do(part) for part in parts]
 
-    def _do(self, spec: TaskSpec, share: TaskShare) -> TaskResult:
-        travelled: TaskSpec = cloudpickle.loads(_DUMPS(spec))
-        self.sent.append((travelled, share))
-        self.before(travelled, share)
-        answers = [perform(self.ground, travelled, share, attempt) for attempt in range(self.times)]
-        return TaskResult.unpack(answers[-1].pack())
+    def _do(self, part: Part) -> Outcome:
+        travelled: Part = cloudpickle.loads(_DUMPS(part))
+        self.sent.append(travelled)
+        self.before(travelled)
+        answers = [perform(self.ground, travelled, attempt) for attempt in range(self.times)]
+        return unpack(pack(answers[-1]))
 
 
-def salted(store: Store) -> list[tuple[TaskShare, Store]]:
-    """One share for each part."""
-    return [(TaskShare(number, number, ALL, ALL), part) for number, part in enumerate(store.parts())]
+def salted(run: Run) -> list[tuple[Part, Reads]]:
+    """One part of the run for each of the store."""
+    return [(Part(run, number, number), part) for number, part in enumerate(run.store.parts())]
 
 
 def on_spark(*arguments: Any, sender: Any, cut: Any, looking: Any = None, **options: Any) -> Engine:
@@ -137,13 +137,13 @@ class EndlessGround:
     mark: str
 
     @contextmanager
-    def reading(self, share: TaskShare) -> Iterator[tuple[Store, Store]]:
+    def reading(self, part: Part) -> Iterator[tuple[Store, Store]]:
         Path(self.mark).touch()
         while Path(self.mark).exists():
             sleep(0.05)
         yield MemoryStore(), MemoryStore()
 
-    def writing(self, share: TaskShare) -> AbstractContextManager[tuple[Store, Store, State]]:
+    def writing(self, part: Part) -> AbstractContextManager[tuple[Store, Store, State]]:
         raise NotImplementedError
 
     def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:

@@ -19,7 +19,7 @@ from janitor.spark.source.source import register
 from janitor.spark.sweep.engine import SparkSender, cutter
 from janitor.spark.sweep.task import StoreGround
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep.context import Terms
+from janitor.sweep.run import Terms
 from tests.builders import DAY, LIFETIME, NOW_MS
 from tests.spark.local import on_spark
 from tms_core.clock import ManualClock

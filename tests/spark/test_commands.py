@@ -23,7 +23,7 @@ from janitor.spark import session as on
 from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
 from janitor.status.collect import Deployment as Shown
-from janitor.sweep.context import Terms
+from janitor.sweep.run import Terms
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, every, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
 from tms_core.clock import ManualClock

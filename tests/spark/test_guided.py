@@ -18,12 +18,13 @@ from janitor.run.engine import Engine
 from janitor.settings import load
 from janitor.spark.access import Access
 from janitor.spark.sweep.engine import Cut, Looking, cutter
-from janitor.spark.sweep.messages import TaskResult, TaskShare, TaskSpec
 from janitor.spark.sweep.ranged import RangedReads
 from janitor.spark.sweep.task import StoreGround
 from janitor.state.base import State, StoreRecord
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep.context import Terms
+from janitor.sweep.outcome import Outcome
+from janitor.sweep.run import Run, Terms
+from janitor.sweep.scan import Part
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Desk, Snapshots, pointer, topic, watch
 from tests.janitor.rules.test_differential import TERMS, FixedSource, Scene, scenes
 from tests.spark.local import LocalSender, PiecesGround, on_spark
@@ -54,8 +55,8 @@ def cut_at(cuts: Sequence[bytes]) -> Cut:
     edges = [b"", *sorted(set(cuts) - {b""})]
     pieces = [KeyRange(*pair) for pair in zip(edges, [*edges[1:], None], strict=True)]
 
-    def cut(whole: Reads) -> list[tuple[TaskShare, Reads]]:
-        return [(TaskShare(at, None, one, one), RangedReads(whole, [one], [one])) for at, one in enumerate(pieces)]
+    def cut(run: Run) -> list[tuple[Part, Reads]]:
+        return [(Part(run, at, None, one, one), RangedReads(run.store, [one], [one])) for at, one in enumerate(pieces)]
 
     return cut
 
@@ -263,7 +264,7 @@ def test_given_a_topic_that_a_task_cannot_read_when_swept_then_it_is_left_and_no
 
 def test_given_tasks_that_fail_when_swept_then_the_run_fails_after_what_needs_no_looking() -> None:
     class Lost:
-        def send(self, spec: TaskSpec, shares: Sequence[TaskShare], alive: Callable[[], None]) -> list[TaskResult]:
+        def send(self, parts: Sequence[Part], alive: Callable[[], None]) -> list[Outcome]:
             raise StoreUnavailable("the task for part 0 lost its store in the step invert: gone.")
 
     @contextmanager
@@ -284,8 +285,8 @@ def test_given_somebody_who_asks_the_run_to_stop_while_tasks_look_then_it_ends_a
     @contextmanager
     def looking() -> Iterator[Any]:
         class Stopped:
-            def send(self, spec: TaskSpec, shares: Sequence[TaskShare], alive: Callable[[], None]) -> list[TaskResult]:
-                asked.append(spec.step)
+            def send(self, parts: Sequence[Part], alive: Callable[[], None]) -> list[Outcome]:
+                asked.append(parts[0].step)
                 alive()
                 raise AssertionError("nobody asked")
 

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import happybase
 import pytest
@@ -23,13 +24,13 @@ from janitor.spark.session import translated
 from janitor.spark.source.options import SourceOptions
 from janitor.spark.source.source import FilteringSource, RowReader
 from janitor.spark.sweep.engine import SparkSender, cutter
-from janitor.spark.sweep.messages import TaskShare
 from janitor.spark.sweep.task import StoreGround, perform
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.state.sqlite.state import SqliteState
 from janitor.stats.topic_sizes import Census
-from janitor.sweep.context import Terms
+from janitor.sweep.run import Run, Terms
+from janitor.sweep.scan import Part
 from janitor.sweep.transactions import TransactionView
 from tests.builders import DAY, LIFETIME, NOW_MS, Desk, Snapshots, every, topic
 from tests.hbase.fixture import running
@@ -40,7 +41,7 @@ from tests.spark.local import LocalSender, on_spark
 from tests.spark.test_parts import fill
 from tests.spark.test_sweep import told
 from tms_core.clock import ManualClock
-from tms_core.errors import StoreNotFound, StoreUnavailable
+from tms_core.errors import LeaseLost, StoreNotFound, StoreUnavailable
 from tms_core.tables.base import MESSAGES, PAYLOADS, Store
 from tms_core.tables.hbase import pool as hbase_pool
 from tms_core.tables.hbase.pool import HBasePool
@@ -105,19 +106,19 @@ class FirstAttemptsFail(StoreGround):
     folder: str = field(default="")
 
     @contextmanager
-    def writing(self, share: TaskShare) -> Iterator[tuple[Store, Store, State]]:
-        with super().writing(share) as (part, whole, state):
-            mark = Path(self.folder) / f"share-{share.number}"
+    def writing(self, part: Part) -> Iterator[tuple[Store, Store, State]]:
+        with super().writing(part) as (store, whole, state):
+            mark = Path(self.folder) / f"share-{part.number}"
             if not mark.exists():
                 mark.touch()
-                delete = part.message.delete
+                delete = store.message.delete
 
                 def once(keys: Any, origin: Any = None) -> None:
                     delete(keys, origin)
                     raise SystemError("this task is no more")
 
-                part.message.delete = once  # type: ignore[method-assign]
-            yield part, whole, state
+                store.message.delete = once  # type: ignore[method-assign]
+            yield store, whole, state
 
 
 def test_given_a_store_in_hbase_when_swept_on_spark_then_rows_and_report_are_those_of_one_process(
@@ -229,12 +230,11 @@ def test_given_tasks_on_hbase_when_done_in_this_process_then_they_delete_until_t
         archived = sum(summarise(path).rows for path in tmp_path.rglob("*.parquet"))
         assert archived == report.total(Rule.EXPIRED) + report.total(Rule.OLD_GENERATION)
         late = scene.orders.plain(DUE[0])
-        spec, share = sender.sent[0]
-        ended = [perform(ground, spec, share, 1) for spec, share in sender.sent if spec.step == "message"]
-        assert {answer.interrupted and answer.interrupted[0] for answer in ended} == {"LeaseLost"}
+        ended = [perform(ground, part, 1) for part in sender.sent if part.step == "message"]
+        assert {type(outcome.ended) for outcome in ended} == {LeaseLost}
         assert DUE[0] in late.times()
-        gone = replace(share, salt=200)
-        assert perform(ground, replace(spec, run=None), gone, 0).outcome.entries == {}
+        gone = replace(sender.sent[0], salt=200, run=replace(sender.sent[0].run, mode="plan"))
+        assert perform(ground, gone, 0).entries == {}
 
 
 def test_given_tables_in_hbase_when_read_in_this_process_then_every_row_comes_once(tables: Tables) -> None:
@@ -247,7 +247,7 @@ def test_given_tables_in_hbase_when_read_in_this_process_then_every_row_comes_on
     assert sorted(row["key"] for row in rows) == stored
     assert {row["rule"] for row in rows} == {"expired", "live", "old_generation", "unknown_topic"}
     with made.access.reading() as face:
-        shares = cutter(made.access, None)(face)
+        shares = cutter(made.access, None)(cast(Run, SimpleNamespace(store=face)))
     assert [share.salt for share, _ in shares] == [0, 1, 2, 3]
 
 

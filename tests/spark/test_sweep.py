@@ -16,24 +16,24 @@ from janitor.archive.writer import ParquetArchive
 from janitor.report import Report
 from janitor.rules.policy import Rule
 from janitor.rules.ranges import topic_stop
-from janitor.run.prepare import prepare, run_context
+from janitor.run.prepare import make_run, prepare
 from janitor.spark.source.options import SourceOptions
 from janitor.spark.sweep.engine import SparkSender, cutter
-from janitor.spark.sweep.messages import Run, TaskShare, TaskSpec, portable
 from janitor.spark.sweep.ranged import RangedReads
 from janitor.spark.sweep.task import FollowedLease, perform
 from janitor.state.base import RunRecord, StoreRecord
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep.context import Terms
+from janitor.sweep.run import Run, Terms
+from janitor.sweep.scan import Part
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Desk, Snapshots, every, pointer, topic, watch
 from tests.janitor.rules.test_differential import TERMS, FixedSource, Scene, scenes
 from tests.salted import SaltedStore
-from tests.spark.local import ALL, EndlessGround, LocalRig, PiecesGround, local_rig, salted
+from tests.spark.local import EndlessGround, LocalRig, PiecesGround, local_rig
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, Halted, LeaseLost, StateError, StoreError, StoreUnavailable
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import KEYS, MESSAGES, PAYLOADS, KeyRange, KeyReads, MessageValue, Reads, Store
-from tms_core.tables.lease import Lease
+from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import Expiries, MemorySide
@@ -100,8 +100,8 @@ def test_given_a_random_store_when_planned_in_pieces_cut_anywhere_then_the_plan_
     edges = [b"", *sorted(set(cuts) - {b""})]
     pieces = [KeyRange(*pair) for pair in zip(edges, [*edges[1:], None], strict=True)]
 
-    def cut(whole: Reads) -> list[tuple[TaskShare, Reads]]:
-        return [(TaskShare(at, None, one, one), RangedReads(whole, [one], [one])) for at, one in enumerate(pieces)]
+    def cut(run: Run) -> list[tuple[Part, Reads]]:
+        return [(Part(run, at, None, one, one), RangedReads(run.store, [one], [one])) for at, one in enumerate(pieces)]
 
     state, clock = SqliteState.in_memory(), ManualClock(scene.now_ms)
     state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
@@ -148,6 +148,11 @@ def rig_on(store: Store, **options: Any) -> LocalRig:
     return local_rig(store, Snapshots(clock, [DEAD]), terms=USUAL, clock=clock, **{"batch_rows": 20, **options})
 
 
+def run_of(rig: LocalRig) -> Run:
+    """What a full plan of the rig's store judges by."""
+    return make_run(rig.engine.deps, prepare(rig.engine.deps), full=True)
+
+
 def test_given_tasks_that_run_twice_when_swept_then_rows_go_once_and_lost_attempts_are_in_the_ledger() -> None:
     rig = rig_on(filled())
     rig.sender.times = 2
@@ -178,11 +183,11 @@ def test_given_two_attempts_at_once_when_one_is_killed_then_the_ledger_has_what_
         if dying and call.name == "message.delete":
             raise KeyboardInterrupt
 
-    def duplicate(spec: TaskSpec, share: TaskShare) -> None:
-        if spec.step == "message" and share.number == 1:
+    def duplicate(part: Part) -> None:
+        if part.step == "message" and part.number == 1:
             dying.append(True)
             with pytest.raises(KeyboardInterrupt):
-                perform(rig.sender.ground, spec, share, 1)
+                perform(rig.sender.ground, part, 1)
             dying.clear()
 
     watch(store, after=kill)
@@ -197,8 +202,8 @@ def test_given_two_attempts_at_once_when_one_is_killed_then_the_ledger_has_what_
 def test_given_a_task_that_fails_for_good_when_swept_then_the_run_fails_and_says_where_it_took_rows() -> None:
     rig = rig_on(filled())
 
-    def fail(spec: TaskSpec, share: TaskShare) -> None:
-        if spec.step == "payload" and share.number == 2:
+    def fail(part: Part) -> None:
+        if part.step == "payload" and part.number == 2:
             raise StoreUnavailable("HBase does not answer.")
 
     rig.sender.before = fail
@@ -221,15 +226,13 @@ def test_given_a_store_that_fails_when_a_task_reads_it_then_the_error_names_step
     def fail(_: Any) -> None:
         raise StoreUnavailable("HBase does not answer.", "Start it.")
 
-    part = salted(rig.store)[1][1]
-    watch(part, fail)
-    share = TaskShare(1, 7, ALL, ALL)
-    ground = PiecesGround(part, rig.state, rig.clock)
-    context = replace(run_context(rig.engine.deps, prepare(rig.engine.deps), thorough=True))
+    store = rig.store.parts()[1]
+    watch(store, fail)
+    ground = PiecesGround(store, rig.state, rig.clock)
     with pytest.raises(
         StoreUnavailable, match=r"the task for part 1 \(salt 7\) lost its store in the step message: HB"
     ):
-        perform(ground, TaskSpec("message", portable(context), None, 10), share, 0)
+        perform(ground, Part(run_of(rig), 1, 7), 0)
 
 
 def test_given_another_topic_by_the_same_name_when_a_task_comes_to_it_then_it_is_planned_anew() -> None:
@@ -237,8 +240,8 @@ def test_given_another_topic_by_the_same_name_when_a_task_comes_to_it_then_it_is
     rig = rig_on(store)
     orders = topic(store, "default:orders", ttl_seconds=3600)
 
-    def lengthen(spec: TaskSpec, share: TaskShare) -> None:
-        if spec.step == "message" and share.number == 3 and not spec.context.patterns:
+    def lengthen(part: Part) -> None:
+        if part.step == "message" and part.number == 3 and not part.run.patterns:
             orders.describe(ttl_seconds=86_400)
 
     def there() -> list[int]:
@@ -249,7 +252,7 @@ def test_given_another_topic_by_the_same_name_when_a_task_comes_to_it_then_it_is
     rig.sender.before = lengthen
     report = rig.engine.run_once(adopt=True)
     assert not report.errors
-    assert [share.number for spec, share in rig.sender.sent if spec.context.patterns] == [3]
+    assert [part.number for part in rig.sender.sent if part.run.patterns] == [3]
     assert there()[3] == before[3], "by the new ttl they are not due"
     assert sum(there()[:3]) < sum(before[:3]), "and before it was given they were"
     assert topic(store, "default:retired", ttl_seconds=1, generation=-1).times() == []
@@ -283,14 +286,14 @@ def test_given_a_task_that_cannot_ask_the_memory_when_it_searches_then_the_run_e
     closed = SqliteState.in_memory()
     closed.close()
 
-    def forget(spec: TaskSpec, share: TaskShare) -> None:
-        broken = spec.step == "invert" and share.number == 2
+    def forget(part: Part) -> None:
+        broken = part.step == "invert" and part.number == 2
         rig.sender.ground.state = closed if broken else rig.state
 
     rig.sender.before = forget
     with pytest.raises((StoreError, StateError)):
         rig.engine.run_once(adopt=True)
-    assert [spec.step for spec, _ in rig.sender.sent][-1] == "invert", "it ends with this step"
+    assert rig.sender.sent[-1].step == "invert", "it ends with this step"
     parts = {bytes([number]) for number in range(4)}
     assert [proven for proven in rig.state.evidence() if proven.start in parts] == [], "gaps between parts alone"
     assert [run.result for run in rig.state.runs(10)] == ["failed"]
@@ -305,8 +308,8 @@ def test_given_a_lease_that_is_lost_when_a_task_comes_to_its_next_batch_then_it_
     lease.acquire()
     rig = rig_on(store, state=state, lease=lease)
 
-    def lose(_: TaskSpec, share: TaskShare) -> None:
-        if share.number == 2:
+    def lose(part: Part) -> None:
+        if part.number == 2:
             Lease(state, "second", 60, clock).acquire(sole=True)
 
     rig.sender.before = lose
@@ -320,21 +323,14 @@ def test_given_a_lease_that_is_lost_when_a_task_comes_to_its_next_batch_then_it_
 
 def test_given_a_zombie_when_its_run_has_ended_then_it_deletes_nothing() -> None:
     rig = rig_on(filled())
-    sent: list[tuple[TaskSpec, TaskShare]] = []
-
-    def remember(spec: TaskSpec, share: TaskShare) -> None:
-        sent.append((spec, share))
-
-    rig.sender.before = remember
     rig.engine.run_once(adopt=True)
     late = topic(rig.store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 3 * HOUR)
     before = rows_of(rig.store)
-    for spec, share in sent:
-        answer = perform(rig.sender.ground, spec, share, 1)
-        assert answer.outcome.entries == {}
-        if spec.step == "message" and late.times():
-            answer_kinds = {None} if answer.interrupted is None else {answer.interrupted[0]}
-            assert answer_kinds <= {None, "LeaseLost"}
+    for part in rig.sender.sent:
+        outcome = perform(rig.sender.ground, part, 1)
+        assert outcome.entries == {}
+        if part.step == "message" and late.times():
+            assert outcome.ended is None or isinstance(outcome.ended, LeaseLost)
     assert rows_of(rig.store) == before
 
 
@@ -343,15 +339,18 @@ def test_given_a_run_that_goes_on_under_its_lease_then_a_task_may_write_and_unde
     lease = Lease(state, "driver", 60, clock)
     lease.acquire()
     state.begin_run(RunRecord("run", "apply", NOW_MS, heartbeat_ms=NOW_MS))
-    followed = FollowedLease(state, Run("run", "driver", lease.fence, None), clock)
+    held = LeaseRecord.parse(state.lease())
+    assert held is not None
+    run = replace(run_of(rig_on(filled())), id="run", lease=held)
+    followed = FollowedLease(state, run, clock)
     followed.check()
     lease.renew()
     followed.check()
     clock.advance(40_000)
     followed.renew_if_due()
-    FollowedLease(state, Run("run", "", 0, None), clock).check()
+    FollowedLease(state, replace(run, lease=None), clock).check()
     with pytest.raises(LeaseLost, match="lease of this task's run"):
-        FollowedLease(state, Run("run", "driver", lease.fence + 1, None), clock).check()
+        FollowedLease(state, replace(run, lease=replace(held, fence=held.fence + 1)), clock).check()
     state.finish_run("run", NOW_MS, "done", "{}")
     with pytest.raises(LeaseLost, match="has ended"):
         followed.check()
@@ -362,7 +361,7 @@ def test_given_tasks_at_work_on_spark_when_the_driver_must_end_then_they_are_cal
 ) -> None:
     rig = rig_on(filled())
     mark = tmp_path / "at-work"
-    context = portable(run_context(rig.engine.deps, prepare(rig.engine.deps), thorough=True))
+    part = Part(run_of(rig), 0, 0)
 
     def alive() -> None:
         if mark.exists():
@@ -370,7 +369,7 @@ def test_given_tasks_at_work_on_spark_when_the_driver_must_end_then_they_are_cal
 
     sender = SparkSender(spark, EndlessGround(str(mark)))
     with pytest.raises(Halted):
-        sender.send(TaskSpec("message", context, None, 10), [TaskShare(0, 0, ALL, ALL)], alive)
+        sender.send([part], alive)
     assert spark.range(3).count() == 3
 
 
@@ -382,7 +381,7 @@ def test_given_a_rate_when_swept_by_tasks_then_each_has_its_share() -> None:
     started_ms = rig.clock.running_ms()
     report = rig.engine.run_once(adopt=True)
     rows = sum(report.total(rule) for rule in Rule)
-    assert {spec.run.rows_per_second for spec, _ in rig.sender.sent if spec.run} == {100}
+    assert {part.run.rows_per_second for part in rig.sender.sent} == {100}
     # Here tasks come one after the other, so each waits as long as its share says.
     assert rig.clock.running_ms() - started_ms >= rows / 100 * 1000 - 100
 
@@ -451,7 +450,7 @@ def test_given_a_leveldb_store_when_cut_then_its_shares_cover_it_once(place: Pat
         made.stored(DEAD, NOW_MS)
     options = SourceOptions.parse({"leveldb": str(place)}, {})
     with options.access.reading() as cloned:
-        shares = cutter(options.access, 4)(cloned)
+        shares = cutter(options.access, 4)(replace(run_of(rig_on(filled())), store=cloned))
         assert len(shares) == 4
         keys = [key for _, part in shares for key in every_key(part.message)]
         assert keys == every_key(cloned.message)

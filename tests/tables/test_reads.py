@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[2]
 #: Lines that mypy has to find wrong are marked with what it says; all others are right.
 SNIPPET = """
 from janitor.run.deps import Deps
-from janitor.sweep.act import Act
 from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.findings import Due, Invalid
 from janitor.sweep.scan import Part
@@ -29,10 +28,10 @@ def of_a_question(deps: Deps) -> None:
 def of_a_step(part: Part) -> None:
     part.messages.first(b"")
     part.store.payload.put([(b"", b"")])  # "PayloadReads" has no attribute "put"
-    part.context.metadata.compare_and_set(b"", None, b"")  # "MetadataReads" has no attribute "compare_and_set"
+    part.run.store.metadata.compare_and_set(b"", None, b"")  # "MetadataReads" has no attribute "compare_and_set"
 
 
-def of_the_act_of_a_plan(due: Due, invalid: Invalid) -> None:
+def of_the_executor_of_a_plan(due: Due, invalid: Invalid) -> None:
     due.table.delete(due.batch.keys)  # "KeyReads" has no attribute "delete"
     invalid.table.invert(invalid.cells)  # "MessageReads" has no attribute "invert"
     DeletedRanges().add(due.table, due.batch.keys)  # has incompatible type "KeyReads"; expected "KeyTable"

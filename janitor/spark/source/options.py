@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, cast
 
+from janitor.run.plan_file import WhatIf
 from janitor.settings import load
 from janitor.spark.access import Access
 from janitor.spark.source.pages import Ask
-from janitor.sweep.whatif import WhatIf
 from tms_core.errors import ConfigurationError
 
 #: The name under which Spark knows the source.

@@ -1,41 +1,41 @@
 """A pass whose jobs are tasks on Spark: planned, guarded, counted and concluded by the engine as any other.
 
 The engine does not change. It prepares, asks its guards, takes each step of a pass in all parts before the next one
-starts, and saves what was reached; only the division of the pass is another (:class:`~janitor.sweep.sweep.Division`).
+begins, and saves what was reached; only the division of the pass is another (:class:`~janitor.sweep.sweep.Division`).
 While tasks are at work the driver shows that the run is alive and renews its lease; when that is lost, the tasks are
 called back, and those that do not hear it end at their next batch by themselves. There is one task for each share.
 
-Traded: what a task takes is counted when it stops. What an attempt took that was lost is in the ledger without a
-number, because each attempt announces where it will delete before it does.
+Traded: what a task takes is counted when it ends. What an attempt took that was lost is in the ledger without a number,
+because each attempt announces where it will delete before it does.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
-from janitor.report import DataTable, Mode
+from janitor.report import DataTable
 from janitor.rules.policy import Reason, Rule
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.spark.access import Access
 from janitor.spark.session import attended, translated
 from janitor.spark.source.parts import cut_evenly
-from janitor.spark.sweep.messages import Run, TaskResult, TaskShare, TaskSpec, portable
 from janitor.spark.sweep.ranged import NOTHING, RangedReads, RangedStore
-from janitor.spark.sweep.task import Ground, perform
+from janitor.spark.sweep.task import Ground, pack, perform, unpack
 from janitor.state.base import LedgerEntry, State
-from janitor.sweep.context import RunContext
-from janitor.sweep.findings import failed
+from janitor.sweep.executor import Executor
+from janitor.sweep.findings import Read, failed
 from janitor.sweep.ledger import LedgerKey, Taken
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.scan import Part
-from janitor.sweep.sweep import REPLANS, STEPS, Divided, Runner, StepJob, ignore_reached, run_step
+from janitor.sweep.run import Run
+from janitor.sweep.scan import STEPS, Part, SearchScope
+from janitor.sweep.sweep import REPLANS, Event, StepFinished, Threads, Workers, run_step
 from tms_core.errors import StoreUnavailable
 from tms_core.tables.base import ALL_KEYS, Reads, Store
 from tms_core.tables.hbase.store import HBasePart
@@ -54,8 +54,8 @@ _STEP_NAMES = {"message": "messages", "invert": "invalid transactions", "payload
 class Sender(Protocol):
     """Has tasks done somewhere."""
 
-    def send(self, spec: TaskSpec, shares: Sequence[TaskShare], alive: Callable[[], None]) -> list[TaskResult]:
-        """Have each share done; the answers come in their order.
+    def send(self, parts: Sequence[Part], alive: Callable[[], None]) -> list[Outcome]:
+        """Have the step of each part taken by a task; the outcomes come in their order.
 
         Args:
             alive: called now and then while one waits.
@@ -68,7 +68,7 @@ class Sender(Protocol):
 
 
 class SparkSender:
-    """Has tasks done on Spark, one for each share.
+    """Has tasks done on Spark, one for each part.
 
     Args:
         spark: where; a session of the sweep's own, whose jobs are all called back when the run has to end.
@@ -79,13 +79,14 @@ class SparkSender:
         self._spark = spark
         self._ground = ground
 
-    def send(self, spec: TaskSpec, shares: Sequence[TaskShare], alive: Callable[[], None]) -> list[TaskResult]:
-        kind = "plan" if spec.run is None and not spec.finds else "sweep"
-        name = f"{kind}, step {STEPS.index(spec.step) + 1} of {len(STEPS)}: {_STEP_NAMES[spec.step]}"
-        return attended(self._spark, partial(self._collect, spec, shares), alive, name=name)
+    def send(self, parts: Sequence[Part], alive: Callable[[], None]) -> list[Outcome]:
+        step, finds, run = parts[0].step, parts[0].finds, parts[0].run
+        kind = "plan" if run.mode == "plan" and not finds else "sweep"
+        name = f"{kind}, step {STEPS.index(step) + 1} of {len(STEPS)}: {_STEP_NAMES[step]}"
+        return attended(self._spark, partial(self._collect, list(parts)), alive, name=name)
 
-    def _collect(self, spec: TaskSpec, shares: Sequence[TaskShare]) -> list[TaskResult]:
-        ground, numbered = self._ground, list(shares)
+    def _collect(self, parts: list[Part]) -> list[Outcome]:
+        ground = self._ground
 
         def work(batches: Iterator[Any]) -> Iterator[Any]:
             import pyarrow as pa  # noqa: PLC0415
@@ -95,111 +96,113 @@ class SparkSender:
             attempt = context.attemptNumber() if context is not None else 0
             for batch in batches:
                 for at in batch.column(0).to_pylist():
-                    answer = perform(ground, spec, numbered[at], attempt).pack()
+                    answer = pack(perform(ground, parts[at], attempt))
                     yield pa.RecordBatch.from_pydict({"at": [at], "answer": [answer]})
 
         with translated():
-            numbers = self._spark.range(0, len(numbered), 1, len(numbered))
+            numbers = self._spark.range(0, len(parts), 1, len(parts))
             asked = numbers.mapInArrow(work, "at long, answer string")
             found = {row.at: row.answer for row in asked.collect()}
-        return [TaskResult.unpack(found[at]) for at in range(len(numbered))]
+        return [unpack(found[at]) for at in range(len(parts))]
 
 
-#: Cuts a store into shares, each with the part of the driver's own store that stands for it.
-Cut = Callable[[Reads], list[tuple[TaskShare, Reads]]]
+#: Cuts the store of a run into parts, each with what of the driver's own store stands for it.
+Cut = Callable[[Run], list[tuple[Part, Reads]]]
 #: Gives a sender whose tasks look at the store as it is now, as long as the block runs.
 Looking = Callable[[], AbstractContextManager[Sender]]
 
 
-@dataclass(frozen=True, slots=True)
 class Tasks:
-    """Jobs are tasks: those of a store in HBase in a sweep, and those of any store in a plan.
+    """A division whose steps are tasks: those of a store in HBase in a sweep, and those of any store in a plan.
 
-    Attributes:
+    Args:
         sender: has tasks done.
-        cut: cuts the store into shares.
+        cut: cuts the store into parts.
         state: where the lease of a run is.
         lease: of the driver; None where there is none to lose.
         rows_per_second: the limit on deleting; None for none.
     """
 
-    sender: Sender
-    cut: Cut
-    state: State
-    lease: Lease | None
-    rows_per_second: float | None
+    def __init__(
+        self, sender: Sender, cut: Cut, state: State, lease: Lease | None, rows_per_second: float | None
+    ) -> None:
+        self.cut = cut
+        self._sender = sender
+        self._state = state
+        self._lease = lease
+        self._rows_per_second = rows_per_second
 
     @contextmanager
-    def begin(self, run_id: str, mode: Mode, store: Reads, context: RunContext) -> Iterator[Divided]:
-        shares = self.cut(store)
-        run = self._run_of(run_id, len(shares)) if mode == "apply" else None
-        yield Divided([part for _, part in shares], partial(self._do, [share for share, _ in shares], run))
+    def begin(self, run: Run, executor: Executor) -> Iterator[Workers]:
+        found = self.cut(run)
+        record = LeaseRecord.parse(self._state.lease()) if self._lease is not None else None
+        if record is not None and self._lease is not None and record.fence != self._lease.fence:
+            record = None  # It is kept elsewhere, where the driver alone looks after it.
+        # Not all tasks need be at work at once; a rate is a limit, and not a promise.
+        rate = self._rows_per_second / max(1, len(found)) if self._rows_per_second else None
+        bound = replace(run, lease=record, rows_per_second=rate)
+        parts = [replace(part, run=bound, replans=False).open(store, executor) for part, store in found]
+        yield _TaskWorkers(self._sender, self._state, parts)
 
-    def _do(
-        self, shares: Sequence[TaskShare], run: Run | None, jobs: Sequence[StepJob]
-    ) -> Iterator[tuple[int, Outcome]]:
-        """Have a step taken in all parts, and once more in topics that have moved meanwhile (rule S2)."""
-        step, context = jobs[0].step, jobs[0].part.context
-        outcomes = [Outcome() for _ in jobs]
-        due = [share.informed(job) for share, job in zip(shares, jobs, strict=True)]
-        if step == "invert" and all(share.since_ms is None for share in due):
+
+class _TaskWorkers:
+    def __init__(self, sender: Sender, state: State, parts: Sequence[Part]) -> None:
+        self.parts = parts
+        self._sender = sender
+        self._state = state
+
+    def take(self, outcomes: Sequence[Outcome]) -> Iterator[Event]:
+        """Take a step in all parts, and once more in topics that have moved meanwhile (rule S2)."""
+        run, step = self.parts[0].run, self.parts[0].step
+        taken = [Outcome() for _ in self.parts]
+        due = list(self.parts)
+        if step == "invert" and all(part.search.since_ms is None for part in due):
             due = []
-        narrowed = context
+        narrowed = run
         for _ in range(REPLANS):
             if not due:
                 break
-            spec = TaskSpec(step, portable(narrowed), run, jobs[0].part.page_rows)
-            for share, result in zip(due, self._send(spec, due, jobs[0].part), strict=True):
-                outcomes[share.number].moved.clear()
-                outcomes[share.number] += result.received
-            moved = {share.number: outcomes[share.number].moved for share in due}
-            topics = {prefix for prefixes in moved.values() for prefix in prefixes}
+            for part, outcome in zip(due, self._send([replace(part, run=narrowed) for part in due]), strict=True):
+                taken[part.number].moved.clear()
+                taken[part.number].merge(outcome)
+            topics = {prefix for part in due for prefix in taken[part.number].moved}
             for prefix in topics:
-                context.reread(prefix)
-            narrowed = replace(context, patterns=tuple(sorted(prefix[:-1].decode() for prefix in topics)))
-            due = [share for share in due if moved[share.number]]
-        for share in due:
-            outcome = outcomes[share.number]
+                run.reread(prefix)
+            narrowed = replace(run, patterns=tuple(sorted(prefix[:-1].decode() for prefix in topics)))
+            due = [part for part in due if taken[part.number].moved]
+        for part in due:
+            outcome = taken[part.number]
             for prefix in sorted(outcome.moved):
                 restless = StoreUnavailable("its metadata keeps changing; left for the next run")
                 outcome.add(failed("message" if step == "message" else "payload", prefix, restless))
             outcome.moved.clear()
-        ended = next((outcome.ended for outcome in outcomes if outcome.ended is not None), None)
-        for outcome in outcomes:
+        ended = next((outcome.ended for outcome in taken if outcome.ended is not None), None)
+        for part, outcome in zip(self.parts, outcomes, strict=True):
+            outcome.merge(taken[part.number])
             # A run that has to end says of none of its parts that it was covered.
             outcome.ended = ended
-        yield from enumerate(outcomes)
+            yield StepFinished(part, outcome)
 
-    def _send(self, spec: TaskSpec, shares: Sequence[TaskShare], part: Part) -> list[TaskResult]:
-        known = self._announced(spec.run)
-        results = self.sender.send(spec, shares, part.act.alive)
-        for result in results:
-            part.whole.calls.update(dict(result.calls))
+    def _send(self, parts: Sequence[Part]) -> list[Outcome]:
+        run = self.parts[0].run
+        known = self._announced(run)
+        found = self._sender.send(parts, self.parts[0].executor.alive)
+        for outcome in found:
+            run.store.calls.update(outcome.calls)
         answered = {
-            (*key[:4], taken.start)
-            for result in results
-            for key, taken in (*result.outcome.taken.items(), *result.outcome.unsure)
+            (*key[:4], taken.start) for outcome in found for key, taken in (*outcome.taken.items(), *outcome.unsure)
         }
         # Also where no task says that another one went before it: Spark may have killed one of two that ran at once.
-        lost = [entry for about, entry in self._announced(spec.run).items() if about not in known.keys() | answered]
+        lost = [entry for about, entry in self._announced(run).items() if about not in known.keys() | answered]
         if lost:
             logger.warning("%d announcements of attempts that were lost go into the ledger without a count", len(lost))
-            results[0].outcome.unsure += map(_unsure_of, lost)
-        return results
+            found[0].unsure += map(_unsure_of, lost)
+        return found
 
-    def _announced(self, run: Run | None) -> dict[tuple[object, ...], LedgerEntry]:
+    def _announced(self, run: Run) -> Mapping[tuple[object, ...], LedgerEntry]:
         """What a run has announced so far."""
-        own = [entry for entry in self.state.intents() if entry.run_id == run.id] if run is not None else []
+        own = [entry for entry in self._state.intents() if entry.run_id == run.id] if run.mode == "apply" else []
         return {(e.topic, e.generation, e.table, e.rule, e.start): e for e in own}
-
-    def _run_of(self, run_id: str, tasks: int) -> Run:
-        record = LeaseRecord.parse(self.state.lease()) if self.lease is not None else None
-        if record is not None and self.lease is not None and record.fence != self.lease.fence:
-            record = None  # It is kept elsewhere, where the driver alone looks after it.
-        rate = self.rows_per_second
-        # Not all tasks need be at work at once; a rate is a limit, and not a promise.
-        share = None if not rate else rate / max(1, tasks)
-        return Run(run_id, record.holder if record else "", record.fence if record else 0, share)
 
 
 def _unsure_of(announced: LedgerEntry) -> tuple[LedgerKey, Taken]:
@@ -210,81 +213,91 @@ def _unsure_of(announced: LedgerEntry) -> tuple[LedgerKey, Taken]:
     return key, Taken(announced.at_ms, announced.start, announced.stop, None, None, None)
 
 
-@dataclass(frozen=True, slots=True)
 class GuidedDriver:
     """A driver that alone can write a store, and goes only where tasks have found something to do on a copy.
 
-    A store in LevelDB is one process's. Most of a thorough pass is not deleting but looking: for the pointers of
+    A store in LevelDB is one process's. Most of a full pass is not deleting but looking: for the pointers of
     invalid transactions in every message row, and for payload rows that have come due among those that have not. So
-    tasks look, by the same code that would do it, and the driver, which judges every row anew, goes nowhere else.
+    tasks look, by the same code that would do it, and the driver, which judges every row again, goes nowhere else.
     Nothing else can write meanwhile, so what tasks saw is still so.
 
-    Attributes:
+    Args:
         tasks: who does plans, and cuts the store.
-        looking: gives a sender of tasks that look; asked once, when they are needed, and held until the pass stops.
+        looking: gives a sender of tasks that look; asked once, when they are needed, and held until the pass ends.
     """
 
-    tasks: Tasks
-    looking: Looking
+    def __init__(self, tasks: Tasks, looking: Looking) -> None:
+        self._tasks = tasks
+        self._looking = looking
 
     @contextmanager
-    def begin(self, run_id: str, mode: Mode, store: Reads, context: RunContext) -> Iterator[Divided]:
-        if mode == "plan":
-            with self.tasks.begin(run_id, mode, store, context) as divided:
-                yield divided
+    def begin(self, run: Run, executor: Executor) -> Iterator[Workers]:
+        if run.mode == "plan":
+            with self._tasks.begin(run, executor) as workers:
+                yield workers
             return
-        if not isinstance(store, Store):
+        if not isinstance(run.store, Store):
             raise read_only_error()
-        shares = [share for share, _ in self.tasks.cut(store)]
-        with ExitStack() as needed:
-            yield Divided(store.parts(), _guided(store, shares, self.looking, needed))
+        with Threads().begin(run, executor) as driver, ExitStack() as needed:
+            shares = [replace(part, finds=True) for part, _ in self._tasks.cut(run)]
+            yield _GuidedWorkers(driver, run.store, shares, self._looking, needed)
 
 
-def _guided(store: Store, shares: Sequence[TaskShare], looking: Looking, needed: ExitStack) -> Runner:
-    """Does jobs where there is something to do."""
-    senders: list[Sender] = []
+class _GuidedWorkers:
+    """Workers that go where there is something to do."""
 
-    def run(jobs: Sequence[StepJob]) -> Iterator[tuple[int, Outcome]]:
-        [job] = jobs
-        if not _needs_looking(job):
-            yield 0, run_step(job)
+    def __init__(
+        self, driver: Workers, store: Store, shares: Sequence[Part], looking: Looking, needed: ExitStack
+    ) -> None:
+        self.parts = driver.parts
+        self._driver = driver
+        self._store = store
+        self._shares = shares
+        self._looking = looking
+        self._needed = needed
+        self._sender: Sender | None = None
+
+    def take(self, outcomes: Sequence[Outcome]) -> Iterator[Event]:
+        [part], [outcome] = self.parts, outcomes
+        if not _needs_looking(part):
+            yield from self._driver.take(outcomes)
             return
-        if not senders:
-            # Not before messages are gone, or tasks would look at those, too.
-            senders.append(needed.enter_context(looking()))
-        part = job.part
-        spec = TaskSpec(job.step, portable(part.context), None, part.page_rows, finds=True)
+        if self._sender is None:
+            # Not before messages are deleted, or tasks would look at those, too.
+            self._sender = self._needed.enter_context(self._looking())
+        search = SearchScope(part.search.since_ms, part.search.everything)
+        looks = [replace(share, step=part.step, undone=part.undone, search=search) for share in self._shares]
         seen = Outcome()
-        for result in senders[0].send(spec, [share.informed(job) for share in shares], part.act.alive):
-            part.whole.calls.update(dict(result.calls))
-            seen += result.received
-        yield 0, _done_where_found(store, job, seen)
+        for found in self._sender.send(looks, part.executor.alive):
+            part.run.store.calls.update(found.calls)
+            seen.merge(found)
+        yield from self._go(part, seen, outcome)
+        yield StepFinished(part, outcome)
 
-    return run
+    def _go(self, part: Part, seen: Outcome, total: Outcome) -> Iterator[Read]:
+        """Take a step where tasks have found something.
+
+        What is deleted is counted by the driver, which deletes it; what stays is counted by the tasks, who saw all of
+        it.
+        """
+        found = sorted(seen.found)
+        ranges = (found, []) if part.step == "invert" else ([], found)
+        there = replace(part, undone=part.undone | seen.failed.keys())
+        done = Outcome()
+        for event in run_step(there.open(RangedStore(self._store, *ranges), part.executor), done):
+            if isinstance(event, Read):
+                yield event
+        held = {key: entry for key, entry in seen.entries.items() if key.held is not None}
+        total.merge(replace(seen, entries=held, found=[]))
+        total.merge(done.taking())
+        total.keep(Reason.REFERENCED, done.kept[Reason.REFERENCED])
 
 
-def _needs_looking(job: StepJob) -> bool:
+def _needs_looking(part: Part) -> bool:
     """Return whether there may be much to look at; due rows of messages lies in one range of each topic."""
-    store = job.part.store
-    if job.step == "invert":
-        return job.since_ms is not None and store.message.first(b"") is not None
-    return job.step == "payload" and store.payload.first(b"") is not None
-
-
-def _done_where_found(store: Store, job: StepJob, seen: Outcome) -> Outcome:
-    """Do a job where tasks have found something.
-
-    What is taken is counted by the driver, who takes it; what stays is counted by the tasks, who saw all of it.
-    """
-    found = sorted(seen.found)
-    ranges = (found, []) if job.step == "invert" else ([], found)
-    part = job.part
-    there = Part(RangedStore(store, *ranges), part.whole, part.context, part.page_rows, part.act)
-    outcome = run_step(replace(job, part=there, failed=job.failed | seen.failed.keys(), reached=ignore_reached))
-    total = replace(seen, entries={key: entry for key, entry in seen.entries.items() if key.held is not None}, found=[])
-    total += outcome.taking()
-    total.keep(Reason.REFERENCED, outcome.kept[Reason.REFERENCED])
-    return total
+    if part.step == "invert":
+        return part.search.since_ms is not None and part.store.message.first(b"") is not None
+    return part.step == "payload" and part.store.payload.first(b"") is not None
 
 
 def spark_engine(deps: Deps, *, sender: Sender, cut: Cut, looking: Looking | None = None) -> Engine:
@@ -292,7 +305,7 @@ def spark_engine(deps: Deps, *, sender: Sender, cut: Cut, looking: Looking | Non
 
     Args:
         sender: has tasks done.
-        cut: cuts the store into shares.
+        cut: cuts the store into parts.
         looking: of a store that nothing but this process can write: gives a sender of tasks that look at it; None where
             tasks delete.
     """
@@ -304,23 +317,24 @@ def cutter(access: Access, partitions: int | None) -> Cut:
     """Cuts the store that settings name: by salt in HBase, by bytes in LevelDB.
 
     Args:
-        partitions: about how many shares of a LevelDB store; None: by its size.
+        partitions: about how many parts of a LevelDB store; None: by its size.
     """
 
-    def cut(store: Reads) -> list[tuple[TaskShare, Reads]]:
+    def cut(run: Run) -> list[tuple[Part, Reads]]:
+        store = run.store
         if access.is_leveldb:
             messages, payloads = (cut_evenly(table, ALL_KEYS, partitions) for table in (store.message, store.payload))
             ranges = zip_longest(messages, payloads, fillvalue=NOTHING)
             return [
-                (TaskShare(at, None, *both), RangedReads(store, *([one] for one in both)))
+                (Part(run, at, None, *both), RangedReads(store, *([one] for one in both)))
                 for at, both in enumerate(ranges)
             ]
         parts = [(part.salt, part) for part in store.parts() if isinstance(part, HBasePart)]
         if parts:
-            return [(TaskShare(at, salt, ALL_KEYS, ALL_KEYS), part) for at, (salt, part) in enumerate(parts)]
+            return [(Part(run, at, salt), part) for at, (salt, part) in enumerate(parts)]
         # The parts of a store for reading only do not tell their salts.
         nothing = RangedReads(store, (), ())
         with access.salted() as salted:
-            return [(TaskShare(at, salt, ALL_KEYS, ALL_KEYS), nothing) for at, (salt, _) in enumerate(salted)]
+            return [(Part(run, at, salt), nothing) for at, (salt, _) in enumerate(salted)]
 
     return cut

@@ -1,13 +1,14 @@
-"""What one task of a sweep does: one step of a pass, in one part of the store, under the law of the driver's run.
+"""What one task of a sweep does: one step of a pass, in one part of the store, by the rules of the driver's run.
 
-A task gets what the pass knows (:class:`~janitor.sweep.context.RunContext`) and runs the same step in its part as a
-thread would; its outcome goes back. Before each batch it reads again what a driver's thread would (rules S2, S12): the
+A task gets a :class:`~janitor.sweep.scan.Part`, as Spark serializes it, opens it, and takes the same step as a thread
+would; its outcome returns as JSON. Before each batch it reads again what a driver's thread would (rules S2, S12): the
 topic's metadata, the pauses, the lease and whether the run still goes on. So a task may run twice at once, or go on
 after its run is over: deletes are the same when they are repeated, and a *zombie* stops at its next batch.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,21 +17,20 @@ from typing import Protocol
 
 from janitor.archive.folder import local_folder
 from janitor.archive.writer import ParquetArchive
+from janitor.control import values
 from janitor.spark.access import Access
 from janitor.spark.session import plain_kind
-from janitor.spark.sweep.messages import Run, TaskResult, TaskShare, TaskSpec
 from janitor.spark.sweep.ranged import RangedReads
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
-from janitor.sweep import permission
-from janitor.sweep.act import Act, Keeper, Preview, Sweep
 from janitor.sweep.compaction import DeletedRanges
+from janitor.sweep.executor import DryRun, Executor, Keeper, Pacer, Permission, StoreExecutor
 from janitor.sweep.findings import NOTHING_DONE, Counted, Done, Due, Finding, Invalid, Read
 from janitor.sweep.ledger import Ledger
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.permission import Pacer, Permission
+from janitor.sweep.run import Run
 from janitor.sweep.scan import Part
-from janitor.sweep.sweep import StepJob, run_step
+from janitor.sweep.sweep import run_step
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Interrupted, LeaseLost, StateError, StoreError
@@ -47,11 +47,11 @@ ATTEMPTS = 16
 class Ground(Protocol):
     """What a task stands on."""
 
-    def reading(self, share: TaskShare) -> AbstractContextManager[tuple[Reads, Reads]]:
+    def reading(self, part: Part) -> AbstractContextManager[tuple[Reads, Reads]]:
         """Return a part and the whole of the store, with nothing that could write."""
         ...
 
-    def writing(self, share: TaskShare) -> AbstractContextManager[tuple[Store, Store, State]]:
+    def writing(self, part: Part) -> AbstractContextManager[tuple[Store, Store, State]]:
         """Return a part and the whole of the store, to be written, and the state of the run."""
         ...
 
@@ -70,18 +70,18 @@ class StoreGround:
     access: Access
 
     @contextmanager
-    def reading(self, share: TaskShare) -> Iterator[tuple[Reads, Reads]]:
+    def reading(self, part: Part) -> Iterator[tuple[Reads, Reads]]:
         if self.access.is_leveldb:
             with self.access.reading() as store:
-                yield RangedReads(store, [share.messages], [share.payloads]), store
+                yield RangedReads(store, [part.messages_within], [part.payloads_within]), store
         else:
             with self.access.hbase() as store:
-                yield read_only(store.part(share.salt or 0)), read_only(store)
+                yield read_only(store.part(part.salt or 0)), read_only(store)
 
     @contextmanager
-    def writing(self, share: TaskShare) -> Iterator[tuple[Store, Store, State]]:
+    def writing(self, part: Part) -> Iterator[tuple[Store, Store, State]]:
         with self.access.hbase() as store, HBaseState.configured(self.access.settings.storage.hbase) as state:
-            yield store.part(share.salt or 0), store, state
+            yield store.part(part.salt or 0), store, state
 
     def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
         wanted = self.access.settings.janitor.archive
@@ -99,11 +99,11 @@ class FollowedLease(Lease):
 
     Args:
         state: where the lease and the run are.
-        run: whose task this is.
+        run: whose task this is; ``run.lease`` is what its driver held.
     """
 
     def __init__(self, state: State, run: Run, clock: Clock) -> None:
-        super().__init__(state, run.holder, 1, clock)
+        super().__init__(state, run.lease.holder if run.lease else "", 1, clock)
         self._state = state
         self._run = run
 
@@ -116,24 +116,24 @@ class FollowedLease(Lease):
         Raises:
             LeaseLost: it does not.
         """
-        record = LeaseRecord.parse(self._state.lease()) if self._run.holder else None
-        if self._run.holder and (
-            record is None or (record.holder, record.fence) != (self._run.holder, self._run.fence)
-        ):
-            raise LeaseLost("the lease of this task's run was lost; another run goes on from there.")
-        present = self._state.run(self._run.id)
-        if present is None or present.finished_ms is not None:
+        held = self._run.lease
+        if held is not None:
+            present = LeaseRecord.parse(self._state.lease())
+            if present is None or (present.holder, present.fence) != (held.holder, held.fence):
+                raise LeaseLost("the lease of this task's run was lost; another run goes on from there.")
+        record = self._state.run(self._run.id)
+        if record is None or record.finished_ms is not None:
             raise LeaseLost("the run of this task has ended; the next one goes on from there.")
 
 
 class Finder:
-    """The act of a task that looks for a driver which alone may write: it says where something is to be done."""
+    """The executor of a task that looks for a driver which alone may write: it says where something is to be done."""
 
     def alive(self) -> None:
-        """Spark ends a task that is not wanted any more."""
+        """Do nothing: Spark kills a task that it no longer needs."""
 
-    def progress(self, read: Read) -> None:
-        """Progress is shown by the driver."""
+    def after_page(self, read: Read) -> None:
+        """Do nothing: Spark kills a task that it no longer needs."""
 
     def apply(self, finding: Finding) -> Done:
         match finding:
@@ -152,46 +152,54 @@ def _around(keys: Sequence[bytes]) -> KeyRange | None:
     return KeyRange(keys[0], keys[-1] + b"\x00") if keys else None
 
 
-def perform(ground: Ground, spec: TaskSpec, share: TaskShare, attempt: int) -> TaskResult:
+def perform(ground: Ground, part: Part, attempt: int) -> Outcome:
     """Do one task.
 
     Args:
+        part: as it was serialized.
         attempt: how many went before this one.
 
     Raises:
         StoreError: the store could not be read between topics either; names the part.
     """
     try:
-        result = _planned(ground, spec, share) if spec.run is None else _swept(ground, spec, spec.run, share, attempt)
+        if part.finds or part.run.mode == "plan":
+            with ground.reading(part) as (store, whole):
+                return _take(part, store, whole, Finder() if part.finds else DryRun())
+        return _sweep(ground, part, attempt)
     except StoreError as error:
-        message = f"the task for {share} lost its store in the step {spec.step}: {error.message}"
+        message = f"the task for {part} lost its store in the step {part.step}: {error.message}"
         raise plain_kind(type(error))(message, error.hint) from error
-    result.again = attempt > 0
-    return result
 
 
-def _planned(ground: Ground, spec: TaskSpec, share: TaskShare) -> TaskResult:
-    with ground.reading(share) as (part, whole):
-        before = Counter(whole.calls)
-        outcome = _step(spec, share, part, whole, Finder() if spec.finds else Preview())
-        return TaskResult.of(outcome, whole.calls - before)
-
-
-def _swept(ground: Ground, spec: TaskSpec, run: Run, share: TaskShare, attempt: int) -> TaskResult:
-    with ground.writing(share) as (part, whole, state):
-        before = Counter(whole.calls)
-        lease = FollowedLease(state, run, ground.clock)
-        allowed = Permission(state, lease, ground.clock, run.id, permission.never)
-        snapshot = spec.context.transactions.snapshot
+def _sweep(ground: Ground, part: Part, attempt: int) -> Outcome:
+    run = part.run
+    with ground.writing(part) as (store, whole, state):
+        allowed = Permission(state, FollowedLease(state, run, ground.clock), ground.clock, run.id)
+        snapshot = run.transactions.snapshot
         ledger = Ledger(state, ground.clock, run.id, None if snapshot is None else snapshot.timestamp_ms)
-        first = (share.number * ATTEMPTS + attempt % ATTEMPTS) * FILES_PER_ATTEMPT + 1
-        keeper = ground.archive(run.id, spec.context.transactions, first)
+        first = (part.number * ATTEMPTS + attempt % ATTEMPTS) * FILES_PER_ATTEMPT + 1
+        keeper = ground.archive(run.id, run.transactions, first)
         pacer = Pacer(run.rows_per_second, ground.clock, allowed.alive)
-        act = Sweep(whole.metadata, allowed, pacer, ledger, keeper)
-        outcome = _step(spec, share, part, whole, act)
+        executor = StoreExecutor(whole.metadata, allowed, pacer, ledger, keeper)
+        before = Counter(whole.calls)
+        outcome = _take(part, store, whole, executor)
         if outcome.ended is None:
-            _finish(part, allowed, act.deleted, outcome)
-        return TaskResult.of(outcome, whole.calls - before)
+            _finish(store, allowed, executor.deleted, outcome)
+        outcome.calls = whole.calls - before
+        return outcome
+
+
+def _take(part: Part, store: Reads, whole: Reads, executor: Executor) -> Outcome:
+    """Take the part's step in what was opened for it."""
+    before, outcome = Counter(whole.calls), Outcome()
+    opened = replace(part, run=replace(part.run, store=whole, reread_topics=set(part.run.reread_topics)))
+    for _ in run_step(opened.open(store, executor), outcome):
+        """Progress is shown by the driver."""
+    if outcome.ended is not None and not isinstance(outcome.ended, Interrupted | StateError):
+        raise outcome.ended
+    outcome.calls = whole.calls - before
+    return outcome
 
 
 def _finish(part: Store, allowed: Permission, deleted: DeletedRanges, outcome: Outcome) -> None:
@@ -208,13 +216,16 @@ def _finish(part: Store, allowed: Permission, deleted: DeletedRanges, outcome: O
         )
 
 
-def _step(spec: TaskSpec, share: TaskShare, store: Reads, whole: Reads, act: Act) -> Outcome:
-    # What dataclasses replace they share, and a task changes its own.
-    reread = set(spec.context.reread_topics)
-    context = replace(spec.context, metadata=whole.metadata, reread_topics=reread)
-    part = Part(store, whole, context, spec.page_rows, act, replans=False)
-    job = StepJob(spec.step, part, share.failed, share.since_ms, share.everything, refers=not spec.finds)
-    outcome = run_step(job)
-    if outcome.ended is not None and not isinstance(outcome.ended, Interrupted | StateError):
-        raise outcome.ended
+def pack(outcome: Outcome) -> str:
+    """Return an outcome as JSON, with the error that stopped it."""
+    ended = outcome.ended
+    error = values.pack_error(ended) if isinstance(ended, Interrupted | StateError) else None
+    return json.dumps({"outcome": values.pack(replace(outcome, ended=None)), "ended": error})
+
+
+def unpack(text: str) -> Outcome:
+    """Read what :func:`pack` made of an outcome."""
+    found = json.loads(text)
+    outcome: Outcome = values.unpack(Outcome, found["outcome"])
+    outcome.ended = None if found["ended"] is None else values.read_error(found["ended"])
     return outcome

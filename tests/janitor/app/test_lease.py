@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from janitor.app.lease import held
+from janitor.app.place import held
 from janitor.settings import LeaseSettings
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import NOW_MS

@@ -21,7 +21,7 @@ from janitor.app.leveldb_place import LevelDBPlace
 from janitor.metrics import Metrics
 from janitor.state.sqlite.state import FILE_NAME
 from janitor.status.collect import Deployment as Shown
-from janitor.sweep.context import Terms
+from janitor.sweep.run import Terms
 from tests.builders import LIFETIME, MINUTE
 from tests.janitor.cli.conftest import SETTINGS, Site
 

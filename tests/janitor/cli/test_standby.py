@@ -10,7 +10,7 @@ from typing import cast
 import httpx2
 import pytest
 
-from janitor.app import lease as leases
+from janitor.app import place as leases
 from janitor.app import serve as serving
 from janitor.app.options import Common
 from janitor.app.place import Place

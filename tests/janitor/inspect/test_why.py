@@ -19,7 +19,7 @@ from janitor.rules.policy import Hold, Reason, Rule
 from janitor.state.base import State
 from janitor.state.records import ClockAnchor, FrontierRecord, LedgerEntry, RunRecord, Strikes
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep.context import RunContext, Terms
+from janitor.sweep.run import Run, Terms
 from janitor.sweep.transactions import TransactionView
 from tests.builders import (
     DAY,
@@ -30,6 +30,7 @@ from tests.builders import (
     WRITES,
     Topic,
     pointer,
+    prepared,
     topic,
     unknown_topic,
     visibility,
@@ -82,18 +83,19 @@ def context(
     paused: tuple[str, ...] = (),
     quarantined: tuple[Topic, ...] = (),
     label: Hold | None = None,
-) -> RunContext:
-    """What a thorough plan judges by; nothing is held unless ``records`` are given."""
+) -> Run:
+    """What a full plan judges by; nothing is held unless ``records`` are given."""
     known = {topic.id: record for topic, record in (records or {}).items()}
     if records is None:
         for key, value in store.metadata.rows():
             if value.startswith(b"{"):
                 parsed = TopicMetadata.parse(key, value)
                 known[parsed.topic] = admit(parsed, at(now_ms))
-    made = RunContext(
+    made = Run(
         now=at(now_ms),
         now_ms=now_ms,
-        metadata=store.metadata,
+        store=store,
+        ready=prepared(store),
         terms=Terms(HOLD_SECONDS, protect, LIFETIME, True, 60),
         transactions=TransactionView(snapshot, now_ms, LIFETIME.undecided_ms),
         records=known,
@@ -118,7 +120,7 @@ def ask(
     if state is None:
         with SqliteState.in_memory() as empty:
             return ask(topic, publish_ms, sequence, payload, state=empty, **given)
-    there: RunContext = given.pop("context", None) or context(topic.store, **given)
+    there: Run = given.pop("context", None) or context(topic.store, **given)
     message_id = MessageId(publish_ms, sequence, *payload)
     return why(topic.store, state, there, topic.id, message_id, there.now_ms, HISTORY_DAYS)
 

@@ -30,7 +30,7 @@ from janitor.rules.ranges import message_spans
 from janitor.rules.references import Lifetime, search_range, timeless_range
 from janitor.state.base import ClockAnchor, FrontierRecord, StoreRecord
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep.context import Terms
+from janitor.sweep.run import Terms
 from janitor.sweep.transactions import TransactionView
 from tests.builders import Desk, every
 from tests.salted import SaltedStore

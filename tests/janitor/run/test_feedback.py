@@ -17,10 +17,10 @@ from janitor.report import Report
 from janitor.run import feedback
 from janitor.run.deps import Feedback, Truncator
 from janitor.run.feedback import proven, withheld
-from janitor.run.log import RunLog
+from janitor.run.record import RunLog
 from janitor.state.base import EVERYTHING
 from janitor.status.collect import Deployment, collect
-from janitor.sweep.permission import never
+from janitor.sweep.executor import never
 from tests.builders import DAY, HOUR, NOW_MS, Rig, janitor
 from tests.support import raising
 from tms_core.clock import ManualClock

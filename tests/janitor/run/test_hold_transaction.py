@@ -33,7 +33,7 @@ class House(ServedStore):
         """Time passes, with a sweep every minute."""
         while ms > 0:
             self.clock.advance(min(ms, MINUTE))
-            self.rig.engine.run_once(lazy=True)
+            self.rig.engine.run_once(incremental=True)
             ms -= MINUTE
 
     def seen(self, **options: Any) -> list[bytes]:

@@ -9,8 +9,8 @@ import pytest
 
 from janitor.report import NAMED_KEYS, Entry, EntryKey, GuardNote, Report
 from janitor.rules.policy import Hold, Rule
-from janitor.run.log import RunLog
 from janitor.run.passes import NOT_ADOPTED
+from janitor.run.record import RunLog
 from tests.builders import HOUR, NOW_MS, Call, Rig, janitor, topic, unknown_topic, watch
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
@@ -31,7 +31,7 @@ def said(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[st
 
 @pytest.fixture(autouse=True)
 def listening(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "janitor.run.log")
+    caplog.set_level(logging.DEBUG, "janitor.run.record")
 
 
 def test_given_a_run_that_deleted_when_written_then_its_figures_and_its_snapshot_are_said(
@@ -39,7 +39,7 @@ def test_given_a_run_that_deleted_when_written_then_its_figures_and_its_snapshot
 ) -> None:
     report = report_of(NOW_MS - HOUR)
     RunLog().write(report)
-    record = next(record for record in caplog.records if record.name == "janitor.run.log")
+    record = next(record for record in caplog.records if record.name == "janitor.run.record")
     assert record.getMessage() == f"run {report.id}: 1 expired row deleted (judged by snapshot.{NOW_MS})"
     assert vars(record)["fields"]["expired"] == 1
     assert vars(record)["fields"]["snapshot"] == f"snapshot.{NOW_MS}"

@@ -16,10 +16,10 @@ from janitor.rules.policy import Frontier, Hold, Rule
 from janitor.run import plan_file as plan
 from janitor.run.plan_file import PlanFile, checksum, describe_terms
 from janitor.state.base import ClockAnchor, FrontierRecord
-from janitor.sweep.context import Limits, RunContext, Terms
 from janitor.sweep.outcome import Outcome
+from janitor.sweep.run import Limits, Run, Terms
 from janitor.sweep.transactions import TransactionView
-from tests.builders import LIFETIME, NOW_MS, topic, unknown_topic
+from tests.builders import LIFETIME, NOW_MS, prepared, topic, unknown_topic
 from tms_core.errors import ConfigurationError, PlanRefused
 from tms_core.rowkey import LONG_MAX, Cutoff, generation_prefix, time_prefix
 from tms_core.tables.base import KeyRange
@@ -50,20 +50,21 @@ def store() -> MemoryStore:
     return store
 
 
-def world_of(store: MemoryStore, label: Hold | None = None, terms: Terms = TERMS) -> RunContext:
+def world_of(store: MemoryStore, label: Hold | None = None, terms: Terms = TERMS) -> Run:
     """Orders may go as far as the law, returns is held ten minutes behind it."""
     records = {ORDERS: FrontierRecord(3, DUE_MS, NOW, NOW_MS), RETURNS: FrontierRecord(1, HELD_AT_MS, NOW, NOW_MS)}
-    context = RunContext(
+    run = Run(
+        store,
         NOW,
         NOW.wall_ms,
-        store.metadata,
         terms,
         TransactionView(None, NOW_MS, LIFETIME.undecided_ms),
         records,
+        prepared(store),
         label=label,
     )
-    context.load_topics()
-    return context
+    run.load_topics()
+    return run
 
 
 def about(
@@ -76,9 +77,7 @@ def about(
     return EntryKey(topic_id, generation, table, rule, held)
 
 
-def write(
-    path: Path, context: RunContext, *keys: EntryKey, what_if: bool = False, pointers: tuple[int, ...] = ()
-) -> Path:
+def write(path: Path, context: Run, *keys: EntryKey, what_if: bool = False, pointers: tuple[int, ...] = ()) -> Path:
     """A plan of one row under each of the keys."""
     outcome = Outcome()
     for key in keys:
@@ -175,7 +174,7 @@ def test_given_a_topic_without_metadata_when_written_then_the_file_says_so(store
 # --- what apply may do -----------------------------------------------------------------------------------------------
 
 
-def read(path: Path, context: RunContext, *keys: EntryKey) -> PlanFile:
+def read(path: Path, context: Run, *keys: EntryKey) -> PlanFile:
     return plan.read(write(path, context, *keys))
 
 

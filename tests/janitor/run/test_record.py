@@ -207,7 +207,7 @@ def test_given_many_runs_when_they_have_ended_then_counters_are_the_sums_of_thei
     for happening, name in happenings:
         HAPPENINGS[happening](rig, name)
         rig.clock.advance(1)
-        reports.append(rig.engine.run_once(lazy=patient))
+        reports.append(rig.engine.run_once(incremental=patient))
     expected = sums(reports)
     found = {key: value for key, value in rig.state.counters().items() if key.name in NAMED}
     assert found == expected
@@ -347,7 +347,7 @@ def held(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "run",
     [
-        lambda rig: rig.engine.run_once(lazy=True),
+        lambda rig: rig.engine.run_once(incremental=True),
         lambda rig: rig.engine.run_once(patterns=("default:other",)),
         lambda rig: rig.restart(halted=lambda: True).engine.run_once(),
         lambda rig: rig.engine.run_once(),

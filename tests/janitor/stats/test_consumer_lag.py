@@ -9,7 +9,7 @@ import pytest
 
 from janitor.stats import consumer_lag as lag
 from janitor.stats.consumer_lag import NOTE, LagCount
-from janitor.sweep.permission import Pacer
+from janitor.sweep.executor import Pacer
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, fail_at, pointer, unknown_topic, watch, watch_state
 from tests.janitor.stats.conftest import Place
 from tests.support import raising

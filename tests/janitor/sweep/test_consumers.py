@@ -12,7 +12,7 @@ import pytest
 from janitor.report import Report
 from janitor.rules.policy import Frontier, Hold, Reason, Rule
 from janitor.state.base import EVERYTHING
-from janitor.sweep.consumers import ConsumerHolds
+from janitor.sweep.run import ConsumerHolds
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, pointer, topic, watch
 from tests.salted import SaltedStore
 from tests.support import raising
@@ -298,7 +298,7 @@ def test_given_a_daemon_when_rows_are_held_for_long_then_they_are_counted_now_an
     rig.clock.advance(HOUR + 1)
     counts = []
     for _ in range(40):
-        counts.append(held(rig.engine.run_once(lazy=True)).get("consumer"))
+        counts.append(held(rig.engine.run_once(incremental=True)).get("consumer"))
         rig.clock.advance(20 * SECOND)
     # When the hold is new, and then whenever a hundredth of the longest one has passed: 72 s.
     assert counts[0] == 1
@@ -307,7 +307,7 @@ def test_given_a_daemon_when_rows_are_held_for_long_then_they_are_counted_now_an
     notes = rig.state.note("overdue")
     assert [(item["held"], item["rows"]) for item in notes] == [("consumer", max(count or 0 for count in counts))]
     rig.clock.advance(DAY)
-    assert held(rig.engine.run_once(lazy=True)) == {"": 60}
+    assert held(rig.engine.run_once(incremental=True)) == {"": 60}
     assert rig.state.note("overdue") == []
 
 
@@ -319,7 +319,7 @@ def test_given_a_hold_that_begins_between_two_counts_then_it_is_shown_at_once(sh
     read(shop, READ_NONE)
     assert held(rig.engine.run_once(adopt=True)) == {}
     rig.clock.advance(6 * SECOND)
-    assert held(rig.engine.run_once(lazy=True)) == {"consumer": 1}
+    assert held(rig.engine.run_once(incremental=True)) == {"consumer": 1}
 
 
 def test_given_held_payloads_when_a_daemon_does_not_count_then_what_was_counted_stands_for_both_tables(
@@ -332,7 +332,7 @@ def test_given_held_payloads_when_a_daemon_does_not_count_then_what_was_counted_
     rig.engine.run_once(adopt=True)
     overdue = rig.state.note("overdue")
     assert [(item["table"], item["held"]) for item in overdue] == [("message", "consumer"), ("payload", "consumer")]
-    rig.engine.run_once(lazy=True)
+    rig.engine.run_once(incremental=True)
     assert rig.state.note("overdue") == overdue
 
 

@@ -10,9 +10,9 @@ import pytest
 from janitor.rules.frontier import admit, stand_still
 from janitor.rules.policy import Frontier, Hold
 from janitor.state.base import ClockAnchor, FrontierRecord
-from janitor.sweep.context import Limits, RunContext, Terms, matches
+from janitor.sweep.run import Limits, Run, Terms, matches
 from janitor.sweep.transactions import TransactionView
-from tests.builders import LIFETIME, NOW_MS, Topic, topic, unknown_topic
+from tests.builders import LIFETIME, NOW_MS, Topic, prepared, topic, unknown_topic
 from tms_core.tables.base import KeyRange
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId, TopicMetadata, encode_properties
@@ -33,11 +33,19 @@ def make(
     label: Hold | None = None,
     patterns: tuple[str, ...] = (),
     records: dict[TopicId, FrontierRecord] | None = None,
-) -> RunContext:
+) -> Run:
     transactions = TransactionView(None, NOW_MS, LIFETIME.undecided_ms)
     terms = replace(TERMS, protect=protect)
-    return RunContext(
-        NOW, NOW.wall_ms, store.metadata, terms, transactions, records or {}, label=label, patterns=patterns
+    return Run(
+        store,
+        NOW,
+        NOW.wall_ms,
+        terms,
+        transactions,
+        records or {},
+        prepared(store),
+        label=label,
+        patterns=patterns,
     )
 
 
@@ -54,12 +62,12 @@ def store() -> MemoryStore:
 
 def test_given_a_store_when_loaded_then_each_topic_is_known_with_what_it_was_read_from(store: MemoryStore) -> None:
     topic(store, str(RETURNS), ttl_seconds=90, generation=-2)
-    context = make(store)
-    context.load_topics()
-    assert set(context.topics) == {ORDERS.prefix, RETURNS.prefix}
-    work = context.topics[RETURNS.prefix]
+    run = make(store)
+    run.load_topics()
+    assert set(run.topics) == {ORDERS.prefix, RETURNS.prefix}
+    work = run.topics[RETURNS.prefix]
     assert (work.topic, work.raw) == (metadata(RETURNS, 90, -2), store.metadata.get(RETURNS.prefix))
-    assert context.unparsed == {}
+    assert run.unparsed == {}
 
 
 def test_l1_given_metadata_that_does_not_parse_when_loaded_then_the_topic_is_unknown_and_the_reason_is_kept(
@@ -67,11 +75,11 @@ def test_l1_given_metadata_that_does_not_parse_when_loaded_then_the_topic_is_unk
 ) -> None:
     unknown_topic(store, str(RETURNS)).write_metadata(b'{"generation":"1"}')
     store.metadata.compare_and_set(b"not a topic", None, encode_properties({"generation": "1", "ttl": "60"}))
-    context = make(store)
-    context.load_topics()
-    assert set(context.topics) == {ORDERS.prefix}
-    assert set(context.unparsed) == {RETURNS.prefix, b"not a topic"}
-    assert "ttl None" in context.unparsed[RETURNS.prefix]
+    run = make(store)
+    run.load_topics()
+    assert set(run.topics) == {ORDERS.prefix}
+    assert set(run.unparsed) == {RETURNS.prefix, b"not a topic"}
+    assert "ttl None" in run.unparsed[RETURNS.prefix]
 
 
 # --- how far each may go ---------------------------------------------------------------------------------------------
@@ -79,9 +87,9 @@ def test_l1_given_metadata_that_does_not_parse_when_loaded_then_the_topic_is_unk
 
 def test_given_a_remembered_frontier_when_loaded_then_the_topic_advances_from_it(store: MemoryStore) -> None:
     record = admit(metadata(ORDERS, 3600), NOW)
-    context = make(store, records={ORDERS: record})
-    context.load_topics()
-    work = context.topics[ORDERS.prefix]
+    run = make(store, records={ORDERS: record})
+    run.load_topics()
+    work = run.topics[ORDERS.prefix]
     assert (work.frontier.hold, work.frontier.cutoff.ms) == (Hold.FRONTIER, NOW_MS - 3_600_000)
     assert work.record.pending is not None
 
@@ -93,9 +101,9 @@ def test_given_the_settings_allowance_when_a_cutoff_is_ahead_then_it_is_measured
     store: MemoryStore, ahead_ms: int, hold: Hold | None
 ) -> None:
     record = replace(admit(metadata(ORDERS), NOW), cutoff_ms=NOW_MS - 60_000 - ahead_ms)
-    context = make(store, records={ORDERS: record})
-    context.load_topics()
-    assert context.topics[ORDERS.prefix].frontier.hold is hold
+    run = make(store, records={ORDERS: record})
+    run.load_topics()
+    assert run.topics[ORDERS.prefix].frontier.hold is hold
 
 
 @pytest.mark.parametrize("label", [None, Hold.FIRST_CONTACT])
@@ -103,30 +111,30 @@ def test_given_the_settings_allowance_when_a_cutoff_is_ahead_then_it_is_measured
 def test_given_a_moment_that_is_not_the_clocks_when_loaded_then_rows_are_judged_by_it(
     store: MemoryStore, protect: tuple[str, ...], label: Hold | None
 ) -> None:
-    context = make(store, protect=protect, label=label, records={ORDERS: admit(metadata(ORDERS), NOW)})
-    context.now_ms = NOW_MS - 5000
-    context.load_topics()
-    work = context.topics[ORDERS.prefix]
+    run = make(store, protect=protect, label=label, records={ORDERS: admit(metadata(ORDERS), NOW)})
+    run = replace(run, now_ms=NOW_MS - 5000)
+    run.load_topics()
+    work = run.topics[ORDERS.prefix]
     assert (work.frontier.now_ms, work.frontier.due.ms) == (NOW_MS - 5000, NOW_MS - 65_000)
     assert work.record.at == NOW
 
 
 def test_given_a_topic_never_seen_when_loaded_then_it_is_held_as_long_as_the_settings_say(store: MemoryStore) -> None:
-    context = make(store)
-    context.load_topics()
-    assert context.topics[ORDERS.prefix].frontier.hold is Hold.FRONTIER
-    context.terms = replace(TERMS, hold_seconds=0)
-    context.load_topics()
-    assert context.topics[ORDERS.prefix].frontier == Frontier.open(NOW_MS, metadata(ORDERS))
+    run = make(store)
+    run.load_topics()
+    assert run.topics[ORDERS.prefix].frontier.hold is Hold.FRONTIER
+    run = replace(run, terms=replace(TERMS, hold_seconds=0))
+    run.load_topics()
+    assert run.topics[ORDERS.prefix].frontier == Frontier.open(NOW_MS, metadata(ORDERS))
 
 
 def test_given_a_protected_topic_when_loaded_then_it_is_closed_and_its_frontier_stands_still(
     store: MemoryStore,
 ) -> None:
     record = replace(admit(metadata(ORDERS), NOW), at=replace(NOW, wall_ms=NOW_MS - 5000))
-    context = make(store, protect=("default:ord*",), records={ORDERS: record})
-    context.load_topics()
-    work = context.topics[ORDERS.prefix]
+    run = make(store, protect=("default:ord*",), records={ORDERS: record})
+    run.load_topics()
+    work = run.topics[ORDERS.prefix]
     assert work.frontier == Frontier.closed(NOW_MS, metadata(ORDERS), Hold.PROTECTED)
     assert work.record == stand_still(record, NOW)
 
@@ -135,12 +143,12 @@ def test_given_a_first_contact_when_loaded_then_all_that_is_due_may_go_but_for_p
     store: MemoryStore,
 ) -> None:
     topic(store, str(RETURNS), ttl_seconds=60)
-    context = make(store, protect=(str(RETURNS),), label=Hold.FIRST_CONTACT)
-    context.load_topics()
-    assert context.topics[ORDERS.prefix].frontier == Frontier.open(NOW_MS, metadata(ORDERS))
-    assert context.topics[ORDERS.prefix].record == admit(metadata(ORDERS), NOW)
-    assert context.topics[RETURNS.prefix].frontier.hold is Hold.PROTECTED
-    assert context.topics[RETURNS.prefix].record == stand_still(None, NOW)
+    run = make(store, protect=(str(RETURNS),), label=Hold.FIRST_CONTACT)
+    run.load_topics()
+    assert run.topics[ORDERS.prefix].frontier == Frontier.open(NOW_MS, metadata(ORDERS))
+    assert run.topics[ORDERS.prefix].record == admit(metadata(ORDERS), NOW)
+    assert run.topics[RETURNS.prefix].frontier.hold is Hold.PROTECTED
+    assert run.topics[RETURNS.prefix].record == stand_still(None, NOW)
 
 
 # --- reading again (S2) ----------------------------------------------------------------------------------------------
@@ -158,22 +166,22 @@ def _broken(orders: Topic) -> None:
 def test_s2_given_metadata_that_moved_when_read_again_then_the_topic_is_what_it_says_now(
     store: MemoryStore, change: Callable[[Topic], None], generation: int | None
 ) -> None:
-    context = make(store)
-    context.load_topics()
+    run = make(store)
+    run.load_topics()
     change(unknown_topic(store, str(ORDERS)))
-    assert context.topics[ORDERS.prefix].topic.generation == 1
-    context.reread(ORDERS.prefix)
-    work = context.topics.get(ORDERS.prefix)
+    assert run.topics[ORDERS.prefix].topic.generation == 1
+    run.reread(ORDERS.prefix)
+    work = run.topics.get(ORDERS.prefix)
     assert (work and work.topic.generation) == generation
-    assert (ORDERS.prefix in context.unparsed) is (generation is None)
+    assert (ORDERS.prefix in run.unparsed) is (generation is None)
 
 
 def test_s2_given_metadata_that_is_gone_when_read_again_then_the_topic_is_unknown(store: MemoryStore) -> None:
-    context = make(store)
-    context.load_topics()
-    context.metadata = MemoryStore().metadata
-    context.reread(ORDERS.prefix)
-    assert (context.topics, context.unparsed) == ({}, {})
+    run = make(store)
+    run.load_topics()
+    run = replace(run, store=MemoryStore())
+    run.reread(ORDERS.prefix)
+    assert (run.topics, run.unparsed) == ({}, {})
 
 
 # --- scope, protection, limits ---------------------------------------------------------------------------------------
@@ -204,9 +212,9 @@ def test_given_no_patterns_when_asked_then_nothing_matches_and_everything_is_in_
 
 
 def test_given_patterns_when_asked_then_only_topics_that_fit_are_in_scope(store: MemoryStore) -> None:
-    context = make(store, patterns=("default:o*",))
-    assert context.in_scope(ORDERS.prefix)
-    assert not context.in_scope(RETURNS.prefix)
+    run = make(store, patterns=("default:o*",))
+    assert run.in_scope(ORDERS.prefix)
+    assert not run.in_scope(RETURNS.prefix)
     assert not make(store, patterns=("*",)).in_scope(b"not a topic")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from janitor.rules.policy import Rule
 from janitor.state.records import OpenIdRecord
-from janitor.sweep.inversions import PAGES_TOGETHER
+from janitor.sweep.steps import PAGES_TOGETHER
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic
 from tms_core.tables.memory import MemoryStore
 

@@ -12,10 +12,10 @@ import pytest
 from janitor.rules.frontier import admit
 from janitor.rules.policy import Frontier, Rule
 from janitor.state.base import ClockAnchor, LedgerEntry
-from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import Batch, Done, Due
 from janitor.sweep.ledger import Ledger, untold
 from janitor.sweep.outcome import Outcome, ledger_entries
+from janitor.sweep.run import TopicWork
 from tests.builders import (
     DAY,
     HOUR,
@@ -451,7 +451,8 @@ def test_given_parts_that_are_walked_side_by_side_when_their_batches_cross_then_
     outcome = Outcome()
     for batch in (early, late):
         outcome.add(Due(work, rig.store.message, batch, 0, None, None), Done(batch.keys, at_ms=NOW_MS))
-    outcome.add_unsure(Due(work, rig.store.message, last, 0, None, None), NOW_MS)
+    failed = Done(at_ms=NOW_MS, stop="unsure", error=StoreError("the disk is full."))
+    outcome.add(Due(work, rig.store.message, last, 0, None, None), failed)
     [taken, unsure] = ledger_entries(outcome, "run", None)
     assert (taken.start, taken.stop, taken.rows) == (early.keys[0], late.keys[-1] + b"\x00", 4)
     assert (unsure.start, unsure.stop, unsure.rows) == (last.keys[0], last.keys[-1] + b"\x00", None)

@@ -9,10 +9,10 @@ from janitor.report import NAMED_KEYS, EntryKey, ForeignKey
 from janitor.rules.frontier import admit
 from janitor.rules.policy import Frontier, Hold, Reason, Rule
 from janitor.state.base import ClockAnchor
-from janitor.sweep.context import TopicWork
 from janitor.sweep.findings import Batch, Done, Due, Failed, Kept, Untouchable, foreign
 from janitor.sweep.ledger import Taken
 from janitor.sweep.outcome import Outcome
+from janitor.sweep.run import TopicWork
 from tests.builders import NOW_MS
 from tms_core.rowkey import MessageKey
 from tms_core.tables.memory import MemoryStore
@@ -80,7 +80,7 @@ def test_given_outcomes_of_parts_when_merged_then_nothing_is_lost_or_counted_twi
     other.add(Untouchable(5))
     other.add(Failed(b"a:b:", "payload", "store", "broken"))
     one.add(Kept(Reason.UNKNOWN_TOPIC, 1, prefix=b"a:c:"))
-    one += other
+    one.merge(other)
     assert list(one.taken.values()) == [Taken(7, KEYS[0], KEYS[-1] + b"\x00", 5, 1, 5)]
     assert one.entries[about()].rows == 5
     assert one.untouchable == 5

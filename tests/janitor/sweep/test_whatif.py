@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from janitor.sweep.context import parse_or_none
-from janitor.sweep.whatif import WhatIf, changed, supposed
+from janitor.run.plan_file import WhatIf, changed, supposed
+from janitor.sweep.run import parse_or_none
 from tests.builders import topic
 from tms_core.errors import ConfigurationError
 from tms_core.tables.base import Store

@@ -1,0 +1,394 @@
+"""The steps of a pass: what they find in each topic to delete or to invert.
+
+What L2, L3 and L7 take of the message table lies in one range of each topic.
+
+Messages that live shorter than their topic says (L6) lie scattered among live ones, so no range finds them. They are
+found by what was written down of them before they were published, in the order in which they come due; each is judged
+by all rules, like any other row. What was written down may have no message: the server died before it wrote it, or
+the tables are a backup that was put back beside a newer side table. So each is looked for, and only what is there
+counts. Expiries are forgotten once the deletes are durable, so after a crash they come up again, and do no harm.
+
+Rows of the payload table sort by transaction, so in a generation that only time makes old the due ones lie scattered.
+They are gathered as candidates, and a bounded number of them at a time is held against the message table (L5).
+
+Message rows that stay and whose transactions are invalid have their pointers negated (L4). Which rows an invalid
+transaction wrote is written nowhere, so the message table is searched: all of it in a full pass, else only publish
+times at which an open transaction can have written. The search goes generation by generation, also over topics without
+metadata, because a row stays a row of its transaction whatever topic it belongs to.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Generator, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from typing import cast
+
+from janitor.rules.policy import Delete, Invert, Keep, Reason, Row, Rule, Verdict, decide
+from janitor.rules.ranges import Span, beyond, message_spans, newest_expired_pointer, payload_spans, topic_stop
+from janitor.rules.references import find_referenced, search_range, timeless_range
+from janitor.sweep.findings import Batch, Finding, Gone, Invalid, Kept, Reached, Read, Untouchable
+from janitor.sweep.run import TopicWork
+from janitor.sweep.scan import Event, Part, SearchScope, Visit, allowed, batches, due, first, skip, topics
+from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, MessageKey, PayloadKey, generation_prefix, time_prefix
+from tms_core.tables.base import KEYS, Origin, PointerSet, TxCell
+from tms_core.tables.side import Expiries, Expiry
+
+#: Payload keys gathered before their messages are looked for; bounds memory, about 10 MB.
+CANDIDATES = 20_000
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+def messages(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
+    """Return the message table's step of a pass."""
+    return topics(part, "message", undone, _message_findings, lambda work: beyond(work.topic))
+
+
+def _message_findings(part: Part, work: TopicWork, first_key: bytes) -> Iterator[Finding]:
+    for span in allowed(part, "message", work, message_spans(work.topic, work.frontier)):
+        yield from _all_due(part, work, span, batches(part, "message", work, span, first_key))
+
+
+def _all_due(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | Batch]) -> Iterator[Finding]:
+    """The findings of a span with due rows only."""
+    for item in found:
+        yield due(part, work, item, work.frontier.hold if span.held else None) if isinstance(item, Batch) else item
+
+
+# -- messages with a ttl of their own ----------------------------------------------------------------------------------
+
+
+def message_ttls(whole: Part, undone: Collection[bytes], expiries: Expiries) -> Iterator[Event]:
+    """Find the messages whose own ttl is over, in the whole store, because such a row may be in any part.
+
+    Args:
+        undone: metadata keys of topics that failed or were withheld in any part.
+        expiries: what was written down.
+    """
+    for page in expiries.due_pages(whole.run.now_ms, whole.run.page_rows):
+        yield Read("message", None, len(page))
+        # As keys sort, and not as names do.
+        page.sort(key=lambda expiry: expiry.key)
+        for prefix, some in groupby(page, key=lambda expiry: expiry.topic.prefix):
+            if not whole.passes_by(prefix, undone):
+                yield Visit("message", prefix, partial(_ttl_findings, whole, prefix, list(some)), again=False)
+
+
+def _ttl_findings(whole: Part, prefix: bytes, some: Sequence[Expiry]) -> Iterator[Finding]:
+    work = whole.run.topics.get(prefix)
+    if work is None:
+        return
+    free: list[Expiry] = []
+    held: list[Expiry] = []
+    for expiry in some:
+        key = MessageKey(*expiry[:4])
+        decision = decide(
+            Row("message", key), work.topic, work.frontier, whole.run.transactions, False, expiry.expires_ms
+        )
+        if (
+            work.topic.is_old(expiry.generation)
+            or work.frontier.due.expires(expiry.publish_ms)
+            or work.frontier.is_processed(key)
+        ):
+            # A range has taken it.
+            if isinstance(decision, Delete) and not work.waits and whole.run.limits is None:
+                yield Gone([expiry])
+        elif isinstance(decision, Delete):
+            free.append(expiry)
+        elif decision == Keep(Reason.HELD):
+            held.append(expiry)
+    there, origin = _present(whole, sorted(expiry.key for expiry in (*free, *held)))
+    if gone := [expiry for expiry in free if expiry.key not in there]:
+        yield Gone(gone)
+    yield from _ttl_due(whole, work, [expiry for expiry in free if expiry.key in there], origin, held=False)
+    if work.frontier.hold is not None and work.counts_held:
+        yield from _ttl_due(whole, work, [expiry for expiry in held if expiry.key in there], origin, held=True)
+
+
+def _present(whole: Part, keys: Sequence[bytes]) -> tuple[set[bytes], Origin | None]:
+    """Return which of some messages' keys, in order, the store has, and its knowledge of their rows.
+
+    They may lie far apart or side by side, so a read asks for more the more of them the one before it has found.
+    """
+    table, found, at = whole.table("message"), set[bytes](), 0
+    origins: list[Origin | None] = []
+    least = limit = max(1, table.keys_per_call)
+    while at < len(keys):
+        page = table.read(KEYS, keys[at], keys[-1] + b"\0", limit)
+        stop = len(keys) if page.resume is None else bisect_left(keys, page.resume, at)
+        hits = set(page.items).intersection(keys[at:stop])
+        found |= hits
+        origins.append(page.origin)
+        limit = min(2 * limit, whole.run.page_rows) if 2 * len(hits) >= limit else least
+        at = stop
+    return found, Origin.joined(origins)
+
+
+def _ttl_due(
+    whole: Part, work: TopicWork, some: list[Expiry], origin: Origin | None, *, held: bool
+) -> Iterator[Finding]:
+    for generation, group in groupby(_ttl_permitted(whole, work, some), key=lambda expiry: expiry.generation):
+        found = list(group)
+        batch = Batch("message", generation, Rule.EXPIRED, [expiry.key for expiry in found], origin)
+        yield due(whole, work, batch, work.frontier.hold if held else None, found)
+
+
+def _ttl_permitted(whole: Part, work: TopicWork, some: list[Expiry]) -> Iterator[Expiry]:
+    """Yield those a plan file speaks of, where one is carried out."""
+    limits = whole.run.limits
+    if limits is None:
+        yield from some
+        return
+    ranges = limits.ranges("message", work.topic.topic)
+    for expiry in some:
+        if any(found.holds(expiry.key) for found in ranges):
+            yield expiry
+
+
+# -- payloads ----------------------------------------------------------------------------------------------------------
+
+
+def payloads(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
+    """The payload table's step of a pass; comes after the messages', which frees payloads."""
+    return topics(part, "payload", undone, _payload_findings, _beyond)
+
+
+def _beyond(work: TopicWork) -> bytes:
+    return generation_prefix(work.topic.topic.prefix, max(work.topic.old_below, work.topic.generation + 1))
+
+
+def _payload_findings(part: Part, work: TopicWork, first_key: bytes) -> Iterator[Finding]:
+    newest, prefix = None, work.topic.topic.prefix
+    if prefix >= part.from_topic:
+        # All topics before this one are done.
+        yield Reached(prefix)
+    if not part.run.full or prefix < part.from_topic:
+        newest = newest_expired_pointer(work.frontier, part.run.terms.lifetime.allowance_ms)
+    for span in allowed(part, "payload", work, payload_spans(work.topic, work.frontier, newest)):
+        found = batches(part, "payload", work, span, first_key)
+        if span.by_row:
+            yield from _by_row(part, work, span, found)
+        else:
+            yield from _all_due(part, work, span, found)
+
+
+def _by_row(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | Batch]) -> Iterator[Finding]:
+    """Judge the payload rows of one generation each by its own time and transaction."""
+    candidates: list[bytes] = []
+    origins: list[Origin | None] = []
+    for item in found:
+        if not isinstance(item, Batch):
+            yield item
+            continue
+        for rule, held, keys in _split_by_time(work, item):
+            if not held:
+                decided = _decided(part, keys)
+                yield Kept(Reason.UNDECIDED, len(keys) - len(decided), "payload")
+                candidates += decided
+                origins.append(item.origin)
+            elif work.counts_held and keys:
+                yield due(part, work, item._replace(rule=rule, keys=keys), work.frontier.hold)
+        if len(candidates) >= CANDIDATES or part.finds:
+            yield from _candidates(part, work, span, candidates, origins)
+            candidates, origins = [], []
+    yield from _candidates(part, work, span, candidates, origins)
+
+
+def _split_by_time(work: TopicWork, batch: Batch) -> Iterator[tuple[Rule, bool, list[bytes]]]:
+    """Yield the keys that are due, by rule, and whether they are held."""
+    frontier = work.frontier
+    cutoff, law = frontier.cutoff.ms, max(frontier.cutoff.ms, frontier.due.ms)
+    yield batch.rule, False, _between(batch.keys, 0, cutoff)
+    if batch.rule is Rule.OLD_GENERATION:
+        yield batch.rule, True, _between(batch.keys, cutoff, LONG_MAX + 1)
+        return
+    yield batch.rule, True, _between(batch.keys, cutoff, law)
+    yield Rule.PROCESSED, frontier.hold is not None, _between(batch.keys, law, frontier.processed >> 16)
+
+
+def _between(keys: list[bytes], first_ms: int, stop_ms: int) -> list[bytes]:
+    """Return the keys of rows that were written in that time."""
+    if first_ms >= stop_ms:
+        return []
+    first, stop = first_ms.to_bytes(8, "big"), stop_ms.to_bytes(8, "big")
+    return [key for key in keys if first <= key[-10:-2] < stop]
+
+
+def _decided(part: Part, keys: list[bytes]) -> list[bytes]:
+    """Without the rows whose transaction may still commit."""
+    undecided = part.run.transactions.is_undecided
+    return [key for key in keys if not undecided(_pointer(key))]
+
+
+def _candidates(
+    part: Part, work: TopicWork, span: Span, keys: list[bytes], origins: Sequence[Origin | None]
+) -> Iterator[Finding]:
+    """Payload rows that are due and that no message refers to."""
+    if not keys:
+        return
+    generation = int.from_bytes(keys[0][-22:-18], "big")
+    free = keys
+    if not part.finds:
+        referenced = yield from _referenced(part, work, generation, keys)
+        free = [key for key in keys if _pointer(key) not in referenced]
+        yield Kept(Reason.REFERENCED, len(keys) - len(free), "payload")
+    rules, origin = {span.rule: free}, Origin.joined(origins)
+    if span.rule is Rule.EXPIRED:
+        law = work.frontier.due.ms
+        rules = {Rule.EXPIRED: _between(free, 0, law), Rule.PROCESSED: _between(free, law, LONG_MAX + 1)}
+    for rule, going in rules.items():
+        for at in range(0, len(going), part.run.page_rows):
+            some = going[at : at + part.run.page_rows]
+            yield due(part, work, Batch("payload", generation, rule, some, origin), None)
+
+
+def _referenced(part: Part, work: TopicWork, generation: int, keys: list[bytes]) -> Generator[Finding, None, set[int]]:
+    """The write pointers of payloads to which a message refers that stays."""
+    run, topic = part.run, work.topic.topic
+    # Under a plan's ranges, or after the topic was planned again, messages may be there that its frontier lets go.
+    exact = run.limits is None and topic.prefix not in run.reread_topics
+    parsed = (parts for key in keys if (parts := PayloadKey.parse(key)) is not None)
+    since_ms, processed = (work.frontier.cutoff.ms, work.frontier.processed_now) if exact else (0, 0)
+    window = search_range(topic, generation, since_ms, parsed, run.terms.lifetime, processed)
+    windows, pointers = (window, timeless_range(topic, generation)), {_pointer(key) for key in keys}
+    pages = find_referenced(run.store.message, windows, pointers, run.page_rows, part.goes_early)
+    try:
+        while True:
+            next(pages)
+            yield Read("references", topic, 0)
+    except StopIteration as found:
+        return cast(set[int], found.value)
+
+
+def _pointer(key: bytes) -> int:
+    """Return the write pointer in a payload key, without parsing the rest."""
+    return int.from_bytes(key[-18:-10], "big", signed=True)
+
+
+# -- inversions --------------------------------------------------------------------------------------------------------
+
+
+#: Pages whose cells are inverted as one batch at most, since each batch waits for the disk.
+PAGES_TOGETHER = 16
+
+
+def inversions(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
+    """The step of a pass that comes after the messages', because a row that is deleted need not be inverted."""
+    search = part.search
+    if search.since_ms is None:
+        return
+    part.messages.forget()
+    candidates = part.run.transactions.candidates()
+    foreign = search.everything and part.run.full and not part.run.patterns
+    key = yield from first(part, "message", undone, search.covered if search.covered_since_ms is None else b"")
+    while key is not None:
+        parsed = MessageKey.parse(key)
+        if parsed is None:
+            # Keys of no topic were counted when messages were deleted.
+            behind = yield from skip(part, "message", key, MessageKey.parse, count=False)
+            if foreign and (behind is None or behind > search.covered):
+                yield from _cells(part, candidates, max(key, search.covered), behind)
+            key = behind
+            continue
+        prefix, (begin, stop) = parsed.topic.prefix, _range(parsed, search)
+        if part.passes_by(prefix, undone) or part.run.is_paused(prefix):
+            stop = topic_stop(prefix)
+        else:
+            yield Visit("message", prefix, partial(_cells, part, candidates, max(key, begin), stop))
+        key = yield from first(part, "message", undone, topic_stop(prefix) if prefix in undone else stop)
+
+
+def _range(key: MessageKey, search: SearchScope) -> tuple[bytes, bytes]:
+    """Return the ranges of a key's generation to search."""
+    prefix, start = key.topic.prefix, _since(key, search.since_ms or 0)
+    # A generation of -1 is followed by the next topic, not by generation 0.
+    last = key.generation == -1
+    stop = topic_stop(prefix) if last else generation_prefix(prefix, key.generation + 1)
+    if start < search.covered:
+        behind = search.covered_since_ms
+        start = min(search.covered, stop if behind is None else _since(key, behind))
+    return start, stop
+
+
+def _since(key: MessageKey, since_ms: int) -> bytes:
+    return time_prefix(key.topic.prefix, key.generation, min(max(0, since_ms), LONG_MAX))
+
+
+def _cells(part: Part, candidates: PointerSet, begin: bytes, stop: bytes | None) -> Iterator[Finding]:
+    is_invalid = part.run.transactions.is_invalid
+    start: bytes | None = begin
+    found: list[TxCell] = []
+    pages = 0
+    while start is not None and (stop is None or start < stop):
+        page = part.messages.search(start, stop, part.run.page_rows, candidates)
+        invalid = set(filter(is_invalid, {cell[1] for cell in page.items}))
+        new = [cell for cell in page.items if cell[1] in invalid]
+        if found and (len(found) + len(new) > part.run.page_rows or pages >= PAGES_TOGETHER):
+            yield from _judged(part, found)
+            yield Reached(start)
+            found = []
+        pages = pages + 1 if found else 1
+        found += new
+        yield Read("invert", None, page.rows_read)
+        start = page.resume
+        if start is not None and not found:
+            yield Reached(start)
+    if found:
+        yield from _judged(part, found)
+
+
+def _judged(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
+    """Yield the cells, all of one topic and generation or all under foreign keys, that the law inverts."""
+    if (key := _all_invert(part, cells)) is not None:
+        yield _invalid(part, key, cells)
+        return
+    ours: list[tuple[MessageKey, TxCell]] = []
+    for cell in cells:
+        parsed = MessageKey.parse(cell.key)
+        if parsed is None:
+            yield Untouchable(cell.pointer)
+        elif _within_plan(part, parsed, cell) and not part.goes_early(cell.key):
+            ours.append((parsed, cell))
+    doomed = []
+    for parsed, cell in ours:
+        decision = _decision(part, parsed, cell)
+        if isinstance(decision, Invert):
+            doomed.append(cell)
+        elif isinstance(decision, Delete):
+            # Due, and still there: its topic has changed since this part's messages were deleted. The next pass's.
+            yield Untouchable(cell.pointer)
+    if doomed:
+        yield _invalid(part, ours[0][0], doomed)
+
+
+def _all_invert(part: Part, cells: list[TxCell]) -> MessageKey | None:
+    """Return the first key, where the law inverts all of a batch.
+
+    The rules delete the oldest rows of a generation. So where it does not take the first row of a batch, in key
+    order, it takes none, and its decision on that one is its decision on all.
+    """
+    head, tail = cells[0].key, cells[-1].key
+    same_length = {len(cell.key) for cell in cells} == {len(head)}
+    alike = same_length and head[:-MESSAGE_TAIL_BYTES] == tail[:-MESSAGE_TAIL_BYTES]
+    plain = alike and part.run.limits is None and part.planned is None
+    key = MessageKey.parse(head) if plain else None
+    return key if key is not None and isinstance(_decision(part, key, cells[0]), Invert) else None
+
+
+def _within_plan(part: Part, key: MessageKey, cell: TxCell) -> bool:
+    limits = part.run.limits
+    return limits is None or cell.pointer in limits.pointers.get(key.topic, ())
+
+
+def _invalid(part: Part, key: MessageKey, cells: list[TxCell]) -> Invalid:
+    work = part.run.topics.get(key.topic.prefix)
+    return Invalid(key.topic, key.generation, work, part.store.message, cells, part.run.label)
+
+
+def _decision(part: Part, key: MessageKey, cell: TxCell) -> Verdict:
+    work = part.run.topics.get(key.topic.prefix)
+    topic, frontier = (work.topic, work.frontier) if work else (None, None)
+    return decide(Row("message", key, cell.pointer), topic, frontier, part.run.transactions, False, None)
