@@ -39,6 +39,7 @@ from tms_core.messaging.remembered import RememberedRows
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import CELLS, KEYS, MessageValue
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.recently_used import RecentlyUsed
 from tms_core.tables.side import MemorySide, SideChange
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import Transaction
@@ -408,7 +409,7 @@ def test_given_more_topics_than_are_counted_then_what_is_known_of_them_does_not_
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remembered, "MOST_NAMES", 2)
-    monkeypatch.setattr(remembered, "_COUNTED", 3)
+    monkeypatch.setattr(desk.service.producers._names._numbers, "_most", 3)
     for life in range(8):
         for name in ("a", "b"):
             desk.service.producers.register(BILLS, f"{name}{life}", uuid4())
@@ -1416,20 +1417,22 @@ def test_given_the_moment_of_the_test_then_generations_begin_with_it(desk: Group
     assert Instance(desk).generation == NOW_MS
 
 
-class Forgetful(dict[bytes, bytes | None]):
+class Forgetful(RecentlyUsed[bytes, bytes | None]):
     """Rows that another thread forgets as soon as one was looked for."""
 
-    def __contains__(self, key: object) -> bool:
-        found = super().__contains__(key)
-        self.clear()
-        return found
+    def move_to_end(self, key: bytes, last: bool = True) -> None:
+        super().move_to_end(key, last)
+        if last and len(self) > self._most:
+            self.clear()
 
 
 def test_given_a_row_that_is_forgotten_while_it_is_looked_for_then_it_is_read_and_not_taken_for_none() -> None:
     side = MemorySide()
     side.put([(b"key", b"rolled back")])
     rows = RememberedRows(side)
-    rows._rows = Forgetful({b"key": b"rolled back"})
+    rows._rows = Forgetful(1)
+    rows._rows[b"key"] = b"rolled back"
+    rows._rows._most = 0
     assert rows.get(b"key") == b"rolled back"
 
 

@@ -12,6 +12,7 @@ from threading import Lock
 from tms_core.errors import BadRequest
 from tms_core.rowkey import stop_key
 from tms_core.tables.base import every
+from tms_core.tables.recently_used import RecentlyUsed
 from tms_core.tables.side import SideChange, SideTable
 from tms_core.topic import TopicId
 
@@ -29,7 +30,7 @@ class RememberedRows:
 
     def __init__(self, side: SideTable) -> None:
         self._side = side
-        self._rows: dict[bytes, bytes | None] = {}
+        self._rows: RecentlyUsed[bytes, bytes | None] = RecentlyUsed(_ROWS)
         self._since_ms = 0
         self._changes = 0
         self._lock = Lock()
@@ -69,8 +70,8 @@ class RememberedRows:
         return made
 
     def forget_old(self, now_ms: int) -> None:
-        """Forget the data read long ago, or is too much."""
-        if not 0 <= now_ms - self._since_ms < _KEPT_MS or len(self._rows) >= _ROWS:
+        """Forget the data read long ago."""
+        if not 0 <= now_ms - self._since_ms < _KEPT_MS:
             self.forget()
             self._since_ms = now_ms
 
@@ -99,7 +100,7 @@ class CountedNames:
     def __init__(self, side: SideTable) -> None:
         self._side = side
         #: How many there are at most, by the start of their keys.
-        self._numbers: dict[bytes, int] = {}
+        self._numbers: RecentlyUsed[bytes, int] = RecentlyUsed(_COUNTED)
 
     def make_room(self, prefix: bytes, topic: TopicId, kind: str, hint: str) -> None:
         """Count one more of those whose keys start so.
@@ -119,8 +120,6 @@ class CountedNames:
             number = sum(1 for _ in islice(every(self._side.rows, prefix, stop_key(prefix)), MOST_NAMES))
         if number >= MOST_NAMES:
             raise BadRequest(f"Topic {topic} has {MOST_NAMES} {kind}, the most there may be.", hint)
-        if len(self._numbers) >= _COUNTED:
-            self._numbers.clear()
         self._numbers[prefix] = number + 1
 
     def forget(self) -> None:

@@ -36,7 +36,7 @@ class ReadOnlyStore(WrappedStore):
     def __init__(self, store: Reads, calls: Calls | None = None) -> None:
         store = store.apart()
         counted = Calls() if calls is None else calls
-        hook = _Counting(counted, store.calls)
+        hook = _CallCounter(counted, store.calls)
         super().__init__(
             store,
             ReadOnlyMetadataTable(store.metadata, counted),
@@ -53,7 +53,7 @@ class ReadOnlyStore(WrappedStore):
         return [ReadOnlyStore(part, self._calls) for part in parts]
 
 
-class _Counting(Hook):
+class _CallCounter(Hook):
     """Counts pages, and the rows among them that could not be read."""
 
     def __init__(self, calls: Calls, of_store: Counter[str]) -> None:

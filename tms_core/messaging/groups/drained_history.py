@@ -13,6 +13,7 @@ from tms_core.clock import HonestClock
 from tms_core.consumers.claims import ConsumerGroup, Truth, truth
 from tms_core.messaging.families import Families
 from tms_core.messaging.groups.positions import ConsumerRegistry
+from tms_core.tables.recently_used import RecentlyUsed
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import Transaction
 
@@ -50,7 +51,7 @@ class Past:
         self._clock = clock
         self._alone = alone
         #: By the last partition before those of the family.
-        self._known: dict[ConsumerGroup, _Known] = {}
+        self._known: RecentlyUsed[ConsumerGroup, _Known] = RecentlyUsed(KNOWN_GROUPS)
 
     def unread(self, part: TopicMetadata, name: str, reader: Transaction) -> TopicId | None:
         """Return the partition of an earlier family that a group has not read completely, as the reader sees it.
@@ -71,8 +72,6 @@ class Past:
                 if pointer is None:
                     return topic
                 found.append((pointer, topic))
-            if len(self._known) >= KNOWN_GROUPS:
-                self._known.clear()
             known = self._known[group] = _Known(*max(found), taken_back, now_ms)
         # What was done by a transaction that this one does not see must not be built upon in it.
         return known.topic if truth(known.pointer, reader) is Truth.OPEN else None

@@ -24,8 +24,6 @@ from tms_core.messaging.publish.entry import PublishEntry, remaining
 from tms_core.tables.side import SideChange
 from tms_core.topic import TopicMetadata
 
-#: Producers and topics of which the last request is remembered.
-_KNOWN_REQUESTS = 20_000
 #: Batches of the same producers alone after which their next requests are announced as well.
 _ALONE = 4
 #: How far an announcement reaches, in milliseconds; after a crash no other message gets an id of that time. If each
@@ -142,8 +140,6 @@ class Announcements:
             StoreError: the store failed.
         """
         requests = self._requests
-        if len(requests.last) >= _KNOWN_REQUESTS:
-            requests.last.clear()
         changes: list[tuple[str, SideChange]] = []
         for entry in entries:
             if entry.is_announced and ahead is not None:

@@ -22,10 +22,14 @@ from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, generation_prefix
 from tms_core.tables.base import every
+from tms_core.tables.recently_used import RecentlyUsed
 from tms_core.tables.side import SideChange, SideTable
 from tms_core.topic import CONSUMER_NAME, TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import transaction_ms
+
+#: Producers and topics of which the last request is remembered.
+_KNOWN_REQUESTS = 20_000
 
 #: How many transactions that were begun before are looked at for each new one, the oldest first.
 _LOOKED_AT = 32
@@ -159,7 +163,7 @@ class Requests:
         self._transactions = transactions
         self._messages = messages
         self.rows = RememberedRows(side)
-        self.last: dict[bytes, RememberedRequest] = {}
+        self.last: RecentlyUsed[bytes, RememberedRequest] = RecentlyUsed(_KNOWN_REQUESTS)
 
     @property
     def announces_ahead(self) -> bool:

@@ -15,6 +15,7 @@ from tms_core.tables.leveldb.database import WritableDatabase
 from tms_core.tables.leveldb.layout import holds_database
 from tms_core.tables.leveldb.lock import locked, sync, translated
 from tms_core.tables.leveldb.manifest import check_logs
+from tms_core.tables.recently_used import RecentlyUsed
 from tms_core.tables.side import SideChange, SideTable
 
 #: How many rows are known without being read.
@@ -48,7 +49,7 @@ class LevelDBSide(SideTable):
         self._database = WritableDatabase(folder, create=not present)
         # Rows as they were read or written last. A read of LevelDB gives up the interpreter, and among busy threads
         # waiting for it again takes longer than a synced write does.
-        self._known: dict[bytes, bytes | None] = {}
+        self._known: RecentlyUsed[bytes, bytes | None] = RecentlyUsed(_KNOWN_ROWS)
         self._changes = 0
         self._lock = Lock()
         # Between the reading and the writing of a row no other thread may change it.
@@ -108,8 +109,6 @@ class LevelDBSide(SideTable):
         """Know rows, unless any were changed since then."""
         with self._lock:
             if changes == self._changes:
-                if len(self._known) >= _KNOWN_ROWS:
-                    self._known.clear()
                 self._known.update(rows)
 
     def held(self) -> AbstractContextManager[None]:
