@@ -6,7 +6,7 @@ from typing import Any
 
 from charts.combinations import COMBINATIONS
 from charts.values import comments, defaults
-from janitor.settings import Settings
+from janitor.settings import AllSettings
 from tms_core.settings.fields import extra, fields, text
 from tools.monitoring.rules import THRESHOLDS
 
@@ -70,7 +70,7 @@ def page() -> str:
     told = [f"- {why}" for why, _, _ in COMBINATIONS]
     settings = [
         _row(path, "must be given" if field.is_required() else field.default, _with_unit(field))
-        for path, field in fields(Settings)
+        for path, field in fields(AllSettings)
     ]
     figures = [f"| `{each.name}` | {each.daemon} | {each.cronjob} | {each.meaning} |" for each in THRESHOLDS]
     parts = [_HEAD, *own, _COMBINED, *told, _SETTINGS, *settings, _FIGURES, *figures]

@@ -12,7 +12,7 @@ from typing import Any
 
 from charts.combinations import COMBINATIONS, Schema
 from charts.values import comments, defaults
-from janitor.settings import Settings
+from janitor.settings import AllSettings
 from tools.monitoring.rules import ALERTS, THRESHOLDS
 
 _SECTIONS = ("storage", "transactions", "server", "janitor")
@@ -235,7 +235,7 @@ def _said(then: Schema, why: str) -> Schema:
 
 def schema() -> Schema:
     """The schema of the chart's values."""
-    made = Settings.model_json_schema()
+    made = AllSettings.model_json_schema()
     kinds = {name: _plain(kind) for name, kind in made["$defs"].items()}
     kinds["ServerSettings"]["properties"]["enabled"] = {**_SWITCH, "description": "whether the chart runs it"}
     own = _described(_OWN)

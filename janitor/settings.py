@@ -194,7 +194,7 @@ class JanitorSettings(Section):
         return self
 
 
-class Settings(core.Settings):
+class AllSettings(core.Settings):
     """What ``janitor`` reads: everything."""
 
     left_alone: ClassVar[frozenset[str]] = frozenset()
@@ -219,17 +219,17 @@ class Settings(core.Settings):
         return self
 
 
-def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> LoadedSettings[Settings]:
+def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> LoadedSettings[AllSettings]:
     """Return the settings of ``janitor``; like :func:`tms_core.settings.models.load`, which reads all but its own
     section.
 
     Raises:
         ConfigurationError: names the setting, where it came from and what to write.
     """
-    return load_as(Settings, file, environ, flags, core.FLAGS)
+    return load_as(AllSettings, file, environ, flags, core.FLAGS)
 
 
-def config_digest(settings: Settings) -> str:
+def config_digest(settings: AllSettings) -> str:
     """Return a SHA-256, in hex, over what decides which rows may go; a plan fits only where it is the same.
 
     Which store it is, is not part of it: a plan names its store apart.

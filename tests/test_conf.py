@@ -14,7 +14,7 @@ import yaml
 
 from janitor.cli.options import REFUSED
 from janitor.control.server import STOP_SECONDS
-from janitor.settings import Settings
+from janitor.settings import AllSettings
 from tests.janitor.cli.test_help import resolve
 from tests.support import require_tool
 from tms_core.cli.outcome import BUSY, USAGE
@@ -110,7 +110,7 @@ def test_compose_file_starts_the_image_of_this_version_and_prometheus_finds_both
     assert server["image"] == f"${{TMS_IMAGE:-tms-janitor:{version('tms-janitor')}}}"
     assert (server["entrypoint"], server["command"][0]) == (["tms"], "serve")
     serve.make_context("serve", server["command"][1:])
-    settings = Settings()
+    settings = AllSettings()
     scraped = yaml.safe_load(compose["configs"]["prometheus"]["content"])
     targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in scraped["scrape_configs"]}
     assert targets == {

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from janitor.settings import Settings
+from janitor.settings import AllSettings
 from janitor.state.sqlite.loose import FILE_NAME as LOOSE_NAME
 from janitor.state.sqlite.state import FILE_NAME, copy_state
 from tms_core.errors import ConfigurationError
@@ -59,7 +59,7 @@ class Folders(NamedTuple):
         return {**found, STORE: self.store}
 
 
-def folders_of(settings: Settings) -> Folders:
+def folders_of(settings: AllSettings) -> Folders:
     """Return the folders that the settings name; of a store in LevelDB."""
     transactions, store = settings.transactions, settings.storage.leveldb.path
     is_here = transactions.source in ("manager", "directory") and "://" not in transactions.directory

@@ -25,7 +25,7 @@ from janitor.report import Mode, Observer, ignore_progress
 from janitor.run import record
 from janitor.run.deps import Deps, Feedback, Truncator
 from janitor.run.engine import Engine
-from janitor.settings import Settings, config_digest, load
+from janitor.settings import AllSettings, config_digest, load
 from janitor.state.base import State
 from janitor.stats.consumer_lag import LateSource
 from janitor.status.collect import Deployment
@@ -66,7 +66,7 @@ class Session:
         self.common = common
         self.clock = clock
         flags = {"leveldb": common.leveldb, "hbase": common.hbase, "snapshots": common.snapshots}
-        self.loaded: LoadedSettings[Settings] = load(common.config, environ, flags)
+        self.loaded: LoadedSettings[AllSettings] = load(common.config, environ, flags)
         self.settings = self.loaded.settings
         #: Where the metrics are registered.
         self.registry = CollectorRegistry()

@@ -23,7 +23,7 @@ from janitor.report import DataTable, EntryKey, Report
 from janitor.rules.policy import Frontier, Hold, Rule
 from janitor.rules.ranges import Span, intersect, message_spans, payload_spans
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.run import Limits, Run, Terms, TopicWork, matches, parse_or_none
+from janitor.sweep.run import PlanLimits, Run, Terms, TopicWork, matches, parse_or_none
 from tms_core.errors import ConfigurationError, PlanRefused, StoreError
 from tms_core.rowkey import LONG_MAX, Cutoff, generation_prefix
 from tms_core.tables.base import KeyRange, MetadataReads, Reads
@@ -49,7 +49,7 @@ class PlanFile:
     effective_now_ms: int
     terms: Mapping[str, Any]
     topics: Mapping[TopicId, tuple[int, int]]
-    limits: Limits
+    limits: PlanLimits
 
     def check(self, store_id: str, terms: Terms, run: Run) -> None:
         """Compare with the present.
@@ -193,7 +193,7 @@ def _parse(document: Mapping[str, Any]) -> PlanFile:
         effective_now_ms=_long(document["effective_now_ms"]),
         terms={**document["terms"]},
         topics=topics,
-        limits=Limits(
+        limits=PlanLimits(
             {key: tuple(sorted(found)) for key, found in ranges.items()},
             {topic: frozenset(found) for topic, found in pointers.items()},
             frontiers,

@@ -21,7 +21,7 @@ from janitor.run.guards import InProgressThen
 from janitor.state.base import Claim, State, StoreRecord
 from janitor.state.records import RESTORED, Note
 from janitor.sweep import transactions as txstate
-from janitor.sweep.run import ConsumerHolds, Limits, Preparation, ProcessedRows, Run
+from janitor.sweep.run import ConsumerHolds, PlanLimits, Preparation, ProcessedRows, Run
 from janitor.sweep.transactions import DECIDED, Observed, TransactionView, decided
 from tms_core.tables.base import Reads
 from tms_core.tables.record import recorded_state, recorded_transactions
@@ -87,7 +87,7 @@ def make_run(
     full: bool,
     patterns: tuple[str, ...] = (),
     label: Hold | None = None,
-    limits: Limits | None = None,
+    limits: PlanLimits | None = None,
     incremental: bool = False,
     deletes: bool = False,
 ) -> Run:

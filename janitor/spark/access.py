@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from janitor.rules.policy import Frontier, Hold
 from janitor.run.plan_file import WhatIf, changed
-from janitor.settings import Settings
+from janitor.settings import AllSettings
 from janitor.spark.columns import Policy
 from janitor.sweep import transactions as txstate
 from janitor.sweep.run import ProcessedRows, matches, parse_or_none
@@ -49,7 +49,7 @@ class Access:
         settings: which store, and how it is reached.
     """
 
-    settings: Settings
+    settings: AllSettings
 
     @property
     def is_leveldb(self) -> bool:

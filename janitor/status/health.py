@@ -54,7 +54,7 @@ class Condition(StrEnum):
     PAUSED = "paused"
 
 
-class Reason(NamedTuple):
+class HealthReason(NamedTuple):
     """A sentence, and the part of the status page that says more; empty for none."""
 
     text: str
@@ -72,7 +72,7 @@ class Health:
     """
 
     level: Literal["well", "attention", "down"]
-    reasons: tuple[Reason, ...]
+    reasons: tuple[HealthReason, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {"level": self.level, "reasons": [{"text": one.text, "about": one.about} for one in self.reasons]}
@@ -88,34 +88,34 @@ def judge(status: Status, alive: str = "", ready: str = "") -> Health:
     """
     down, attention = tuple(_down(status, alive)), tuple(find_problems(status))
     if ready and not down and not attention:
-        attention = (Reason(ready),)
+        attention = (HealthReason(ready),)
     if down:
         return Health("down", down + attention)
     if attention:
         return Health("attention", attention)
-    return Health("well", (Reason(_well(status)),))
+    return Health("well", (HealthReason(_well(status)),))
 
 
-def _down(status: Status, alive: str) -> Iterator[Reason]:
+def _down(status: Status, alive: str) -> Iterator[HealthReason]:
     if alive:
-        yield Reason(alive)
+        yield HealthReason(alive)
     if status.process == "down":
-        yield Reason("No janitor is running. This is the last recorded state.")
+        yield HealthReason("No janitor is running. This is the last recorded state.")
 
 
-def find_problems(status: Status) -> Iterator[Reason]:
+def find_problems(status: Status) -> Iterator[HealthReason]:
     """Yield what somebody has to check while the janitor works, the gravest first; each reason has its condition."""
     if status.boundary.refuted:
         text = f"The prune boundary was refuted: {status.boundary.refuted}."
-        yield Reason(text, "boundary", Condition.BOUNDARY_REFUTED)
+        yield HealthReason(text, "boundary", Condition.BOUNDARY_REFUTED)
     if status.adopted_ms is None:
         text = "This store is not adopted. Nothing is deleted until you adopt it."
-        yield Reason(text, "adopt", Condition.NOT_ADOPTED)
+        yield HealthReason(text, "adopt", Condition.NOT_ADOPTED)
     for guard in status.guards:
         if guard.tripped and (guard.guard != _ADOPTION or status.adopted_ms is not None):
-            yield Reason(f"The {guard.guard} guard blocked the last run.", "guards", Condition.GUARD_TRIPPED)
+            yield HealthReason(f"The {guard.guard} guard blocked the last run.", "guards", Condition.GUARD_TRIPPED)
     for job, error in status.failing.items():
-        yield Reason(f"The {job} job fails: {error.rstrip('.')}.", "run", Condition.JOB_FAILING)
+        yield HealthReason(f"The {job} job fails: {error.rstrip('.')}.", "run", Condition.JOB_FAILING)
     yield from _no_run(status)
     yield from _last_run(status)
     quarantined = (entry.topic for entry in status.quarantined)
@@ -123,13 +123,13 @@ def find_problems(status: Status) -> Iterator[Reason]:
     if status.snapshot.problem not in ("", "not_configured"):
         problem = f"The transaction snapshot is unusable ({status.snapshot.problem})"
         text = f"{problem}: no rows are inverted, no boundary is published."
-        yield Reason(text, "snapshot", Condition.SNAPSHOT_UNUSABLE)
+        yield HealthReason(text, "snapshot", Condition.SNAPSHOT_UNUSABLE)
     yield from _stuck(status)
     for late in status.late:
         # What was in progress when the server was started held up no reader before.
         if status.now_ms - max(late.since_ms, status.started_ms or 0) > LATE_MS:
             text = f"Readers of {late.readers} are blocked by transaction {late.transaction}."
-            yield Reason(text, "late", Condition.READERS_BLOCKED)
+            yield HealthReason(text, "late", Condition.READERS_BLOCKED)
             break
     ahead = (entry.topic for entry in status.ahead)
     yield from _topics("has messages with future timestamps", "queues", Condition.MESSAGES_AHEAD, ahead)
@@ -143,7 +143,7 @@ def _waits(status: Status, reason: str) -> bool:
     return reason == "frontier" or (reason == "first_contact" and status.adopted_ms is not None)
 
 
-def _stuck(status: Status) -> Iterator[Reason]:
+def _stuck(status: Status) -> Iterator[HealthReason]:
     """Yield a reason if the boundary has stopped moving; without a transaction system it does not have to move."""
     # A boundary that was withdrawn is stuck as well: the last one that was published counts.
     last = status.boundary.last
@@ -153,10 +153,10 @@ def _stuck(status: Status) -> Iterator[Reason]:
     # The first boundary of a store that was adopted late lies in the past: it gets as long to move as it may be behind.
     since_ms = status.now_ms - (status.adopted_ms or 0)
     if min(behind_ms, since_ms) > STUCK_SECONDS * 1000:
-        yield Reason(f"The prune boundary is {duration(behind_ms)} behind.", "boundary", Condition.BOUNDARY_STUCK)
+        yield HealthReason(f"The prune boundary is {duration(behind_ms)} behind.", "boundary", Condition.BOUNDARY_STUCK)
 
 
-def _no_run(status: Status) -> Iterator[Reason]:
+def _no_run(status: Status) -> Iterator[HealthReason]:
     """Yield a daemon in which no run stops any more."""
     if status.process != "running" or status.every_seconds is None or not status.leader:
         return
@@ -165,33 +165,33 @@ def _no_run(status: Status) -> Iterator[Reason]:
     signs = (ms for ms in (status.started_ms, last_ms) if ms and ms <= status.now_ms)
     silent_ms = status.now_ms - max(signs, default=status.now_ms)
     if silent_ms > MISSED_RUNS * status.every_seconds * 1000 + GRACE_MS:
-        yield Reason(f"No run has ended for {silent_ms // 60_000} min.", "run", Condition.NO_RUN)
+        yield HealthReason(f"No run has ended for {silent_ms // 60_000} min.", "run", Condition.NO_RUN)
 
 
-def _last_run(status: Status) -> Iterator[Reason]:
+def _last_run(status: Status) -> Iterator[HealthReason]:
     last = status.last_run
     if last is not None and last.result in _BAD_ENDS:
         error = last.error or next(iter(last.errors), "")
         text = f"The last run {_BAD_ENDS[last.result]}" + (f": {error.rstrip('.')}." if error else ".")
-        yield Reason(text, "run", Condition.RUN_FAILED)
+        yield HealthReason(text, "run", Condition.RUN_FAILED)
 
 
-def _topics(state: str, about: str, condition: Condition, names: Iterable[str]) -> Iterator[Reason]:
+def _topics(state: str, about: str, condition: Condition, names: Iterable[str]) -> Iterator[HealthReason]:
     found = sorted(set(names))
     if len(found) == 1:
-        yield Reason(f"{found[0]} {state}.", about, condition)
+        yield HealthReason(f"{found[0]} {state}.", about, condition)
     elif found:
         states = state.replace("is ", "are ").replace("has ", "have ")
-        yield Reason(f"{len(found):,} topics {states}.", about, condition)
+        yield HealthReason(f"{len(found):,} topics {states}.", about, condition)
 
 
-def _paused(status: Status) -> Iterator[Reason]:
+def _paused(status: Status) -> Iterator[HealthReason]:
     patterns = [pattern for pattern, _ in status.paused]
     if EVERYTHING in patterns:
-        yield Reason("Everything is paused.", "aside", Condition.PAUSED)
+        yield HealthReason("Everything is paused.", "aside", Condition.PAUSED)
     elif patterns:
         more = " and more" if len(patterns) > _NAMED else ""
-        yield Reason(f"Paused: {', '.join(patterns[:_NAMED])}{more}.", "aside", Condition.PAUSED)
+        yield HealthReason(f"Paused: {', '.join(patterns[:_NAMED])}{more}.", "aside", Condition.PAUSED)
 
 
 def _well(status: Status) -> str:

@@ -90,7 +90,7 @@ class TopicWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PlanLimits:
     """The limits of a plan file: its ranges, and the pointers of each topic.
 
     Attributes:
@@ -218,7 +218,7 @@ class Run:
     search_since_ms: int | None = None
     label: Hold | None = None
     patterns: tuple[str, ...] = ()
-    limits: Limits | None = None
+    limits: PlanLimits | None = None
     paused: tuple[str, ...] = ()
     quarantined: Collection[TopicId] = ()
     consumers: ConsumerHolds | None = None

@@ -15,7 +15,7 @@ from charts.schema import schema
 from charts.values import comments
 from janitor.app.hbase_place import HBasePlace
 from janitor.app.leveldb_place import LevelDBPlace
-from janitor.settings import Settings, load
+from janitor.settings import AllSettings, load
 from tests.chart.programs import CHART, KUBERNETES, run, template
 from tests.chart.schemas import FOLDER
 from tms_core.clock import SystemClock
@@ -34,7 +34,7 @@ def objects(*words: object) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(made.stdout) if document]
 
 
-def settings_of(documents: list[dict[str, Any]], folder: Path, environ: dict[str, str] | None = None) -> Settings:
+def settings_of(documents: list[dict[str, Any]], folder: Path, environ: dict[str, str] | None = None) -> AllSettings:
     """The settings that the program reads out of the chart's ConfigMap."""
     config = next(d for d in documents if d["kind"] == "ConfigMap" and "tms.yaml" in d["data"])
     file = folder / "tms.yaml"
@@ -175,7 +175,7 @@ def test_given_other_settings_then_the_settings_of_a_decision_have_another_name(
 
 def test_every_setting_of_the_program_is_a_value_of_the_chart() -> None:
     made = schema()
-    for path, _ in fields(Settings):
+    for path, _ in fields(AllSettings):
         node: Any = made
         for name in path.split("."):
             reference = node.get("$ref") or next(

@@ -33,7 +33,7 @@ from tms_core.client import (
 )
 from tms_core.client.testing import InProcess
 from tms_core.clock import ManualClock
-from tms_core.messaging.model import Message as Row
+from tms_core.messaging.model import FetchedMessage as Row
 from tms_core.server.codec.avro import AvroCodec
 
 TOPIC = "default:orders"

@@ -23,7 +23,7 @@ from tms_core.client.testing import InProcess, in_process
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
 from tms_core.messaging.fetcher import Fetch
-from tms_core.messaging.model import Message as Stored
+from tms_core.messaging.model import FetchedMessage as Stored
 from tms_core.tables.memory import MemoryStore
 
 #: How long a test waits for what has to happen, in seconds.

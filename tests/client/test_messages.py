@@ -23,8 +23,8 @@ from tms_core.client.protocol.messages import (
     seconds,
 )
 from tms_core.errors import FormatError
+from tms_core.messaging.model import FetchedMessage as Row
 from tms_core.messaging.model import FetchRequest, RollbackRange
-from tms_core.messaging.model import Message as Row
 from tms_core.server.codec.avro import AvroCodec
 from tms_core.server.codec.bodies import PublishRequest
 from tms_core.server.codec.json_text import JsonCodec

@@ -10,7 +10,7 @@ import pytest
 
 from janitor.app.options import Common
 from janitor.app.session import Session
-from janitor.settings import Settings, config_digest, load
+from janitor.settings import AllSettings, config_digest, load
 from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError
 from tms_core.settings.fields import extra, fields, kinds
@@ -24,7 +24,7 @@ CONF = Path(__file__).parents[2] / "conf"
 
 def loaded(
     tmp_path: Path, yaml: str = "", environ: Mapping[str, str] | None = None, **flags: object
-) -> LoadedSettings[Settings]:
+) -> LoadedSettings[AllSettings]:
     file = tmp_path / "tms.yaml"
     file.write_text(yaml, encoding="utf-8")
     return load(file, environ or {}, flags)
@@ -80,7 +80,7 @@ def test_given_the_models_when_the_page_is_made_then_it_is_the_one_that_ships() 
     assert PAGE.read_text(encoding="utf-8") == page(), "run: make generate"
 
 
-@pytest.mark.parametrize(("path", "field"), list(fields(Settings)))
+@pytest.mark.parametrize(("path", "field"), list(fields(AllSettings)))
 def test_given_a_setting_then_meaning_reason_and_unit_stand_beside_it(path: str, field: Any) -> None:
     assert field.description
     assert extra(field, "reason")

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.builders import DAY, NOW_MS, pointer
 from tms_core.clock import ManualClock
-from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import Store
@@ -87,7 +87,7 @@ class Desk:
         """Store payloads."""
         self.service.store(named(name), messages, pointer=pointer)
 
-    def fetch(self, name: str, start: MessageId | int | None = None, **options: Any) -> list[Message]:
+    def fetch(self, name: str, start: MessageId | int | None = None, **options: Any) -> list[FetchedMessage]:
         request = FetchRequest(start, **options)
         return [message for page in self.service.fetch(named(name), request) for message in page]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tms_core.messaging.model import Message
+from tms_core.messaging.model import FetchedMessage
 from tms_core.rowkey import MessageId
 from tms_core.transaction.model import Transaction
 
@@ -50,12 +50,12 @@ class Book:
 
     def fetch(
         self, now_ms: int, start: MessageId | int | None, inclusive: bool, limit: int, reader: Transaction | None
-    ) -> list[Message]:
+    ) -> list[FetchedMessage]:
         """What a consumer gets."""
         cutoff_ms = max(0, now_ms - self.ttl_seconds * 1000)
         if isinstance(start, MessageId) and start.publish_ms < cutoff_ms:
             start = None
-        found: list[Message] = []
+        found: list[FetchedMessage] = []
         for row in self.rows:
             if row.spot.ms < cutoff_ms or (row.expires_ms is not None and row.expires_ms <= now_ms):
                 continue
@@ -68,14 +68,14 @@ class Book:
                 found += self._messages(row, start, inclusive)
         return found[:limit]
 
-    def _messages(self, row: Row, start: MessageId | int | None, inclusive: bool) -> list[Message]:
+    def _messages(self, row: Row, start: MessageId | int | None, inclusive: bool) -> list[FetchedMessage]:
         if row.payload is not None:
-            return [Message(MessageId(*row.spot).pack(), row.payload)]
+            return [FetchedMessage(MessageId(*row.spot).pack(), row.payload)]
         payloads = sorted(self.stored.get(abs(row.pointer or 0), []))
         if isinstance(start, MessageId) and start.in_payload_table and start[:2] == row.spot:
             inside = Spot(*start[2:])
             payloads = [item for item in payloads if item[0] > inside or (item[0] == inside and inclusive)]
-        return [Message(MessageId(*row.spot, *spot).pack(), payload) for spot, payload in payloads]
+        return [FetchedMessage(MessageId(*row.spot, *spot).pack(), payload) for spot, payload in payloads]
 
 
 def is_before(row: Row, start: MessageId | int | None, inclusive: bool) -> bool:

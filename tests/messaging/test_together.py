@@ -17,7 +17,7 @@ from tests.builders import HOUR, MINUTE, NOW_MS, SECOND, Call, Snapshots, janito
 from tests.messaging.desk import HOUR_SECONDS, PATIENCE_SECONDS, Desk, P, named, reader
 from tms_core.clock import SystemClock
 from tms_core.errors import TopicNotFound, Unavailable
-from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
 from tms_core.messaging.publish import lines
 from tms_core.messaging.publish.queue import Queue
 from tms_core.messaging.service import MessagingService, ServiceOptions
@@ -36,7 +36,9 @@ def service(desk: Desk, request: pytest.FixtureRequest) -> MessagingService:
     return desk.service
 
 
-def fetch(service: MessagingService, name: str, start: MessageId | None = None, limit: int = 10**9) -> list[Message]:
+def fetch(
+    service: MessagingService, name: str, start: MessageId | None = None, limit: int = 10**9
+) -> list[FetchedMessage]:
     pages = service.fetch(named(name), FetchRequest(start, inclusive=False, limit=limit))
     return [message for page in pages for message in page]
 
@@ -63,10 +65,10 @@ def test_given_many_producers_and_consumers_then_all_see_every_message_once_and_
         all_at_once([partial(produce, producer) for producer in range(PRODUCERS)])
         produced.set()
 
-    seen: list[list[Message]] = []
+    seen: list[list[FetchedMessage]] = []
 
     def consume(limit: int) -> None:
-        found: list[Message] = []
+        found: list[FetchedMessage] = []
         ended = False
         while not ended:
             ended = produced.wait(0.001)
@@ -91,7 +93,7 @@ def test_given_many_producers_and_consumers_then_all_see_every_message_once_and_
         assert sorted(requests) == sorted(expected)
 
 
-def request_of(message: Message) -> bytes:
+def request_of(message: FetchedMessage) -> bytes:
     producer, request, _ = message.payload.split()
     return producer + b" " + request
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tms_core.errors import BadRequest
-from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.server.codec.avro import AvroCodec
 from tms_core.server.codec.bodies import CHUNK_BYTES
@@ -123,7 +123,7 @@ def test_given_a_poll_in_the_transaction_of_the_example_when_read_then_it_is_tha
 
 def test_given_the_example_of_one_message_when_written_then_it_is_cdaps() -> None:
     expected = bytes.fromhex(f"02 28 {ID.pack().hex()} 04 68 69 00")
-    assert list(AVRO.write_messages([[Message(ID.pack(), b"hi")]])) == [expected]
+    assert list(AVRO.write_messages([[FetchedMessage(ID.pack(), b"hi")]])) == [expected]
 
 
 def test_given_no_message_when_written_then_it_is_an_array_that_ends_at_once() -> None:
@@ -156,7 +156,8 @@ def test_given_any_range_when_written_and_read_then_it_is_the_same(
 @given(st.lists(st.lists(st.binary(max_size=9000), max_size=30), max_size=4))
 def test_given_any_messages_when_written_then_each_is_there_in_order(payloads: list[list[bytes]]) -> None:
     pages = [
-        [Message(MessageId(T, number).pack(), payload) for number, payload in enumerate(page)] for page in payloads
+        [FetchedMessage(MessageId(T, number).pack(), payload) for number, payload in enumerate(page)]
+        for page in payloads
     ]
     expected = [message for page in pages for message in page]
     assert decoded(b"".join(AVRO.write_messages(pages))) == expected
@@ -164,7 +165,7 @@ def test_given_any_messages_when_written_then_each_is_there_in_order(payloads: l
 
 def test_given_more_than_a_chunk_when_written_then_each_piece_is_a_block_that_closes_at_60000_bytes() -> None:
     # id, payload and 8 make 1,000 bytes a message, so 60 of them close a block
-    message = Message(ID.pack(), b"x" * 972)
+    message = FetchedMessage(ID.pack(), b"x" * 972)
     pieces = list(AVRO.write_messages([[message] * 100, [message] * 30]))
     assert [len(decoded(piece.removesuffix(b"\0") + b"\0")) for piece in pieces] == [60, 60, 10]
     assert pieces[-1].endswith(b"\0")
@@ -172,17 +173,19 @@ def test_given_more_than_a_chunk_when_written_then_each_piece_is_a_block_that_cl
 
 
 def test_given_empty_messages_when_written_then_each_counts_28_bytes() -> None:
-    first, last = AVRO.write_messages([[Message(ID.pack(), b"")] * 2150])
+    first, last = AVRO.write_messages([[FetchedMessage(ID.pack(), b"")] * 2150])
     assert (len(decoded(first + b"\0")), len(decoded(last))) == (2143, 7)
 
 
 def test_given_a_message_larger_than_a_chunk_when_written_then_it_is_alone_in_its_block() -> None:
-    pieces = list(AVRO.write_messages([[Message(ID.pack(), b"x" * CHUNK_BYTES), Message(ID.pack(), b"y")]]))
+    pieces = list(
+        AVRO.write_messages([[FetchedMessage(ID.pack(), b"x" * CHUNK_BYTES), FetchedMessage(ID.pack(), b"y")]])
+    )
     assert [piece[0] for piece in pieces] == [2, 2]
 
 
 def test_given_messages_that_just_fill_a_chunk_when_written_then_the_end_comes_by_itself() -> None:
-    pieces = list(AVRO.write_messages([[Message(ID.pack(), b"x" * CHUNK_BYTES)]]))
+    pieces = list(AVRO.write_messages([[FetchedMessage(ID.pack(), b"x" * CHUNK_BYTES)]]))
     assert pieces[-1] == b"\0"
     assert len(decoded(b"".join(pieces))) == 1
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.server.test_avro import TRANSACTION_HEX
 from tms_core.errors import BadRequest
-from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.server.codec.bodies import CHUNK_BYTES
 from tms_core.server.codec.json_text import POLL_MESSAGES, JsonCodec, read_properties
@@ -82,7 +82,7 @@ def test_given_an_answer_to_publish_when_sent_back_then_it_is_the_same_range(
 
 @given(st.lists(st.lists(st.binary(max_size=40) | st.text(max_size=40).map(str.encode)), max_size=3))
 def test_given_any_messages_when_written_then_each_payload_is_there(payloads: list[list[bytes]]) -> None:
-    pages = [[Message(ID.pack(), payload) for payload in page] for page in payloads]
+    pages = [[FetchedMessage(ID.pack(), payload) for payload in page] for page in payloads]
     found = json.loads(b"".join(JSON.write_messages(pages)))
     assert [entry["id"] for entry in found] == [str(ID)] * sum(map(len, payloads))
     read = JSON.read_publish(body({"messages": [entry["payload"] for entry in found]}))
@@ -90,7 +90,7 @@ def test_given_any_messages_when_written_then_each_payload_is_there(payloads: li
 
 
 def test_given_more_than_a_chunk_when_written_then_it_comes_in_pieces_of_one_array() -> None:
-    pieces = list(JSON.write_messages([[Message(ID.pack(), b"x" * 1000)] * 200]))
+    pieces = list(JSON.write_messages([[FetchedMessage(ID.pack(), b"x" * 1000)] * 200]))
     assert len(pieces) > 1
     assert max(map(len, pieces)) < CHUNK_BYTES + 1100
     assert len(json.loads(b"".join(pieces))) == 200

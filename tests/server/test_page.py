@@ -12,7 +12,7 @@ from tests.builders import NOW_MS
 from tests.server.client import Client
 from tests.test_docs import tables
 from tms_core.clock import ManualClock
-from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.server.codec.avro import AvroCodec
 from tms_core.server.managing import TransactionMetrics
@@ -39,7 +39,7 @@ READ = {
     "ConsumeRequest behind the id, limit 10": FetchRequest(ID, False, 10),
     "ConsumeRequest from T on, limit 10": FetchRequest(T, True, 10),
 }
-WRITTEN = {"ConsumeResponse: the id, `hi`": [Message(ID.pack(), b"hi")], "ConsumeResponse, nothing": []}
+WRITTEN = {"ConsumeResponse: the id, `hi`": [FetchedMessage(ID.pack(), b"hi")], "ConsumeResponse, nothing": []}
 
 
 def examples() -> dict[str, bytes]:

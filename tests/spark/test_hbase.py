@@ -17,7 +17,7 @@ import pytest
 
 from janitor.archive.parquet import summarise
 from janitor.rules.policy import Rule
-from janitor.settings import Settings, load
+from janitor.settings import AllSettings, load
 from janitor.spark import stats
 from janitor.spark.access import Access
 from janitor.spark.session import translated
@@ -93,7 +93,7 @@ def cluster(tables: Tables) -> Cluster:
     return Cluster(tables, tables.make(), tables.server.thrift)
 
 
-def archiving(settings: Settings, folder: Path) -> Settings:
+def archiving(settings: AllSettings, folder: Path) -> AllSettings:
     """The same settings, with an archive."""
     archive = settings.janitor.archive.model_copy(update={"enabled": True, "path": str(folder)})
     return settings.model_copy(update={"janitor": settings.janitor.model_copy(update={"archive": archive})})

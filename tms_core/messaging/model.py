@@ -36,7 +36,7 @@ class RollbackRange(NamedTuple):
     end_sequence: int
 
 
-class Message(NamedTuple):
+class FetchedMessage(NamedTuple):
     """A message as a consumer sees it.
 
     Attributes:
@@ -48,11 +48,11 @@ class Message(NamedTuple):
     payload: bytes
 
 
-class MessageList(Sequence[Message]):
+class MessageList(Sequence[FetchedMessage]):
     """Messages, of which ids and payloads are kept apart: what only passes them on makes no object for each.
 
     Args:
-        ids, payloads: as of :class:`Message`, one of either for each message.
+        ids, payloads: as of :class:`FetchedMessage`, one of either for each message.
     """
 
     __slots__ = ("ids", "payloads")
@@ -62,7 +62,7 @@ class MessageList(Sequence[Message]):
         self.payloads = payloads
 
     @classmethod
-    def of(cls, messages: Sequence[Message]) -> MessageList:
+    def of(cls, messages: Sequence[FetchedMessage]) -> MessageList:
         if isinstance(messages, MessageList):
             return messages
         return cls([message.id for message in messages], [message.payload for message in messages])
@@ -75,17 +75,17 @@ class MessageList(Sequence[Message]):
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __iter__(self) -> Iterator[Message]:
-        return map(Message, self.ids, self.payloads)
+    def __iter__(self) -> Iterator[FetchedMessage]:
+        return map(FetchedMessage, self.ids, self.payloads)
 
     @overload
-    def __getitem__(self, at: int) -> Message: ...
+    def __getitem__(self, at: int) -> FetchedMessage: ...
     @overload
     def __getitem__(self, at: slice) -> MessageList: ...
-    def __getitem__(self, at: int | slice) -> Message | MessageList:
+    def __getitem__(self, at: int | slice) -> FetchedMessage | MessageList:
         if isinstance(at, slice):
             return MessageList(self.ids[at], self.payloads[at])
-        return Message(self.ids[at], self.payloads[at])
+        return FetchedMessage(self.ids[at], self.payloads[at])
 
 
 class SharedList(MessageList):

@@ -10,7 +10,7 @@ from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from janitor.settings import Settings
+from janitor.settings import AllSettings
 from tms_core.settings.fields import extra, fields, kinds, text
 
 PAGE = Path(__file__).parents[2] / "docs/reference/configuration.md"
@@ -53,12 +53,12 @@ patterns on that.
 
 def page() -> str:
     """The whole page."""
-    return HEAD + "".join(_table(section) for section in Settings.model_fields)
+    return HEAD + "".join(_table(section) for section in AllSettings.model_fields)
 
 
 def _table(section: str) -> str:
     lines = [f"\n## {section}\n", "| setting | default | unit | meaning | why this default |", "|---|---|---|---|---|"]
-    lines += [_row(path, field) for path, field in fields(Settings) if path.startswith(f"{section}.")]
+    lines += [_row(path, field) for path, field in fields(AllSettings) if path.startswith(f"{section}.")]
     return "\n".join(lines) + "\n"
 
 

@@ -17,7 +17,7 @@ from janitor.run import plan_file as plan
 from janitor.run.plan_file import PlanFile, checksum, describe_terms
 from janitor.state.base import ClockAnchor, FrontierRecord
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.run import Limits, Run, Terms
+from janitor.sweep.run import PlanLimits, Run, Terms
 from janitor.sweep.transactions import TransactionView
 from tests.builders import LIFETIME, NOW_MS, prepared, topic, unknown_topic
 from tms_core.errors import ConfigurationError, PlanRefused
@@ -193,7 +193,7 @@ def test_given_a_plan_when_read_back_then_it_is_what_was_written(store: MemorySt
         effective_now_ms=NOW_MS - 5,
         terms=describe_terms(TERMS),
         topics={ORDERS: (3, TTL_SECONDS), RETURNS: (1, TTL_SECONDS)},
-        limits=Limits(
+        limits=PlanLimits(
             {
                 ("message", ORDERS): (KeyRange(ORDERS_3, ORDERS_DUE),),
                 ("message", RETURNS): (KeyRange(returns_1, time_prefix(RETURNS.prefix, 1, HELD_AT_MS)),),
@@ -252,7 +252,7 @@ def test_given_rows_that_are_held_when_read_back_then_they_are_in_the_file_and_m
     held_from, held_to = (time_prefix(RETURNS.prefix, 1, ms).hex() for ms in (HELD_AT_MS, DUE_MS))
     assert item["held"] == str(hold)
     assert item["ranges"] == [{"start": held_from, "stop": held_to}]
-    assert plan.read(path).limits == Limits({}, {})
+    assert plan.read(path).limits == PlanLimits({}, {})
 
 
 def test_given_payloads_some_of_which_are_held_when_read_back_then_each_entry_covers_the_generation(

@@ -10,7 +10,7 @@ import pytest
 from janitor.rules.frontier import admit, stand_still
 from janitor.rules.policy import Frontier, Hold
 from janitor.state.base import ClockAnchor, FrontierRecord
-from janitor.sweep.run import Limits, Run, Terms, matches
+from janitor.sweep.run import PlanLimits, Run, Terms, matches
 from janitor.sweep.transactions import TransactionView
 from tests.builders import LIFETIME, NOW_MS, Topic, prepared, topic, unknown_topic
 from tms_core.tables.base import KeyRange
@@ -220,6 +220,6 @@ def test_given_patterns_when_asked_then_only_topics_that_fit_are_in_scope(store:
 
 def test_given_a_plans_limits_when_asked_then_each_table_and_topic_has_its_own() -> None:
     piece = KeyRange(b"a", b"b")
-    limits = Limits({("message", ORDERS): (piece,)}, {})
+    limits = PlanLimits({("message", ORDERS): (piece,)}, {})
     assert limits.ranges("message", ORDERS) == (piece,)
     assert limits.ranges("payload", ORDERS) == limits.ranges("message", RETURNS) == ()

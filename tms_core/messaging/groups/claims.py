@@ -46,7 +46,7 @@ from tms_core.messaging.fetcher import Fetch, Shelf
 from tms_core.messaging.groups.drained_history import KNOWN_GROUPS, Past
 from tms_core.messaging.groups.positions import ConsumerRegistry, check_name
 from tms_core.messaging.ids import id_parts, position
-from tms_core.messaging.model import MESSAGE_BYTES, FetchRequest, Message
+from tms_core.messaging.model import MESSAGE_BYTES, FetchedMessage, FetchRequest
 from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.messaging.topics.partitions import PART_OF, SEALED, layout_of
 from tms_core.rowkey import LONG_MAX, MessageId
@@ -108,7 +108,7 @@ class Given(NamedTuple):
         wait_ms: without messages, in how many milliseconds some come again that have failed; None: none wait.
     """
 
-    messages: list[Message]
+    messages: list[FetchedMessage]
     deliveries: int = 0
     held: int | None = None
     position: MessageId | None = None
@@ -139,7 +139,7 @@ class _Part(NamedTuple):
         is_whole: whether that is all of the segment, and all its messages are here.
     """
 
-    messages: list[Message]
+    messages: list[FetchedMessage]
     claims: list[GroupClaim]
     ranges: list[tuple[MessageId, MessageId]]
     is_whole: bool
@@ -452,7 +452,7 @@ class Groups:
 
     def _with_next(
         self, metadata: TopicMetadata, segments: Sequence[Segment], request: GroupPoll, part: _Part, tries: int
-    ) -> tuple[list[Message], list[GroupClaim]]:
+    ) -> tuple[list[FetchedMessage], list[GroupClaim]]:
         """Return the messages of a segment, with those of the next ones that were given out as often; and their
         claims.
         """
@@ -622,7 +622,7 @@ def _ended(pointer: int) -> ConsumerConflict:
     return ConsumerConflict(f"Transaction {pointer} is not in progress, so it claims nothing.", "Begin another one.")
 
 
-def _collected(fetch: Fetch, segment: Segment) -> tuple[list[Message], MessageId | None]:
+def _collected(fetch: Fetch, segment: Segment) -> tuple[list[FetchedMessage], MessageId | None]:
     """Return the messages of a segment, and the id up to which all were looked at; None: there were none."""
     messages = [message for page in fetch.pages() for message in page]
     read_to = None if fetch.position is None else _before(position(fetch.position.publish_ms, fetch.position.sequence))
@@ -641,7 +641,7 @@ def _collected(fetch: Fetch, segment: Segment) -> tuple[list[Message], MessageId
 
 
 def _with_messages(
-    parts: Sequence[tuple[MessageId, MessageId]], messages: Sequence[Message]
+    parts: Sequence[tuple[MessageId, MessageId]], messages: Sequence[FetchedMessage]
 ) -> list[tuple[MessageId, MessageId]]:
     """Return those of some ranges that have one of the messages in them; both are in order."""
     ranks = [rank(MessageId.parse(message.id)) for message in messages]

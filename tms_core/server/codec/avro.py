@@ -16,7 +16,7 @@ from itertools import accumulate, repeat
 from operator import add
 
 from tms_core.errors import BadRequest
-from tms_core.messaging.model import FetchRequest, Message, MessageList, RollbackRange, SharedList
+from tms_core.messaging.model import FetchedMessage, FetchRequest, MessageList, RollbackRange, SharedList
 from tms_core.rowkey import MessageId
 from tms_core.server.codec.bodies import CHUNK_BYTES, PublishRequest, message_id, too_many, transaction
 from tms_core.topic import INT_MAX, INT_MIN
@@ -88,7 +88,7 @@ class AvroCodec:
     def write_published(self, written: RollbackRange) -> bytes:
         return _END + b"".join(map(_number, written))
 
-    def write_messages(self, pages: Iterable[Sequence[Message]]) -> Iterator[bytes]:
+    def write_messages(self, pages: Iterable[Sequence[FetchedMessage]]) -> Iterator[bytes]:
         """Yield one array, a block for each piece; the last one carries the array's end.
 
         No step here is taken message by message in Python, since this is most of what a poll costs.

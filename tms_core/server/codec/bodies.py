@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from starlette.exceptions import HTTPException
 
 from tms_core.errors import BadRequest, FormatError
-from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.transaction.codec.thrift import decode_transaction
 from tms_core.transaction.model import Transaction
@@ -79,7 +79,7 @@ class Codec(Protocol):
         """Return the answer of a transactional ``publish``."""
         ...
 
-    def write_messages(self, pages: Iterable[Sequence[Message]]) -> Iterator[bytes]:
+    def write_messages(self, pages: Iterable[Sequence[FetchedMessage]]) -> Iterator[bytes]:
         """Return the answer of ``poll``, in pieces of about :data:`CHUNK_BYTES`, at least one; empty for an empty
         page.
         """

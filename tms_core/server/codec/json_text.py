@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from tms_core.errors import BadRequest, FormatError
-from tms_core.messaging.model import FetchRequest, Message, RollbackRange
+from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
 from tms_core.messaging.producers.rows import TransactionOutcome
 from tms_core.rowkey import MessageId
 from tms_core.server.codec.bodies import CHUNK_BYTES, PublishRequest, too_many, transaction
@@ -111,7 +111,7 @@ class JsonCodec:
         rows = dict(zip(_RANGE, values, strict=True))
         return json.dumps({"transactionWritePointer": str(pointer), "rollbackRange": rows}).encode()
 
-    def write_messages(self, pages: Iterable[Sequence[Message]]) -> Iterator[bytes]:
+    def write_messages(self, pages: Iterable[Sequence[FetchedMessage]]) -> Iterator[bytes]:
         """Yield one array."""
         parts, size, mark = ["["], 1, ""
         for page in pages:
