@@ -38,7 +38,7 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class Host:
-    """What a companion may use, all of it until it is stopped.
+    """The objects that a companion may use until it is stopped.
 
     Attributes:
         config: the settings file; None: the built-in configuration. A companion reads its own section of it.
@@ -48,7 +48,7 @@ class Host:
         created: whether this very start made the store, so that nothing in it is anybody else's.
         transactions: who answers for all transactions, which is a snapshot source too: the manager in this process, or
             a client where several servers have one together; None: they are managed elsewhere.
-        registry: whatever is registered here the server's ``/metrics`` shows as well.
+        registry: the server's ``/metrics`` shows metrics registered here.
     """
 
     config: Path | None
@@ -67,11 +67,11 @@ class Companion(Protocol):
 
     @property
     def hold_seconds(self) -> int | None:
-        """For how long it holds what a shorter ttl makes due, before it deletes it; None: it deletes nothing."""
+        """Return how long it holds rows that a shorter TTL makes due; None: it deletes nothing."""
         ...
 
     def run_now(self) -> None:
-        """Start at once what it otherwise does on a schedule; for any thread."""
+        """Start its scheduled work at once; for any thread."""
         ...
 
     def stop(self) -> None:
@@ -89,7 +89,7 @@ def installed() -> Iterable[EntryPoint]:
 
 
 def load(entry: EntryPoint) -> Start:
-    """What an entry point names.
+    """The function of an entry point.
 
     Raises:
         ConfigurationError: it cannot be imported.
@@ -133,7 +133,7 @@ class Standby:
             self._companion.run_now()
 
     def stop(self) -> None:
-        """End the companion, or the waiting for it."""
+        """Stop the companion, or the wait for it."""
         self._stop.set()
         self._thread.join()
         if self._companion is not None:

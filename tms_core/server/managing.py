@@ -1,8 +1,7 @@
 """The transaction manager of a server and its service: of this server alone, of several, or none.
 
-Its metrics say who keeps readers waiting. From its start on a server notes published messages in transactions. What was
-published before is searched for, among so many rows and no more: a server must not be late for a figure that people
-look at.
+Its metrics say who keeps readers waiting. From its start on a server notes published messages in transactions. Earlier
+messages are searched among a limited number of rows: a metric must not delay a server.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ logger = get_logger(__name__)
 
 
 class Managed(NamedTuple):
-    """What a server has for transactions.
+    """The transactions of a server.
 
     Attributes:
         manager: what requests ask; None: transactions are managed elsewhere, for all or for some of them.
@@ -96,7 +95,7 @@ def managed(
         store: is only read.
         created: whether the store was made just now.
         member: this server among others; None: there can be no others.
-        stack: what was opened is closed with it.
+        stack: opened objects are closed with it.
 
     Raises:
         ConfigurationError: the manager's place cannot be one, or the service's port cannot be had.
@@ -122,7 +121,7 @@ def managed(
 
 
 def offset() -> int:
-    """Return where in its millisecond a transaction's id starts: nobody who knows the time can guess one."""
+    """Return where in its millisecond a transaction's id starts: the time does not reveal one."""
     return secrets.randbelow(TX_PER_MS)
 
 
@@ -226,7 +225,7 @@ def _service(
 
 
 def _token(setting: str, file: Path | None) -> Callable[[], bytes] | None:
-    """Return what reads a token, which can be read now."""
+    """Return the reader of a token, which is readable now."""
     if file is None:
         return None
     read = partial(read_token, setting, file)

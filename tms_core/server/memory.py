@@ -1,10 +1,10 @@
 """How much memory requests and answers take: one bound for all of them (``server.memory``).
 
-Bodies while they come, what they are unpacked and taken apart into, and answers that their readers have not fetched yet
-take a share each. A share is taken before the memory is used. Where there is too little, requests wait in the order in
-which they asked, and the first of them goes on as soon as enough is given back; the others are not even woken.
+Arriving bodies, their unpacked and decoded form, and unread responses take a share each. A share is reserved before the
+memory is used. Without enough memory, requests wait in order of arrival, and the first continues as soon as enough is
+released; the others are not even woken.
 
-What is given back soon needs no rule. What waits for its client does, a body that does not come or an answer that is
+Short use needs no rule. What waits for its client does, a body that does not come or an answer that is
 not read: when the first request has waited for a few seconds, the clients that have kept others waiting for longest are
 cut off until there is room. Where all that is taken is held by requests that wait for more, time brings nothing, so
 others of them are refused at once until the first has room. While there is room no client is cut off, however slow.
@@ -53,7 +53,7 @@ class Memory:
     """What all requests and answers of a server share.
 
     Args:
-        limit_bytes: what they may take together.
+        limit_bytes: their total limit.
         wait_seconds: how long one may keep another waiting.
     """
 
@@ -67,7 +67,7 @@ class Memory:
 
     @property
     def used_bytes(self) -> int:
-        """What is taken."""
+        """Return the memory in use."""
         return self._used_bytes
 
     @property
@@ -126,7 +126,7 @@ class Memory:
                 return
 
     def _unlock(self) -> None:
-        """Make room for the first, if all that is taken is held by requests that wait."""
+        """Make room for the first, if waiting requests hold all memory."""
         if self._waiting and sum(waiter.share.size for waiter in self._waiting) == self._used_bytes:
             self._cut_off_for(self._waiting[0], asyncio.get_running_loop().time())
 
@@ -183,14 +183,14 @@ class Memory:
 
 
 class Share:
-    """What one request takes; as a context it is given back at the end.
+    """What one request takes; as a context manager it is released when the block is left.
 
     Args:
         abort: ends the connection at once.
 
     Attributes:
         size: how much it is now, in bytes.
-        waits_for_client: whether only its client can bring it to an end.
+        waits_for_client: whether only its client can finish it.
     """
 
     __slots__ = ("_memory", "abort", "size", "waits_for_client")
@@ -215,7 +215,7 @@ class Share:
             self._memory.give(self, self.size - size)
 
     def begin_waiting(self) -> None:
-        """From now on only the client can bring it to an end."""
+        """Note that only the client can finish it from now on."""
         self.waits_for_client = True
         self._memory.touch(self)
 

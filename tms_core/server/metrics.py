@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus (``docs/reference/rest.md``, "Metrics of the server").
+"""Metrics of the server for Prometheus (``docs/reference/rest.md``, "Metrics of the server").
 
 Labels are few and bounded: routes and status codes; and of topics, whose number is up to the clients, the first ones
 that are used, with all others as one. A deleted topic leaves its place to the next one that is used.
@@ -206,7 +206,7 @@ class _HandOver(Collector):
 
 
 class _Service(Collector):
-    """What the service knows itself."""
+    """Metrics of the service itself."""
 
     def __init__(self, service: MessagingService) -> None:
         self._service = service

@@ -47,7 +47,7 @@ class RecordedStorage:
         self._system = system
 
     def recover(self) -> Recovered:
-        """Read what the manager before left; see :class:`~tms_core.transaction.manager.storage.Storage`."""
+        """Read the data of the previous manager; see :class:`~tms_core.transaction.manager.storage.Storage`."""
         found = self._storage.recover()
         return replace(found, edits=self._checked(found))
 
@@ -124,7 +124,7 @@ def check_snapshots(directory: str, side: SideTable) -> None:
 
 
 def lost_side(what: str, directory: str) -> ConfigurationError:
-    """What is said where a side table is missing that was there."""
+    """Return the error for a missing side table."""
     return ConfigurationError(
         f"{what} is missing or empty, and the transaction log in {directory} was used with it: positions of consumers, "
         "claims, producers and ttls of single messages are lost.",

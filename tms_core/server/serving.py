@@ -1,8 +1,8 @@
 """A whole server: everything that has to be opened, in order, and closed again.
 
 From the bottom up: store, transactions, messaging, companions, HTTP. So nothing answers before what it stands on is
-there, and the end runs the other way: no new requests, those under way answered, what was accepted written, the
-companions and the manager told, the store closed.
+there, and the end runs the other way: no new requests, running ones answered, accepted messages written, companions and
+manager stopped, the store closed.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Started:
     """A server that answers.
 
     Attributes:
-        url: of REST, without a slash at the end.
+        url: of REST, without a trailing slash.
         transactions: ``HOST:PORT`` of the transaction service; None: there is none in this process.
-        companions: what was started beside it, by name.
+        companions: its companions, by name.
     """
 
     url: str
@@ -300,7 +300,7 @@ def _listen(
 def exposed(settings: Settings) -> Iterator[str]:
     """Yield a sentence for each thing that is open, or shut to everybody.
 
-    None of it is refused, since what makes it safe may stand outside: a proxy that ends TLS, a network policy.
+    None of it is refused, since outside protection may exist: a TLS proxy, a network policy.
     """
     server, transactions = settings.server, settings.transactions
     if server.auth.kind != "none":

@@ -8,7 +8,7 @@ Nothing stays open between pages, so a sweep can delete, wait for its rate or be
 snapshot of the store is never pinned, and the same code drives LevelDB on a disk and HBase behind a Thrift server.
 The price is one seek per page, which a page of a few thousand rows pays for many times over.
 
-Ranges are half-open, ``[start, stop)``; ``stop`` None means the end of the table. Row keys carry no salt here.
+Ranges are half-open, ``[start, stop)``; ``stop`` None means up to the last row. Row keys carry no salt here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TableName = Literal["message", "payload", "metadata"]
 
 
 class KeyRange(NamedTuple):
-    """Keys from ``start`` until before ``stop``; None: until the end of the table."""
+    """Keys from ``start`` until before ``stop``; None: up to the last row."""
 
     start: bytes
     stop: bytes | None
@@ -74,12 +74,12 @@ class Origin(NamedTuple):
 class Page(NamedTuple, Generic[T]):
     """Items of at most ``limit`` rows, in key order.
 
-    A page may hold fewer items than asked for, even none, and still have a ``resume``: rows without what was asked
-    for were read and left out.
+    A page may hold fewer items than asked for, even none, and still have a ``resume``: rows without the requested cells
+    were read and omitted.
 
     Attributes:
         items: a list, or :class:`MessageColumns`.
-        resume: where the next page starts; None at the end of the range.
+        resume: where the next page starts; None after the last row of the range.
         origin: the store's knowledge of the rows; None: it has none.
         rows_read: in a search, how many rows were looked at.
         gap: in a search, a range without keys: from after the last row read to the first one after the range.
@@ -241,7 +241,7 @@ def searched(page: Page[list[TxCell]], pointers: PointerSet | None) -> Page[list
 
 
 class KeyReads(ABC):
-    """What can be read of a message or payload table without its values.
+    """The keys of a message or payload table.
 
     Attributes:
         keys_per_call: how many keys can be read in the time that a call takes beside; 0: calls are next to nothing.
@@ -341,11 +341,11 @@ class KeyTable(KeyReads):
 
     @abstractmethod
     def compact(self, start: bytes, stop: bytes) -> None:
-        """Ask for the space of deleted rows in the range to be given back."""
+        """Request the space of deleted rows in the range."""
 
 
 class MessageReads(KeyReads):
-    """What can be read of the message table."""
+    """The readable part of the message table."""
 
     def reserved(self, prefix: bytes) -> int:
         """Ids up to which new messages of a generation leave free, whatever rows there are; mostly 0.
@@ -398,7 +398,7 @@ class MessageTable(MessageReads, KeyTable):
 
 
 class PayloadReads(KeyReads):
-    """What can be read of the payload table."""
+    """The readable part of the payload table."""
 
 
 class PayloadTable(PayloadReads, KeyTable):
@@ -424,7 +424,7 @@ class Calls(Counter[str]):
 
 
 class MetadataReads(ABC):
-    """What can be read of the metadata table: a topic's key to its JSON. Small, so it is listed whole."""
+    """The readable part of the metadata table: a topic's key to its JSON. Small, so it is listed whole."""
 
     @abstractmethod
     def rows(self) -> list[tuple[bytes, bytes]]:
@@ -444,7 +444,7 @@ class MetadataTable(MetadataReads):
 
 
 class Reads(ABC):
-    """What can be read of three tables that belong together; what only reads, as a plan does, is given no more (S5).
+    """The readable part of three related tables; readers such as a plan get only this (S5).
 
     Attributes:
         calls: how many operations were asked of the store, by name: ``keys``, ``cells``, ``delete`` and so on. A page
@@ -476,7 +476,7 @@ class Reads(ABC):
         """Return where a row of the message table, as it is stored, is kept now, for people; empty: there is one place.
 
         Raises:
-            StoreError: the store could not be asked.
+            StoreError: the store could not be read.
         """
         return ""
 

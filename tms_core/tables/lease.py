@@ -1,10 +1,9 @@
 """One holder at a time, with a number that only grows (rule S12).
 
-A lease lives in one small cell that can be compared and set: in the janitor's state, in a table of the store it
-cleans. The process that writes the cell holds the lease; every holder gets a higher *fence* than the one before, so
-that what a former holder still has under way can be told apart. A holder that lost the lease cannot be stopped from
-outside, so it checks before every batch: at most the one batch whose call had started can follow the loss, of several
-threads one of each.
+A lease lives in one small cell that can be compared and set: in the janitor's state, in a table of the store it cleans.
+The process that writes the cell holds the lease; every holder gets a higher *fence* than the one before, so that late
+writes of a former holder can be recognized. A holder that lost the lease cannot be stopped from outside, so it checks
+before every batch: at most the one batch whose call had started can follow the loss, of several threads one of each.
 
 Time is measured by each side's own running clock: a holder renews when a third of ``seconds`` is over, and a challenger
 waits until it has watched the same record for all of it. Wall clocks are only believed when they say that the lease is
@@ -44,7 +43,7 @@ class LeaseRecord:
     """A lease as it is kept, in JSON.
 
     Attributes:
-        holder: who has it, for people; empty when it was given back.
+        holder: name of the holder for operators; empty after it was returned.
         fence: one more than that of the holder before.
         beat: how often it was renewed.
         renewed_ms: when that last was, by the holder's wall clock.
@@ -93,7 +92,7 @@ class Lease:
 
     Args:
         cell: where it is kept.
-        holder: who this is, for people; different for every process.
+        holder: name of this holder for operators; different for every process.
         seconds: how long it lasts without being renewed.
         clock: whose running time counts.
         wall_clocks: whether a lease that is over by far by wall clocks is taken without having been watched.
@@ -137,7 +136,7 @@ class Lease:
 
     @property
     def own(self) -> LeaseRecord | None:
-        """What this holder has written last; None: it does not hold it."""
+        """The last record of this holder; None: it does not hold it."""
         return LeaseRecord.parse(self._mine)
 
     @property
@@ -223,7 +222,7 @@ class Lease:
             self.renew_if_due()
 
     def confirm(self) -> None:
-        """Check that it is still held, beside the thread that renews it; what was done before this was done under it.
+        """Check that it is still held, beside the thread that renews it; earlier work happened under it.
 
         Raises:
             LeaseLost: another process has taken it.

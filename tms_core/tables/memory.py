@@ -30,7 +30,7 @@ V = TypeVar("V")
 
 
 class _Rows(Generic[V]):
-    """Rows by key, and what the message and the payload table do alike with them; threads may share them."""
+    """Rows by key, and the common part of message and payload table; threads may share them."""
 
     def __init__(self, calls: Counter[str]) -> None:
         self._lock = RLock()

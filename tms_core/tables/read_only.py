@@ -1,7 +1,7 @@
 """A store that can only be read, over a store that the same process also writes.
 
-A LevelDB store that is open for writing cannot be cloned, because its files change all the time. So what only reads (a
-plan, an audit, the background count) is given this store, whose tables have no way to write (rule S5).
+A LevelDB store that is open for writing cannot be cloned, because its files change all the time. Therefore readers (a
+plan, an audit, the background count) get this store, whose tables cannot write (rule S5).
 
 The trade against a clone: this store shows the rows as they are while one reads, not as they were at one moment.
 """
@@ -85,7 +85,7 @@ class ReadOnlyMetadataTable(MetadataReads):
 
 
 def read_only_error() -> StoreError:
-    """Return the error for a run that was given a store for reading only."""
+    """Return the error for a run with a read-only store."""
     return StoreError(
         "This command only reads the store; it cannot write to it.",
         "The commands that write are janitor run and janitor apply.",

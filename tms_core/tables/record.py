@@ -1,4 +1,4 @@
-"""What the side table records of the folders that belong to a store: its transaction log, and the janitor's state.
+"""The records in the side table about the folders of a store: its transaction log, and the janitor's state.
 
 Both are named by settings of their own, so a wrong setting can lead past them. An empty transaction log then starts
 beside messages of transactions it does not know, and readers are shown messages that were never committed. Therefore
@@ -24,8 +24,8 @@ class Recorded(NamedTuple):
     Attributes:
         id: a random name; empty where it has none, as a transaction service of CDAP's.
         place: where it is, for people.
-        pointer: the highest write pointer in its newest snapshot; 0: whatever is found is accepted.
-        taken_ms: when that snapshot was taken.
+        pointer: the highest write pointer in its newest snapshot; 0: any value is accepted.
+        taken_ms: time of that snapshot.
     """
 
     id: str

@@ -2,8 +2,8 @@
 
 Three kinds of thing cannot be said in CDAP's bytes: that a message shall live shorter than its topic's ttl (rule L6),
 how far a named consumer has read, and which messages it has claimed in which transaction. They go into one small sorted
-table: a LevelDB folder of its own, a table ``tms.side`` in HBase, or memory. The first byte of a key says what it is
-about. In HBase it also has the leader, and which rows came late (:mod:`tms_core.server.ha.member`,
+table: a LevelDB folder of its own, a table ``tms.side`` in HBase, or memory. The first byte of a key is its kind. In
+HBase it also has the leader, and which rows came late (:mod:`tms_core.server.ha.member`,
 :mod:`tms_core.server.ha.sealed_ids`).
 
 An expiry is there twice. ``e`` + moment + message key is in the order in which messages come due, for the janitor;
@@ -195,13 +195,13 @@ class Expiries:
     def due(self, now_ms: int, limit: int) -> list[Expiry]:
         """Messages that are gone at that moment, the earliest first; at most ``limit``.
 
-        What was deleted is handed to :meth:`forget`, or it comes again.
+        Pass deleted entries to :meth:`forget`, or they come again.
         """
         page = self._table.rows(_BY_TIME, _BY_TIME + _pack(now_ms + 1), limit)
         return [expiry for key, _ in page.items if (expiry := _expiry(key)) is not None]
 
     def due_pages(self, now_ms: int, limit: int) -> Iterator[list[Expiry]]:
-        """Yield all of them, at most ``limit`` at a time; what is forgotten or put meanwhile does no harm."""
+        """Yield all of them, at most ``limit`` at a time; concurrent changes do no harm."""
         start: bytes | None = _BY_TIME
         while start is not None:
             page = self._table.rows(start, _BY_TIME + _pack(now_ms + 1), limit)
@@ -238,7 +238,7 @@ class Expiries:
         return Page([key for key, _ in page.items], page.resume)
 
     def forget(self, expiries: Iterable[Expiry]) -> None:
-        """Drop what is done with; unknown ones are no error."""
+        """Drop processed entries; unknown ones are no error."""
         keys: list[bytes] = []
         for expiry in expiries:
             key = expiry.key

@@ -1,4 +1,4 @@
-"""The server's own HTTP server: many connections, large answers, TLS, and an end that waits for what was accepted.
+"""The server's own HTTP server: many connections, large responses, TLS, and a stop that waits for accepted requests.
 
 On the loopback address it answers not everybody. Without authentication everybody on this machine may publish, a
 browser included, and a browser does what web sites tell it. One that points its own name at 127.0.0.1 (DNS rebinding)
@@ -41,7 +41,7 @@ class ListenerOptions:
     Attributes:
         max_connections: how many there may be at once.
         stop_seconds: how long answers under way may take when it stops.
-        lifespan: whether the application wants to be told when its event loop starts and ends.
+        lifespan: whether the application handles the start and stop of its event loop.
     """
 
     max_connections: int = _CONNECTIONS
@@ -55,7 +55,7 @@ class Listener(ThreadedServer):
     Args:
         host, port: as of :class:`~tms_core.web.thread.ThreadedServer`.
         tls: certificate and key; None: plain HTTP.
-        ending: called before it stops, so that what waits for something ends.
+        ending: called before it stops, to interrupt waiting requests.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Listener(ThreadedServer):
         super().start()
 
     def stop(self) -> None:
-        """Have ended what waits, answer what is under way and close the port."""
+        """Interrupt waiting requests, finish running ones and close the port."""
         if self._ending is not None:
             self._ending()
         super().stop()

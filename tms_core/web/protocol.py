@@ -83,13 +83,14 @@ def bounded(most_connections: int) -> type[Protocol]:
 
 
 def abort_of(scope: Scope) -> Callable[[], None]:
-    """What ends the connection of a request at once, whatever is still to be sent."""
+    """Return a function that closes the connection of a request at once."""
     abort: Callable[[], None] = scope["state"][_ABORT]
     return abort
 
 
 def probe_of(scope: Scope) -> Callable[[], None]:
-    """What has the connection of a request end if its client is gone; to be called before there is an answer.
+    """Return a function that closes the connection of a request if its client has disconnected; to be called before
+    there is an answer.
 
     A client that has closed its half, and one that is gone for good, look the same until something is sent.
     """
@@ -159,13 +160,13 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        """Return whether all that was asked is answered, and the client has taken it."""
+        """Return whether all requests are answered, and the client has read the responses."""
         cycle = self._last
         answered = cycle is not None and cycle.response_complete and self._owing_since is None and not self.pipeline
         return answered and not self.transport.get_write_buffer_size()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether to stay until what was asked is answered."""
+        """Return whether to stay until the running request is answered."""
         if self.scheme == "https" or not self._owes():
             return False
         self._half_closed = True
@@ -239,7 +240,7 @@ class Protocol(HttpToolsProtocol):
         return self._last is not None
 
     def _owes(self) -> bool:
-        """Return whether all that was said is whole requests, and the last has no answer yet."""
+        """Return whether only complete requests arrived, and the last has no response yet."""
         cycle = self._last
         return cycle is not None and cycle.scope is self.scope and not (cycle.more_body or cycle.response_complete)
 
@@ -249,7 +250,7 @@ class Protocol(HttpToolsProtocol):
         return self.cycle  # None at first, whatever uvicorn declares
 
     def _refuse(self, status: bytes, reason: bytes) -> None:
-        """Say why and close, whatever else was said."""
+        """Send the reason and close, ignoring further data."""
         code = code_of_status(int(status[:3])).encode()
         head = b"content-type: %b\r\n%b: %b\r\ncontent-length: %d\r\nconnection: close"
         head %= (problem.TEXT, problem.CODE, code, len(reason))

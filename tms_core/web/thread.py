@@ -74,7 +74,7 @@ class ServerThread:
         return self._server.started
 
     def stop(self) -> None:
-        """Answer what is under way and close the socket."""
+        """Finish running requests and close the socket."""
         self._server.finish()
         self._thread.join(self._give_up_seconds)
         logging.getLogger("uvicorn.error").removeFilter(self._is_wanted)
@@ -84,7 +84,7 @@ class ServerThread:
 
 
 class ThreadedServer:
-    """Serves what a configuration of uvicorn's names, until it is stopped.
+    """A thread that serves a configuration of uvicorn until it is stopped.
 
     Args:
         host: the address to listen on; a name is resolved, and its first address taken.
@@ -117,7 +117,7 @@ class ThreadedServer:
 
     @property
     def url(self) -> str:
-        """Return where a client on this machine finds it, without a slash at the end."""
+        """Return its URL for clients of this machine, without a trailing slash."""
         host = "localhost" if self._host in ("", "0.0.0.0", "::") else self._host  # noqa: S104 it is compared with
         scheme = "https" if self._config.is_ssl else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
@@ -148,7 +148,7 @@ class ThreadedServer:
             raise ConfigurationError(f"nothing can be served on {self.url}.", "The log says why.")
 
     def stop(self) -> None:
-        """Answer what is under way and close the port; without effect on a server that does not run."""
+        """Finish running requests and close the port; without effect on a server that does not run."""
         if self._server is not None:
             self._server.stop()
             self._server = None
@@ -202,7 +202,7 @@ class _Server(uvicorn.Server):
         return self._loop
 
     def finish(self) -> None:
-        """Have it end; for any thread."""
+        """Stop it; for any thread."""
         self.should_exit = True
         if self._loop is not None:
             with suppress(RuntimeError):  # it has ended
@@ -275,7 +275,7 @@ class _TlsDoor:
         self._accepting = asyncio.create_task(self._accept())
 
     async def close(self) -> None:
-        """Accept no more; those who have not agreed are cut off."""
+        """Accept no more; connections without a finished handshake are dropped."""
         tasks = [self._accepting, *self._agreeing]
         for task in tasks:
             task.cancel()

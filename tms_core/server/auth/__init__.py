@@ -1,1 +1,1 @@
-"""Who may do what: tokens, JSON Web Tokens, rules by topic."""
+"""Authentication and permissions: tokens, JSON Web Tokens, rules by topic."""

@@ -3,8 +3,8 @@
 The token of a request says who sent it; :class:`Authenticator` has two kinds, tokens of a file and JWT. Verifying one
 costs up to a tenth of a millisecond, and producers send the same one with every message, so those that were good are
 remembered by their SHA-256, until they expire or what they were verified with changes. A look-up by the hash of a
-secret gives nothing away: measuring its time would tell about a hash, and not about the token. What was not good is
-never remembered, so requests without a good token use no memory.
+secret gives nothing away: measuring its time would tell about a hash, and not about the token. Invalid tokens are never
+cached, so requests without a valid token use no memory.
 
 Rules (``server.auth.rules``) only allow; what none of them allows is refused. They are part of the settings and change
 with a restart, so what was decided once for a principal and a topic holds, and the next request costs a look into a
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 class Need(Enum):
-    """What a request needs before it is answered."""
+    """The check of a request before it is handled."""
 
     #: Nothing; no token is asked for.
     NOTHING = "nothing"
@@ -89,7 +89,7 @@ class Rules:
         return frozenset(right for rule in self._of(principal, topic) for right in rule.can) - {Need.OBSERVE.value}
 
     def allow(self, principal: str, topic: TopicId, need: Need, name: str = "") -> bool:
-        """Return whether a principal may do on a topic what takes ``need``.
+        """Return whether a principal has the permission ``need`` on a topic.
 
         Args:
             name: of the consumer or producer that it would act as; empty: of none.
@@ -143,7 +143,7 @@ class Authenticator(Protocol):
     """A way to prove who one is."""
 
     def refresh(self) -> bool:
-        """Look whether what tokens are verified with has changed; True: what was good may not be any more."""
+        """Look whether what tokens are verified with has changed; True: a valid token may have become invalid."""
         ...
 
     def identify(self, token: bytes) -> Identity:

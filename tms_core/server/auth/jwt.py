@@ -1,9 +1,9 @@
 """JSON Web Tokens of an issuer outside, verified with his public keys; the only module that knows PyJWT.
 
-Keys come from a file, PEM or JWKS, and never from the network while a request waits: what an issuer publishes under a
-URL is fetched beside the server, and this file replaced. Each key is used with the algorithms of its own kind only, of
-those that the settings allow; there is none with a shared secret among them, so a public key can never be mistaken for
-one (RFC 8725). Times are looked at here and not by PyJWT, which reads the machine's clock itself.
+Keys come from a file, PEM or JWKS, and never from the network while a request waits: another program fetches the
+issuer's keys and replaces this file. Each key is used with the algorithms of its own kind only, of those that the
+settings allow; there is none with a shared secret among them, so a public key can never be mistaken for one (RFC 8725).
+Times are looked at here and not by PyJWT, which reads the machine's clock itself.
 """
 
 from __future__ import annotations

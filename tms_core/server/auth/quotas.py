@@ -1,7 +1,7 @@
-"""What a principal may use of a server.
+"""Resource limits of a principal.
 
 A quota is for each principal: requests in flight, bytes per second and topics. Bytes count once they have come or gone,
-so a request is never cut off; what is too much is a debt that the next requests wait for. All of it is kept in memory
+so a request is never cut off; an excess is a debt that delays the next requests. All of it is kept in memory
 and per server: of several servers each grants the whole quota.
 """
 
@@ -23,7 +23,7 @@ _EVERYBODY = "*"
 
 @dataclass(slots=True)
 class _Use:
-    """What a principal uses; ``bytes_left`` is below 0 where it owes some."""
+    """The usage of a principal; ``bytes_left`` is below 0 where it owes some."""
 
     requests: int
     bytes_left: float
@@ -31,7 +31,7 @@ class _Use:
 
 
 class Quotas:
-    """The quotas in force, and what is used of them. For one thread.
+    """The quotas in force, and their usage. For one thread.
 
     Args:
         quotas: the first that names a principal is its own; ``*`` is for those that none names.
@@ -100,7 +100,7 @@ class Quotas:
             )
 
     def _use(self, principal: str, quota: AuthQuota) -> _Use:
-        """What a principal uses now; a second's bytes are there at most, so a quiet minute saves nothing up."""
+        """The present usage of a principal; a second's bytes are there at most, so a quiet minute saves nothing up."""
         now_ms, rate = self._clock.running_ms(), quota.bytes_per_second or 0
         use = self._uses.get(principal)
         if use is None:

@@ -39,8 +39,8 @@ class _Entry(NamedTuple):
 class Tokens:
     """The tokens of a file.
 
-    At the start there has to be one, since a server that refuses every client is a mistake. Later an
-    empty file is taken at its word: all tokens were taken away, so every request is refused.
+    At the start there has to be one, since a server that refuses every client is a mistake. A file that becomes empty
+    later revokes all tokens, so every request is refused.
 
     Args:
         path: lines of ``PRINCIPAL: sha256$HEX``, of which a principal may have several; ``#`` starts a comment.
@@ -87,7 +87,7 @@ def new_token(random: Callable[[int], bytes] = secrets.token_bytes) -> str:
 
 
 def token_line(principal: str, token: str) -> str:
-    """What stands for a token in the file.
+    """The hash of a token in the file.
 
     Raises:
         ConfigurationError: that is no name of a principal.
@@ -100,7 +100,7 @@ def token_line(principal: str, token: str) -> str:
 
 
 def _entries(file: str, contents: bytes) -> list[_Entry]:
-    """Return the lines of a tokens file; errors give numbers of lines, since what stands there may be a secret."""
+    """Return the lines of a tokens file; errors have line numbers only, since a line may contain a secret."""
     entries: list[_Entry] = []
     seen: dict[bytes, int] = {}
     for number, line in enumerate(contents.decode("utf-8", "replace").splitlines(), 1):

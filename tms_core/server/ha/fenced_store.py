@@ -72,7 +72,7 @@ class _Fence:
 
     @contextmanager
     def changing(self, key: bytes) -> Iterator[None]:
-        """A change of rows that are there, be it to take back what was put."""
+        """A change of existing rows, such as an undo."""
         with ExitStack() as stack:
             leadership = self._slots.of(key)
             try:
@@ -88,7 +88,7 @@ class _Fence:
 
     @contextmanager
     def reading(self, key: bytes) -> Iterator[Term]:
-        """What was read counts only if this server led until it had it."""
+        """A read counts only if this server was leader until it finished."""
         leadership = self._slots.of(key)
         term = leadership.term()
         yield term
@@ -204,7 +204,7 @@ class MessageFence(TableFence):
         self._seals.wrote(prefix)
 
     def _settle(self, prefix: bytes) -> None:
-        """Decide what a failed write has left."""
+        """Decide the fate of a failed write."""
         if self._seals.is_undecided(prefix):
             with self._reading(prefix) as term:
                 self._gaps(term, prefix)
@@ -255,7 +255,7 @@ class FencedSide(SideTable):
     But which generation of a producer counts, and what it has started, is read by the leaders of all topics that it
     publishes to.
 
-    What a deposed leader still sends changes nothing: a position is only written where the one that was read still is,
+    Late writes of a former leader change nothing: a position is only written where the one that was read still is,
     and a claim of a poll that was not answered is void, because its client invalidates the transaction.
 
     Args:

@@ -1,10 +1,10 @@
-"""Who leads: of several servers on one HBase one publishes and reads, and the others pass on to it what they are asked.
+"""Who leads: of several servers on one HBase one publishes and reads, and the others forward requests to it.
 
 Where topics are divided into slots, this is so for each slot by itself (:mod:`tms_core.server.ha.rota`).
 
 A lease says who (:mod:`tms_core.tables.lease`), in a cell of HBase that can be compared and set. The server that gets
 it waits for the *fencing delay* before it starts its **term**, as CDAP's servers do
-(``LeaderElectionMessagingService``). What is right does not rest on that wait, nor on clocks:
+(``LeaderElectionMessagingService``). Correctness depends neither on that wait nor on clocks:
 
 * **No acknowledged message is lost.** Before a write is acknowledged the lease's cell is read once more. If it is still
   this term's, the next leader came after the rows, and finds them.
@@ -15,8 +15,8 @@ it waits for the *fencing delay* before it starts its **term**, as CDAP's server
   store the lease must have time left, by this machine's running time, sleep included.
 
 The delay lets calls end that HBase's Thrift servers had whole when the lease ran out, so that few publishers are left
-without knowing what became of their messages. A leader that ends in good order has none, says so by giving the lease
-back, and the next one starts at once.
+without knowing what became of their messages. A leader that stops orderly has none, returns the lease, and the next one
+starts at once.
 
 The trade: one read of HBase for each batch that is written.
 """
@@ -111,7 +111,7 @@ class Leadership:
         return term
 
     def is_still(self, term: Term) -> bool:
-        """Return whether a term has not ended; while the lead is handed back, it goes on for what has started in it."""
+        """Return whether a term is not over; while the lead is handed back, it goes on for what has started in it."""
         return self._term is term and self._runs
 
     def tenure(self) -> Callable[[], bool]:
@@ -166,7 +166,7 @@ class Leadership:
     def step(
         self, prepare: Callable[[], bool], *, patient: bool = False, read: Callable[[], bytes | None] | None = None
     ) -> None:
-        """Look the leader: renew the lease or try to get it, and start or end a term.
+        """Look the leader: renew the lease or try to get it, and start or finish a term.
 
         Args:
             prepare: called before a term starts; False: not yet.
@@ -253,7 +253,7 @@ class Leadership:
         )
 
     def _former(self) -> LeaseRecord | None:
-        """Who led before the lease was taken, and may still have writes under way."""
+        """Return the previous leader, which may still have running writes."""
         seen = self._lease.seen
         return seen.former if seen is not None and not seen.holder else seen
 
@@ -283,7 +283,7 @@ class Watch:
     """Has it looked the leader, again and again, in a thread of its own.
 
     Args:
-        resign: gives back what this server leads.
+        resign: returns the slots of this server.
     """
 
     def __init__(self, look: Callable[[], object], resign: Callable[[], object]) -> None:
@@ -294,7 +294,7 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End it, and give the lease back."""
+        """Finish it, and return the lease."""
         self._stop.set()
         self._thread.join()
         try:
@@ -314,7 +314,7 @@ def not_leading() -> Unavailable:
 
 
 def undecided() -> StoreUnavailable:
-    """What a publisher is told whose messages were written when this server may not have led any more."""
+    """Return the error for a publish whose leadership became uncertain."""
     return StoreUnavailable(
         "This server lost the lead while it wrote; whether that counts is not known.",
         "Look whether the change is there before you send it again.",

@@ -1,9 +1,9 @@
 """The log of a transaction manager in rows beside the store, so that one server after the other can run the manager.
 
 The log is a chain of cells with numbers, each written once: a cell is put only where there is none, by HBase's own
-compare-and-set. Who takes over reads the chain completely and puts a cell of its own there. So a former leader, however
-late it wakes, finds its next place taken and can append nothing any more; and what it appended before was read. A cell
-holds all that was waited for at the same time, so that one journey serves many answers.
+compare-and-set. The next leader reads the chain completely and writes a cell of its own there. So a former leader,
+however late it wakes, finds its next place taken and can append nothing any more; and its earlier edits were read. A
+cell holds all that was waited for at the same time, so that one journey serves many answers.
 
 A snapshot is some rows of a name that is never used again, and the *root* says which of them counts and with which cell
 the log goes on behind it. The root, too, changes only from what its writer has read, so of two that write snapshots at
@@ -96,7 +96,7 @@ class SideStorage:
 
     Attributes:
         address: where the manager's service is reached, for the other servers.
-        name: what tells this log from that of any other store; empty before it was taken over.
+        name: what tells this log from that of any other store; empty before the first takeover.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class SideStorage:
         self._begun = (-1, 0)
 
     def recover(self) -> Recovered:
-        """Take over from the manager before: end its log, and read what it left.
+        """Take over from the manager before: close its log, and read its edits.
 
         Raises:
-            StorageElsewhere: this server does not lead, or did not do so until the end.
+            StorageElsewhere: this server is not the leader, or lost leadership in between.
             StoreError: the table cannot be read or written.
-            FormatError: what is in it is damaged.
+            FormatError: its contents are damaged.
         """
         try:
             self._still = self._lease()
@@ -144,13 +144,13 @@ class SideStorage:
         return found
 
     def log(self, timestamp_ms: int) -> SideLog:
-        """Return the log from here on, of what happens after the snapshot of that time."""
+        """Return the log after the snapshot of that time."""
         self._begun = (timestamp_ms, self._next)
         self._log = SideLog(self._side, self._next, self._still)
         return self._log
 
     def save(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot in the place of the one before, and delete what was before it.
+        """Replace the previous snapshot, and delete the log before it.
 
         Raises:
             StorageElsewhere: another server has taken over.
@@ -179,7 +179,7 @@ class SideStorage:
         return self._free if self._log is None else self._log.next
 
     def _taken_over(self, value: bytes | None) -> tuple[Recovered, int]:
-        """What a root leads to, and the first cell that is ours."""
+        """Return the snapshot and log of a root, and the first own cell."""
         if value is None:
             self.name = secrets.token_hex(_NAME_BYTES)
             cells, free = self._ended(0)
@@ -231,7 +231,7 @@ class SideStorage:
         self._tried.clear()
 
     def _forget_cells(self, first: int) -> None:
-        """Delete the cells before one, but for those that end a log."""
+        """Delete the cells before one, except those that close a log."""
         if self._deleted_to:
             # All of them are ours.
             gone = [_cell_key(number) for number in range(self._deleted_to, first)]
@@ -286,14 +286,14 @@ def root_of(side: SideTable) -> LogRoot | None:
 
     Raises:
         StoreError: the table cannot be read.
-        FormatError: what is in it is damaged.
+        FormatError: its contents are damaged.
     """
     value = side.get(_ROOT)
     return None if value is None else LogRoot.parse(value)
 
 
 def deposed() -> StorageElsewhere:
-    """What is said to those who ask a manager whose server does not lead any more."""
+    """Return the error of a manager whose server is a former leader."""
     return StorageElsewhere("Another server has taken over the transactions.", "Try again in some seconds.")
 
 

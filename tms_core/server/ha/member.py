@@ -44,7 +44,7 @@ class HaMember:
         slots: know the leader what.
         store: the tables as a leader may use them.
         side: the side table as a leader may use it, for positions and claims.
-        forwarder: passes on what this server has not to answer.
+        forwarder: forwards requests for other leaders.
 
     Raises:
         ConfigurationError: there are several slots, and it is not said which of the servers this is.
@@ -70,7 +70,7 @@ class HaMember:
         """Lead, or wait for one's turn. If it stands alone, it leads when this returns.
 
         Args:
-            service: what speaks for the store; forgets what it knew before each term.
+            service: what speaks for the store; drops its caches before each term.
             port: where this server listens.
             manager: takes over before each term of slot 0; None: transactions are managed elsewhere.
 
@@ -101,7 +101,7 @@ class HaMember:
 def on_hbase(
     hbase: HBaseSettings, wanted: LeaderSettings, store: Store, side: SideTable, clock: Clock
 ) -> Iterator[HaMember]:
-    """What a server on HBase has, while the block runs; behind it the lead is given back."""
+    """Yield the objects of a server on HBase; behind it the lead is given back."""
     # Of its own, and soon given up: who leads must be found out also while all other connections wait.
     pool = HBasePool.configured(
         hbase,
@@ -118,7 +118,7 @@ def on_hbase(
 
 
 def _ordinal(wanted: LeaderSettings, name: str) -> int:
-    """Return which of the servers this is: as configured, or by the number at the end of its host's name."""
+    """Return which of the servers this is: as configured, or by the trailing number of its host name."""
     found = re.search(r"-(\d{1,4})$", name)
     if wanted.slots == 1 or wanted.ordinal is not None:
         return wanted.ordinal or 0

@@ -2,20 +2,20 @@
 
 Topics are divided among servers by slots, and each slot has a leader of its own. A topic's slot is the CRC-32 of its
 name modulo the number of slots, so any server knows whom to ask, and all that is about one topic, messages, positions,
-claims and producers, has one leader. With one slot one server leads everything. What is about no single topic, such as
-the list of topics, is asked of the leader of slot 0; any server could answer, since topics are not fenced.
+claims and producers, has one leader. With one slot one server leads everything. Requests about no single topic, such as
+the list of topics, go to the leader of slot 0; any server could answer, since topics are not fenced.
 
 Slot *s* belongs to the server with ordinal *s* mod *servers*. A server takes its own slots as soon as they are free.
 Another server's it takes only when no server has held them for as long as a lease lasts, and hands them back once their
 own server is there: a server that lacks one of its slots writes a new value into its row among the leases each second,
-and the leader a slot of another one sees that. To hand back is to start nothing more, to let end what has started, and
-to give the lease back with a word on who may still have late writes under way; so no acknowledged message is lost or
-there twice, and clients are told to come again for a second or two.
+and the leader a slot of another one sees that. Handing back means to start nothing more, to finish running requests,
+and to return the lease with a note on holders that may still have late writes; so no acknowledged message is lost or
+there twice, and clients get 503 for a second or two.
 
 All leases are rows of the side table: ``l`` where there is one slot, else ``l`` + number of slots + slot. The servers
-of a store must agree on that number, or two would lead one topic. So ``l`` says what it is: a lease, or forever "*n*
-slots". Another number is written there by a server that has taken all leases of the former number, and a server looks
-there between having taken a lease and leading by it.
+of a store must agree on that number, or two would lead one topic. Therefore ``l`` is either a lease, or permanently
+"*n* slots". Another number is written there by a server that has taken all leases of the former number, and a server
+looks there between having taken a lease and leading by it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Slots:
         return 0 if prefix is None else slot_of(prefix, len(self.leaderships))
 
     def of(self, key: bytes) -> Leadership:
-        """Who leads what a key is about."""
+        """Return the leader of a key."""
         return self.leaderships[self.number(key)]
 
     def divided(self, items: Sequence[T], key: Callable[[T], bytes]) -> Iterator[list[T]]:
@@ -106,7 +106,7 @@ class Rota:
 
     Args:
         side: where the leases are; stays the caller's.
-        holder: who this server is, for people; different for every process.
+        holder: name of this server for operators; different for every process.
         ordinal: which of the servers this is, from 0; without meaning where there is one slot.
 
     Attributes:
@@ -132,7 +132,7 @@ class Rota:
             lease.address = address
 
     def look(self, prepare: Callable[[int], bool]) -> None:
-        """Look the leader each slot: renew leases or try to get them, start and end terms, hand back.
+        """Look the leader each slot: renew leases or try to get them, start and finish terms, hand back.
 
         Args:
             prepare: called with a slot before a term of it starts; False: not yet.
@@ -146,10 +146,10 @@ class Rota:
             self._complain(error)
 
     def resign(self) -> None:
-        """Give back what this server leads.
+        """Return the slots of this server.
 
         Raises:
-            StoreError: the store failed; what was not given back expires.
+            StoreError: the store failed; other leases expire.
         """
         failure: StoreError | None = None
         for leadership in self.slots.leaderships:

@@ -1,7 +1,7 @@
 """Ids that stay empty forever: where rows come to lie, unseen, that come later than they should.
 
 A write cannot be stopped once it was sent, and a process that was stopped in the middle of sending sends the rest when
-it is woken. HBase takes such rows like any other. Their publishers were never told that they are there; but a reader
+it is woken. HBase takes such rows like any other. Their publishers never got an acknowledgement; but a reader
 who has passed their place would not see them, and one who has not would, so the two would not agree.
 
 So before a new leader uses a topic it *seals* it: it looks which of the ids that its predecessor may have given last
@@ -185,13 +185,13 @@ class Seals:
             return sealed.gaps
 
     def hide(self, term: Term, prefix: bytes, span: PositionRange, confirm: Callable[[Term], None]) -> None:
-        """Have no reader shown what lies in a span, or comes there, from now on; raises as :meth:`settle`."""
+        """Hide the present and later rows of a span from all readers; raises as :meth:`settle`."""
         sealed = self._of(prefix)
         with sealed.lock:
             self._add(sealed, term, prefix, span, confirm)
 
     def doubt(self, prefix: bytes, failed: FailedWrite) -> None:
-        """A write of rows has failed. The next one waits until it is decided what this one has left."""
+        """A write of rows has failed. Let the next write wait until the fate of this one is decided."""
         self._of(prefix).undecided = failed
 
     def wrote(self, prefix: bytes) -> None:
@@ -199,7 +199,7 @@ class Seals:
         self._of(prefix).hidden = None
 
     def is_undecided(self, prefix: bytes) -> bool:
-        """Return whether it is to be decided what a failed write has left."""
+        """Return whether the fate of a failed write is undecided."""
         return self._of(prefix).undecided is not None
 
     def _of(self, prefix: bytes) -> _Sealed:

@@ -1,8 +1,8 @@
 """The transaction manager of several servers: it runs in the one that leads slot 0, and the others ask it.
 
 Each server has a manager and its service. That of the leader takes over the log (:mod:`tms_core.server.ha.manager_log`)
-before its term starts, as after a restart; those of the others know nothing, and their services pass on what they are
-asked. So a client may ask any of them, and what one was answered, the next leader knows.
+before its term starts, as after a restart; those of the others are empty, and their services forward requests. So a
+client may ask any of them, and what one was answered, the next leader knows.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class SharedManager:
             logger.warning("the transaction manager has left no snapshot, but its log: %s", error)
 
     def _begin(self) -> Still:
-        """Have the manager take over; returns what says whether that still counts."""
+        """Have the manager take over; returns a check whether that still counts."""
         still = self._leadership.tenure()
         self.manager.begin()
         self._on_takeover(self.manager)
@@ -210,11 +210,11 @@ class OtherService:
         return answer
 
     def close(self) -> None:
-        """Close what is open; closing twice is no error."""
+        """Close open transactions; closing twice is no error."""
         self._lines.close()
 
     def break_off(self) -> None:
-        """Close all, and have the calls end that are under way."""
+        """Close all connections, and interrupt running calls."""
         self._is_over = True
         self.close()
         for line in list(self._asked):

@@ -1,8 +1,8 @@
 """The body of a request, read completely within a limit.
 
 A body is held whole, because a batch is written whole; so its size is limited, before and after decompression, and a
-small body that inflates without end is stopped at the limit like a large one. CDAP 6's clients send gzip. What a body
-takes is taken from the memory of all requests (:mod:`tms_core.server.memory`) before more of it is read.
+small body that inflates without end is stopped at the limit like a large one. CDAP 6's clients send gzip. The memory of
+a body comes from the memory of all requests (:mod:`tms_core.server.memory`) before more of it is read.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ _ID_BYTES = 11
 
 @dataclass(frozen=True, slots=True)
 class PollLimit:
-    """What a poll answers at most.
+    """The limits of a poll's response.
 
     Attributes:
         messages: how many; None: as many as it asks for.
@@ -109,7 +109,7 @@ class Waiting:
 
         Args:
             wake: ends it; may be called by any thread.
-            principal: whose it is; None: no token is asked for, and there is no such bound.
+            principal: whose it is; None: authentication is off, and there is no such limit.
 
         Raises:
             Unavailable: too many of the principal's wait.
@@ -131,14 +131,16 @@ class Waiting:
                 del self._each[principal]
 
     def close(self) -> None:
-        """Have all end, and none start; may be called by any thread."""
+        """Stop all of them, and start none; may be called by any thread."""
         self.closed = True
         for wake in list(self._wakes):
             wake()
 
 
 def waking(came: asyncio.Future[None]) -> Callable[[], None]:
-    """What ends waiting for a future of the running loop; may be called by any thread, and more than once."""
+    """A function that interrupts the wait for a future of the running loop; may be called by any thread, and more than
+    once.
+    """
     loop = asyncio.get_running_loop()
 
     def end() -> None:
@@ -158,7 +160,7 @@ class ServerContext:
 
     Args:
         max_request_bytes: the largest body, before and after decompression.
-        gate: knows who may do what; None: everybody may do everything.
+        gate: the rules; None: everybody may do everything.
         poll_threads: where polls read the store, so that nothing else waits for them; None: in ``threads`` too.
         transaction_ids: how many ids the transaction of a poll may carry (``server.max_transaction_ids``).
         present_ids: how many ids a transaction of the manager in this process would carry now; a poll may carry as
@@ -214,7 +216,7 @@ class ServerContext:
         """Return a request's body as values.
 
         Args:
-            share: what the request takes of the memory; it grows with the body, and with what becomes of it.
+            share: the memory share of the request; it grows with the body, and with what becomes of it.
             limit: how large the body may be; None: as a request may be (``server.max_request_mb``).
             cost: how much memory ``decode`` takes at most.
 

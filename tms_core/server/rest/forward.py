@@ -1,11 +1,11 @@
 """What reaches a server that does not lead goes on to the one that does, and the answer comes back, as they are.
 
 Bodies pass in pieces, each way, and the next piece is taken when the one before is gone: so a request of any size takes
-little memory, and a slow client holds back only himself. Tokens pass untouched; who may do what, the leader says.
+little memory, and a slow client holds back only himself. Tokens pass untouched; the leader checks permissions.
 
 What the client learns when the leader does not answer depends on whether it may have done something: **503** when
-nothing was sent, with ``Retry-After``; **502** when it may have been done. A request that waits for a leader that was
-deposed meanwhile is given up, too; else a client would wait for a stopped process for as long as that sleeps.
+nothing was sent, with ``Retry-After``; **502** when it may have been done. A request to a leader that lost leadership
+is abandoned too; else a client would wait for a stopped process for as long as that sleeps.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Forwarder:
         self._opened: AsyncExitStack | None = None
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """Return an application that answers by itself what this server leads."""
+        """Return an application that handles requests of this server's slots itself."""
 
         async def forwarding(scope: Scope, receive: Receive, send: Send) -> None:
             leadership = self._slots.of(_topic(scope["path"]))
@@ -171,7 +171,7 @@ class _Passage:
         self._said = asyncio.Event()
 
     async def run(self, transport: httpx2.AsyncHTTPTransport, leader: str) -> None:
-        """Ask the leader and pass on what it answers.
+        """Forward a request to the leader and return its response.
 
         Raises:
             Disconnected: the client has left before it had said everything.

@@ -1,4 +1,4 @@
-"""Polling as a consumer group, and taking back what a transaction has claimed.
+"""Polling as a consumer group, and releasing the claims of a transaction.
 
 Unlike a plain poll, the whole batch is read before the answer starts, because it is claimed first. So its size is
 limited here, whatever it asks for.
@@ -62,7 +62,7 @@ class PollGroup(ContextRoute):
             await answer(send, 200, body, codec.content_type, *_described(given))
 
     def _request(self, headers: Headers, asked: FetchRequest, principal: str | None) -> GroupPoll:
-        """What a poll asks for, within the server's own limits.
+        """Return the limits of a poll, within the server's own limits.
 
         Raises:
             BadRequest: it has no transaction, or what only a poll without a group has; a header is wrong.

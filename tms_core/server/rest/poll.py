@@ -1,11 +1,11 @@
 """Polling: what consumers call.
 
 Plain ASGI, because every message leaves this way. Threads of their own read pages of the store and encode them, step by
-step: half a megabyte at a time, or one message that is larger, or the findings within :data:`STEP_SECONDS`. Between
-two steps the connection is looked at, so that nothing more is read for a client that is gone, and the next step is
-made when the event loop has sent this one, but for what the connection buffers. So what an answer takes does not depend
-on its length, and it is taken from the memory of all requests before a step is made (:mod:`tms_core.server.memory`).
-Once "200" is sent, an error can only cut the answer short: chunked encoding shows the client that its end is missing.
+step: half a megabyte at a time, or one message that is larger, or the findings within :data:`STEP_SECONDS`. Between two
+steps the connection is looked at, so that nothing more is read for a client that is gone, and the next step is made
+when the event loop has sent this one, but for what the connection buffers. Therefore the memory of a response does not
+depend on its length, and it is reserved before each step (:mod:`tms_core.server.memory`). Once "200" is sent, an error
+can only cut the answer short: chunked encoding shows the client that it is incomplete.
 
 A short answer says in a header how far it has looked, so that the next poll need not look there again, and one that
 found nothing may wait for a message before it is sent.
@@ -158,7 +158,7 @@ class _Polling:
                 made = await self._context.in_poll_thread(self._again)
 
     async def stream(self, made: list[bytes], receive: Receive, send: Send) -> None:
-        """Send what was made, then make more, until there is no more or the client is gone."""
+        """Send each piece and produce the next, until there is no more or the client has disconnected."""
         self._goes_on = True
         async with _watching(receive) as gone:
             while not (self.ended or gone.done()):
@@ -262,7 +262,7 @@ class _Polling:
 
 @asynccontextmanager
 async def _watching(receive: Receive) -> AsyncIterator[asyncio.Future[object]]:
-    """What is done when the client is gone."""
+    """Clean up after the client has disconnected."""
     gone: asyncio.Future[object] = asyncio.ensure_future(receive())
     try:
         yield gone

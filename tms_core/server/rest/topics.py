@@ -70,7 +70,7 @@ class TopicRoutes(ContextRoute):
         return Response()
 
     async def ages(self, request: Request) -> Response:
-        """``GET …/topics/{topic}/ages?olderThanSeconds=N``: what a shorter ttl would hide."""
+        """``GET …/topics/{topic}/ages?olderThanSeconds=N``: the messages that a shorter TTL would hide."""
         given = parse_java_int(request.query_params.get("olderThanSeconds", ""))
         if given is None or given <= 0:
             raise BadRequest("olderThanSeconds is missing or no ttl.", f"Give whole seconds from 1 to {INT_MAX}.")

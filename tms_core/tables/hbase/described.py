@@ -41,8 +41,8 @@ class TableSettings:
     Attributes:
         starts: where its regions start.
         buckets: how many salts its rows have; None: they have none, or it is not known.
-        settings: attributes of the table and settings of its family, by their names in the HBase shell; what is not
-            among them has HBase's default, or could not be read.
+        settings: attributes of the table and settings of its family, by their names in the HBase shell; others have
+            HBase's default, or could not be read.
     """
 
     name: str
@@ -76,7 +76,7 @@ def described(
 
     Raises:
         StoreNotFound: there is no such table.
-        StoreError: HBase could not be asked.
+        StoreError: HBase could not be reached.
     """
     name = table_name(namespace, table)
     starts = sorted(region["start_key"] for region in pool.run(lambda connection: connection.table(name).regions()))

@@ -1,11 +1,11 @@
 """A pool of connections to one or more Thrift servers of HBase.
 
-A thread that needs HBase borrows a connection, alone, and gives it back; what came back whole may be lent again, what
-met any trouble is closed. Before it is lent again it is checked, and one that rested so long that the server will
-soon close it is dropped. Of several servers the one with the fewest connections is taken; one that failed is avoided
-for a while, longer each time.
+A thread that needs HBase borrows a connection, alone, and gives it back; an intact connection is reused, a failed one
+is closed. Before it is lent again it is checked, and one that rested so long that the server will soon close it is
+dropped. Of several servers, the one with the fewest connections is used; one that failed is avoided for a while, longer
+each time.
 
-Repeating is for what may be done twice: reading, deleting, writing the same cells. :meth:`HBasePool.run` repeats after
+Only harmless calls are repeated: reading, deleting, writing the same cells. :meth:`HBasePool.run` repeats after
 a broken connection, which a restart or a fail-over is; after a time-out it does not, because then the call may still be
 under way, and what hangs once will hang twice.
 """
@@ -174,7 +174,7 @@ class HBasePool:
             self._free.release()
 
     def close(self) -> None:
-        """Close what is idle, and what is in use when it comes back; closing twice is no error."""
+        """Close idle connections, and others when they are returned; closing twice is no error."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -182,7 +182,7 @@ class HBasePool:
             self._drop(entry.server, entry.wire)
 
     def _reused(self) -> tuple[_ThriftServer, ThriftConnection] | None:
-        """Return a connection that rested and is well; what is not well any more is closed on the way."""
+        """Return a connection that rested and is well; failed connections are closed on the way."""
         while True:
             now_ms = self._clock.running_ms()
             with self._lock:

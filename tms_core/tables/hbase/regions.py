@@ -128,7 +128,7 @@ class Regions:
         return regions
 
     def _settle(self) -> None:
-        """Count what must be in files by now, in the regions there are now."""
+        """Count the rows that must be in files by now, in the present regions."""
         flushed = (self._clock.running_ms() - FLUSHED_MS) // _TOGETHER_MS
         with self._lock:
             for start, when in [key for key in self._recent if key[1] < flushed]:

@@ -68,7 +68,7 @@ class Query(NamedTuple):
     Attributes:
         filter: in HBase's filter language; None: everything.
         whole: whether payloads come with it, so that a page must be bounded by bytes too.
-        page_bytes: after how many bytes of values a page of whole rows ends early.
+        page_bytes: the bytes of values after which a page of whole rows is cut.
     """
 
     filter: bytes | None
@@ -303,7 +303,7 @@ class HBaseRows:
         self.pool.run(lambda connection: connection.calls([(name, arguments)]))
 
     def _make_sure(self, rows: Sequence[bytes], newest_ms: int) -> None:
-        """Read rows that were deleted, and delete again what is still there."""
+        """Read deleted rows, and delete remaining ones again."""
         left = self._left(rows)
         for _ in range(_ATTEMPTS):
             newest_ms = max([newest_ms, *left.values()])

@@ -215,8 +215,8 @@ class Buckets:
     """The configured number, held against the tables once; for any number of threads.
 
     Args:
-        number: what is configured; None: nothing can be put.
-        admin: connections to Thrift 2 servers; None: what the tables say themselves is not read.
+        number: the configured number; None: nothing can be put.
+        admin: connections to Thrift 2 servers; None: the descriptors of the tables are not read.
     """
 
     def __init__(

@@ -156,7 +156,7 @@ def shell_script(specs: list[TableSpec]) -> str:
 
 
 def create_tables(admin: HBasePool, specs: list[TableSpec]) -> list[str]:
-    """Make what is missing; what is there stays as it is.
+    """Create missing tables; existing tables stay as they are.
 
     Args:
         admin: connections to a Thrift 2 server.
@@ -186,7 +186,7 @@ def buckets_of(admin: HBasePool, namespace: str, table: TableName) -> int | None
         admin: connections to a Thrift 2 server.
 
     Raises:
-        StoreError: it could not be asked, or says something else than a number.
+        StoreError: it could not be read, or is not a number.
         StoreNotFound: there is no such table.
     """
     spec = TableSpec(namespace, _NAMES[table], "NONE")
@@ -203,7 +203,7 @@ def attributes_of(admin: HBasePool, namespace: str, table: TableName) -> dict[st
 
     Raises:
         StoreNotFound: there is no such table.
-        StoreError: it could not be asked.
+        StoreError: it could not be reached.
     """
     return texts(admin.call("getTableDescriptor", thrift_table_name(namespace, table)).attributes)
 

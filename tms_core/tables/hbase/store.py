@@ -5,14 +5,13 @@ gives each salt as a store of its own, in which rows lie as they do on disk, and
 once. ``docs/reference/formats/hbase.md``, has the cells.
 
 What HBase does not do: a ``put`` of several rows is durable but not all or nothing; a key that was deleted can be put
-again only when the marker's millisecond is over; and nothing can be told about sizes.
+again only when the marker's millisecond is over; and sizes are unknown.
 
 A table that was restored, or dropped and cloned from a snapshot, has the name, the regions and the start codes it had
 (``docs/how-to/hbase.md``, "What a restored table keeps"). But either takes a table that is disabled, or makes one, and
-HBase
-then writes whether the table is enabled anew: a cell in ``hbase:meta``, with the time. Nothing else writes it: not the
-end of a server, a split, a move, or an ``alter``. The trade: a table that was only disabled and enabled cannot be told
-from a restored one (rule S13). HBase 1 has no such cell, and nothing is noticed there.
+HBase then writes whether the table is enabled anew: a cell in ``hbase:meta``, with the time. Nothing else writes it:
+not the stop of a server, a split, a move, or an ``alter``. The trade: a table that was only disabled and enabled cannot
+be told from a restored one (rule S13). HBase 1 has no such cell, and nothing is noticed there.
 """
 
 from __future__ import annotations

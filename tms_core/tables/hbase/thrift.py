@@ -79,7 +79,7 @@ class ConnectionLost(StoreUnavailable):
 
 
 class ThriftTimeout(StoreUnavailable):
-    """The server did not answer in time; what it was asked to do may still happen."""
+    """The server did not answer in time; the request may still be executed."""
 
 
 class ScannerLost(ConnectionLost):
@@ -149,10 +149,10 @@ class ThriftConnection:
         """Ask the server.
 
         Args:
-            args: what it takes, in order.
+            args: its arguments, in order.
 
         Raises:
-            ConnectionLost: the connection broke, or what came was not the answer.
+            ConnectionLost: the connection broke, or the response was for another call.
             ThriftTimeout: there was no answer in time.
             StoreUnavailable: HBase cannot do it now; it may be done or not.
             StoreNotFound: there is no such table.

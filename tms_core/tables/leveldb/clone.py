@@ -102,7 +102,7 @@ def at_rest(path: Path, into: Path, *more: Path) -> Iterator[Path]:
 
 @contextmanager
 def copied(folder: Path, into: Path | str) -> Iterator[Path]:
-    """Copy one LevelDB folder as it is now, to be opened by itself: what lies beside a store, for readers of a clone.
+    """Copy one LevelDB folder as it is now, to be opened by itself: files next to a store, for readers of a clone.
 
     Args:
         folder: closed, or open in no process that writes.
@@ -233,7 +233,7 @@ def _copied_at_rest(source: Path, target: Path) -> bool:
 
 
 def _inventory(folder: Path) -> list[tuple[str, int]]:
-    """Return the files that say what a store holds, and their sizes."""
+    """Return the files that determine the contents of a store, and their sizes."""
     files = [*chain.from_iterable(table_files(folder).values()), *folder.glob("MANIFEST-*"), *folder.glob("*.log")]
     return sorted((file.name, file.stat().st_size) for file in files)
 

@@ -53,7 +53,7 @@ class Database:
     """A folder opened for reading.
 
     LevelDB has no read-only mode: opening turns the log into a table and switches to a new MANIFEST, whatever is asked
-    afterwards. What must stay as it is, is cloned first (:mod:`tms_core.tables.leveldb.clone`).
+    afterwards. A store that must not change is cloned first (:mod:`tms_core.tables.leveldb.clone`).
 
     Args:
         create: make the database when the folder holds none.

@@ -40,7 +40,7 @@ def identity(path: Path) -> str:
 
 
 def disk_bytes(path: Path) -> int | None:
-    """What the files of the three folders take together; None where they cannot be read. The janitor's are not counted.
+    """Return the size of the files in the three folders; None where they cannot be read. The janitor's are not counted.
 
     LevelDB tidies up meanwhile, so a file that has just gone counts as none.
     """

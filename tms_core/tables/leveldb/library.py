@@ -40,7 +40,7 @@ class Build(NamedTuple):
 
 
 def build() -> Build:
-    """Return what is loaded, by the files that are mapped into this process."""
+    """Return the loaded library, by the files that are mapped into this process."""
     name = plyvel.__name__.replace("_", "-")
     return Build(f"{name} {plyvel.__version__}", plyvel.__leveldb_version__, any(map(_is_unoptimized, _libraries())))
 

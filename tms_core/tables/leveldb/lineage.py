@@ -41,10 +41,10 @@ class FolderTrace(NamedTuple):
 
     Attributes:
         birth_ns: when the folder was made; None where the file system does not say.
-        generation: how often its inode was given out, or a random number for that; None where that is not said.
+        generation: how often its inode was given out, or a random number for that; None if unknown.
         sequence: the highest sequence number of a write in it.
         manifest: the number of the MANIFEST in force.
-        next_file: all file numbers below were given out by then.
+        next_file: all lower file numbers were issued by then.
         tables: numbers of the table files that are there.
         live: numbers of those that are in force.
     """

@@ -70,7 +70,7 @@ class translated:  # noqa: N801 a block is written with it, as with a function
 
 
 class writing(translated):  # noqa: N801
-    """As :class:`translated`, around what is only written.
+    """As :class:`translated`, around writes.
 
     LevelDB has one log, so a write that fails says nothing of its rows: any other would have failed, too.
 
@@ -215,7 +215,7 @@ def _holder(lock: Path) -> tuple[int, str] | None:
 
 
 def _program(pid: int) -> str:
-    """What a process is, in a word; not its arguments, which may hold secrets."""
+    """Return the kind of a process, in a word; not its arguments, which may hold secrets."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except OSError:

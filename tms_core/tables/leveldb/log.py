@@ -64,12 +64,12 @@ class Field(NamedTuple):
 
 
 class Version:
-    """What the version edits of a MANIFEST come to, one after the other.
+    """The result of the version edits of a MANIFEST.
 
     Attributes:
         log: the first log in force.
         previous_log: one more log in force; 0: none.
-        next_file: all file numbers below were given out; 0: it was never said.
+        next_file: all lower file numbers were issued; 0: it was never said.
         sequence: the highest sequence number of a write in a table.
     """
 
@@ -235,9 +235,9 @@ class Damage(NamedTuple):
 
     Attributes:
         offset: of its first byte.
-        stop: LevelDB drops what is there up to this byte; and up to the next starting of a record, where that lies
+        stop: LevelDB drops data up to this byte; and up to the next starting of a record, where that lies
             behind it.
-        reason: what is wrong.
+        reason: the defect.
     """
 
     offset: int
@@ -246,7 +246,7 @@ class Damage(NamedTuple):
 
 
 def find_damage(log: bytes) -> Damage | None:
-    """Return the first place at which a log is damaged; None where it is whole, or only torn at its end.
+    """Return the first place at which a log is damaged; None if it is complete, or only its last record is torn.
 
     Takes about 0.1 s for 4 MiB in records of 100 bytes.
     """
@@ -308,7 +308,7 @@ def _problem(log: bytes, at: int) -> str:
 
 
 def _judge(log: bytes, at: int, problem: str) -> Damage | None:
-    """Return whether what cannot be read is damage; None if it is the torn end of the log."""
+    """Return whether what cannot be read is damage; None if it is the torn last record of the log."""
     behind = _next_beginning(log, at + 1)
     if behind is None:
         return None

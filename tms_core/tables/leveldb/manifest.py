@@ -95,7 +95,7 @@ def cure(folder: Path) -> int:
 
 
 class _Cure:
-    """What has to be changed in a folder.
+    """The repairs of a folder.
 
     Attributes:
         wrong: the sizes of the tables that have another one in the MANIFEST.
@@ -189,7 +189,7 @@ def _current_hint(current: Path, text: str) -> str:
 
 
 def read_manifest(manifest: Path) -> Version:
-    """What a MANIFEST comes to.
+    """The contents of a MANIFEST.
 
     Raises:
         StoreError: it cannot be read as LevelDB would read it.

@@ -5,7 +5,7 @@ that is put right when the store opens and closes (:mod:`tms_core.tables.leveldb
 the three folders but LevelDB's own files. One process at a time may hold the store, which is LevelDB's rule.
 
 Traded for speed: deletes are not synced batch by batch, :meth:`~LevelDBTable.sync` makes them durable. Block checksums
-are verified on every read, because rows are deleted by what is read; that costs less than can be measured.
+are verified on every read, because reads decide about deletions; that costs less than can be measured.
 Value layouts: ``docs/reference/formats/leveldb.md``.
 """
 
@@ -78,7 +78,7 @@ class LevelDBStore(Store):
 
     Args:
         path: the folder that holds the three (CDAP's ``messaging.local.data.dir``).
-        create: make what is missing. Without it a missing message or payload folder is an empty table and stays
+        create: create missing folders. Without it a missing message or payload folder is an empty table and stays
             missing: CDAP makes them when they are first needed.
 
     Raises:
@@ -158,7 +158,7 @@ def release(path: Path | str) -> None:
 
 
 def _trace(folder: Path) -> FolderTrace:
-    """What a folder is like before it is made readable for C++ LevelDB."""
+    """The state of a folder before it is repaired for C++ LevelDB."""
     with locked(folder):
         return trace_folder(folder)
 
