@@ -1,1 +1,1 @@
-"""What the janitor remembers between runs, and where."""
+"""The janitor's state between runs."""

@@ -1,4 +1,4 @@
-"""What the janitor has to remember from one run to the next.
+"""The janitor's state from one run to the next.
 
 Nearly everything here exists to make a deletion *less* likely: a janitor without state could not tell a jump of a
 frontier from the passing of time (rule S8), a copy of a store from the store (rule S13), or an invalid transaction
@@ -70,7 +70,7 @@ _OF_STORE = frozenset({"frontiers", "ids", "evidence", "claim", "thorough", "str
 
 
 class State(InvalidIds, RecordedLedger, RecordedRuns):
-    """What the janitor remembers of one store.
+    """The janitor's state of one store.
 
     Every method raises ``StateError`` when the state cannot be read or written, and ``StateBusy`` when another
     process is writing it for longer than one is willing to wait.
@@ -84,11 +84,11 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
     def save_store(self, record: StoreRecord) -> None:
         """Remember the store.
 
-        A state is about one store at most. With another ``mark`` than the one remembered, what was learnt about the
-        former store (frontiers, open ids, evidence, claim, the last full pass, strikes, counts, notes) is
-        forgotten: topics and pointers of the same name mean something else there. What was done stays (runs, ledger,
-        counters), and so do an operator's pauses and the lease. Of the same folder or tables, put back or with another
-        transaction system, the history of topics stays, too: an operator asks why rows are held.
+        A state is about one store at most. With another ``mark`` than the saved one, the knowledge about the former
+        store (frontiers, open ids, evidence, claim, the last full pass, strikes, counts, notes) is forgotten: topics
+        and pointers of the same name mean something else there. The history stays (runs, ledger, counters), and so do
+        an operator's pauses and the lease. Of the same folder or tables, put back or with another transaction system,
+        the history of topics stays, too: an operator asks why rows are held.
         """
 
         def save() -> None:
@@ -137,7 +137,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         self._save("evidence", sorted(evidence, key=lambda each: each.start) or None)
 
     def claim(self) -> Claim | None:
-        """What was last claimed."""
+        """Return the last boundary."""
         row = self._json("claim")
         return Claim(*row) if row else None
 
@@ -156,7 +156,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
     # -- an operator's words, and what topics did to deserve a rest -------------------------------------------------
 
     def pauses(self) -> list[Pause]:
-        """What is paused, by pattern. Cheap: it is asked before every batch."""
+        """Return the pauses, by pattern. Cheap: it is read before every batch."""
         return [Pause(pattern, since_ms) for pattern, since_ms in self._json("pauses", {}).items()]
 
     def pause(self, pattern: str, since_ms: int) -> None:
@@ -185,7 +185,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
     # -- the lease (rule S12): never part of a transaction, whose end might come too late for it ----------------------
 
     def lease(self) -> bytes | None:
-        """Return the lease as its holder wrote it; None when there never was one. Cheap: it is asked before every
+        """Return the lease as its holder wrote it; None when there never was one. Cheap: it is read before every
         batch.
         """
         return self.driver.lease()
@@ -204,10 +204,10 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
     def retire_times(self, now_ms: int) -> None:
         """Stop believing recorded times that lie ahead: the clock that showed them was wrong.
 
-        Call it in the transaction that accepts the clock. History keeps what it has; only what is judged by changes.
+        Call it in the transaction that accepts the clock. History stays; only the basis of verdicts changes.
 
         Args:
-            now_ms: what the accepted clock shows.
+            now_ms: the accepted time.
         """
         if (self.created_ms() or now_ms) > now_ms:
             self._save("created", now_ms)
@@ -224,7 +224,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         self._write(lambda: self._save("created", self._json("created", created_ms)))
 
     def counts(self) -> dict[TopicId, TopicCount]:
-        """What the background count last found."""
+        """Return the last background counts."""
         return {topic: TopicCount(*row) for topic, row in self._by_topic("counts")}
 
     def save_counts(self, changed: Mapping[TopicId, TopicCount | None]) -> None:

@@ -17,7 +17,7 @@ REMEMBERED = 1_000
 
 
 def approval(patterns: tuple[str, ...], *, clock: bool) -> str:
-    """Return the verb under which an approval is remembered: what it lets go is part of it."""
+    """Return the verb under which an approval is remembered: its releases are part of it."""
     return " ".join(("approve", *patterns, *(["--clock"] if clock else [])))
 
 

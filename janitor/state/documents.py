@@ -1,8 +1,8 @@
 """The state as documents: values by name, and rows in order of key, written together or not at all.
 
-What the records mean stands in the modules beside this one, once; where documents are kept, a driver says: a file of
-SQLite, or a table of HBase. What a transaction changes is gathered here and written by the driver at its end. Inside
-one, its thread reads what it has changed; others read what counts at that moment.
+The modules next to this one define the records; where documents are kept, a driver says: a file of SQLite, or a table
+of HBase. Changes of a transaction are collected here and written by the driver at its commit. Inside one, its thread
+reads its own changes; others read what counts at that moment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _JSON = json.JSONEncoder(separators=(",", ":"), default=in_json)
 
 
 class LostRace(StateBusy):
-    """Another process has changed what a transaction read or changed."""
+    """Another process has changed data that a transaction read or changed."""
 
 
 class ValueGone(Exception):
@@ -180,7 +180,7 @@ class Documents:
     def transaction(self) -> Iterator[None]:
         """Write all that is saved inside the block, or, when it raises or the process dies, nothing of it.
 
-        What was saved is durable when the block is over. Blocks nest: an inner one that raises undoes its own part.
+        Saved data is durable when the block is left. Blocks nest: an inner one that raises undoes its own part.
         One thread at a time is inside.
         """
         with self._lock:

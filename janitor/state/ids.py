@@ -1,4 +1,4 @@
-"""What the state keeps of invalid transactions.
+"""Invalid transactions in the state.
 
 There may be a million of them, of which all but a few are closed, and a daemon asks every minute. So they are columns
 of 64-bit numbers and never objects of their own, but for those of one batch. Open ones and closed ones have leaves of
@@ -188,7 +188,7 @@ class InvalidIds(Documents):
 
         Args:
             now_ms: what time it is.
-            window_ms: how long after a transaction's begin something of it can be published.
+            window_ms: the longest time from a transaction's start to its last publish.
         """
 
         def read(view: View) -> KnownIds:

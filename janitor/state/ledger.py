@@ -1,4 +1,4 @@
-"""The ledger: what runs took, newest first, by topic and by run.
+"""The ledger: deletions of runs, newest first, by topic and by run.
 
 Entries lie together as they were added, in pages, in the order of their numbers, so that listing the last ones and
 forgetting the oldest reads few rows. An entry has a row of its own under its topic besides, because there may be
@@ -64,7 +64,7 @@ class RecordedLedger(Documents):
     """The part of the state that is the ledger."""
 
     def add_ledger(self, entries: Iterable[LedgerEntry]) -> None:
-        """Remember what was taken."""
+        """Save deletions."""
         added = list(entries)
 
         def add() -> None:
@@ -194,7 +194,7 @@ def entry_of(row: Sequence[Any]) -> LedgerEntry:
 
 
 def _short(key: bytes, prefix: bytes) -> str:
-    """Return a key in hex, of one of the topic only what comes after the topic."""
+    """Return a key in hex, for a key of the topic only the part after it."""
     return _OF_TOPIC + key[len(prefix) :].hex() if key.startswith(prefix) else key.hex()
 
 

@@ -102,7 +102,7 @@ class ClockAnchor:
     boot_id: str
 
     def comparable(self, other: ClockAnchor) -> bool:
-        """Return whether the time between the two readings can be told."""
+        """Return whether the time between the two readings is known."""
         known = self.wall_ms < UNKNOWN_MS
         if known != (other.wall_ms < UNKNOWN_MS):
             return False
@@ -111,7 +111,7 @@ class ClockAnchor:
 
 @dataclass(frozen=True, slots=True)
 class PendingJump:
-    """What a topic wants to become that is more than time alone allows, and since when it waits."""
+    """A held change of a topic beyond the passage of time, and its start."""
 
     generation: int
     ttl_seconds: int
@@ -213,7 +213,7 @@ class Strikes:
 
     Attributes:
         count: how many runs in a row failed in it.
-        error: what the last one said.
+        error: the last message.
         quarantined_ms: when it was put aside; None while it is still retried in every run.
         probe_ms: when it will be tried again; None while it is not put aside.
     """
@@ -231,10 +231,10 @@ class LedgerEntry:
 
     Attributes:
         rule: ``expired``, ``old_generation``, ``processed`` or ``invalid_transaction``.
-        start: the first key that was taken.
+        start: the first deleted key.
         stop: just behind the last one. Rows between the two may have stayed: those the rule did not take.
         rows: how many; None when the run died and the number with it, and ``stop`` is then where it might have come to.
-        metadata_generation, ttl_seconds, cutoff_ms: the policy it was taken by.
+        metadata_generation, ttl_seconds, cutoff_ms: the policy of the deletion.
         snapshot_timestamp_ms: of the transaction snapshot in use; None without one.
     """
 
@@ -285,7 +285,7 @@ class CounterKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicCount:
-    """What the background count found in one topic.
+    """The background count of one topic.
 
     Attributes:
         size_bytes: of keys and payloads, in both tables.
@@ -305,7 +305,7 @@ class Evidence:
     """One key interval ``[start, stop)`` of the message table that a pass left clean (rule S4).
 
     Attributes:
-        stop: None is the end of the table.
+        stop: None is the last row of the table.
         snapshot_timestamp_ms: of the snapshot the pass worked with.
         bound: that snapshot's prune upper bound.
         started_ms: when the pass started.

@@ -1,4 +1,4 @@
-"""What the state keeps of runs, what a run announces, and counters.
+"""Runs, announcements and counters in the state.
 
 A run that is over is a row under its id. Two empty rows lead to it: one in the order of recording, and one by time,
 for pruning. The order of recording says which run is the last, because a clock that was wrong once would hide all later
@@ -29,7 +29,7 @@ _TOKEN_BYTES = 6
 
 
 class _Going(NamedTuple):
-    """A run that has not ended; ``number`` counts runs in the order in which they started."""
+    """An unfinished run; ``number`` counts runs in the order in which they started."""
 
     id: str
     mode: str
@@ -71,7 +71,7 @@ class RecordedRuns(Documents):
         self._write(begin)
 
     def finish_run(self, run_id: str, finished_ms: int, result: str, report: str) -> None:
-        """Remember how a run ended; ``report`` is its report as JSON.
+        """Save the result of a run; ``report`` is its report as JSON.
 
         Raises:
             StateError: no such run started.
@@ -117,7 +117,7 @@ class RecordedRuns(Documents):
         return self._found(run_id, going)[0]
 
     def unfinished_runs(self) -> list[RunRecord]:
-        """Runs that started and did not end, the first recorded first."""
+        """Return unfinished runs, the first recorded first."""
         _, going = self._going()
         return [run for run, _ in sorted(self._alive(going), key=itemgetter(1))]
 
@@ -147,7 +147,7 @@ class RecordedRuns(Documents):
         return self._write(prune)
 
     def intend(self, entry: LedgerEntry) -> None:
-        """Remember what a run is about to take.
+        """Save the announcement of a run.
 
         Cheap, because it comes before the first batch of every topic: see :class:`~janitor.state.documents.LooseRows`.
         """
@@ -157,18 +157,18 @@ class RecordedRuns(Documents):
         self.driver.loose.put([(key, packed(entry_row(entry)))])
 
     def intents(self) -> list[LedgerEntry]:
-        """What was announced and not cleared since, oldest first; a last one that was cut short is left out."""
+        """Return uncleared announcements, oldest first; a last one that was cut short is left out."""
         return [entry_of(json.loads(value)) for _, value in self.driver.loose.scan(INTENT, after(INTENT))]
 
     def clear_intents(self) -> None:
-        """Forget what was announced by runs that are over: the ledger has it now."""
+        """Delete announcements of finished runs: the ledger has them now."""
         announced = list(self.driver.loose.scan(INTENT, after(INTENT)))
         # Asked last: where the lease was lost meanwhile, another process may have begun a run and announced.
         _, going = self._going()
         self.driver.loose.delete([key for key, value in announced if entry_of(json.loads(value)).run_id not in going])
 
     def counters(self) -> dict[CounterKey, float]:
-        """Return every counter since this state started, with what runs have booked that go on."""
+        """Return every counter since this state started, including running runs."""
         booked = self._booked_of(self._going()[1])
         # Both of one moment, and after what was booked: a run that ends meanwhile is then counted once.
         told, runs = self._read(lambda view: (view.value("counters"), view.value("runs")))
@@ -191,17 +191,17 @@ class RecordedRuns(Documents):
         self._write(add)
 
     def book(self, run_id: str, amounts: Mapping[CounterKey, float]) -> None:
-        """Remember what a run has come to so far, in place of what it booked before.
+        """Save the progress of a run, replacing the previous one.
 
         Cheap, and in no transaction. It survives the death of the process. Without effect on a run that is unknown or
-        finished: ending a run makes it obsolete in the same transaction, which adds the final amounts.
+        finished: the record of its result makes it obsolete in the same transaction, which adds the final amounts.
         """
         _, going = self._going()
         if run_id in going:
             self.driver.loose.put([(_booked_key(run_id), packed(_rows_of_sums(amounts)))])
 
     def booked(self, run_id: str) -> dict[CounterKey, float]:
-        """What a run has booked that goes on; nothing of any other."""
+        """Return the progress of a running run; nothing of any other."""
         _, going = self._going()
         return self._booked_of([run_id]).get(run_id, {}) if run_id in going else {}
 

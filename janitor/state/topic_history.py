@@ -1,6 +1,6 @@
 """What became of each topic over time: its ttl and generation, and its size.
 
-An operator asks for both: what has changed before a topic was held, and how much a ttl has saved. They are two notes
+An operator asks for both: changes before a topic was held, and space saved by a TTL. They are two notes
 of the state, bounded in length, and no rule of deletion depends on them.
 """
 
@@ -51,7 +51,7 @@ class Size(NamedTuple):
 
 
 def save_topics(state: State, topics: Iterable[TopicMetadata], now_ms: int) -> None:
-    """Remember which topics there are, and what has changed in them; costs no write when nothing has.
+    """Save the topics and their changes; costs no write when nothing has.
 
     Raises:
         StateError: the state could not be read or written.

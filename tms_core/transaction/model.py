@@ -1,8 +1,8 @@
 """Which transactions a reader sees: Tephra's rules as values, without I/O and without a clock.
 
-Two views of the same facts live here. A :class:`Transaction` is what one client was given when it started; a
-:class:`VisibilityState` is what a snapshot says of the whole system, and the only thing the janitor needs of it. Lists
-of excluded ids are sorted once, on the way in: Tephra searches them by halving, and releases 0.11 and 0.12 wrote them
+Two views of the same facts live here. A :class:`Transaction` is the view that one client got at its start; a
+:class:`VisibilityState` is a snapshot's view of the whole system, and all that the janitor needs of it. Lists of
+excluded ids are sorted once, on the way in: Tephra searches them by halving, and releases 0.11 and 0.12 wrote them
 unsorted, so that invalid data was mistaken for committed. The price is one comparison per id when a snapshot is loaded.
 
 ``docs/reference/formats/tephra.md`` has the rules in words.
@@ -56,7 +56,7 @@ class VisibilityLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """What a client is given when its transaction starts (Tephra's ``Transaction``).
+    """A client's view of its transaction (Tephra's ``Transaction``).
 
     Attributes:
         read_pointer: the highest version it may read.
@@ -127,7 +127,7 @@ class InProgress:
     Attributes:
         write_pointer: the pointer itself.
         expiration_ms: when the manager will call it timed out; negative in very old snapshots, for a long one.
-        visibility_upper_bound: what the transaction could see when it started.
+        visibility_upper_bound: the view of the transaction at its start.
         type: None in version 1 snapshots, which do not say.
         checkpoints: the pointers of its checkpoints, ascending.
     """
@@ -156,7 +156,7 @@ class VisibilityState:
         write_pointer: the highest pointer issued by then.
         invalid: ids of failed transactions. Sorted and freed of duplicates here, whatever order it comes in; an array
             that is already so is kept without a copy and must not be changed afterwards.
-        in_progress: what was in progress; put in order of write pointer here.
+        in_progress: ids in progress; put in order of write pointer here.
     """
 
     timestamp_ms: int
@@ -179,7 +179,7 @@ class VisibilityState:
     def is_undecided(self, pointer: int) -> bool:
         """Return whether the pointer's transaction may still commit.
 
-        True for what was in progress, for checkpoints of it (before Tephra 0.10 they have no entry of their own), and
+        True for ids in progress, for checkpoints of it (before Tephra 0.10 they have no entry of their own), and
         for everything that started after the snapshot.
         """
         return pointer > self.write_pointer or pointer in self._open
@@ -202,7 +202,7 @@ class VisibilityState:
         return ""
 
     def visibility_upper_bound(self) -> int:
-        """What the oldest transaction in progress could see when it started, else the read pointer.
+        """Return the view of the oldest transaction in progress, else the read pointer.
 
         Lower than the bound of :meth:`dummy_transaction` when something was committed in between.
         """
@@ -230,7 +230,7 @@ class Snapshot:
     """Everything a snapshot file holds: visibility, and what conflict detection needs after a restart.
 
     Attributes:
-        visibility: who may see what.
+        visibility: visibility.
         committing: change keys of transactions that asked to commit, by transaction id.
         committed: change keys of committed transactions, by the pointer they were committed at.
     """
@@ -275,7 +275,7 @@ class LateTransaction:
 
     Attributes:
         pointer: its id.
-        client: who holds it; empty where that is not known.
+        client: its client; empty where that is not known.
         topics: where it has published, with the time of the first message there in milliseconds; in order.
     """
 
@@ -297,7 +297,7 @@ def late_transactions(
 
     Args:
         published: where transactions in progress have published, as the transaction manager tells.
-        clients: who holds them.
+        clients: their clients.
     """
     found = [
         LateTransaction(pointer, clients.get(pointer, ""), tuple(sorted(topics.items())))

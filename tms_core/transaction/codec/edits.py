@@ -1,7 +1,7 @@
-"""One record of Tephra's transaction log: what happened to one transaction, as bytes.
+"""One record of Tephra's transaction log: changes of one transaction, as bytes.
 
-An edit has no length of its own; it is read field by field, so a record that was cut off shows as the end of the
-stream. Four versions of the layout exist, told apart by the first byte, each adding fields at the end.
+An edit has no length of its own; it is read field by field, so a truncated record appears as the last of the stream.
+Four versions of the layout exist, told apart by the first byte, each appending fields.
 ``docs/reference/formats/tephra-log.md``, has the layout.
 """
 
@@ -33,7 +33,7 @@ _Kind = TypeVar("_Kind", bound=IntEnum)
 
 
 class EditState(IntEnum):
-    """What happened. Values are those of the file."""
+    """The change. Values are those of the file."""
 
     IN_PROGRESS = 0
     COMMITTING = 1
@@ -51,15 +51,15 @@ class Edit:
 
     Attributes:
         write_pointer: the transaction, or the checkpoint; 0 for TRUNCATE_INVALID_TX.
-        state: what happened.
+        state: the change.
         expiration_ms: when it will time out (IN_PROGRESS).
         commit_pointer: where its change set is kept (COMMITTED).
         can_commit: whether its conflicts were checked (COMMITTED).
         changes: its change keys (COMMITTING, COMMITTED).
-        visibility_upper_bound: what it could see when it started (IN_PROGRESS).
+        visibility_upper_bound: its view at the start (IN_PROGRESS).
         type: short or long (IN_PROGRESS, ABORTED); None where the edit does not say.
         truncated: ids taken off the invalid list (TRUNCATE_INVALID_TX).
-        truncated_before_ms: ids older than this were taken off the invalid list; 0: ``truncated`` says which.
+        truncated_before_ms: older ids were removed from the invalid list; 0: ``truncated`` says which.
         parent_write_pointer: whose checkpoint it is (CHECKPOINT).
         checkpoints: its checkpoints, if the client named them (ABORTED).
     """
@@ -98,7 +98,7 @@ def read_edit(stream: Readable) -> Edit:
     """Read one edit of any version from a stream.
 
     Raises:
-        EOFError: the stream ends inside the edit.
+        EOFError: the stream is truncated inside the edit.
         FormatError: it is no edit.
     """
     version = _read(stream, _BYTE)

@@ -1,11 +1,10 @@
 """Tephra's transaction log files: which edits a crashed manager left behind, in order.
 
 A manager on one machine writes records back to back, one on HDFS writes a Hadoop SequenceFile with a marker before each
-batch that it flushed. Either may end in the middle of a record, because that is what a crash does: what is torn was
-never acknowledged and is left out without an error, on HDFS together with its whole batch. A power cut can also leave
-zeros at the end of a file on one machine, where its length was on the disk before the writes: they are left out
-where it is sure that nothing was synced there. Anything else that does not fit is an error, because to skip an edit is
-to lose a commit.
+batch that it flushed. A crash can truncate either inside a record: a torn record was never acknowledged and is skipped
+without an error, on HDFS together with its whole batch. A power cut can also leave zeros at the end of a file on one
+machine, where its length was on the disk before the writes: they are left out where it is sure that nothing was synced
+there. Anything else that does not fit is an error, because to skip an edit is to lose a commit.
 
 ``docs/reference/formats/tephra-log.md``, has both layouts.
 """
@@ -49,10 +48,10 @@ def read_log(path: Path) -> Iterator[Edit]:
     """Yield the edits of a log file, of either kind, in the order they were written.
 
     Args:
-        path: a ``txlog.<ms>`` file. An empty one, or one that ends inside its header, has no edits.
+        path: a ``txlog.<ms>`` file. An empty one, or one with a truncated header, has no edits.
 
     Raises:
-        FormatError: the file is no transaction log, or is damaged elsewhere than at its end.
+        FormatError: the file is not a transaction log, or is damaged before its last record.
         OSError: it cannot be read.
     """
     with path.open("rb") as stream:
@@ -122,7 +121,7 @@ def _edit(record: tuple[bytes, bytes]) -> Edit:
 
 
 def _records(stream: Readable, sync: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Key and value of each record, up to the end or a torn one."""
+    """Yield key and value of each record, up to a torn one."""
     try:
         while True:
             (size,) = _INT.unpack(read_exactly(stream, _INT.size))

@@ -39,7 +39,7 @@ def read_visibility(stream: Readable) -> VisibilityState:
         stream: positioned at the start of the snapshot. More may be read from it than is needed.
 
     Raises:
-        TruncatedSnapshot: the stream ends inside these fields.
+        TruncatedSnapshot: the stream is truncated inside these fields.
         UnsupportedSnapshotVersion: the version is not 1 to 4.
         SnapshotError: the bytes are no snapshot.
     """
@@ -50,7 +50,7 @@ def read_snapshot(stream: Readable) -> Snapshot:
     """Read a whole snapshot. Bytes behind it are ignored, as Tephra does.
 
     Raises:
-        TruncatedSnapshot: the stream ends inside the snapshot.
+        TruncatedSnapshot: the stream is truncated inside the snapshot.
         UnsupportedSnapshotVersion: the version is not 1 to 4.
         SnapshotError: the bytes are no snapshot.
     """
@@ -65,10 +65,10 @@ def read_snapshot(stream: Readable) -> Snapshot:
 def read_complete_visibility(stream: Readable) -> VisibilityState:
     """Like :func:`read_visibility`, and read the rest too, so that a file cut short anywhere is found out (rule S14).
 
-    The change sets are let go one by one; memory does not grow with them.
+    The change sets are freed one by one; memory does not grow with them.
 
     Raises:
-        TruncatedSnapshot: the stream ends inside the snapshot.
+        TruncatedSnapshot: the stream is truncated inside the snapshot.
         UnsupportedSnapshotVersion: the version is not 1 to 4.
         SnapshotError: the bytes are no snapshot.
     """

@@ -30,12 +30,12 @@ class Readable(Protocol):
     """Anything bytes can be read from: a file, a response body."""
 
     def read(self, size: int, /) -> bytes:
-        """At most ``size`` bytes; none only at the end."""
+        """At most ``size`` bytes; empty only after the last one."""
         ...
 
 
 class TruncatedSnapshot(SnapshotError):
-    """The bytes end too early: the file is still being written, or was cut off.
+    """The bytes are truncated: the file is still being written, or was cut off.
 
     Attributes:
         size_bytes: how many bytes there were; 0 for an empty file.
@@ -54,7 +54,7 @@ class SnapshotReader:
     """Reads the primitives of the format; knows where it is, so that an error can say so.
 
     Attributes:
-        field: what is being read, for errors.
+        field: the name of the data, for errors.
     """
 
     def __init__(self, stream: Readable) -> None:
@@ -71,7 +71,7 @@ class SnapshotReader:
         return values[0]
 
     def varint_list(self) -> array[int]:
-        """Return all numbers of a block list. Memory grows with the data read, not with what a count promises."""
+        """Return all numbers of a block list. Memory grows with the data read, not with a stated count."""
         values = array("q")
         for count in self._counts():
             whole, rest = divmod(count, _BLOCK)
@@ -102,7 +102,7 @@ class SnapshotReader:
         return SnapshotError(f"the snapshot is corrupt: {what}, {where}.", _HINT)
 
     def _counts(self) -> Iterator[int]:
-        """Yield the sizes of the blocks of a list, until the empty one that ends it."""
+        """Yield the sizes of the blocks of a list, up to the empty last one."""
         while count := self.varint():
             if count < 0:
                 raise self.corrupt(f"a count of {count}")
@@ -217,7 +217,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Return the number at a place, and the place behind it.
 
     Raises:
-        IndexError: the bytes end inside it.
+        IndexError: the bytes are truncated inside it.
         ValueError: it has more than 64 bits.
     """
     value = shift = 0

@@ -3,7 +3,7 @@
 What arrives describes itself, so a struct is read into a dictionary by field number, and a caller asks for a field by
 number and kind; that is all of Thrift that a service with two dozen methods needs, and lists of ids, which may be long,
 stay one piece of memory. Any client may send frames: every size is checked against the bytes that are there before
-memory is set aside, and what is not used here is stepped over without being built.
+memory is set aside, and unused values are skipped without being built.
 
 The tests check it with thriftpy2, from the interface in ``transaction.thrift``.
 """
@@ -42,7 +42,7 @@ _STOP = b"\0"
 
 
 class Kind(IntEnum):
-    """What a value is. Values are those of the wire."""
+    """The type of a value. Values are those of the wire."""
 
     STOP = 0
     BOOL = 2
@@ -59,7 +59,7 @@ class Kind(IntEnum):
 
 
 class MessageKind(IntEnum):
-    """What a message is. Values are those of the wire."""
+    """The type of a message. Values are those of the wire."""
 
     CALL = 1
     REPLY = 2
@@ -90,7 +90,7 @@ class RpcMessage(NamedTuple):
 
     Attributes:
         number: the caller's; the answer repeats it.
-        fields: the arguments, or the result: field 0 what is returned, any other the exception that was raised.
+        fields: the arguments, or the result: field 0 the return value, any other the raised exception.
     """
 
     kind: int
@@ -260,7 +260,7 @@ class _FieldReader:
         self._values_left -= 1
 
     def _value(self, kind: int, depth: int) -> Any:
-        """Return one value; None for what is only stepped over."""
+        """Return one value; None for a skipped value."""
         self._count()
         match kind:
             case Kind.I64:

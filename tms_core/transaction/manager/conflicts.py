@@ -1,6 +1,6 @@
 """The keys that transactions have changed, so that of two that overlap and change the same key only one commits.
 
-A transaction that asks to commit names what it has changed, by keys that only clients understand. The keys of those
+A transaction names its changes before it commits, by keys that only clients understand. The keys of those
 that committed are kept under the first pointer that was not issued yet at that moment: one that started after the
 commit has a larger id and so no conflict. Nothing below the first short transaction in progress can conflict any more,
 and each commit drops it (Tephra's ``TransactionManager``; a long transaction keeps nothing alive).
@@ -29,7 +29,7 @@ class _Changes:
 
 
 class CommittedChanges:
-    """The change keys of what was committed lately, by the pointer it was committed at."""
+    """The change keys of recent commits, by commit pointer."""
 
     def __init__(self, changes: Mapping[int, Collection[bytes]] | None = None) -> None:
         self._by_pointer = {pointer: _Changes(set(keys), "") for pointer, keys in sorted((changes or {}).items())}
@@ -57,7 +57,7 @@ class CommittedChanges:
                 raise _conflict(transaction_id, min(changes.keys.intersection(keys)), changes.client)
 
     def forget_below(self, bound: int) -> None:
-        """Drop what was committed at a pointer below ``bound``."""
+        """Drop commits at pointers below ``bound``."""
         for commit_pointer in list(self._by_pointer):
             if commit_pointer >= bound:
                 return
@@ -105,7 +105,7 @@ def first_short(entries: Iterable[tuple[int, bool]]) -> int:
 
 
 def shown(key: bytes) -> str:
-    r"""A change key for people: what is printable as it is, every other byte as ``\xHH`` (``ChangeId``)."""
+    r"""A change key for people: printable bytes as they are, every other byte as ``\xHH`` (``ChangeId``)."""
     return "".join(
         chr(byte) if (chr(byte).isalnum() and byte < 0x80) or byte in _SHOWN else f"\\x{byte:02X}" for byte in key
     )

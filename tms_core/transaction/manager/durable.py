@@ -5,10 +5,10 @@ An answer waits for all that was decided before it too, also a refusal or a mere
 decided, and no client is ever told anything that a crash could take back. Only that a transaction can commit is told at
 once: where a crash takes that back, its commit is refused (:meth:`TransactionManager.commit`).
 
-When the log could not be written, memory is ahead of the disk, and what stands at the end of that log is not known. So
-nothing more is answered from it, and the next request restarts as after a crash: from what is on the disk, with a
-snapshot of that and a new log. As long as that cannot be done either, nothing is decided. A snapshot that cannot be
-written does no harm otherwise: the logs reach further back.
+After a failed write of the log, memory is ahead of the disk, and the last bytes of that log are unknown. So nothing
+more is answered from it, and the next request restarts as after a crash: from the disk, with a snapshot of that and a
+new log. As long as that cannot be done either, nothing is decided. A snapshot that cannot be written does no harm
+otherwise: the logs reach further back.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ManagerStopped(TransactionError, Unavailable):
 class DurableState:
     """The state of a transaction manager, and the storage it is kept in; threads may share it.
 
-    It recovers what is there and keeps a snapshot of it at once, so that what it goes on from is safe. Where another
+    It recovers the state on disk and writes a snapshot of it at once, so that its new base is safe. Where another
     manager has the storage, it is as one whose log has failed until :meth:`begin`.
 
     Args:
@@ -82,7 +82,7 @@ class DurableState:
         return not (self._closed or self._failed)
 
     def begin(self) -> None:
-        """Go on if the log still takes what is decided, else restart from what is in the storage.
+        """Continue if the log is writable, else restart from the storage.
 
         Raises:
             StoreError: it cannot start yet.
@@ -100,7 +100,7 @@ class DurableState:
             waits: whether that holds, asked before the block; where not, only a refusal waits for the disk.
 
         Raises:
-            LogFailed: what was decided could not be written; it counts only if it is on the disk all the same.
+            LogFailed: the decision could not be written; it counts only if it is on the disk all the same.
             StoreError: the log has failed before, and it cannot restart yet.
             ManagerStopped: it has stopped.
         """
@@ -155,7 +155,7 @@ class DurableState:
         """Keep a snapshot, and start a new log.
 
         Raises:
-            LogFailed: what was decided before could not be written.
+            LogFailed: an earlier decision could not be written.
             StoreError: the snapshot could not be written; the next one may be.
             ManagerStopped: it has stopped.
         """
@@ -227,7 +227,7 @@ class DurableState:
         """Take in that decisions may have been undone, because the log failed; called with the lock held."""
 
     def _begin_anew(self) -> bool:
-        """If the log has failed, go on with what is on the disk, as after a crash; returns whether it had."""
+        """If the log has failed, continue with the state on disk, as after a crash; returns whether it had."""
         if not self._failed:
             return False
         with self._saving, self._lock:

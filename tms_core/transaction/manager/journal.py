@@ -5,9 +5,9 @@ appended while the manager's state is locked, so that the order of the file is t
 thread that has to answer for it then waits for the disk without the lock. One of the waiting threads writes and syncs
 for all: a sync takes the same time for one record as for hundreds (group commit).
 
-A log that could not be written is over: what stands in the file behind a failure is not known, and a sync that failed
-may succeed when it is repeated, although nothing came to the disk. So nothing more is put there, and all waiting
-threads are told; the manager goes on with another log (:mod:`tms_core.transaction.manager.durable`).
+A log that could not be written is over: the bytes after a failure are unknown, and a repeated sync may succeed although
+nothing reached the disk. Therefore nothing more is appended, and all waiting threads get the error; the manager goes on
+with another log (:mod:`tms_core.transaction.manager.durable`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NUMBER = struct.Struct(">q")
 
 
 class LogFailed(StoreError):
-    """The transaction log could not be written; what was appended may or may not be on disk."""
+    """The transaction log could not be written; the appended edits may or may not be on disk."""
 
     code = "TMS-TRANSACTION-LOG"
 
@@ -52,7 +52,7 @@ class GroupLog(ABC):
         self._waiting: list[tuple[int, Lock]] = []
 
     def append(self, edit: Edit) -> int:
-        """Put an edit at the end, in memory; returns what :meth:`sync` takes to wait for it."""
+        """Append an edit, in memory; returns what :meth:`sync` takes to wait for it."""
         data = encode_edit(edit)
         with self._buffer:
             self._pending.append(data)
@@ -101,7 +101,7 @@ class GroupLog(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close it; what was not synced may be lost."""
+        """Close it; unsynced edits may be lost."""
 
     @abstractmethod
     def _put(self, first: int, edits: Sequence[bytes]) -> None:
@@ -113,7 +113,7 @@ class GroupLog(ABC):
 
     @abstractmethod
     def _failed(self, failure: OSError | StoreError) -> LogFailed:
-        """What those are told who wait."""
+        """Return the error for waiting threads."""
 
     def _write(self) -> None:
         """Write all that was appended so far."""
@@ -145,7 +145,7 @@ class LogFile(GroupLog):
         self._file: int | None = None
 
     def close(self) -> None:
-        """Close the file; what was not synced may be lost."""
+        """Close the file; unsynced edits may be lost."""
         is_mine = self._is_to_write(sys.maxsize)
         if self._file is not None:
             os.close(self._file)

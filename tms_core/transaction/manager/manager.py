@@ -1,8 +1,8 @@
-"""The transaction manager: who may write, who may see what, and who comes too late.
+"""The transaction manager: who may write, visibility, and who comes too late.
 
-Here is what may happen and what is answered; what it changes is in :mod:`~tms_core.transaction.manager.state`, and that
-it is never forgotten is the business of :mod:`~tms_core.transaction.manager.durable`. The rules are those of Tephra's
-``TransactionManager``; ``docs/reference/conformance/transactions.md`` lists them, and what is different on purpose.
+This module has the rules and responses; changes are in :mod:`~tms_core.transaction.manager.state`, and durability is in
+:mod:`~tms_core.transaction.manager.durable`. The rules are those of Tephra's ``TransactionManager``;
+``docs/reference/conformance/transactions.md`` lists them, with the intended differences.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TransactionManager(DurableState):
 
     Its owner calls :meth:`expire` and :meth:`take_snapshot` from time to time (``TransactionService`` does).
     Every method raises ``ManagerStopped`` when it has stopped, and ``StoreError`` when the log could not be written,
-    or could not before and still cannot: what it answered until then counts.
+    or could not before and still cannot: its earlier responses stand.
 
     Args:
         storage: where its state is kept; closed with the manager. If another manager has it now, it answers nothing
@@ -71,7 +71,7 @@ class TransactionManager(DurableState):
         clock: whose wall time ids go by, and whose running time timeouts go by. Ids do not follow a jump (rule S7).
         offset: where in its millisecond the first id starts, from 0 to below ``TX_PER_MS``; drawn for each id, so that
             nobody guesses one. None: at its start, as Tephra's.
-        release: gives up what would count once ids have left the invalid list, such as claims; called before they do,
+        release: voids rows that would count once ids have left the invalid list, such as claims; called before they do,
             with what tells which. None: there is nothing.
         max_timeout_seconds: the longest that one may name (``data.tx.max.timeout``).
 
@@ -111,8 +111,8 @@ class TransactionManager(DurableState):
         """Start a short transaction.
 
         Args:
-            timeout_seconds: after how long it is given up; None: the default.
-            client: who holds it, for people; cut off after ``MAX_CLIENT_CHARACTERS``.
+            timeout_seconds: its timeout; None: the default.
+            client: its client, for people; cut off after ``MAX_CLIENT_CHARACTERS``.
 
         Raises:
             BadArgument: the timeout is not above 0, or above the highest that is allowed.
@@ -124,7 +124,7 @@ class TransactionManager(DurableState):
         return self._start(TransactionType.LONG, LONG_TIMEOUT_MS, client)
 
     def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
-        """Say what a transaction has changed, and check whether another transaction has changed it too.
+        """Record the changes of a transaction, and check whether another transaction has made one of them.
 
         Does not wait for the disk: the commit does, and its record follows this one's in the log. Only where it asks
         again it waits, for what it said before may be on the disk by itself.
@@ -142,7 +142,7 @@ class TransactionManager(DurableState):
             self.record(Edit(transaction_id, EditState.COMMITTING, changes=keys))
 
     def commit(self, transaction_id: int) -> None:
-        """Make what a transaction wrote visible to those that start from now on.
+        """Make the writes of a transaction visible to later ones.
 
         Without :meth:`can_commit` before, no conflict is looked for.
 
@@ -172,7 +172,7 @@ class TransactionManager(DurableState):
             return self._begun(state, TransactionType.SHORT, timeout_ms, client)
 
     def abort(self, transaction: Transaction) -> None:
-        """End a transaction whose client has taken back its writes; a long one becomes invalid all the same.
+        """Abort a transaction whose client has rolled back its writes; a long one becomes invalid all the same.
 
         So does one of which messaging knows that something was not taken back (:meth:`note_written`), or is just being
         written (:meth:`begin_write`); and where that may be so, an invalid one stays invalid. Without effect on one
@@ -202,7 +202,7 @@ class TransactionManager(DurableState):
                 self.record(Edit(pointer, EditState.ABORTED, type=transaction.type, checkpoints=named))
 
     def invalidate(self, transaction_id: int) -> bool:
-        """Hide for good what a transaction wrote, because it was not taken back.
+        """Hide the writes of a transaction permanently, because they were not rolled back.
 
         Returns:
             Whether it was in progress until now; False for one that was committed, or never started.
@@ -214,10 +214,10 @@ class TransactionManager(DurableState):
             return found
 
     def checkpoint(self, transaction: Transaction) -> Transaction:
-        """Give a transaction another write pointer, so that what it writes from now on can be rolled back alone.
+        """Give a transaction another write pointer, so that its later writes can be rolled back alone.
 
         Returns:
-            The transaction with the new pointer; what it reads stays as it was.
+            The transaction with the new pointer; its reads are unchanged.
 
         Raises:
             NotInProgress: it is over, or never started.
@@ -232,7 +232,7 @@ class TransactionManager(DurableState):
             return replace(transaction, write_pointer=pointer, checkpoint_write_pointers=checkpoints)
 
     def status(self, transaction_id: int) -> Literal["in progress", "invalid", "ended"]:
-        """What has become of a transaction; one that was committed or aborted, or never started, is over."""
+        """Return the outcome of a transaction; one that was committed or aborted, or never started, is over."""
         with self.deciding() as state:
             if transaction_id in state.in_progress:
                 return "in progress"
@@ -242,7 +242,7 @@ class TransactionManager(DurableState):
         """Note that something is about to be written with a pointer, if that is in progress; takes no disk.
 
         Args:
-            principal: who writes, as of :meth:`belongs_to`.
+            principal: the writer, as of :meth:`belongs_to`.
 
         Returns:
             Whether it is, and belongs to the principal; then :meth:`end_write` is to follow.
@@ -256,13 +256,13 @@ class TransactionManager(DurableState):
             return found
 
     def end_write(self, pointer: int) -> None:
-        """What was noted is written, or never will be."""
+        """Note that announced writes are finished, or failed."""
         with self._lock:
             self._writes.end(pointer, late=not self.is_in_progress(pointer))
             self._forget_decided()
 
     def note_written(self, pointer: int, place: str, number: int = 1) -> None:
-        """Note, before it is written, what an abort of its transaction would show; takes no disk.
+        """Note writes in advance that an abort of their transaction would reveal; takes no disk.
 
         Args:
             pointer: the transaction's, or that of one of its checkpoints; nothing is noted unless it is in progress.
@@ -309,11 +309,11 @@ class TransactionManager(DurableState):
     def belongs_to(self, pointer: int, principal: str | None) -> bool:
         """Return whether a principal may use a pointer; it does not become the owner's by this question.
 
-        A transaction in progress belongs to the first principal that writes with it (:meth:`begin_write`). What is not
-        in progress belongs to nobody, and is not refused here. Takes no disk.
+        A transaction in progress belongs to the first principal that writes with it (:meth:`begin_write`). A
+        transaction that is not in progress belongs to nobody, and is not refused here. Takes no disk.
 
         Args:
-            principal: None: the server does not ask who it is, so there is only one.
+            principal: None: without authentication there is only one.
         """
         if principal is None:
             return True
@@ -336,14 +336,14 @@ class TransactionManager(DurableState):
     def truncate_invalid(self, transaction_ids: Collection[int]) -> bool:
         """Take ids off the invalid list, because nothing of theirs is left anywhere.
 
-        Claims and notes of theirs that are left are given up first. An id with which something is still being written
+        Their remaining claims and notes are voided first. An id with which something is still being written
         stays on the list.
 
         Returns:
             Whether any of them left it.
 
         Raises:
-            StoreError: the rest could not be given up; none of them has left the list.
+            StoreError: the rest could not be voided; none of them has left the list.
         """
         with self.deciding() as state:
             leaving = frozenset(one for one in transaction_ids if one in state.invalid) - self._writes.under_way
@@ -386,7 +386,7 @@ class TransactionManager(DurableState):
     def reset(self) -> None:
         """Forget everything, the invalid list too, after a snapshot of it: what failed before becomes readable.
 
-        Ids keep growing. Claims and notes of what is open or invalid are given up first.
+        Ids keep growing. Claims and notes of open or invalid ones are voided first.
 
         Raises:
             StoreError: they could not be, or the snapshot could not be written; nothing is forgotten.

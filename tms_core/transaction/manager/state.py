@@ -1,9 +1,9 @@
 """The state of a transaction manager, and how each edit of its log changes it.
 
 A live manager decides what may happen, writes it as an :class:`~tms_core.transaction.codec.edits.Edit` and applies
-that; after a crash the same edits are applied again. There is one set of rules for both, so what comes back is what was
-there. Three things are not in a log: the names of clients and that a timeout leaves the read pointer, as in Tephra; and
-when by running time each transaction times out.
+that; after a crash the same edits are applied again. Both use one set of rules, so a restart restores the same state.
+Three things are not in a log: the names of clients and that a timeout leaves the read pointer, as in Tephra; and when
+by running time each transaction times out.
 
 No clock, no lock and no file here. The rules are those of Tephra's ``TransactionManager``; where they differ on
 purpose, ``docs/reference/conformance/transactions.md`` says so.
@@ -46,15 +46,15 @@ class ManagerState:
         write_pointer: the highest pointer issued so far; never goes down.
         recovered_pointer: the highest pointer issued before the last restart, 0 where there was none. Of what started
             until then, that it can commit may have been told and then lost.
-        in_progress: what is in progress by pointer, checkpoints included; ascending.
-        clients: who holds what, by transaction id; not kept over a restart.
+        in_progress: transactions in progress by pointer, checkpoints included; ascending.
+        clients: clients by transaction id; not kept over a restart.
         owners: the principals that have used transactions first, by transaction id; not kept over a restart.
         published: where transactions have published, by pointer: topics with the time of the first message, in
             milliseconds; not kept over a restart.
-        deadlines: after which running time, in milliseconds, what is in progress has timed out, by pointer.
+        deadlines: timeouts by the monotonic clock, in milliseconds, by pointer.
         invalid: the invalid list.
         committing: change keys of those that asked to commit, by transaction id.
-        committed: change keys of what was committed lately.
+        committed: change keys of recent commits.
     """
 
     def __init__(self, snapshot: Snapshot, long_timeout_ms: int) -> None:
@@ -155,7 +155,7 @@ class ManagerState:
         return Snapshot(self.visibility(now_ms), dict(self.committing), self.committed.copy())
 
     def visibility(self, now_ms: int) -> VisibilityState:
-        """Return a copy of what decides who may see what."""
+        """Return a copy of what decides visibility."""
         entries = tuple(self.in_progress.values())
         return VisibilityState(now_ms, self.read_pointer, self.write_pointer, self.invalid.ids, entries)
 
@@ -219,7 +219,7 @@ class ManagerState:
         self._read_up_to(pointer)
 
     def _is_long(self, edit: Edit) -> bool:
-        """Return whether what is aborted counts as long; if either side says so, for then its writes are still
+        """Return whether the aborted transaction counts as long; if either side says so, for then its writes are still
         there.
         """
         entry = self.in_progress.get(edit.write_pointer)
@@ -263,7 +263,7 @@ class ManagerState:
 class InvalidList:
     """The ids of failed transactions: ascending, each once, and cheap to hand out.
 
-    Every transaction that starts is given the whole list, so readers share one array, and a change makes a new one.
+    Every new transaction gets the whole list, so readers share one array, and a change creates a new one.
     Tephra keeps ids in the order in which they came, some of them twice (a checkpoint that was invalidated before its
     parent), and counts both; here an id is invalid or it is not. The price is a copy of 8 bytes an id for each change.
 

@@ -5,9 +5,9 @@ A snapshot is written under a name that Tephra does not read, synced, renamed, a
 ``LocalFileTransactionStateStorage`` and taken back, and what Tephra left on HDFS can be copied here.
 
 To recover is to read the newest snapshot that can be read and every log since. One that is damaged is passed over with
-a warning, since the logs reach back to the oldest snapshot that is kept; a log that is damaged elsewhere than at its
-end stops the start, because to go on would be to lose commits. Two managers on one directory would issue the same ids,
-so the directory is locked.
+a warning, since the logs reach back to the oldest snapshot that is kept; a log with damage before its last record
+prevents the start, because continuing would lose commits. Two managers on one directory would issue the same ids, so
+the directory is locked.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Recovered:
 
     Attributes:
         snapshot: the newest one that can be used; None when there is none at all.
-        edits: what happened since, in order.
+        edits: later edits, in order.
         newest_ms: the largest number in any name; names to come must be above it, whatever the clock says.
     """
 
@@ -81,7 +81,7 @@ class Log(Protocol):
     """A log that edits are appended to."""
 
     def append(self, edit: Edit) -> int:
-        """Put an edit at the end; returns what :meth:`sync` takes to wait for it."""
+        """Append an edit; returns what :meth:`sync` takes to wait for it."""
         ...
 
     def sync(self, position: int) -> None:
@@ -89,7 +89,7 @@ class Log(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the log; what was not synced may be lost."""
+        """Close the log; unsynced edits may be lost."""
         ...
 
 
@@ -105,11 +105,11 @@ class Storage(Protocol):
         ...
 
     def log(self, timestamp_ms: int) -> Log:
-        """Return a new log, of what happens after the snapshot of that time."""
+        """Return a new log after the snapshot of that time."""
         ...
 
     def save(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot, and drop what is not needed any more."""
+        """Keep a snapshot, and delete older data."""
         ...
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ class DirectoryStorage:
         return LogFile(self._path / f"txlog.{timestamp_ms}")
 
     def save(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot under its time, and delete what is older than the last ``retain``.
+        """Keep a snapshot under its time, and delete data before the last ``retain``.
 
         Raises:
             DirectoryFailed: it could not be written.
@@ -241,7 +241,7 @@ class DirectoryStorage:
         return sorted(number for match in matches if match and (number := int(match[1])) < LONG_MAX)
 
     def _tidy(self) -> None:
-        """Delete old snapshots, the logs before the oldest that is kept, and what a crash left unfinished."""
+        """Delete old snapshots, the logs before the oldest kept one, and unfinished files of a crash."""
         snapshots = self._list(_SNAPSHOT)
         kept = snapshots[-self._retain :]
         old = [f"snapshot.{number}" for number in snapshots[: -self._retain]]
@@ -253,7 +253,7 @@ class DirectoryStorage:
 
 
 class MemoryStorage:
-    """A storage that keeps nothing; what a manager knows stops with it."""
+    """A storage that keeps nothing; the state is lost with the manager."""
 
     def recover(self) -> Recovered:
         """Nothing."""

@@ -55,7 +55,7 @@ class WriteLedger:
         self._left.setdefault(pointer, Counter())[place] += number
 
     def take_back(self, pointer: int, place: str, number: int | None) -> None:
-        """Count what was rolled back; None: all there was."""
+        """Count rolled back rows; None: all there was."""
         places = self._left.get(pointer)
         if places is None:
             return

@@ -1,4 +1,4 @@
-"""The methods of Tephra's transaction service, each as it is called over Thrift and what it answers.
+"""The methods of Tephra's transaction service, with their Thrift calls and results.
 
 Which errors a method declares is part of the interface (``transaction.thrift``): a declared one travels as a field of
 the answer, anything else as Thrift's own exception, which Java shows as "Internal error processing …" with our reason
@@ -45,7 +45,7 @@ class _Call(NamedTuple):
 
 
 def answer(manager: TransactionManager, frame: bytes, address: str = "") -> bytes:
-    """Do what a frame asks for.
+    """Execute the call of a frame.
 
     Args:
         address: where it comes from, for the audit log.
@@ -84,7 +84,7 @@ def answer(manager: TransactionManager, frame: bytes, address: str = "") -> byte
 
 
 def _object(arguments: Fields) -> str:
-    """What an administrative call is about: transactions, or a time in milliseconds."""
+    """Return the argument of an administrative call: transactions, or a time in milliseconds."""
     value = arguments.get(1, "")
     if not isinstance(value, array):
         return str(value)
@@ -105,7 +105,7 @@ def _done(call: _Call, manager: TransactionManager, arguments: Fields) -> tuple[
 
 
 def _too_many(request: RpcMessage, text: str) -> bytes:
-    """What a call is answered whose change set, or another list, is too large to be read."""
+    """Return the response to a call with a change set, or another list, that is too large."""
     if request.name == "canCommitTx":
         return wire.message(MessageKind.REPLY, request.name, request.number, _boolean(False))
     call = _CALLS.get(request.name)
@@ -144,7 +144,7 @@ def _result(transaction: Transaction) -> bytes:
 
 
 def _boolean(value: bool) -> bytes:
-    """Return a boolean in a struct: what a method returns that may raise, too."""
+    """Return a boolean in a struct: the result of a method that may also raise."""
     return wire.structure(0, wire.boolean(1, value))
 
 
@@ -196,7 +196,7 @@ def _commit_and_start(manager: TransactionManager, arguments: Fields) -> bytes:
 
 
 def _named(arguments: Fields) -> Transaction:
-    """Return a transaction by its id, of which only what an abort looks at is known."""
+    """Return a transaction by its id with only the fields that an abort reads."""
     pointer, kind = integer(arguments, 1), integer(arguments, 2, 1) - 1
     checkpoints = _argument(arguments, 3, array, array("q"))
     if kind not in (TransactionType.SHORT, TransactionType.LONG):

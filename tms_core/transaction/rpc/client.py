@@ -1,9 +1,9 @@
 """A client of a transaction service: Tephra's own, or ours.
 
 A call that was not answered may have been done. Tephra's Java client repeats every call, commits too, and a commit that
-is repeated after a lost answer fails as "not in progress", so that data of a committed transaction is rolled back. Here
-only what may be done twice is repeated; for the rest the caller is told that the outcome is unknown, and what to do. A
-connection that met any trouble is closed, and an answer must repeat the number of its call.
+is repeated after a lost answer fails as "not in progress", so that data of a committed transaction is rolled back. This
+client repeats only harmless calls; for others the caller gets an unknown outcome with the remedy. A connection that met
+any trouble is closed, and an answer must repeat the number of its call.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tms_core.transaction.source.source import DirectorySource, Loaded, Snapshot
 
 
 class ServiceSettings(Protocol):
-    """What the settings ``transactions`` say of a service; not their class, so that applications need no settings."""
+    """The settings ``transactions`` of a service; not their class, so that applications need no settings."""
 
     @property
     def source(self) -> str: ...
@@ -92,8 +92,8 @@ class TransactionClient:
     """Calls a transaction service; threads may share it, and each call has a connection of its own.
 
     Args:
-        address: ``HOST:PORT`` of the service, or of several with the same transactions. After one has failed, the next
-            one is asked, within the call's time, unless the call may have been done and must not be done twice.
+        address: ``HOST:PORT`` of the service, or of several with the same transactions. After a failure the call goes
+            to the next one within its time, unless it may have been executed and must not be repeated.
         timeout_seconds: the longest a call, and connecting, may take.
         token_file: of the token that the service demands; None: it demands none.
         tls: checks the certificate of the service; None: no TLS.
@@ -157,7 +157,7 @@ class TransactionClient:
         return self._transaction("startLongClientId", wire.string(1, client))
 
     def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
-        """Say what a transaction has changed, and check whether another transaction has changed it too."""
+        """Record the changes of a transaction, and check whether another transaction has made one of them."""
         keys = wire.strings(2, list(changes), Kind.SET)
         self._call("canCommitOrThrow", wire.i64(1, transaction_id), keys, again=True)
 
@@ -194,7 +194,7 @@ class TransactionClient:
         return None
 
     def abort(self, transaction: Transaction) -> None:
-        """End a transaction whose writes were taken back."""
+        """Abort a transaction whose writes were rolled back."""
         # Without its lists, which may be longer than a request.
         fields = (
             wire.i64(1, transaction.transaction_id),
@@ -205,7 +205,7 @@ class TransactionClient:
             self._call("abortTx", wire.structure(1, *transaction_fields(transaction)), again=True)
 
     def invalidate(self, transaction_id: int) -> bool:
-        """Hide for good what a transaction wrote; whether it was in progress until now."""
+        """Hide the writes of a transaction permanently; whether it was in progress until now."""
         return bool(self._call("invalidateTx", wire.i64(1, transaction_id), kind=bool))
 
     def checkpoint(self, transaction: Transaction) -> Transaction:
@@ -253,7 +253,7 @@ class TransactionClient:
         return data
 
     def in_progress(self) -> Sequence[InProgress]:
-        """What is in progress, checkpoints with their transactions, by a snapshot."""
+        """Return the transactions in progress with their checkpoints, by a snapshot."""
         try:
             return read_complete_visibility(io.BytesIO(self.encoded_snapshot())).in_progress
         except FormatError as error:
@@ -361,13 +361,13 @@ class TransactionClient:
         raise AssertionError("no service was asked")
 
     def _order(self) -> list[str]:
-        """Return the services, from the one that is asked now."""
+        """Return the services, starting with the current one."""
         addresses = list(self._lines)
         at = addresses.index(self.address)
         return addresses[at:] + addresses[:at]
 
     def _leave(self, address: str) -> None:
-        """Ask the next service from now on, if it is still this one that is asked."""
+        """Switch to the next service, unless that has happened already."""
         if self.address == address:
             self.address = [*self._order(), address][1]
 

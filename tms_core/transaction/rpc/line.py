@@ -1,4 +1,4 @@
-"""One connection to a transaction service, and what can go wrong with it.
+"""One connection to a transaction service, and its errors.
 
 A call has one time limit from its first byte to its last, and its answer must repeat its number: otherwise the late
 answer to one call would be mistaken for that of the next.
@@ -238,7 +238,7 @@ class SocketConnection:
         """Call a method.
 
         Returns:
-            The result, in which field 0 is what is returned and any other an exception that the method declares.
+            The result: field 0 is the return value, any other a declared exception.
 
         Raises:
             ServiceUnavailable: the service could not do it, and nothing was done.
@@ -277,7 +277,7 @@ class SocketConnection:
         self._socket.close()
 
     def break_off(self) -> None:
-        """End the call that another thread waits for: its answer does not come any more."""
+        """Interrupt the call of another thread, whose response does not come."""
         with suppress(OSError):
             # Not the method of an SSLSocket, which takes away what the other thread reads with.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)

@@ -81,7 +81,7 @@ class QuickConnection(asyncio.StreamReaderProtocol):
     """A connection whose calls are read from a stream, but for quick ones that come whole and one by one.
 
     Attributes:
-        task: what reads from the stream.
+        task: the reader of the stream.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class QuickConnection(asyncio.StreamReaderProtocol):
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hold a quick call until the end of the loop's turn; what else has come until then shares a sync with it."""
+        """Hold a quick call until the loop's turn is over; what else has come until then shares a sync with it."""
         quick = self._quick
         quick.arrivals += 1
         if self._between_calls and not self._held and quick.come_alone and self._is_quick(data):

@@ -2,11 +2,11 @@
 
 A connection costs nothing while it is silent, so a Java client may keep its pool of fifty open; requests are done by a
 few workers, which wait for the disk together. On each connection one request is done after the other, as Tephra's own
-server does. A client that sends what is no call, or a frame above the limit, is cut off; so is one that says nothing at
+server does. A client that sends an invalid call, or a frame above the limit, is cut off; so is one that says nothing at
 all, one that does not finish a frame it started, and, where memory is short, the one that has not read its answer for
 longest. Where there are too many connections, a new one takes the place of one that was silent for long.
 
-There is no authentication in Tephra's protocol: who can reach the port can end any transaction. So a token may be
+There is no authentication in Tephra's protocol: every client of the port can abort any transaction. So a token may be
 demanded, which is shown by a call of our own, the first of a connection; Tephra's client has none to show.
 """
 
@@ -92,7 +92,7 @@ T = TypeVar("T")
 
 
 class Level(Enum):
-    """What a connection may ask for."""
+    """The permissions of a connection."""
 
     NONE = "nothing"
     CLIENT = "calls of clients"
@@ -103,7 +103,7 @@ logger = get_logger(__name__)
 
 
 class ManagerOfSeveral(Protocol):
-    """What says which of several services has to answer."""
+    """A function that selects the responsible service."""
 
     @property
     def log_name(self) -> str:
@@ -127,13 +127,13 @@ class TransactionService:
         manager: who answers; it is not closed with the service.
         host: the address to listen at.
         port: the port; 0: a free one, which :attr:`port` tells once it is started.
-        cleanup_seconds: how often timed-out transactions are given up.
+        cleanup_seconds: the interval for expiring transactions.
         snapshot_seconds: how often a snapshot is taken (``transactions.snapshot_interval_seconds``).
         token: returns the token that each connection has to show first; None: none is demanded.
         admin_token: returns the token that a connection has to show for :data:`ADMINISTRATIVE` calls, and which is good
             for all others; None: ``token`` is good for all.
         several: knows whether this is the service that has to answer; None: there is no other.
-        certificate: what it shows over TLS; None: it speaks no TLS.
+        certificate: its TLS certificate; None: it speaks no TLS.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class TransactionService:
         started.wait()
 
     def stop(self) -> None:
-        """Answer what is under way and close the port; without effect on a service that does not run."""
+        """Finish running calls and close the port; without effect on a service that does not run."""
         if self._thread is None or self._loop is None:
             return
         self._loop.call_soon_threadsafe(self._stopping.set)
@@ -236,7 +236,7 @@ class TransactionService:
                 connection.cancel()
 
     async def _begin(self, listener: socket.socket, context: ssl.SSLContext | None) -> Callable[[], object]:
-        """Accept connections from now on; returns what ends that."""
+        """Accept connections from now on; returns a function that stops it."""
         if context is None:
             server = await asyncio.get_running_loop().create_server(self._connection, sock=listener)
             return server.close
@@ -324,7 +324,7 @@ class TransactionService:
             connection.add_done_callback(known.discard)
 
     def _take_a_place(self) -> bool:
-        """Cut off who is silent for longest, but those who never had an answer first; whether there was one."""
+        """Close the longest idle connection, preferring ones that never got a response; whether there was one."""
         now = asyncio.get_running_loop().time()
         new = ((one, since + NEW_SILENT_SECONDS) for one, since in self._awaiting.items() if one in self._new)
         others = ((one, since + SILENT_SECONDS) for one, since in self._awaiting.items())
@@ -390,7 +390,7 @@ class TransactionService:
         return await self._work(self._quick.do, frame), direct
 
     def _forbidden(self, frame: bytes, level: Level, address: str) -> bytes | None:
-        """Return what a call is answered that is above a level; None: it is not."""
+        """Return the response to a call above a permission level; None: it is not."""
         if level is Level.NONE:
             event, reason = Event.UNAUTHORIZED, _DEMANDED
         elif level is Level.CLIENT and _is_of(frame, ADMINISTRATIVE):
@@ -436,13 +436,13 @@ class TransactionService:
         return self._token is not None or self._admin_token is not None
 
     def _level_without_token(self) -> Level:
-        """What a connection may ask for that has shown no token."""
+        """Return the permissions of a connection without a token."""
         if self._token is not None:
             return Level.NONE
         return Level.ADMIN if self._admin_token is None else Level.CLIENT
 
     def _authenticated(self, frame: bytes) -> tuple[Level, bytes]:
-        """What a connection may ask for by the token that a frame shows, and what it is answered."""
+        """Return the permissions by the token of a frame, and the response."""
         request = wire.read_message(frame)
         shown = request.fields.get(1)
         highest = Level.ADMIN if self._admin_token is None else Level.CLIENT
@@ -472,9 +472,9 @@ class TransactionService:
 
     @asynccontextmanager
     async def _place(self, size: int, writer: asyncio.StreamWriter) -> AsyncIterator[Callable[[], None] | None]:
-        """A place among the large requests, and memory for what a request becomes.
+        """A place among the large requests, and memory for the decoded request.
 
-        Yields what says that the request has come, or None if there is no memory for it.
+        Yields a function to call when the request is complete, or None without memory.
         """
         if size <= LARGE_BYTES:
             yield _nothing
@@ -530,7 +530,7 @@ class TransactionService:
             self._awaiting.pop(connection, None)
 
     async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
-        """Send an answer, at the cost of those who have not read theirs for longest."""
+        """Send a response, closing the connections that have not read for longest."""
         self._unread[writer] = len(data)
         writer.write(LENGTH.pack(len(data)) + data)
         while len(self._unread) > 1 and sum(self._unread.values()) > MAX_UNREAD_BYTES:
@@ -582,7 +582,7 @@ def _nothing() -> None:
 
 
 def _memory_of(size: int) -> int:
-    """Return what a request takes at most: its bytes as they come, whole and taken apart, and its strings."""
+    """Return the largest memory of a request: its bytes as they arrive, complete and decoded, and its strings."""
     return 3 * size + _STRING_BYTES * min(size // LENGTH.size, wire.MOST_STRINGS)
 
 
@@ -604,7 +604,7 @@ def _host(writer: asyncio.StreamWriter) -> str:
 
 
 def _refusal(request: RpcMessage, text: str) -> bytes:
-    """What a call is answered of which nothing was done."""
+    """Return the response to a call that was not executed."""
     return failure(request, Failure.PROTOCOL_ERROR, text)
 
 

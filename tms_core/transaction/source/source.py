@@ -1,6 +1,6 @@
 """Where a transaction snapshot comes from.
 
-A source answers one question: what is the newest snapshot that can be used, and what had to be passed over to find it?
+A source answers one question: the newest usable snapshot, and the skipped ones.
 A folder is written by another process, which adds files, renames them and deletes old ones at any moment, so nothing
 seen in a listing can be relied on. A file that cannot be used is never an error while an older one can: it is reported,
 and the caller judges by the snapshot's own time whether it is still fresh enough (rule S14).
@@ -93,7 +93,7 @@ class Loaded:
         name: where it came from: a file name, or the name of a service.
         rejected: newer ones that could not be used, newest first.
         ignored: how many names were there that no snapshot has.
-        notes: what is odd about the snapshot and does not prevent its use.
+        notes: oddities of the snapshot that do not prevent its use.
         system: the id of its transaction system; empty where that is not known.
     """
 
@@ -126,7 +126,7 @@ class NoUsableSnapshot(NoSnapshot):
     """There are snapshots, and none can be used.
 
     Attributes:
-        rejected: what was wrong with each.
+        rejected: the defect of each.
     """
 
     def __init__(self, folder: Folder, rejected: tuple[Rejected, ...]) -> None:
@@ -137,7 +137,7 @@ class NoUsableSnapshot(NoSnapshot):
 
 
 class SourceUnreachable(NoSnapshot):
-    """The transaction manager that was asked for its state did not answer."""
+    """The transaction manager did not respond with its state."""
 
 
 class Folder(Protocol):
@@ -194,7 +194,7 @@ class DirectorySource:
 
     @classmethod
     def at(cls, place: str, kerberos: Any = None, ca_file: Path | None = None) -> DirectorySource:
-        """Return what the setting ``transactions.directory`` names.
+        """Return the folder of the setting ``transactions.directory``.
 
         Args:
             place: a path or a ``webhdfs://`` URL.

@@ -1,7 +1,7 @@
 """Where a cluster's transaction manager leaves its snapshots: a folder on HDFS, read over WebHDFS.
 
-Two requests of the REST interface (WebHDFS REST API of Hadoop 2 and 3; HttpFS speaks it too): LISTSTATUS says what lies
-there, and OPEN sends a file, by way of a redirect to a DataNode. A file is fetched whole before it is decoded, so that
+Two requests of the REST interface (WebHDFS REST API of Hadoop 2 and 3; HttpFS speaks it too): LISTSTATUS lists a
+folder, and OPEN sends a file, by way of a redirect to a DataNode. A file is fetched whole before it is decoded, so that
 a connection that breaks is told apart from a file that was cut short. Where Kerberos guards HDFS, the NameNode demands
 a login (SPNEGO); its redirect to a DataNode carries a delegation token instead.
 """
