@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from janitor.rules.policy import Hold, Reason, Rule
-from tms_core.errors import code_of_guard
+from janitor.state.figures import HELD, GuardNote, HeldRows
 from tms_core.topic import TopicId
 
 Mode = Literal["plan", "apply"]
@@ -102,24 +102,6 @@ class SnapshotUsed:
 
     timestamp_ms: int
     source: str
-
-
-@dataclass(frozen=True, slots=True)
-class GuardNote:
-    """A guard's finding.
-
-    Attributes:
-        tripped: True when the run was stopped by it; False for a warning.
-    """
-
-    guard: str
-    tripped: bool
-    message: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the finding as JSON values, with its code (``docs/reference/errors.md``)."""
-        values = {"guard": self.guard, "tripped": self.tripped, "message": self.message}
-        return values | {"code": code_of_guard(self.guard)}
 
 
 class StoreBytes(NamedTuple):
@@ -250,11 +232,11 @@ def counts_as_done(mode: Mode, held: Hold | None) -> bool:
     return held is None or (mode == "plan" and held is Hold.FIRST_CONTACT)
 
 
-def held_before(held: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def held_before(held: Sequence[HeldRows]) -> dict[str, Any]:
     """Rows held in a run and counted by an earlier one, as its history has them: the topics with the most rows."""
-    held = sorted((item for item in held if item["held"]), key=lambda item: item["rows"], reverse=True)
-    rows = sum(item["rows"] for item in held)
-    return {"held_before": {"rows": rows, "topics": list(held[:HISTORY_ENTRIES])}} if held else {}
+    held = sorted((item for item in held if item.held), key=lambda item: item.rows, reverse=True)
+    rows = sum(item.rows for item in held)
+    return {"held_before": {"rows": rows, "topics": HELD.plain(held[:HISTORY_ENTRIES])}} if held else {}
 
 
 def _order(key: EntryKey) -> tuple[str, str, int, str, str]:

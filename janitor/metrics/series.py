@@ -28,7 +28,8 @@ from janitor.metrics.catalogue import (
     legible,
     seconds,
 )
-from janitor.status.status import ConsumerFigures, TopicFigures
+from janitor.state.figures import ConsumerFigures
+from janitor.status.status import TopicFigures
 
 PerTopic = Literal["none", "top"]
 #: What is compared: a topic's name, or that of something in it.

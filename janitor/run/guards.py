@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from janitor.report import GuardNote
 from janitor.state.base import UNKNOWN_MS, ClockAnchor, KnownIds, State, StoreRecord, Strikes
+from janitor.state.figures import GuardNote
 from janitor.state.records import LINEAGE, RESTORED
 from janitor.sweep.transactions import TxState
 from tms_core.clock import OFF_MS, Clock

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from janitor.report import EXPECTED, NOT_COUNTED, GuardNote, MessagesLeft, Mode, Report, StoreBytes, counts_as_done
+from janitor.report import EXPECTED, NOT_COUNTED, MessagesLeft, Mode, Report, StoreBytes, counts_as_done
 from janitor.rules.policy import Rule
 from janitor.run import guards
 from janitor.run.deps import Deps
 from janitor.state.base import Claim, State, TopicCount
+from janitor.state.figures import GuardNote
 from janitor.sweep.findings import Read
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run, TopicWork

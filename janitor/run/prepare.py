@@ -13,12 +13,12 @@ from functools import partial
 
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
-from janitor.report import GuardNote
 from janitor.rules.policy import Hold
 from janitor.run import guards
 from janitor.run.deps import Deps
 from janitor.run.guards import InProgressThen
 from janitor.state.base import Claim, State, StoreRecord
+from janitor.state.figures import GuardNote
 from janitor.state.records import RESTORED, Note
 from janitor.sweep import transactions as txstate
 from janitor.sweep.run import ConsumerHolds, PlanLimits, Preparation, ProcessedRows, Run

@@ -14,11 +14,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from janitor.report import DataTable, Entry, EntryKey, GuardNote, Mode, Report, held_before
+from janitor.report import DataTable, Entry, EntryKey, Mode, Report, held_before
 from janitor.rules.policy import Hold, Rule
 from janitor.run.deps import Deps
 from janitor.run.passes import calls_made, new_id
 from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State
+from janitor.state.figures import HELD, SNAPSHOT, GuardNote, HeldRows, SnapshotRead
 from janitor.state.records import Note
 from janitor.state.topic_history import save_topics
 from janitor.sweep.ledger import Sums, untold
@@ -119,14 +120,14 @@ def _results(result: str, runs: int) -> dict[CounterKey, float]:
     return {CounterKey("sweeps_total", (("result", result),)): float(runs)}
 
 
-def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, result: str) -> Sequence[dict[str, Any]]:
+def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, result: str) -> Sequence[HeldRows]:
     """Add a finished run to counters and notes; call it inside the state's transaction.
 
     Returns:
         What is due and held as an earlier run counted it, which this one did not do again.
     """
     state.add_counters({**_results(result, 1), **_counters(run, outcome, report)})
-    state.save_note(Note.SNAPSHOT, _snapshot(run))
+    SNAPSHOT.save(state, _snapshot(run))
     if run.mode == "plan":
         _save_plan(state, run, report)
     if run.mode == "plan" or run.ready.stopped or outcome.halted is not None:
@@ -141,9 +142,8 @@ def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, res
     if report.thorough and not run.patterns:
         state.save_note(Note.KEPT, report.to_json()["totals"]["kept"])
     counted = [(key, entry) for key, entry in report.entries.items() if _is_overdue(key, entry)]
-    named = {(key.topic.namespace, key.topic.topic) for key, _ in counted}
-    known = _still_held(state.note(Note.OVERDUE) or [], run, outcome, named)
-    state.save_note(Note.OVERDUE, [*known, *(_overdue_item(key, entry) for key, entry in _most(counted))])
+    known = _still_held(HELD.read(state), run, outcome, {str(key.topic) for key, _ in counted})
+    HELD.save(state, [*known, *(_held_rows(key, entry) for key, entry in _most(counted))])
     return known
 
 
@@ -153,7 +153,7 @@ def _save_plan(state: State, run: Run, report: Report) -> None:
         state.save_note(Note.KEPT, report.to_json()["totals"]["kept"])
         state.save_note(REHEARSED, run.ready.now.wall_ms)
     due = [(key, entry) for key, entry in report.entries.items() if entry.rows and key.held is not Hold.PROTECTED]
-    state.save_note(Note.OVERDUE, [_overdue_item(key, entry) for key, entry in _most(due)])
+    HELD.save(state, [_held_rows(key, entry) for key, entry in _most(due)])
 
 
 def _counters(run: Run, outcome: Outcome, report: Report) -> dict[CounterKey, float]:
@@ -209,29 +209,27 @@ def _taken(table: DataTable, rule: Rule, rows: int, size_bytes: int) -> dict[Cou
     return {CounterKey("rows_deleted_total", labels): rows, CounterKey("bytes_deleted_total", labels): size_bytes}
 
 
-def _snapshot(run: Run) -> dict[str, Any]:
+def _snapshot(run: Run) -> SnapshotRead:
     tx = run.ready.tx
     snapshot = tx.snapshot
-    return {
-        "timestamp_ms": snapshot.timestamp_ms if snapshot else None,
-        "source": tx.name,
-        "problem": str(tx.problem) if tx.problem else "",
-        "message": tx.message,
-        "invalid": len(snapshot.invalid) if snapshot else 0,
-        "in_progress": len(snapshot.in_progress) if snapshot else 0,
-    }
+    return SnapshotRead(
+        timestamp_ms=snapshot.timestamp_ms if snapshot else None,
+        source=tx.name,
+        problem=str(tx.problem) if tx.problem else "",
+        message=tx.message,
+        invalid=len(snapshot.invalid) if snapshot else 0,
+        in_progress=len(snapshot.in_progress) if snapshot else 0,
+    )
 
 
-def _still_held(
-    known: list[dict[str, Any]], run: Run, outcome: Outcome, counted: Collection[tuple[str, str]]
-) -> list[dict[str, Any]]:
+def _still_held(known: Sequence[HeldRows], run: Run, outcome: Outcome, counted: Collection[str]) -> list[HeldRows]:
     """Return overdue rows that an earlier run counted, if this one did not."""
     unseen = {
-        (work.topic.topic.namespace, work.topic.topic.topic)
+        str(work.topic.topic)
         for key, work in run.topics.items()
         if not (work.counts_held and _was_seen(run, outcome, key))
     }
-    return [item for item in known if (item["tms_namespace"], item["topic"]) in unseen.difference(counted)]
+    return [item for item in known if item.name in unseen.difference(counted)]
 
 
 def _was_seen(run: Run, outcome: Outcome, key: bytes) -> bool:
@@ -248,17 +246,17 @@ def _most(entries: list[tuple[EntryKey, Entry]]) -> list[tuple[EntryKey, Entry]]
     return sorted(entries, key=lambda item: item[1].rows, reverse=True)[:NAMED_OVERDUE]
 
 
-def _overdue_item(key: EntryKey, entry: Entry) -> dict[str, Any]:
-    return {
-        "tms_namespace": key.topic.namespace,
-        "topic": key.topic.topic,
-        "table": key.table,
-        "rule": str(key.rule),
-        "held": str(key.held) if key.held else "",
-        "rows": entry.rows,
-        "bytes": entry.size_bytes,
-        "oldest_ms": entry.oldest_ms,
-    }
+def _held_rows(key: EntryKey, entry: Entry) -> HeldRows:
+    return HeldRows(
+        tms_namespace=key.topic.namespace,
+        topic=key.topic.topic,
+        table=key.table,
+        rule=str(key.rule),
+        held=str(key.held) if key.held else "",
+        rows=entry.rows,
+        bytes=entry.size_bytes,
+        oldest_ms=entry.oldest_ms,
+    )
 
 
 def _taken_entries(state: State, run: Run, outcome: Outcome) -> list[LedgerEntry]:

@@ -11,7 +11,7 @@ known of it. Nothing is held back by a frontier here: these are the law's figure
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F  # noqa: N812 - the name everybody knows it by
@@ -20,9 +20,8 @@ from janitor.rules.policy import Rule
 from janitor.spark.session import translated
 from janitor.spark.source.options import NAME
 from janitor.state.base import State, TopicCount
+from janitor.state.figures import STATISTICS, StatisticsFigures
 from janitor.stats.topic_sizes import POINTER_BYTES
-from janitor.status.collect import STATISTICS_NOTE
-from janitor.status.status import StatisticsFigures
 from janitor.sweep.run import parse_or_none
 from janitor.sweep.transactions import TransactionView
 from tms_core.tables.base import Reads
@@ -144,7 +143,7 @@ def save(
             }
         )
         if whole:
-            state.save_note(STATISTICS_NOTE, asdict(summary(found, now_ms)))
+            STATISTICS.save(state, summary(found, now_ms))
 
 
 def summary(found: list[GenerationStats], now_ms: int) -> StatisticsFigures:

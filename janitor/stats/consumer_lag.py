@@ -15,11 +15,11 @@ Nothing is written here but the notes the figures are kept in: counting consumes
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Generator, Sequence
+from typing import NamedTuple, Protocol
 
 from janitor.state.base import State
-from janitor.state.records import Note
+from janitor.state.figures import CONSUMERS, LATE, BlockedReaders, ConsumerFigures
 from janitor.stats.scheduler import CountScheduler, Life
 from janitor.sweep.executor import Pacer
 from tms_core.clock import Clock
@@ -33,12 +33,8 @@ from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata, living_topics
 from tms_core.transaction.model import Transaction, late_transactions
 
-#: The note that figures are kept in: a list of objects, one for each consumer.
-NOTE = Note.CONSUMERS
 #: Rows that are read for one topic before the next one has its turn.
 TURN_ROWS = 100_000
-#: The note that late transactions are kept in: a list of objects, the one that readers have waited for longest first.
-LATE_NOTE = Note.LATE
 #: How long readers wait before a transaction is late, in milliseconds.
 LATE_MS = 60_000
 #: How many transactions are remembered, and how many topics of each.
@@ -94,9 +90,9 @@ class LagCount:
         self._clock = clock
         self._turns = CountScheduler(self, clock, pacer, turn_rows=TURN_ROWS, refresh_seconds=refresh_seconds)
         self._present: dict[Life, tuple[TopicMetadata, Collection[Position]]] = {}
-        self._figures: dict[Life, list[dict[str, Any]]] = {}
-        for figures in state.note(NOTE) or []:
-            life = (TopicId(figures["tms_namespace"], figures["topic"]), figures["generation"])
+        self._figures: dict[Life, list[ConsumerFigures]] = {}
+        for figures in CONSUMERS.read(state):
+            life = (TopicId(figures.tms_namespace, figures.topic), figures.generation)
             self._figures.setdefault(life, []).append(figures)
 
     def step(self) -> None:
@@ -153,27 +149,25 @@ class LagCount:
 
     def save(self) -> None:
         """Save the figures, if they are others than those kept: to adopt a store may have removed these meanwhile."""
-        found = [figures for life in sorted(self._figures) for figures in self._figures[life]]
-        if found != (self._state.note(NOTE) or []):
-            self._state.save_note(NOTE, found)
+        CONSUMERS.save(self._state, [figures for life in sorted(self._figures) for figures in self._figures[life]])
 
 
-def _figures(topic: TopicMetadata, counted: ConsumerCount, counted_ms: int) -> dict[str, Any]:
+def _figures(topic: TopicMetadata, counted: ConsumerCount, counted_ms: int) -> ConsumerFigures:
     found = counted.lag
-    return {
-        "tms_namespace": topic.topic.namespace,
-        "topic": topic.topic.topic,
-        "generation": topic.generation,
-        "consumer": found.position.name,
-        "position_ms": found.position.id.publish_ms,
-        "updated_ms": found.position.updated_ms,
-        "lag_messages": found.messages,
-        "oldest_unread_ms": found.oldest_ms,
-        "expired": found.expired,
-        "counted_ms": counted_ms,
-        "open_claims": counted.open_claims,
-        "redelivered": counted.redelivered,
-    }
+    return ConsumerFigures(
+        tms_namespace=topic.topic.namespace,
+        topic=topic.topic.topic,
+        generation=topic.generation,
+        consumer=found.position.name,
+        position_ms=found.position.id.publish_ms,
+        updated_ms=found.position.updated_ms,
+        lag_messages=found.messages,
+        oldest_unread_ms=found.oldest_ms,
+        expired=found.expired,
+        counted_ms=counted_ms,
+        open_claims=counted.open_claims,
+        redelivered=counted.redelivered,
+    )
 
 
 # -- late transactions: in progress for long, with messages at which readers in transactions wait ----------------------
@@ -199,15 +193,14 @@ def note_late(state: State, transactions: LateSource, clock: Clock) -> None:
         StateError: the state could not be read or written.
     """
     late = late_transactions(transactions.published(), transactions.clients(), clock.now_ms() - LATE_MS)
-    found: list[Mapping[str, Any]] = [
-        {
-            "transaction": str(one.pointer),
-            "client": one.client,
-            "since_ms": one.since_ms,
-            "topics": [topic for topic, _ in one.topics[:MOST_TOPICS]],
-            "more_topics": max(0, len(one.topics) - MOST_TOPICS),
-        }
+    found = [
+        BlockedReaders(
+            transaction=str(one.pointer),
+            client=one.client,
+            since_ms=one.since_ms,
+            topics=[topic for topic, _ in one.topics[:MOST_TOPICS]],
+            more_topics=max(0, len(one.topics) - MOST_TOPICS),
+        )
         for one in late[:MOST_LATE]
     ]
-    if found != (state.note(LATE_NOTE) or []):
-        state.save_note(LATE_NOTE, found)
+    LATE.save(state, found)

@@ -9,25 +9,21 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
 from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
-from janitor.report import GuardNote
 from janitor.rules.policy import Hold, Rule
 from janitor.run import guards
 from janitor.state.base import OpenIdRecord, RunRecord, State, TopicCount
+from janitor.state.figures import CONSUMERS, HELD, LATE, SNAPSHOT, STATISTICS, BlockedReaders, GuardNote, HeldRows
 from janitor.state.records import Note
 from janitor.state.topic_history import Change, changes, sketches
-from janitor.stats.consumer_lag import LATE_NOTE as LATE
-from janitor.stats.consumer_lag import NOTE as CONSUMERS
 from janitor.status.status import (
     AheadTopic,
-    BlockedReaders,
     BoundaryFigures,
-    ConsumerFigures,
     HeldTopic,
     OpenTransaction,
     Overdue,
@@ -35,7 +31,6 @@ from janitor.status.status import (
     Running,
     RunSummary,
     SnapshotFigures,
-    StatisticsFigures,
     Status,
     TopicFigures,
 )
@@ -57,8 +52,6 @@ RECENT_RUNS = 20
 SILENT_MS = 3_600_000
 #: A daemon leaves this note as long as it is the one that sweeps; a single run takes it away.
 DAEMON_NOTE = Note.DAEMON
-#: What lay in the store when it was last counted on Spark.
-STATISTICS_NOTE = Note.STATISTICS
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +100,7 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
     runs = state.runs(RECENT_RUNS)
     last = next((run for run in runs if run.finished_ms is not None), None)
     report = report_of(last)
-    overdue = state.note(Note.OVERDUE) or []
+    overdue = HELD.read(state)
     ahead_ms = guards.ahead_ms(state.anchor(), clocks)
     lease, counts = LeaseRecord.parse(state.lease()), state.counts()
     # A later time was shown by a clock that was wrong, or is. It says nothing of a janitor that lives or succeeds.
@@ -142,9 +135,9 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
         boundary=_boundary(state, site.terms, clocks.wall_ms),
         skew_seconds={} if ahead_ms is None else {"running_time": ahead_ms / 1000},
         topics=_topics(state, overdue, counts),
-        consumers=[ConsumerFigures(**figures) for figures in state.note(CONSUMERS) or ()],
-        late=[_late(found, site.arguments) for found in state.note(LATE) or ()] if live else [],
-        statistics=_statistics(state),
+        consumers=CONSUMERS.read(state),
+        late=[_late(found, site.arguments) for found in LATE.read(state)] if live else [],
+        statistics=STATISTICS.read(state),
         ahead=[
             AheadTopic(str(name), count.newest_ms)
             for name, count in counts.items()
@@ -225,17 +218,16 @@ def _quarantined(state: State) -> list[Quarantined]:
 
 
 def _held(
-    state: State, site: Deployment, overdue: Sequence[Mapping[str, Any]], counts: Mapping[TopicId, TopicCount]
+    state: State, site: Deployment, overdue: Sequence[HeldRows], counts: Mapping[TopicId, TopicCount]
 ) -> list[HeldTopic]:
     """Topics whose deletions wait: those a frontier holds, and those with rows that a run found held."""
     frontiers = {str(topic): record for topic, record in state.frontiers().items()}
     approved = {name for name, record in frontiers.items() if record.approved is not None}
-    waiting: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    waiting: dict[str, list[HeldRows]] = defaultdict(list)
     for item in overdue:
-        name = f"{item['tms_namespace']}:{item['topic']}"
         # An approval counts at once, not only when the next run has deleted the rows.
-        if item["held"] and not (item["held"] == Hold.FRONTIER and name in approved):
-            waiting[name].append(item)
+        if item.held and not (item.held == Hold.FRONTIER and item.name in approved):
+            waiting[item.name].append(item)
     hold_ms = site.terms.hold_seconds * 1000
     ends = {
         name: record.pending.since.wall_ms + hold_ms
@@ -274,8 +266,8 @@ def _with_cause(held: HeldTopic, changed: Sequence[Change], arguments: str) -> H
     return replace(held, cause=f"{what}, seen {moment(last.seen_ms)}", keep=(back, pause))
 
 
-def _late(found: Mapping[str, Any], arguments: str) -> BlockedReaders:
-    return BlockedReaders(**found, command=complete(f"tms tx invalidate {found['transaction']}", arguments))
+def _late(found: BlockedReaders, arguments: str) -> BlockedReaders:
+    return replace(found, command=complete(f"tms tx invalidate {found.transaction}", arguments))
 
 
 def _with_end(held: HeldTopic, ttl_seconds: int | None, terms: Terms) -> HeldTopic:
@@ -288,14 +280,14 @@ def _with_end(held: HeldTopic, ttl_seconds: int | None, terms: Terms) -> HeldTop
 
 def _held_topic(
     name: str,
-    items: Sequence[Mapping[str, Any]],
+    items: Sequence[HeldRows],
     until_ms: int | None,
     pauses: tuple[str, ...],
     arguments: str,
     count: TopicCount | None,
 ) -> HeldTopic | None:
     """Return one topic; None when what held it in the last run does so no longer."""
-    reason = str(Hold.FRONTIER) if until_ms is not None else items[0]["held"]
+    reason = str(Hold.FRONTIER) if until_ms is not None else items[0].held
     pattern = next((pause for pause in pauses if matches(TopicId.parse(name), (pause,))), None)
     if pattern is not None:
         reason, until_ms = str(Hold.PAUSED), None
@@ -309,7 +301,7 @@ def _held_topic(
     return HeldTopic(
         topic=name,
         reason=reason,
-        rows=sum(item["rows"] for item in items),
+        rows=sum(item.rows for item in items),
         size_bytes=_held_bytes(items, count),
         oldest_ms=_oldest(items),
         until_ms=until_ms,
@@ -317,42 +309,37 @@ def _held_topic(
     )
 
 
-def _held_bytes(items: Sequence[Mapping[str, Any]], count: TopicCount | None) -> int:
+def _held_bytes(items: Sequence[HeldRows], count: TopicCount | None) -> int:
     """About how large held rows are, measured as their topic is (:mod:`janitor.stats.topic_sizes`): those of the living
     generation by their part of what was counted, the rest as the run that found them has it.
     """
-    living = [item for item in items if item["rule"] != Rule.OLD_GENERATION]
-    messages = sum(item["rows"] for item in living if item["table"] == "message")
+    living = [item for item in items if item.rule != Rule.OLD_GENERATION]
+    messages = sum(item.rows for item in living if item.table == "message")
     if count is None or not count.messages or not messages:
-        return sum(item["bytes"] for item in items)
-    others = sum(item["bytes"] for item in items if item["rule"] == Rule.OLD_GENERATION)
+        return sum(item.bytes for item in items)
+    others = sum(item.bytes for item in items if item.rule == Rule.OLD_GENERATION)
     return int(others) + count.size_bytes * min(int(messages), count.messages) // count.messages
 
 
-def _overdue(items: Sequence[Mapping[str, Any]]) -> list[Overdue]:
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+def _overdue(items: Sequence[HeldRows]) -> list[Overdue]:
+    found: dict[tuple[str, str], list[HeldRows]] = defaultdict(list)
     for item in items:
-        found[item["table"], item["rule"]].append(item)
+        found[item.table, item.rule].append(item)
     return [
-        Overdue(table, rule, sum(item["rows"] for item in part), _oldest(part))
+        Overdue(table, rule, sum(item.rows for item in part), _oldest(part))
         for (table, rule), part in sorted(found.items())
     ]
 
 
-def _oldest(items: Sequence[Mapping[str, Any]]) -> int | None:
-    return min((item["oldest_ms"] for item in items if item["oldest_ms"] is not None), default=None)
+def _oldest(items: Sequence[HeldRows]) -> int | None:
+    return min((item.oldest_ms for item in items if item.oldest_ms is not None), default=None)
 
 
 def _snapshot(state: State) -> SnapshotFigures:
     number, lowest = state.lowest_open(NAMED_OPEN)
     return SnapshotFigures(
-        **(state.note(Note.SNAPSHOT) or {}), open=number, oldest_open=[_open_transaction(record) for record in lowest]
+        **asdict(SNAPSHOT.read(state)), open=number, oldest_open=[_open_transaction(record) for record in lowest]
     )
-
-
-def _statistics(state: State) -> StatisticsFigures | None:
-    found = state.note(STATISTICS_NOTE)
-    return None if found is None else StatisticsFigures(**found)
 
 
 def _open_transaction(record: OpenIdRecord) -> OpenTransaction:
@@ -379,16 +366,14 @@ def _boundary(state: State, terms: Terms, now_ms: int) -> BoundaryFigures:
     return BoundaryFigures(str(claim.bound), claim.made_ms, claim.run_id, limits, obstacles, last=last)
 
 
-def _topics(
-    state: State, overdue: Sequence[Mapping[str, Any]], counts: Mapping[TopicId, TopicCount]
-) -> list[TopicFigures]:
-    late: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+def _topics(state: State, overdue: Sequence[HeldRows], counts: Mapping[TopicId, TopicCount]) -> list[TopicFigures]:
+    late: dict[str, list[HeldRows]] = defaultdict(list)
     for item in overdue:
-        late[item["tms_namespace"], item["topic"]].append(item)
+        late[item.name].append(item)
     sizes = sketches(state)
     found = []
     for namespace, topic, generation, ttl_seconds in state.note(Note.TOPICS) or ():
-        name, items = TopicId(namespace, topic), late.get((namespace, topic), [])
+        name, items = TopicId(namespace, topic), late.get(f"{namespace}:{topic}", [])
         count = counts.get(name)
         figures = TopicFigures(
             tms_namespace=namespace,
@@ -400,7 +385,7 @@ def _topics(
             oldest_ms=count.oldest_ms if count else None,
             newest_ms=count.newest_ms if count else None,
             counted_ms=count.counted_ms if count else None,
-            overdue_rows=sum(item["rows"] for item in items),
+            overdue_rows=sum(item.rows for item in items),
             oldest_overdue_ms=_oldest(items),
             sizes=sizes.get(str(name), ()),
         )

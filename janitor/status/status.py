@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from janitor.report import GuardNote
 from janitor.state.base import CounterKey
+from janitor.state.figures import BlockedReaders, ConsumerFigures, GuardNote, SnapshotRead, StatisticsFigures
 
 #: How a run ends that has not done its work.
 _BAD_RESULTS = frozenset({"failed", "lost", "stopped", "partial"})
@@ -48,60 +48,6 @@ class TopicFigures:
     @property
     def name(self) -> str:
         return f"{self.tms_namespace}:{self.topic}"
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerFigures:
-    """How far one consumer has read, as the background count found it.
-
-    Attributes:
-        position_ms: publish time of the last message it has read; 0: it has read none.
-        updated_ms: when it said so.
-        lag_messages: how many messages it had not read.
-        oldest_unread_ms: publish time of the oldest of them; None when it had read all.
-        expired: whether messages may have expired before it has read them.
-        open_claims: of a group, how many ranges of messages transactions have claimed that are in progress.
-        redelivered: of a group, how many ranges that are not processed were given out more than once.
-    """
-
-    tms_namespace: str
-    topic: str
-    generation: int
-    consumer: str
-    position_ms: int
-    updated_ms: int
-    lag_messages: int
-    oldest_unread_ms: int | None
-    expired: bool
-    counted_ms: int
-    open_claims: int = 0
-    redelivered: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StatisticsFigures:
-    """What lay in the whole store when it was last counted on Spark.
-
-    Attributes:
-        rows, payload_rows, size_bytes: of all topics and generations.
-        overdue: rows of both tables that the law takes, by rule.
-        orphans: payload rows that no message refers to.
-        missing: references to payloads of which there is no row.
-        blocking: the undecided write pointer that has held up readers longest; None without one.
-        blocking_topic: a topic it has written to, with the number of its generation.
-        blocking_since_ms: when it started.
-    """
-
-    counted_ms: int
-    rows: int = 0
-    payload_rows: int = 0
-    size_bytes: int = 0
-    overdue: Mapping[str, int] = field(default_factory=dict)
-    orphans: int = 0
-    missing: int = 0
-    blocking: str | None = None
-    blocking_topic: str | None = None
-    blocking_since_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,23 +156,18 @@ class OpenTransaction:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotFigures:
-    """The transaction snapshot.
+class SnapshotFigures(SnapshotRead):
+    """The transaction snapshot, and the invalid transactions that are open by it.
 
     Attributes:
-        timestamp_ms: None without one.
-        problem: a ``txstate.Problem``; empty when it is used.
         oldest_open: the transactions that have been open longest, at most ten.
     """
 
-    timestamp_ms: int | None = None
-    source: str = ""
-    problem: str = ""
-    message: str = ""
-    invalid: int = 0
     open: int = 0
-    in_progress: int = 0
     oldest_open: Sequence[OpenTransaction] = ()
+
+
+NO_SNAPSHOT = SnapshotFigures()
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,33 +186,6 @@ class BoundaryFigures:
     obstacles: Sequence[str] = ()
     refuted: str = ""
     last: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BlockedReaders:
-    """Readers in transactions that wait at the messages of a transaction in progress.
-
-    Attributes:
-        client: who holds it; empty where that is not known.
-        since_ms: when the first of its messages was published.
-        topics: where it has published.
-        more_topics: how many topics there are beside those.
-        command: what ends it; its writes are hidden for good.
-    """
-
-    transaction: str
-    client: str
-    since_ms: int
-    topics: Sequence[str]
-    more_topics: int = 0
-    command: str = ""
-
-    @property
-    def readers(self) -> str:
-        """Of which topics readers wait, in words."""
-        named = ", ".join(self.topics[:3])
-        more = len(self.topics[3:]) + self.more_topics
-        return f"{named} and {more} more" if more else named
 
 
 class AheadTopic(NamedTuple):
@@ -337,7 +251,7 @@ class Status:
     overdue: Sequence[Overdue] = ()
     kept: Mapping[str, int] = field(default_factory=dict)
     guards: Sequence[GuardNote] = ()
-    snapshot: SnapshotFigures = SnapshotFigures()
+    snapshot: SnapshotFigures = NO_SNAPSHOT
     boundary: BoundaryFigures = BoundaryFigures()
     skew_seconds: Mapping[str, float] = field(default_factory=dict)
     topics: Sequence[TopicFigures] = ()

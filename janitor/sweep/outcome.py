@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from janitor.report import NAMED_KEYS, Entry, EntryKey, ForeignKey, GuardNote
+from janitor.report import NAMED_KEYS, Entry, EntryKey, ForeignKey
 from janitor.rules.policy import Reason, Rule
 from janitor.state.base import LedgerEntry
+from janitor.state.figures import GuardNote
 from janitor.sweep.findings import (
     NOTHING_DONE,
     Counted,

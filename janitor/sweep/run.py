@@ -25,11 +25,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from janitor.boundary.coverage import Refutation
-from janitor.report import DataTable, GuardNote, Mode
+from janitor.report import DataTable, Mode
 from janitor.rules.frontier import admit, advance, stand_still
 from janitor.rules.policy import Frontier, Hold
 from janitor.rules.references import Lifetime
 from janitor.state.base import Claim, ClockAnchor, FrontierRecord, StoreRecord
+from janitor.state.figures import GuardNote
 from janitor.sweep.transactions import Decided, Observed, TransactionView, TxState, oldest_open_ms, until_decided
 from tms_core.consumers.positions import Floor, Position
 from tms_core.consumers.retention import announce, announced, processed

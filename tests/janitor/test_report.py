@@ -15,12 +15,12 @@ from janitor.report import (
     DataTable,
     Entry,
     EntryKey,
-    GuardNote,
     Mode,
     Report,
     SnapshotUsed,
 )
 from janitor.rules.policy import Hold, Reason, Rule
+from janitor.state.figures import GuardNote
 from tms_core.topic import TopicId
 
 ORDERS, RETURNS = TopicId("default", "orders"), TopicId("default", "returns")

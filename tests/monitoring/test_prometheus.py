@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,9 +15,8 @@ import pytest
 import yaml
 
 from janitor.cli.main import execute
+from janitor.state.figures import STATISTICS, StatisticsFigures
 from janitor.state.sqlite.state import SqliteState
-from janitor.status.collect import STATISTICS_NOTE
-from janitor.status.status import StatisticsFigures
 from tests.builders import HOUR, topic
 from tests.monitoring.prometheus import Prometheus, until
 from tests.server.client import Client
@@ -60,7 +58,7 @@ def settings(folder: Path) -> Path:
         # Nobody counts everything on Spark here; somebody did once.
         counted_ms = SystemClock().now_ms()
         found = StatisticsFigures(counted_ms, rows=3, overdue={"expired": 1}, blocking_since_ms=counted_ms)
-        state.save_note(STATISTICS_NOTE, asdict(found))
+        STATISTICS.save(state, found)
     return path
 
 

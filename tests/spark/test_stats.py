@@ -11,9 +11,9 @@ import pytest
 
 from janitor.spark import stats
 from janitor.spark.source.source import register
+from janitor.state.records import Note
 from janitor.state.sqlite.state import SqliteState
 from janitor.stats.topic_sizes import Census
-from janitor.status.collect import STATISTICS_NOTE
 from janitor.sweep.transactions import TransactionView
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic, unknown_topic, visibility
 from tms_core.clock import ManualClock, SystemClock
@@ -90,7 +90,7 @@ def test_given_a_store_when_counted_then_each_figure_is_right(
     # The background count comes to the same.
     counted = {name: replace(count, counted_ms=NOW_MS) for name, count in state.counts().items()}
     stats.save(state, list(found.values()), {**living, TopicId("a", "empty"): 3}, NOW_MS, whole=True)
-    assert state.note(STATISTICS_NOTE) == {
+    assert state.note(Note.STATISTICS) == {
         "counted_ms": NOW_MS,
         "rows": sum(one.rows for one in found.values()),
         "payload_rows": 4,

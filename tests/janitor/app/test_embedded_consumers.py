@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from janitor.app.embedded import Embedded
-from janitor.status.status import ConsumerFigures
+from janitor.state.figures import ConsumerFigures
 from tests.server.client import Client, TopicClient
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.server.serving import serving

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
-from janitor.report import GuardNote
 from janitor.rules.policy import Rule
 from janitor.state.base import CounterKey, RunRecord, State
+from janitor.state.figures import BlockedReaders, GuardNote, StatisticsFigures
 from janitor.state.sqlite.state import SqliteState
 from janitor.status.status import (
-    BlockedReaders,
     BoundaryFigures,
     HeldTopic,
     OpenTransaction,
@@ -24,7 +23,6 @@ from janitor.status.status import (
     Running,
     RunSummary,
     SnapshotFigures,
-    StatisticsFigures,
     Status,
     TopicFigures,
 )

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from janitor.report import GuardNote
+from janitor.state.figures import GuardNote
 from janitor.status.status import Status
 from tests.builders import NOW_MS
 from tests.janitor.http import statuses

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from janitor.state.base import State, TopicCount
+from janitor.state.figures import ConsumerFigures
 from janitor.state.topic_history import save_sizes, save_topics
-from janitor.status.status import ConsumerFigures, HeldTopic, OpenTransaction, RunSummary, Status, TopicFigures
+from janitor.status.status import HeldTopic, OpenTransaction, RunSummary, Status, TopicFigures
 from tests.builders import DAY, HOUR, MINUTE, SECOND
 from tests.janitor.http import statuses
 from tests.janitor.http.browser import Browser, Page

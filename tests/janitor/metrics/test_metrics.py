@@ -25,16 +25,15 @@ from janitor.metrics.series import PerTopic, TopicName, largest
 from janitor.report import COUNTED_REASONS
 from janitor.rules.policy import Hold
 from janitor.state.base import CounterKey
+from janitor.state.figures import ConsumerFigures, StatisticsFigures
 from janitor.status.health import Condition
 from janitor.status.status import (
     BoundaryFigures,
-    ConsumerFigures,
     HeldTopic,
     Overdue,
     Quarantined,
     RunSummary,
     SnapshotFigures,
-    StatisticsFigures,
     Status,
     TopicFigures,
 )

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from janitor.report import NAMED_KEYS, Entry, EntryKey, GuardNote, Report
+from janitor.report import NAMED_KEYS, Entry, EntryKey, Report
 from janitor.rules.policy import Hold, Rule
 from janitor.run.passes import NOT_ADOPTED
 from janitor.run.record import RunLog
+from janitor.state.figures import GuardNote
 from tests.builders import HOUR, NOW_MS, Call, Rig, janitor, topic, unknown_topic, watch
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore

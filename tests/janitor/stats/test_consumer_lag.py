@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from janitor.state.records import Note
 from janitor.stats import consumer_lag as lag
-from janitor.stats.consumer_lag import NOTE, LagCount
+from janitor.stats.consumer_lag import LagCount
 from janitor.sweep.executor import Pacer
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, fail_at, pointer, unknown_topic, watch, watch_state
 from tests.janitor.stats.conftest import Place
@@ -46,7 +47,9 @@ def counter(place: Place, *, rate: int | None = None, **options: Any) -> LagCoun
 
 
 def found(place: Place) -> dict[str, int]:
-    return {f"{item['topic']}/{item['consumer']}": item["lag_messages"] for item in place.state.note(NOTE) or ()}
+    return {
+        f"{item['topic']}/{item['consumer']}": item["lag_messages"] for item in place.state.note(Note.CONSUMERS) or ()
+    }
 
 
 # --- what is found ---------------------------------------------------------------------------------------------------
@@ -70,7 +73,7 @@ def test_given_consumers_when_counted_then_their_figures_are_kept_with_their_tim
         "open_claims": 0,
         "redelivered": 0,
     }
-    assert place.state.note(NOTE) == [
+    assert place.state.note(Note.CONSUMERS) == [
         {**common, "consumer": "audit", "position_ms": 0, "lag_messages": 3, "oldest_unread_ms": NOW_MS - 9},
         {**common, "consumer": "billing", "position_ms": NOW_MS - 9, "lag_messages": 2, "oldest_unread_ms": NOW_MS - 8},
     ]
@@ -91,7 +94,9 @@ def claim(place: Place, orders: Topic, claims: list[tuple[int, int, int]]) -> No
 
 
 def claimed(place: Place) -> dict[str, tuple[int, int]]:
-    return {item["consumer"]: (item["open_claims"], item["redelivered"]) for item in place.state.note(NOTE) or ()}
+    return {
+        item["consumer"]: (item["open_claims"], item["redelivered"]) for item in place.state.note(Note.CONSUMERS) or ()
+    }
 
 
 @pytest.mark.parametrize(
@@ -138,7 +143,7 @@ def test_given_claims_of_committed_transactions_when_counted_then_what_they_did_
     claim(place, orders, [(NOW_MS - 8 + at, holder, 1) for at, holder in enumerate(holders)])
     counter(place, reader=READER).step()
     assert found(place) == {"orders/billing": unread}
-    [figures] = place.state.note(NOTE) or []
+    [figures] = place.state.note(Note.CONSUMERS) or []
     assert figures["position_ms"] == NOW_MS - 6 - unread
     assert figures["updated_ms"] == NOW_MS - 5
     # Without a snapshot it is not known that they are done.
@@ -204,7 +209,7 @@ def test_given_topics_gone_deleted_unreadable_or_made_again_when_counted_then_th
     assert found(place) == {"kept/billing": 0}
     kept.describe(ttl_seconds=60, generation=-1)
     count.step()
-    assert place.state.note(NOTE) == []
+    assert place.state.note(Note.CONSUMERS) == []
 
 
 def test_given_a_process_before_this_one_when_begun_then_its_figures_stand_until_they_are_made_anew(
@@ -228,7 +233,7 @@ def test_given_figures_that_an_adoption_has_removed_when_asked_again_then_they_a
     read(place, place.topic("orders").plain(NOW_MS), READ_NONE)
     count = counter(place)
     count.step()
-    place.state.save_note(NOTE, None)
+    place.state.save_note(Note.CONSUMERS, None)
     count.step()
     assert found(place) == {"orders/billing": 1}
 

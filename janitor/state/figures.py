@@ -1,0 +1,223 @@
+"""The figures of consumers, holds, guards, snapshots and readers: one typed model each, from the state to the page.
+
+The state stores a model as JSON, and pydantic reads it back through the same type. Status, API, ``--format json``, the
+control socket, metrics and page use the value itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from janitor.state.base import State
+from janitor.state.records import Note
+from tms_core.errors import StateError, code_of_guard
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class GuardNote:
+    """A guard's finding.
+
+    Attributes:
+        tripped: True when the run was stopped by it; False for a warning.
+    """
+
+    guard: str
+    tripped: bool
+    message: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the finding as JSON values, with its code (``docs/reference/errors.md``)."""
+        values = {"guard": self.guard, "tripped": self.tripped, "message": self.message}
+        return values | {"code": code_of_guard(self.guard)}
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRows:
+    """Rows of one topic and table that are due and were still there after a run.
+
+    Attributes:
+        rule: the ``Rule`` by which they are due.
+        held: the ``Hold`` that keeps them; empty in a plan, where nothing does.
+        bytes: as of an entry of the report.
+        oldest_ms: the time of the oldest row.
+    """
+
+    tms_namespace: str
+    topic: str
+    table: str
+    rule: str
+    held: str
+    rows: int
+    bytes: int
+    oldest_ms: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.tms_namespace}:{self.topic}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerFigures:
+    """How far one consumer has read, as the background count found it.
+
+    Attributes:
+        position_ms: publish time of the last message it has read; 0: it has read none.
+        updated_ms: when it said so.
+        lag_messages: how many messages it had not read.
+        oldest_unread_ms: publish time of the oldest of them; None when it had read all.
+        expired: whether messages may have expired before it has read them.
+        open_claims: of a group, how many ranges of messages transactions have claimed that are in progress.
+        redelivered: of a group, how many ranges that are not processed were given out more than once.
+    """
+
+    tms_namespace: str
+    topic: str
+    generation: int
+    consumer: str
+    position_ms: int
+    updated_ms: int
+    lag_messages: int
+    oldest_unread_ms: int | None
+    expired: bool
+    counted_ms: int
+    open_claims: int = 0
+    redelivered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockedReaders:
+    """Readers in transactions that wait at the messages of a transaction in progress.
+
+    Attributes:
+        client: who holds it; empty where that is not known.
+        since_ms: when the first of its messages was published.
+        topics: where it has published.
+        more_topics: how many topics there are beside those.
+        command: what ends it; what it wrote is hidden for good. Not stored, because it names the options of the reader.
+    """
+
+    transaction: str
+    client: str
+    since_ms: int
+    topics: Sequence[str]
+    more_topics: int = 0
+    command: str = ""
+
+    @property
+    def readers(self) -> str:
+        """Return the topics whose readers wait, in words."""
+        named = ", ".join(self.topics[:3])
+        more = len(self.topics[3:]) + self.more_topics
+        return f"{named} and {more} more" if more else named
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRead:
+    """The transaction snapshot of a run.
+
+    Attributes:
+        timestamp_ms: None without one.
+        problem: a ``txstate.Problem``; empty when it is used.
+    """
+
+    timestamp_ms: int | None = None
+    source: str = ""
+    problem: str = ""
+    message: str = ""
+    invalid: int = 0
+    in_progress: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticsFigures:
+    """What lay in the whole store when it was last counted on Spark.
+
+    Attributes:
+        rows, payload_rows, size_bytes: of all topics and generations.
+        overdue: rows of both tables that the law takes, by rule.
+        orphans: payload rows that no message refers to.
+        missing: references to payloads of which there is no row.
+        blocking: the undecided write pointer that has held up readers longest; None without one.
+        blocking_topic: a topic it has written to, with the number of its generation.
+        blocking_since_ms: when it began.
+    """
+
+    counted_ms: int
+    rows: int = 0
+    payload_rows: int = 0
+    size_bytes: int = 0
+    overdue: Mapping[str, int] = field(default_factory=dict)
+    orphans: int = 0
+    missing: int = 0
+    blocking: str | None = None
+    blocking_topic: str | None = None
+    blocking_since_ms: int | None = None
+
+
+class KeptFigures(Generic[T]):
+    """A note of the state that is read and written as a type.
+
+    Args:
+        note: its name.
+        kind: its type.
+        absent: its value while the state has none.
+    """
+
+    def __init__(self, note: Note, kind: Any, absent: T) -> None:
+        self._note = note
+        self._kind = kind
+        self._absent = absent
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[T]:
+        from pydantic import TypeAdapter  # noqa: PLC0415 a question about a command takes no pydantic
+
+        return TypeAdapter(self._kind)
+
+    def read(self, state: State) -> T:
+        """Return the value.
+
+        Raises:
+            StateError: the state cannot be read, or has the value in the layout of another version.
+        """
+        found = state.note(self._note)
+        if found is None:
+            return self._absent
+        from pydantic import ValidationError  # noqa: PLC0415
+
+        try:
+            return self._adapter.validate_python(found)
+        except ValidationError as error:
+            raise StateError(
+                f"the state's value {self._note} has the layout of another version: {error.error_count()} fields do "
+                "not fit.",
+                "Use that version, or move the state folder away: the store is then a first contact again.",
+            ) from error
+
+    def plain(self, value: T) -> Any:
+        """Return a value as JSON has it."""
+        return self._adapter.dump_python(value, mode="json", by_alias=True)
+
+    def save(self, state: State, value: T) -> None:
+        """Write the value, unless the state has it already.
+
+        Raises:
+            StateError: the state cannot be read or written, or has the value in the layout of another version.
+        """
+        if value != self.read(state):
+            state.save_note(self._note, self.plain(value))
+
+
+CONSUMERS: KeptFigures[list[ConsumerFigures]] = KeptFigures(Note.CONSUMERS, list[ConsumerFigures], [])
+HELD: KeptFigures[list[HeldRows]] = KeptFigures(Note.OVERDUE, list[HeldRows], [])
+LATE: KeptFigures[list[BlockedReaders]] = KeptFigures(Note.LATE, list[BlockedReaders], [])
+SNAPSHOT: KeptFigures[SnapshotRead] = KeptFigures(Note.SNAPSHOT, SnapshotRead, SnapshotRead())
+STATISTICS: KeptFigures[StatisticsFigures | None] = KeptFigures(Note.STATISTICS, StatisticsFigures, None)

@@ -1,0 +1,51 @@
+"""Figures of the state are read back as the types that wrote them, and a foreign layout is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from janitor.state.figures import CONSUMERS, HELD, SNAPSHOT, STATISTICS, HeldRows, SnapshotRead, StatisticsFigures
+from janitor.state.records import Note
+from janitor.state.sqlite.state import SqliteState
+from tests.builders import NOW_MS, watch_state
+from tms_core.errors import StateError
+
+ROWS = HeldRows("default", "orders", "message", "expired", "frontier", 3, 70, NOW_MS)
+
+
+@pytest.fixture
+def state() -> Iterator[SqliteState]:
+    with SqliteState.in_memory() as made:
+        yield made
+
+
+def test_figures_of_a_new_state_are_absent(state: SqliteState) -> None:
+    assert (HELD.read(state), CONSUMERS.read(state), STATISTICS.read(state)) == ([], [], None)
+    assert SNAPSHOT.read(state) == SnapshotRead()
+
+
+def test_figures_are_read_back_as_they_were_saved(state: SqliteState) -> None:
+    HELD.save(state, [ROWS])
+    SNAPSHOT.save(state, SnapshotRead(NOW_MS, "snapshot.1", invalid=2))
+    STATISTICS.save(state, StatisticsFigures(NOW_MS, overdue={"expired": 3}))
+    assert HELD.read(state) == [ROWS]
+    assert SNAPSHOT.read(state) == SnapshotRead(NOW_MS, "snapshot.1", invalid=2)
+    assert STATISTICS.read(state) == StatisticsFigures(NOW_MS, overdue={"expired": 3})
+    assert state.note(Note.OVERDUE)[0]["bytes"] == 70
+
+
+def test_figures_that_have_not_changed_are_not_written(state: SqliteState) -> None:
+    HELD.save(state, [ROWS])
+    written: list[str] = []
+    watch_state(state, before=lambda call: written.append(call.name))
+    HELD.save(state, [ROWS])
+    assert "state.save_note" not in written
+
+
+@pytest.mark.parametrize("value", [[{"topic": "orders"}], [["default", "orders"]], {"rows": 3}])
+def test_figures_in_another_layout_are_named_in_an_error(state: SqliteState, value: object) -> None:
+    state.save_note(Note.OVERDUE, value)
+    with pytest.raises(StateError, match="the state's value overdue has the layout of another version"):
+        HELD.read(state)
