@@ -8,7 +8,7 @@ import pytest
 
 from janitor.metrics import Metrics
 from janitor.state.figures import GuardNote
-from janitor.status.health import GRACE_MS, STUCK_SECONDS, Health, Reason, find_problems, judge
+from janitor.status.health import GRACE_MS, STUCK_SECONDS, Health, HealthReason, find_problems, judge
 from janitor.status.status import BoundaryFigures, HeldTopic, Quarantined, Running, RunSummary, SnapshotFigures, Status
 from tests.builders import NOW_MS
 from tests.janitor.http import statuses
@@ -48,7 +48,7 @@ def held(reason: str, topic: str = "default:orders") -> HeldTopic:
     ],
 )
 def test_given_nothing_wrong_then_all_is_well_and_one_sentence_says_what_goes_on(status: Status, sentence: str) -> None:
-    assert judge(status) == Health("well", (Reason(sentence),))
+    assert judge(status) == Health("well", (HealthReason(sentence),))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_given_a_store_not_adopted_then_its_guard_and_what_it_holds_are_not_said
 
 
 def test_given_a_loop_that_hangs_then_it_is_down_whatever_the_figures_say() -> None:
-    assert judge(CALM, alive="the loop hangs") == Health("down", (Reason("the loop hangs"),))
+    assert judge(CALM, alive="the loop hangs") == Health("down", (HealthReason("the loop hangs"),))
 
 
 def test_given_figures_of_memory_alone_then_it_is_down_and_the_rest_follows() -> None:
@@ -114,7 +114,7 @@ def test_given_runs_that_are_started_from_outside_then_nothing_is_missing_betwee
 
 
 def test_given_a_janitor_that_is_not_ready_then_that_is_said_where_nothing_says_it_better() -> None:
-    assert judge(CALM, ready="the store is gone") == Health("attention", (Reason("the store is gone"),))
+    assert judge(CALM, ready="the store is gone") == Health("attention", (HealthReason("the store is gone"),))
     assert texts(judge(replace(CALM, paused=(("*:*", 0),)), ready="x")) == ["Everything is paused."]
 
 
