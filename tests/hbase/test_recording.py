@@ -1,0 +1,113 @@
+"""A store in HBase and its transaction log stay together: ``tms.side`` has the record, and another log is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import Tables
+from tms_core.cli.main import execute
+from tms_core.client.sync import Client
+from tms_core.errors import ConfigurationError
+from tms_core.server.serving import serving
+from tms_core.tables.hbase.side import HBaseSide
+from tms_core.tables.record import Recorded, recorded_transactions
+from tms_core.transaction.manager.storage import system_of
+
+ORDERS = "default:orders"
+FREE_PORTS = {"TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
+
+
+class Deployment:
+    """A server's settings on tables of its own, with folders for transaction logs.
+
+    Attributes:
+        namespace: where the tables are.
+        config: the settings file.
+    """
+
+    def __init__(self, tables: Tables, folder: Path) -> None:
+        self._tables = tables
+        self.folder = folder
+        self.namespace = tables.make(buckets=2)
+        self.config = folder / "tms.yaml"
+
+    @contextmanager
+    def served(self, directory: str = "log") -> Iterator[Client]:
+        hbase = {"thrift": [self._tables.server.thrift], "namespace": self.namespace, "buckets": 2}
+        transactions = {"directory": str(self.folder / directory)}
+        self.config.write_text(
+            yaml.safe_dump({"storage": {"kind": "hbase", "hbase": hbase}, "transactions": transactions})
+        )
+        with (
+            serving(self.config, FREE_PORTS, {}, janitor=False) as started,
+            Client(started.url, transactions=started.transactions or "127.0.0.1:1") as client,
+        ):
+            yield client
+
+    def refused(self, directory: str = "log") -> str:
+        with pytest.raises(ConfigurationError) as caught, self.served(directory):
+            pytest.fail("it was served")
+        return str(caught.value)
+
+    def recorded(self) -> Recorded | None:
+        with self._tables.open(self.namespace, buckets=2) as store:
+            return recorded_transactions(HBaseSide(store.pool, self.namespace))
+
+
+@pytest.fixture
+def deployment(hbase_tables: Tables, tmp_path: Path) -> Deployment:
+    """A deployment that has published and left a transaction without an end."""
+    made = Deployment(hbase_tables, tmp_path)
+    with made.served() as client:
+        client.create_topic(ORDERS)
+        lost = client.transaction()
+        client.store(ORDERS, [b"NEVER COMMITTED"], transaction=lost.__enter__().transaction)
+    return made
+
+
+def test_server_on_hbase_with_an_empty_or_other_log_is_refused_and_writes_nothing(
+    deployment: Deployment, hbase_tables: Tables, tmp_path: Path
+) -> None:
+    before = deployment.recorded()
+    assert before is not None
+    assert (before.id, before.place) == (system_of(tmp_path / "log"), str(tmp_path / "log"))
+    assert before.pointer > 0
+
+    said = deployment.refused("elsewhere")
+    assert f"{tmp_path}/elsewhere has no transaction log" in said
+    assert f"Set transactions.directory to {tmp_path}/log" in said
+    assert not (tmp_path / "elsewhere").exists()
+
+    (tmp_path / "other").mkdir()
+    with Deployment(hbase_tables, tmp_path / "other").served() as client, client.transaction():
+        pass
+    files = sorted(path.name for path in (tmp_path / "other" / "log").iterdir())
+    said = deployment.refused("other/log")
+    assert f"the transaction log of another system ({system_of(tmp_path / 'other' / 'log')})" in said
+    assert sorted(path.name for path in (tmp_path / "other" / "log").iterdir()) == files
+    assert deployment.recorded() == before
+
+    with deployment.served() as client, client.transaction() as tx:
+        assert tx.transaction.write_pointer > before.pointer
+
+
+def test_server_on_hbase_whose_side_table_is_gone_is_refused_until_that_is_accepted(
+    deployment: Deployment, hbase: HBaseServer
+) -> None:
+    hbase.command("drop", f"{deployment.namespace}:tms.side")
+    # The first attempt creates the table again, without rows.
+    for _ in range(2):
+        said = deployment.refused()
+        assert "is missing or empty" in said
+        assert "tms admin accept" in said
+    assert deployment.recorded() is None
+    assert execute(["admin", "accept", "--config", str(deployment.config)]) == 0
+    with deployment.served() as client, client.transaction():
+        pass
+    assert deployment.recorded() is not None
