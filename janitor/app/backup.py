@@ -85,8 +85,7 @@ def back_up(found: Folders, target: Path, *, store: Store | None = None, side: S
     tables = find_tables(found.store)
     _require_empty(target)
     for folder in [*found.named().values(), *tables.values()]:
-        if target.resolve().is_relative_to(folder.resolve()):
-            raise ConfigurationError(f"{target} lies inside {folder}, which is backed up.", "Name a folder elsewhere.")
+        _require_outside(target, folder)
     remove_stale(found.state)
     with _new_folder(target) as made:
         _copy_state(found.state, made / f"{STORE}.janitor")
@@ -113,16 +112,23 @@ def restore(source: Path, found: Folders) -> list[Path]:
         The folders that were made.
 
     Raises:
-        ConfigurationError: a folder is not empty; nothing was changed.
-        StoreError: the source is no backup, or something could not be written.
+        ConfigurationError: a folder is not empty, or lies inside the backup; nothing was changed.
+        StoreError: the source is not a backup, or a file could not be copied; no folder was filled.
     """
     find_tables(source / STORE)
     wanted = {source / name: folder for name, folder in found.named().items() if (source / name).is_dir()}
     for folder in wanted.values():
         _require_empty(folder)
-    for folder, target in wanted.items():
-        with _new_folder(target) as made:
-            shutil.copytree(folder, made, dirs_exist_ok=True)
+        _require_outside(folder, source)
+    # No folder gets its name before all are copied: without space for the last, a second attempt would find the others.
+    with ExitStack() as folders:
+        for folder, target in reversed(wanted.items()):
+            made = folders.enter_context(_new_folder(target))
+            try:
+                shutil.copytree(folder, made, dirs_exist_ok=True)
+            except shutil.Error as error:
+                # It lists every file; the first one is reason enough.
+                raise OSError(error.args[0][0][2]) from error
     return list(wanted.values())
 
 
@@ -145,8 +151,19 @@ def _new_folder(target: Path) -> Iterator[Path]:
             raise
 
 
+def _require_outside(target: Path, source: Path) -> None:
+    if target.resolve().is_relative_to(source.resolve()):
+        raise ConfigurationError(f"{target} lies inside {source}, which is copied.", "Name a folder elsewhere.")
+
+
 def _require_empty(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    try:
+        is_used = any(folder.iterdir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigurationError(f"{folder} cannot be used: {error.strerror}.", "Name another folder.") from error
+    if is_used:
         raise ConfigurationError(
             f"{folder} is not empty, and nothing is written over.",
             "Name a new folder, or move this one away first. Nothing was changed.",

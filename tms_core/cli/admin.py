@@ -23,8 +23,8 @@ _CREATE_SECONDS = 300
 #: The entry-point group in which a package provides commands, and which commands those are.
 GROUP = "tms.admin"
 PROVIDED = {
-    "backup": LazyCommand("", "Back up a store into the new folder FOLDER."),
-    "restore": LazyCommand("", "Restore the backup FOLDER to where the settings have the store."),
+    "backup": LazyCommand("", "Back up the store to a new folder."),
+    "restore": LazyCommand("", "Restore a backup to the configured place."),
 }
 
 _FLAGS: Mapping[str, Callable[[str], Mapping[str, object]]] = {

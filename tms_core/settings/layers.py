@@ -187,7 +187,12 @@ def _beside_store(
     if not isinstance(store, str):
         return {}
     # A store that is reached by a symbolic link, too, has one folder of each kind.
-    folder = Path(store).resolve()
+    try:
+        folder = Path(store).resolve()
+    except RuntimeError as error:  # up to Python 3.12
+        raise ConfigurationError(
+            f"{store} cannot be used: it is in a loop of symbolic links.", f"Correct {STORE}, or the links."
+        ) from error
     ends = {path: extra(field, "beside") for path, field in known.items() if path not in origins}
     return {path: f"{folder}{end}" for path, end in ends.items() if end}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import re
 import shutil
 import threading
 import tomllib
@@ -20,7 +21,7 @@ from janitor.cli.main import execute
 from janitor.state.sqlite.state import SqliteState
 from tms_core.cli import admin
 from tms_core.cli import main as tms
-from tms_core.cli.outcome import BUSY, USAGE
+from tms_core.cli.outcome import BUSY, FAILED, USAGE
 from tms_core.client.sync import Client
 from tms_core.errors import ConfigurationError
 from tms_core.server.serving import serving
@@ -214,6 +215,49 @@ def test_backup_and_restore_through_links_fill_where_these_lead(store: Path, tmp
     assert (tmp_path / "saved").is_symlink()
     assert (tmp_path / "other").is_symlink()
     assert files(tmp_path / "other") == files(tmp_path / "disk" / "saved" / "messaging") != {}
+
+
+@pytest.mark.parametrize("verb", ["backup", "restore"])
+@pytest.mark.parametrize("name", ["loop", "n" * 300])
+def test_folder_whose_name_cannot_be_used_is_refused_in_one_sentence(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, name: str
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert typed("backup", tmp_path / "saved", store) == 0
+    if verb == "backup":
+        assert typed("backup", tmp_path / name, store) == USAGE
+    else:
+        assert typed("restore", tmp_path / "saved", tmp_path / name) == USAGE
+    assert re.search(rf"/{name}(\.side)? cannot be used: [A-Za-z ]+\. ", capsys.readouterr().err)
+
+
+def test_restore_into_the_backup_itself_is_refused(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = tmp_path / "saved"
+    assert typed("backup", saved, store) == 0
+    before = sorted(saved.rglob("*"))
+    for target in (saved / "store", saved / "messaging" / "store"):
+        assert typed("restore", saved, target) == USAGE
+        assert f"lies inside {saved}" in capsys.readouterr().err
+    assert sorted(saved.rglob("*")) == before
+
+
+def test_restore_that_fails_in_its_last_folder_fills_none_and_can_be_repeated(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved, other = tmp_path / "saved", tmp_path / "new" / "other"
+    assert typed("backup", saved, store) == 0
+    (saved / "messaging" / "lost").symlink_to("nowhere")
+    assert typed("restore", saved, other) == FAILED
+    said = capsys.readouterr().err
+    assert "No such file or directory: '" in said
+    assert "[(" not in said
+    assert list((tmp_path / "new").iterdir()) == []
+    (saved / "messaging" / "lost").unlink()
+    assert typed("restore", saved, other) == 0
+    with served(other) as client:
+        assert bill(client, 10) == [b"7", b"8", b"9"]
 
 
 def test_restored_store_without_its_side_table_is_not_served(store: Path, tmp_path: Path) -> None:
