@@ -56,7 +56,7 @@ _COMMON = together(
         env="TMS_STORAGE__LEVELDB__PATH",
         help="LevelDB store; its state is in DIR.janitor, its transactions in DIR.tx.",
     ),
-    shared("--hbase", metavar="HOST:PORT[,…]", env="TMS_STORAGE__HBASE__THRIFT2", help="HBase Thrift 2 servers."),
+    shared("--hbase", metavar="HOST:PORT[,…]", env="TMS_STORAGE__HBASE__THRIFT", help="HBase Thrift servers."),
     shared(
         "--snapshots",
         metavar="DIR|URL",

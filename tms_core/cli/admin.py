@@ -213,7 +213,7 @@ def release_store(folder: Path) -> None:
     help="Settings file (YAML).",
 )
 @shared("--leveldb", metavar="DIR", help="LevelDB store.")
-@shared("--hbase", metavar="HOST:PORT[,…]", help="HBase Thrift 2 servers.")
+@shared("--hbase", metavar="HOST:PORT[,…]", help="HBase Thrift servers.")
 def accept_store(config: Path | None, leveldb: str | None, hbase: str | None) -> None:
     """Accept the present transaction log and side table of a store.
 

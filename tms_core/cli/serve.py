@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
     env="TMS_STORAGE__LEVELDB__PATH",
     help="LevelDB store, created if it does not exist; its transactions are in DIR.tx.",
 )
-@shared("--hbase", metavar="HOST:PORT[,…]", env="TMS_STORAGE__HBASE__THRIFT2", help="HBase Thrift 2 servers.")
+@shared("--hbase", metavar="HOST:PORT[,…]", env="TMS_STORAGE__HBASE__THRIFT", help="HBase Thrift servers.")
 @click.option(
     "--snapshots",
     metavar="DIR",

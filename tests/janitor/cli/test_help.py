@@ -12,6 +12,8 @@ from click.shell_completion import shell_complete
 
 from janitor.cli.main import cli
 from tests.janitor.cli.conftest import Site
+from tms_core.cli.main import cli as tms
+from tms_core.settings.models import FLAGS
 
 
 def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -90,6 +92,14 @@ def test_given_any_verb_then_it_takes_the_options_that_all_take(site: Site, verb
     shown = site.run(f"{verb} -h").out
     for option in ("--config", "--leveldb", "--hbase", "--snapshots", "--format", "--log-format", "--version"):
         assert option in shown
+
+
+@pytest.mark.parametrize("command", [cli, tms.get_command(click.Context(tms), "serve")], ids=["janitor", "tms serve"])
+def test_given_an_option_when_its_help_names_a_variable_then_it_is_that_of_its_setting(command: click.Command) -> None:
+    shown = dict(re.findall(r"--(\w+) [^-]*?\[env:\s+TMS_(\w+)\]", command.get_help(click.Context(command))))
+    assert shown
+    for option, variable in shown.items():
+        assert variable.lower().replace("__", ".") in FLAGS[option]("x")
 
 
 @pytest.mark.parametrize("verb", ["", "archive", "inspect", "config", *ALL])
