@@ -93,7 +93,9 @@ def print_table(table: Table) -> None:
     out = console()
     natural = out.measure(table, options=out.options.update(max_width=PIPE_COLUMNS)).maximum
     if len(table.columns) <= FEW_COLUMNS or natural <= out.width:
-        out.print(table, soft_wrap=False)
+        with out.capture() as printed:
+            out.print(table, soft_wrap=False)
+        out.file.writelines(f"{row.rstrip()}\n" for row in printed.get().splitlines())
         return
     headers = [str(column.header) for column in table.columns]
     for first, *rest in zip(*(column.cells for column in table.columns), strict=True):
@@ -237,8 +239,8 @@ def _summary(report: Report) -> Text:
     title = "plan" if report.mode == "plan" else "run"
     snapshot = "no transaction snapshot"
     if report.snapshot is not None:
-        snapshot_age = duration(report.effective_now_ms - report.snapshot.timestamp_ms)
-        snapshot = f"{report.snapshot.source}, {snapshot_age} old"
+        age_ms = report.effective_now_ms - report.snapshot.timestamp_ms
+        snapshot = f"{report.snapshot.source}, {duration(age_ms)} {'old' if age_ms >= 0 else 'newer'}"
     return Text(f"{title} {report.id} as of {moment(report.effective_now_ms)}, {snapshot}")
 
 

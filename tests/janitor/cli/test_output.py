@@ -52,6 +52,16 @@ def test_given_a_plan_then_it_reads_like_this(site: Site) -> None:
     assert plain(site.janitor("plan").out) == PLAN.splitlines()
 
 
+def test_given_a_table_then_no_line_ends_in_spaces(site: Site) -> None:
+    lines = [*site.janitor("plan").out.splitlines(), *site.janitor("doctor").out.splitlines()]
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_given_a_plan_of_a_past_moment_then_a_later_snapshot_is_newer(site: Site) -> None:
+    first = site.janitor("plan --at now-2h").out.splitlines()[0]
+    assert first.endswith("snapshot.1699999999000, 1 h 59 min newer")
+
+
 def test_given_a_run_then_it_reads_like_its_plan(site: Site) -> None:
     expected = PLAN.replace("plan …", "run …").replace("would be ", "").replace("until adopted", "").splitlines()
     shown = plain(site.janitor("run --once --adopt").out)
