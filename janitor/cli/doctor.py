@@ -190,7 +190,7 @@ def _spark() -> Finding:
     try:
         on.require_pyspark()
     except TmsError as error:
-        return Finding("spark", "ok", f"not in use: {error}")
+        return Finding("spark", "ok", f"not in use; {error}")
     try:
         on.require_java(os.environ)
     except TmsError as error:

@@ -289,7 +289,7 @@ def test_doctor_archive_without_pyarrow_fails_and_names_the_extra(site: Site, mo
 def test_doctor_without_spark_says_who_needs_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("janitor.spark.session.find_spec", lambda _: None)
     status, message = checks(site)["spark"]
-    assert (status, "janitor spark needs pyspark" in message) == ("ok", True)
+    assert (status, "janitor spark needs pyspark, which is not installed" in message) == ("ok", True)
 
 
 def test_given_a_store_never_adopted_then_a_warning_says_what_to_do(site: Site) -> None:
