@@ -668,7 +668,14 @@ def test_consumer_redrive_puts_dead_letters_back_once(typed: Type) -> None:
     typed.client.publish(f"{typed.topic}-dead", [b"6"])
     done = f"1 messages of {typed.topic}-dead were published to {typed.topic}\n"
     assert typed("consumer", "redrive", typed.topic)[:2] == (0, done)
-    assert typed("consumer", "redrive", f"{typed.topic}x")[0] == 1
+
+
+def test_given_a_topic_without_dead_letters_when_redriven_then_1_and_the_hint_says_when_there_are_some(
+    typed: Type,
+) -> None:
+    code, _, err = typed("consumer", "redrive", typed.topic)
+    assert (code, f"There is no topic {typed.topic}-dead." in err) == (1, True)
+    assert "max_deliveries" in err
 
 
 def test_given_a_claim_that_is_open_when_released_then_its_transaction_cannot_commit_and_another_has_the_messages(

@@ -166,7 +166,11 @@ def redrive(options: Remote, topic: TopicId, limit: int | None) -> None:
 
 def _redriven(client: Client, dead: TopicId, topic: TopicId, limit: int | None) -> int:
     """Publish dead letters, a batch in a transaction; it stops behind the last that is there when it starts."""
-    last = max((message.id for message in client.poll(dead)), default=MessageId(0, 0))
+    try:
+        last = max((message.id for message in client.poll(dead)), default=MessageId(0, 0))
+    except TopicNotFound as error:
+        hint = f"{topic} has dead letters only if a worker sets max_deliveries."
+        raise TopicNotFound(error.message, hint) from error
     moved, goes_on = 0, last != MessageId(0, 0)
     while goes_on and (limit is None or moved < limit):
         most = _REDRIVEN if limit is None else min(_REDRIVEN, limit - moved)
