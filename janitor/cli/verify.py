@@ -28,7 +28,7 @@ def command() -> int:
         render.print_json(found.to_json())
     else:
         out = render.console()
-        foreign = f" ({found.foreign:,} of them under unrecognised keys)" if found.foreign else ""
+        foreign = f" ({found.foreign:,} of them under unrecognized keys)" if found.foreign else ""
         rows = f"{found.cells:,} transactional rows read{foreign}"
         out.print(f"{rows}, {found.open_cells:,} of invalid transactions not inverted")
         if found.bound is None and found.withdrawn:

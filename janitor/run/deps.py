@@ -65,7 +65,7 @@ class UnrecognisedRows:
             unknown -= {found.topic for found in readable_topics(row for row in metadata.rows() if row[0] in prefixes)}
         for found in outcome.foreign:
             if found not in self._named:
-                logger.warning("left alone: a row of the %s table with an unrecognised key: %s", *found)
+                logger.warning("left alone: a row of the %s table with an unrecognized key: %s", *found)
         for topic in sorted(unknown):
             logger.warning("left alone: rows of topic %s, which has no metadata that can be read", topic)
         self._named.update(outcome.foreign, unknown)

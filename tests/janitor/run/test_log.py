@@ -155,7 +155,7 @@ def test_given_a_foreign_row_and_an_unknown_topic_when_run_twice_then_each_is_na
     site = rig(1)
     site.engine.run_once(adopt=True)
     assert named(caplog) == [
-        "left alone: a row of the message table with an unrecognised key: 2330303030",
+        "left alone: a row of the message table with an unrecognized key: 2330303030",
         "left alone: rows of topic default:lost, which has no metadata that can be read",
     ]
     site.engine.preview()
