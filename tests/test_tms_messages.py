@@ -481,7 +481,7 @@ def test_given_a_producer_when_listed_shown_fenced_and_deleted_then_its_instance
     assert "(file 17) committed" in typed("producer", "show", typed.topic, "importer")[1]
     assert typed("producer", "delete", typed.topic, "importer")[:2] == (
         0,
-        f"importer is no producer of {typed.topic} any more\n",
+        f"producer importer of {typed.topic} is deleted\n",
     )
     assert typed("producer", "show", typed.topic, "importer")[0] == 1
     with typed.client.transaction() as tx:

@@ -16,14 +16,14 @@ from tms_core.cli.help import Command
 @click.option(
     "--expect-store",
     metavar="STORE",
-    help="Adopt no other store than this one: its store_id in a plan file, or its name in the status.",
+    help="Adopt only this store: its store_id in a plan file, or its name in the status.",
 )
 @common_options
 def command(once_for: str | None, expect_store: str | None) -> None:
     """Adopt the store in its present state.
 
-    And with it its transaction system and this machine's clock. From then on runs delete what is
-    due. Nothing is deleted by this command itself. Needed once for a store, and again when it was
+    This also accepts the store's transaction system and this machine's clock. The command deletes
+    nothing; later runs delete the rows that are due. Adopt each store once, and again after it was
     copied, restored or given other snapshots.
 
     \b

@@ -15,14 +15,14 @@ from tms_core.cli.help import Command
 
 @click.command("apply", cls=Command)
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--adopt", is_flag=True, help="Accept a store met for the first time, as the plan shows it.")
+@click.option("--adopt", is_flag=True, help="Adopt the store, with the rows that the plan shows.")
 @common_options
 def command(file: Path, adopt: bool) -> int:
     """Carry out a plan file.
 
-    Nothing outside it is done, and nothing that the law no longer allows. Refuses (exit code 3)
-    and names what moved when the store, a topic's generation or ttl, or a setting is no longer
-    what the plan was made for.
+    It deletes and inverts only rows that the plan lists and that the deletion rules still allow.
+    If the store, a topic's generation or ttl, or a setting has changed since, it names the change
+    and exits with code 3.
 
     \b
     Example:

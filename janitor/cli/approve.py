@@ -27,7 +27,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 def once_for_option(command: _F) -> _F:
     """Return the option ``--once-for``."""
-    text = "Do this once for each TEXT, such as a date; what was done for it is remembered."
+    text = "Do this once for each TEXT, for example a date; the state remembers it."
     return click.option("--once-for", metavar="TEXT", help=text)(command)
 
 
@@ -44,16 +44,16 @@ def is_done(current: Session, verb: str, text: str | None) -> bool:
 
 @click.command("approve", cls=Command)
 @click.argument("topic", type=PatternType(), required=False, shell_complete=complete_topics)
-@click.option("--all", "everything", is_flag=True, help="Let every held topic go.")
-@click.option("--clock", is_flag=True, help="This machine's clock is right; lets no topic go.")
+@click.option("--all", "everything", is_flag=True, help="Release all held topics.")
+@click.option("--clock", is_flag=True, help="Accept this machine's clock; releases no topic.")
 @once_for_option
 @common_options
 def command(topic: str | None, everything: bool, clock: bool, once_for: str | None) -> None:
     """Release held topics, or accept the machine's clock.
 
-    Of one topic (or pattern), or with --all of every topic. A frontier is held when a ttl was
-    shortened, a topic deleted or created again, or a store restored. The next run then deletes
-    what janitor plan shows as held. Accepting the clock is a decision of its own.
+    Name one topic or pattern, or use --all. A topic is held after its ttl was shortened, after it
+    was deleted or created again, and after the store was restored. The next run deletes the rows
+    that the plan shows as held. --clock is a separate decision.
 
     \b
     Examples:

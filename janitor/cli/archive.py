@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 #: The options that say which rows are meant.
 selecting = together(
     click.option("--run", "run_id", metavar="ID", help="Only what this run deleted."),
-    click.option("--since", type=TimeType(), help="Only rows of this time or later (their own, not that of deletion)."),
-    click.option("--until", type=TimeType(), help="Only rows of before this time."),
+    click.option("--since", type=TimeType(), help="Only rows published at this time or later."),
+    click.option("--until", type=TimeType(), help="Only rows published before this time."),
 )
 
 
@@ -65,7 +65,7 @@ def show(patterns: tuple[str, ...], run_id: str | None, since: Moment | None, un
 @command.command("restore")
 @click.argument("topic", type=TopicType(), shell_complete=complete_topics)
 @click.option("--to", "target", type=TopicType(), help="Another topic to restore to; it need not be paused.")
-@click.option("--dry-run", is_flag=True, help="Only show what there is, and count; nothing is written.")
+@click.option("--dry-run", is_flag=True, help="Only list and count the rows; write nothing.")
 @selecting
 @common_options
 def bring_back(
@@ -78,9 +78,10 @@ def bring_back(
 ) -> None:
     """Restore archived rows of a topic.
 
-    They go into the topic's current generation. The topic has to be paused, or a run would take
-    them again at once; not for --dry-run. Rows that are there already are left alone. Rows of transactions that are
-    not known to be committed come back negated, so that no transactional reader sees them.
+    The rows are written to the topic's current generation. Pause the topic first, except for
+    --dry-run; otherwise the next run would delete them again. Existing rows stay unchanged. Rows of
+    transactions that may not have committed are restored inverted, so that no transactional reader
+    gets them.
 
     \b
     Examples:

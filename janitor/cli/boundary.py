@@ -12,14 +12,14 @@ from tms_core.cli.help import Command
 
 
 @click.command("boundary", cls=Command)
-@click.option("--explain", is_flag=True, help="Name what holds it back.")
+@click.option("--explain", is_flag=True, help="Show what limits the boundary.")
 @common_options
 def command(explain: bool) -> None:
     """Show the transaction up to which the store is proven clean.
 
-    The prune boundary: up to there no row carries an invalid transaction's pointer. It is held
-    back by transactions, and by the keys that were searched longest ago: in HBase those of one
-    salt, shown with the region they start in now.
+    Up to this prune boundary, no row has the write pointer of an invalid transaction. Transactions
+    limit it, and the keys that were searched longest ago: in HBase the keys of one salt, shown with
+    the region in which they start.
 
     \b
     Examples:

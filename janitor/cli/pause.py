@@ -21,8 +21,8 @@ from tms_core.cli.help import Command
 def command(topic: str | None) -> None:
     """Pause topics, so that nothing of them is deleted.
 
-    In one topic (or pattern), or everywhere. A run under way stops before its next batch, and later
-    ones leave the topics alone, until janitor resume. Works while another process holds the store.
+    Without TOPIC everything is paused. A current run stops before its next batch, and later runs
+    skip the topics until janitor resume. It works while another process holds the store.
 
     \b
     Examples:
@@ -37,7 +37,7 @@ def command(topic: str | None) -> None:
         pauses, known = state.pauses(), state.frontiers()
     current.refresh_status()
     if known and not any(fnmatchcase(str(name), pattern) for name in known):
-        click.echo(f"no topic seen so far is called {pattern}; it is paused all the same", err=True)
+        click.echo(f"warning: the janitor has not seen a topic named {pattern}; it is paused anyway", err=True)
     if current.as_json:
         render.print_json({"paused": as_json(pauses)})
         return

@@ -25,10 +25,10 @@ LAST_MS = 2**63 - 1
 
 
 @click.command("plan", cls=Command)
-@click.option("--at", type=TimeType(), help="What would be due at another moment; such a plan cannot be applied.")
-@click.option("--what-if", default="", metavar="POLICY", help="Judge by other ttls: ttl=3d,topic=default:*")
+@click.option("--at", type=TimeType(), help="Plan for another time; such a plan cannot be applied.")
+@click.option("--what-if", default="", metavar="POLICY", help="Plan with other ttls: ttl=3d,topic=default:*")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a plan file for janitor apply.")
-@click.option("--summary", is_flag=True, help="One line for each topic, the most bytes first.")
+@click.option("--summary", is_flag=True, help="Print one line for each topic, largest first.")
 @topic_patterns
 @common_options
 def command(at: Moment | None, what_if: str, out: Path | None, summary: bool, patterns: tuple[str, ...]) -> None:

@@ -25,22 +25,21 @@ logger = logging.getLogger(__name__)
 
 
 @click.command("run", cls=Command)
-@click.option("--once", is_flag=True, help="Make one pass and exit, for cron.")
-@click.option("--adopt", is_flag=True, help="Accept a store met for the first time, with all that is due in it.")
-@click.option("--skip-if-locked", is_flag=True, help="Exit 0 when another process holds the store.")
+@click.option("--once", is_flag=True, help="Make one pass and exit, for example from cron.")
+@click.option("--adopt", is_flag=True, help="Adopt the store, with all rows that are due.")
+@click.option("--skip-if-locked", is_flag=True, help="Exit with 0 if another process holds the store.")
 @topic_patterns
 @common_options
 def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, ...]) -> int:
     """Delete expired rows, once or on a schedule.
 
-    And invert rows of invalid transactions.
-
-    A store met for the first time is left alone until it is adopted (with --once: exit code 3).
+    A run also inverts rows of invalid transactions. It changes no store before you adopt the
+    store; with --once the exit code is then 3.
 
     The daemon serves a status page and metrics, and answers the other commands while it holds the
-    store. SIGTERM or Ctrl-C ends it within one batch, SIGHUP sweeps at once. On HBase it waits while
-    another janitor has the lease, and takes over when that one falls silent; with --once it waits
-    only as long as the lease of one that has died lasts.
+    store. SIGTERM or Ctrl-C stops it after the current batch, and SIGHUP starts a sweep. On HBase it
+    waits while another janitor has the lease, and takes over when the lease expires. With --once it
+    waits for one lease time at most.
 
     \b
     Examples:

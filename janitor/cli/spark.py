@@ -98,8 +98,8 @@ def stats(
 @command.command("sweep")
 @on_spark
 @click.option("--dry-run", is_flag=True, help="Only plan; nothing is written to the store.")
-@click.option("--adopt", is_flag=True, help="Accept a store met for the first time, with all that is due in it.")
-@click.option("--skip-if-locked", is_flag=True, help="Exit 0 when another process holds the store.")
+@click.option("--adopt", is_flag=True, help="Adopt the store, with all rows that are due.")
+@click.option("--skip-if-locked", is_flag=True, help="Exit with 0 if another process holds the store.")
 @topic_patterns
 @common_options
 def sweep(

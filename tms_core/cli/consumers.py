@@ -72,7 +72,7 @@ def list_consumers(options: Remote, pattern: str) -> None:
             yield f"no topic of {pattern} has a consumer"
             return
         rows = [_row(topic, one) for topic, one in found]
-        yield from columns([["topic", "consumer", "lag", "oldest unread", "last said", ""], *rows])
+        yield from columns([["topic", "consumer", "lag", "oldest unread", "updated", ""], *rows])
 
     options.print([_value(topic, one) for topic, one in found], lines)
 
@@ -186,11 +186,9 @@ def _redriven(client: Client, dead: TopicId, topic: TopicId, limit: int | None) 
 @consumer.command("set")
 @topic_argument
 @click.argument("name")
-@click.option(
-    "--to", "position", type=MessageIdType(), metavar="ID", help="It has read this message and all before it."
-)
-@click.option("--since", type=SinceType(), help="It goes on with what was published then and later: 1h (ago), now, …")
-@click.option("--force", is_flag=True, help="Also where claims are open; their transactions are invalidated.")
+@click.option("--to", "position", type=MessageIdType(), metavar="ID", help="Last message that the consumer has read.")
+@click.option("--since", type=SinceType(), help="Continue with messages of this time and later: 1h (ago), now, …")
+@click.option("--force", is_flag=True, help="Invalidate the transactions of open claims first.")
 @remote
 def set_position(
     options: Remote, topic: TopicId, name: str, position: MessageId | None, since: Moment | None, *, force: bool
@@ -210,14 +208,14 @@ def set_position(
         client.set_position(topic, name, position, force=force)
     options.print(
         {"topic": str(topic), "name": name, "position": str(position)},
-        lambda: [f"{name} goes on in {topic} behind {position}"],
+        lambda: [f"{name} continues in {topic} after {position}"],
     )
 
 
 @consumer.command("delete")
 @topic_argument
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Also where claims are open; their transactions are invalidated.")
+@click.option("--force", is_flag=True, help="Invalidate the transactions of open claims first.")
 @remote
 def delete(options: Remote, topic: TopicId, name: str, *, force: bool) -> None:
     """Delete a consumer; messages are no longer kept for it.
@@ -228,7 +226,7 @@ def delete(options: Remote, topic: TopicId, name: str, *, force: bool) -> None:
     """
     with options.client() as client:
         client.delete_position(topic, name, force=force)
-    options.print({"deleted": name}, lambda: [f"{name} is no consumer of {topic} any more"])
+    options.print({"deleted": name}, lambda: [f"consumer {name} of {topic} is deleted"])
 
 
 def matching_topics(client: Client, pattern: str) -> list[TopicId]:

@@ -45,11 +45,20 @@ _LINE_BYTES = 8 << 20
 @click.command("publish", cls=Command)
 @topic_argument
 @click.argument("file", type=click.File("rb"), default="-")
-@click.option("-m", "--message", "messages", multiple=True, metavar="TEXT", help="A message; then no file is read.")
+@click.option(
+    "-m",
+    "--message",
+    "messages",
+    multiple=True,
+    metavar="TEXT",
+    help="Message to publish instead of a file; repeatable.",
+)
 @click.option("--binary", is_flag=True, help="The whole input is one message.")
 @click.option("--transaction", "together", is_flag=True, help="All or nothing: in one transaction.")
-@click.option("--key", metavar="TEXT", help="What they have in common: they go to the same partition, in order.")
-@click.option("--ttl", type=TtlType(), help="How long they live, where that is shorter than the topic's ttl.")
+@click.option(
+    "--key", metavar="TEXT", help="Key of the messages: messages with one key are in one partition, in order."
+)
+@click.option("--ttl", type=TtlType(), help="Time to live of the messages, if shorter than the topic's ttl.")
 @remote
 def publish(
     options: Remote,
@@ -64,8 +73,8 @@ def publish(
 ) -> None:
     """Publish messages.
 
-    Each line of a file, or of standard input, is one. It is published when it arrives, and on
-    disk when the command stops without an error.
+    Each line of a file or of standard input is one message. It is published when it arrives. If
+    the command exits without an error, all messages are on disk.
 
     \b
     Examples:
@@ -158,15 +167,15 @@ class PlaceType(click.ParamType[MessageId | Moment]):
 
 @click.command("poll", cls=Command)
 @topic_argument
-@click.option("-f", "--follow", is_flag=True, help="Wait for more, until Ctrl-C.")
-@click.option("-n", "--limit", type=click.IntRange(1), help="Stop after so many.")
-@click.option("--since", type=SinceType(), help="From a time on: 10m (ago), 2026-11-14T22:13:20Z, or milliseconds.")
-@click.option("--from", "first", type=MessageIdType(), metavar="ID", help="From this message on.")
-@click.option("--after", type=PlaceType(), metavar="ID|TIME", help="Behind this message, or this millisecond.")
-@click.option("--consumer", metavar="NAME", help="Behind what this consumer has read; its position stays.")
-@click.option("--commit", is_flag=True, help="The consumer has read what was printed: with --consumer only.")
-@click.option("--committed", is_flag=True, help="Read in a transaction: nothing that is undecided or was taken back.")
-@click.option("--raw", is_flag=True, help="Payloads alone, byte by byte, a line end behind each.")
+@click.option("-f", "--follow", is_flag=True, help="Wait for new messages, until Ctrl-C.")
+@click.option("-n", "--limit", type=click.IntRange(1), help="Stop after this number of messages.")
+@click.option("--since", type=SinceType(), help="Start at a time: 10m (ago), 2026-11-14T22:13:20Z, or milliseconds.")
+@click.option("--from", "first", type=MessageIdType(), metavar="ID", help="Start at this message.")
+@click.option("--after", type=PlaceType(), metavar="ID|TIME", help="Start after this message or millisecond.")
+@click.option("--consumer", metavar="NAME", help="Start at this consumer's position, without changing it.")
+@click.option("--commit", is_flag=True, help="Store the position after the printed messages; needs --consumer.")
+@click.option("--committed", is_flag=True, help="Read in a transaction: no undecided or rolled back messages.")
+@click.option("--raw", is_flag=True, help="Print only payloads, each followed by a line end.")
 @remote
 def poll(
     options: Remote,

@@ -112,7 +112,7 @@ def delete(options: Remote, topic: TopicId, name: str) -> None:
     """
     with options.client() as client:
         client.delete_producer(topic, name)
-    options.print({"deleted": name}, lambda: [f"{name} is no producer of {topic} any more"])
+    options.print({"deleted": name}, lambda: [f"producer {name} of {topic} is deleted"])
 
 
 def _time(one: ProducerState) -> str:

@@ -30,20 +30,22 @@ ALLOWANCE = timedelta(minutes=5)
 def _changes(command: Command) -> Command:
     """Return the options that say what a topic shall be like."""
     for option in (
-        click.option("--partitions", type=int, metavar="N", help="How many partitions its messages are spread over."),
+        click.option("--partitions", type=int, metavar="N", help="Number of partitions."),
         click.option(
             "--retention",
             type=click.Choice([BY_TTL, CONSUMED]),
             help="consumed: a message is deleted when all consumers have processed it, or when its ttl ends.",
         ),
-        click.option("--property", "properties", multiple=True, metavar="NAME=VALUE", help="Any other; repeatable."),
-        click.option("--ttl", type=TtlType(), help="How long its messages live: 7d, 1h30m, or seconds."),
+        click.option(
+            "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Set another property; repeatable."
+        ),
+        click.option("--ttl", type=TtlType(), help="Time to live of the messages: 7d, 1h30m, or seconds."),
     ):
         command = option(command)
     return command
 
 
-_counted = click.option("--count", is_flag=True, help="Count the messages too, which reads all of them.")
+_counted = click.option("--count", is_flag=True, help="Also count the messages; this reads all of them.")
 
 
 @click.group("topic", cls=Group)
@@ -65,7 +67,7 @@ def create(
 ) -> None:
     """Create a topic.
 
-    Without --ttl its messages live as long as the server says (server.default_ttl_seconds).
+    Without --ttl the topic gets the server's default (server.default_ttl_seconds).
     With --partitions its messages are in TOPIC-0, TOPIC-1 and so on, by their keys.
 
     \b
@@ -83,7 +85,7 @@ def create(
 
 @topic.command("list")
 @click.argument("namespace", required=False)
-@click.option("--all", "everything", is_flag=True, help="Those of all namespaces.")
+@click.option("--all", "everything", is_flag=True, help="List the topics of all namespaces.")
 @_counted
 @remote
 def list_topics(options: Remote, namespace: str | None, *, everything: bool, count: bool) -> None:
