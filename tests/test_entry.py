@@ -159,7 +159,8 @@ def test_given_a_question_about_one_command_of_janitor_then_nothing_is_imported_
 
 @pytest.mark.parametrize("words", commands(tms_main.cli))
 def test_given_a_question_about_one_command_of_tms_then_nothing_is_imported_that_takes_time(words: str) -> None:
-    assert _imported_by("tms_core.cli.main", *words.split(), "--help") == set()
+    of_the_janitor = words in ("admin backup", "admin restore")
+    assert _imported_by("tms_core.cli.main", *words.split(), "--help") <= ({"rich"} if of_the_janitor else set())
 
 
 def test_given_the_beginning_of_a_topic_when_completed_then_neither_client_nor_settings_are_imported() -> None:

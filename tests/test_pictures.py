@@ -6,7 +6,7 @@ import re
 
 from tools.pictures import FOLDER, ROOT
 
-PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
 
 
 def test_given_the_pictures_then_each_is_shown_somewhere_light_and_dark() -> None:

@@ -95,7 +95,8 @@ TMS = {
 #: They start something that runs, or write what depends on this program alone.
 NOT_TYPED = {
     "janitor completion", "janitor exporter", "janitor spark stats", "janitor spark sweep", "tms completion",
-    "tms serve", "tms admin accept", "tms admin create-tables", "tms admin release", "tms admin token",
+    "tms serve", "tms admin accept", "tms admin backup", "tms admin create-tables", "tms admin release",
+    "tms admin restore", "tms admin token",
 }  # fmt: skip
 
 

@@ -7,29 +7,25 @@ keeps two janitors apart.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol
-
-from janitor.state.base import State
-from tms_core.tables.base import Reads, Store
-from tms_core.tables.side import SideTable
-
-if TYPE_CHECKING:
-    from tms_core.tables.hbase.described import TableSettings
-
-
 import logging
 import os
 import secrets
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Event
+from typing import TYPE_CHECKING, Protocol
 
-from janitor.settings import LeaseSettings
+from janitor.state.base import State
 from tms_core.clock import Clock
 from tms_core.errors import LeaseHeld
+from tms_core.tables.base import Reads, Store
 from tms_core.tables.lease import Lease
+from tms_core.tables.side import SideTable
+
+if TYPE_CHECKING:
+    from janitor.settings import LeaseSettings
+    from tms_core.tables.hbase.described import TableSettings
 
 
 class Place(Protocol):

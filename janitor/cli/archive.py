@@ -14,7 +14,7 @@ from janitor.archive.restore import Request, Restored
 from janitor.cli import render
 from janitor.cli.options import PARTLY, common_options, session, together, topic_patterns
 from janitor.cli.state import complete_topics
-from tms_core.cli.help import Group
+from tms_core.cli.help import CommandGroup
 from tms_core.cli.outcome import DONE
 from tms_core.cli.typed import Moment, TimeType, TopicType
 from tms_core.topic import TopicId
@@ -30,7 +30,7 @@ selecting = together(
 )
 
 
-@click.group("archive", cls=Group)
+@click.group("archive", cls=CommandGroup)
 def command() -> None:
     """List and restore archived rows."""
 

@@ -6,10 +6,10 @@ import click
 
 from janitor.cli import render
 from janitor.cli.options import common_options, session
-from tms_core.cli.help import Group
+from tms_core.cli.help import CommandGroup
 
 
-@click.group("config", cls=Group)
+@click.group("config", cls=CommandGroup)
 def command() -> None:
     """Show the settings."""
 

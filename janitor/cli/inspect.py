@@ -9,7 +9,7 @@ import click
 from janitor.cli import render
 from janitor.cli.options import common_options, session, topic_patterns
 from janitor.inspect import rows as inspect
-from tms_core.cli.help import Group
+from tms_core.cli.help import CommandGroup
 from tms_core.transaction.model import transaction_ms
 
 _HIDDEN = {"key"}
@@ -17,7 +17,7 @@ _HIDDEN = {"key"}
 row_limit = click.option("--limit", type=click.IntRange(0), default=20, show_default=True, help="Rows to show.")
 
 
-@click.group("inspect", cls=Group)
+@click.group("inspect", cls=CommandGroup)
 def command() -> None:
     """Show the tables and the transaction snapshot. Nothing is consumed or changed."""
 

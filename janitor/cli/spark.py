@@ -16,7 +16,7 @@ from janitor.cli.run import after_run
 from janitor.rules.policy import Rule
 from janitor.run.record import RunLog
 from janitor.sweep.run import matches
-from tms_core.cli.help import Group
+from tms_core.cli.help import CommandGroup
 from tms_core.errors import StateBusy, StoreBusy
 from tms_core.logs.printable import duration, printable
 
@@ -33,7 +33,7 @@ on_spark = together(
 )
 
 
-@click.group("spark", cls=Group)
+@click.group("spark", cls=CommandGroup)
 def command() -> None:
     """Count and clean a large store on Spark."""
 

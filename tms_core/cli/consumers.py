@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tms_core.cli.help import Group
+from tms_core.cli.help import CommandGroup
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.typed import MessageIdType, Moment, SinceType
 from tms_core.clock import SystemClock
@@ -31,7 +31,7 @@ _REDRIVE, _REDRIVEN = "redrive", 500
 _SEVERAL = re.compile(r"[*?\[]")
 
 
-@click.group("consumer", cls=Group)
+@click.group("consumer", cls=CommandGroup)
 def consumer() -> None:
     """Show consumers and set their positions."""
 

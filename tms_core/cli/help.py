@@ -58,7 +58,7 @@ class Command(click.Command):
         _format_options(self, ctx, formatter)
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """A group of such commands."""
 
     command_class = Command

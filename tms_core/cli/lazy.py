@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from tms_core.cli.help import Command, Group
+from tms_core.cli.help import Command, CommandGroup
 
 _HELP = """Print a shell's completion script.
 
@@ -40,7 +40,7 @@ class LazyCommand(NamedTuple):
     section: str = "Commands"
 
 
-class LazyGroup(Group):
+class LazyGroup(CommandGroup):
     """A group whose commands are known by name and first sentence.
 
     Args:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tms_core.cli.consumers import matching_topics
-from tms_core.cli.help import Group
+from tms_core.cli.help import CommandGroup
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.logs.printable import columns
 from tms_core.topic import TopicId
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tms_core.client import PreviousTransaction, ProducerState
 
 
-@click.group("producer", cls=Group)
+@click.group("producer", cls=CommandGroup)
 def producer() -> None:
     """Show producers and fence their instances."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tms_core.cli.help import Group
+from tms_core.cli.help import CommandGroup
 from tms_core.cli.outcome import arguments
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.typed import TtlType
@@ -48,7 +48,7 @@ def _changes(command: Command) -> Command:
 _counted = click.option("--count", is_flag=True, help="Also count the messages; this reads all of them.")
 
 
-@click.group("topic", cls=Group)
+@click.group("topic", cls=CommandGroup)
 def topic() -> None:
     """Create, show, change and delete topics."""
 

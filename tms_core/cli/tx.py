@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tms_core.cli.help import Group, shared
+from tms_core.cli.help import CommandGroup, shared
 from tms_core.cli.outcome import completing
 from tms_core.cli.remote import Answering, config_option, format_option
 from tms_core.cli.typed import Moment, TimeType
@@ -82,7 +82,7 @@ def common(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-@click.group("tx", cls=Group)
+@click.group("tx", cls=CommandGroup)
 def tx() -> None:
     """Show and end transactions."""
 

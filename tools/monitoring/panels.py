@@ -208,6 +208,13 @@ WORK = (
 
 WAITING = (
     Panel(
+        "Conditions",
+        "timeseries",
+        "short",
+        "1: `janitor status` asks an operator to check this condition.",
+        _of("max by (condition) (tms_janitor_attention{${scope}})", "{{condition}}"),
+    ),
+    Panel(
         "Overdue rows by rule",
         "timeseries",
         "short",
