@@ -27,6 +27,15 @@ def check_secret_file(setting: str, path: Path) -> None:
         raise ConfigurationError(f"{setting} {path} can be read or written by other users.", f"chmod g-w,o-rwx {path}")
 
 
+def refuse_passphrase() -> str:
+    """Stand in for the passphrase of a private key, for which OpenSSL would otherwise prompt on the terminal.
+
+    Raises:
+        OSError: always; OpenSSL asks only for the passphrase of an encrypted key.
+    """
+    raise OSError("the private key is encrypted with a passphrase")
+
+
 def read_token(setting: str, path: Path, shortest: int = TOKEN_BYTES) -> bytes:
     """Return the token of a file, without whitespace around it.
 

@@ -7,9 +7,11 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 from pydantic import ValidationError
 
 from tests.server.test_protocol import make_certificate
@@ -18,6 +20,7 @@ from tests.tables.test_hbase_pool import LONG_SECONDS, get
 from tests.tables.tls_front import TlsFront
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, StoreUnavailable
+from tms_core.settings.certificate import ServerCertificate
 from tms_core.settings.client_tls import ClientTls
 from tms_core.settings.models import ClientTlsSettings, HBaseSettings, TlsSettings
 from tms_core.tables.hbase.pool import HBasePool
@@ -177,3 +180,15 @@ def test_files_that_cannot_be_used_at_the_start_are_named(tls: TlsSettings, tmp_
 def test_certificate_without_key_or_key_without_certificate_is_refused(given: str, tls: TlsSettings) -> None:
     with pytest.raises(ValidationError, match="belong together"):
         ClientTlsSettings.model_validate({given: tls.certificate})
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_key_with_a_passphrase_is_refused_without_a_prompt(tls: TlsSettings, side: str) -> None:
+    key = serialization.load_pem_private_key(tls.key.read_bytes(), None)
+    encrypted = serialization.BestAvailableEncryption(b"never prompted for")
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    tls.key.write_bytes(key.private_bytes(pem, pkcs8, encrypted))
+    shown = ClientTlsSettings(certificate=tls.certificate, key=tls.key)
+    load = partial(ClientTls, "storage.hbase.tls", shown) if side == "client" else ServerCertificate("tls", tls).load
+    with pytest.raises(ConfigurationError, match="the private key is encrypted with a passphrase"):
+        load()

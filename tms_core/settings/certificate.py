@@ -6,7 +6,7 @@ import ssl
 
 from tms_core.errors import ConfigurationError
 from tms_core.logs.loggers import get_logger
-from tms_core.secret_file import check_secret_file
+from tms_core.secret_file import check_secret_file, refuse_passphrase
 from tms_core.settings.models import TlsSettings
 
 #: How often a server checks whether its certificate was renewed, in seconds.
@@ -51,7 +51,7 @@ class ServerCertificate:
                 return
             # First elsewhere: of a pair that does not fit, half would be in force.
             self._loaded()
-            context.load_cert_chain(self._tls.certificate, self._tls.key)
+            context.load_cert_chain(self._tls.certificate, self._tls.key, refuse_passphrase)
         except (OSError, ConfigurationError) as error:
             said = str(error if isinstance(error, ConfigurationError) else self._unusable(error))
             if said != self._complaint:
@@ -66,12 +66,12 @@ class ServerCertificate:
 
     def _loaded(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self._tls.certificate, self._tls.key)
+        context.load_cert_chain(self._tls.certificate, self._tls.key, refuse_passphrase)
         check_secret_file(f"{self._setting}.key", self._tls.key)
         return context
 
     def _unusable(self, error: OSError) -> ConfigurationError:
         return ConfigurationError(
             f"{self._setting}: {self._tls.certificate} and {self._tls.key} cannot be used: {error}.",
-            "Give a certificate chain and its private key, both PEM files.",
+            "Give a certificate chain and its private key, both PEM files, without a passphrase.",
         )

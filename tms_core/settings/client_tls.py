@@ -7,7 +7,7 @@ from threading import Lock
 
 from tms_core.errors import ConfigurationError
 from tms_core.logs.loggers import get_logger
-from tms_core.secret_file import check_secret_file
+from tms_core.secret_file import check_secret_file, refuse_passphrase
 from tms_core.settings.models import ClientTlsSettings
 
 logger = get_logger(__name__)
@@ -62,11 +62,11 @@ class ClientTls:
         context = ssl.create_default_context(cafile=self._wanted.ca_file)
         if self._wanted.certificate is not None and self._wanted.key is not None:
             check_secret_file(f"{self._setting}.key", self._wanted.key)
-            context.load_cert_chain(self._wanted.certificate, self._wanted.key)
+            context.load_cert_chain(self._wanted.certificate, self._wanted.key, refuse_passphrase)
         return context
 
     def _unusable(self, error: OSError) -> ConfigurationError:
         return ConfigurationError(
             f"{self._setting}: {', '.join(map(str, self._files))} cannot be used: {error}.",
-            "Give certificates, and the private key of the client's certificate, as PEM files.",
+            "Give certificates, and the private key of the client's certificate, as PEM files without a passphrase.",
         )
