@@ -253,9 +253,9 @@ def test_server_with_tls_for_transactions_serves_clients_and_commands(
     with serving(config, {}, {}, janitor=False) as started:
         assert started.transactions is not None
         address = started.transactions.replace("127.0.0.1", "localhost")
-        assert execute(["tx", "list", "--server", address]) == 1
+        assert execute(["tx", "list", "--tx-server", address]) == 1
         assert "speaks TLS only" in capsys.readouterr().err
-        assert execute(["tx", "list", "--config", str(config), "--server", address]) == 0
+        assert execute(["tx", "list", "--config", str(config), "--tx-server", address]) == 0
         trusted = Authorities("transactions.ca_file", tls.certificate).context()
         with TransactionClient(address, tls=trusted) as service:
             with tms_core.client.Client(started.url, transactions=service) as client:
