@@ -23,6 +23,18 @@ def test_failed_attempts_are_slowed_down_by_address_and_forgiven_with_time() -> 
     assert len(failed._failed) == MOST_REMEMBERED
 
 
+def test_failed_attempts_from_one_ipv6_network_count_together_and_mapped_ones_apart() -> None:
+    failed = FailedAttempts(ManualClock(NOW_MS))
+    for number in range(FREE_ATTEMPTS):
+        assert failed.note(f"2001:db8::{number:x}%eth0" if number % 2 else f"2001:db8::{number:x}:1") == 0.0
+        assert failed.note(f"::ffff:192.0.2.{number}") == 0.0
+    assert failed.note("2001:db8:0:0:ffff::1") == 0.5
+    assert failed.note("2001:db8:0:1::1") == 0.0
+    for number in range(FREE_ATTEMPTS - 1):
+        assert failed.note("192.0.2.1") == 0.0, number
+    assert failed.note("::ffff:192.0.2.1") == 0.5
+
+
 def test_failed_attempts_that_would_take_too_many_connections_are_answered_at_once() -> None:
     async def scene() -> None:
         failed = FailedAttempts(ManualClock(NOW_MS), most_waiting=2)

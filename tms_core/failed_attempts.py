@@ -1,12 +1,14 @@
 """Failed attempts to show a token, which are answered later the more of them come from one address.
 
-Good tokens are never slowed down, so that a stranger behind the same proxy holds up nobody.
+Good tokens are never slowed down, so that a stranger behind the same proxy holds up nobody. An IPv6 network of 64 bits
+counts as one address, because one machine may have all of its addresses.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from ipaddress import IPv6Address
 
 from tms_core.clock import Clock
 
@@ -39,7 +41,7 @@ class FailedAttempts:
         Returns:
             How much later it is answered, in seconds.
         """
-        now_ms = self._clock.running_ms()
+        now_ms, address = self._clock.running_ms(), _network(address)
         failed, at_ms = self._failed.pop(address, (0.0, now_ms))
         failed = max(0.0, failed - (now_ms - at_ms) / FORGIVEN_MS) + 1
         self._failed[address] = failed, now_ms
@@ -57,3 +59,12 @@ class FailedAttempts:
             await asyncio.sleep(seconds)
         finally:
             self._waiting -= 1
+
+
+def _network(address: str) -> str:
+    """Return the network of 64 bits that an IPv6 address is in; any other address unchanged."""
+    try:
+        found = IPv6Address(address)
+    except ValueError:
+        return address
+    return str(found.ipv4_mapped or int(found) >> 64)
