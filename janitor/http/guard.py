@@ -7,6 +7,7 @@ user says it is. The file is read for each request, so a token can be replaced w
 from __future__ import annotations
 
 import binascii
+import logging
 from base64 import b64decode
 from hmac import compare_digest
 from pathlib import Path
@@ -18,6 +19,7 @@ from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError, Unauthorized
 from tms_core.failed_attempts import FailedAttempts
 from tms_core.logs.audit import BoundedAudit, Event
+from tms_core.logs.loggers import SeldomLogger, get_logger
 from tms_core.secret_file import check_secret_file, read_token
 from tms_core.web import problem
 
@@ -41,6 +43,7 @@ def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None
     check_secret_file(_SETTING, token_file)
     read_token(_SETTING, token_file)
     failed = failed or FailedAttempts(SystemClock())
+    seldom = SeldomLogger(get_logger(__name__))
     audit = BoundedAudit(SystemClock().running_ms)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +51,10 @@ def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None
             try:
                 is_known = compare_digest(_shown(scope), read_token(_SETTING, token_file))
             except ConfigurationError as error:
-                await problem.response(503, error.code, str(error))(scope, receive, send)
+                # Who has shown no token yet learns no path of this machine.
+                seldom.log(logging.ERROR, "%s", error)
+                refusal = f"{_SETTING} cannot be used; the janitor's log says why."
+                await problem.response(503, error.code, refusal)(scope, receive, send)
                 return
             if not is_known:
                 client, path = scope.get("client"), quote(scope["path"])

@@ -63,13 +63,19 @@ def test_probe_needs_no_token_and_no_file_means_no_token(file: Path) -> None:
     assert client(None).get("/").status_code == 200
 
 
-def test_token_that_is_replaced_counts_at_once_and_one_that_cannot_be_read_closes(file: Path) -> None:
+def test_token_that_is_replaced_counts_at_once_and_one_that_cannot_be_read_closes(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     asking = client(file)
     file.write_text("f" * 32)
     assert asking.get("/", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 401
     assert asking.get("/", headers={"authorization": f"Bearer {'f' * 32}"}).status_code == 200
     file.unlink()
-    assert asking.get("/", headers={"authorization": f"Bearer {'f' * 32}"}).status_code == 503
+    for _ in range(3):
+        answer = asking.get("/", headers={"authorization": f"Bearer {'f' * 32}"})
+        assert (answer.status_code, answer.json()["code"]) == (503, "TMS-CONFIGURATION")
+        assert str(file) not in answer.text
+    assert [str(file) in message for message in caplog.messages] == [True]
 
 
 @pytest.mark.parametrize(
