@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -133,9 +133,14 @@ def session(master: str | None, environ: Mapping[str, str] = os.environ) -> Iter
             spark = builder.getOrCreate()
         try:
             yield spark
-        finally:
+        except BaseException:
+            # Without a JVM (see attended) stop fails, too; the error that is already on its way says more.
             if before is None:
-                spark.stop()
+                with suppress(Exception):
+                    spark.stop()
+            raise
+        if before is None:
+            spark.stop()
 
 
 @contextmanager
@@ -185,8 +190,10 @@ def attended(
                 alive()
                 progress.tell()
         except (Interrupted, KeyboardInterrupt):
-            # Tags would spare other jobs, but a classic session knows a tag only in the thread that set it.
-            spark.interruptAll()
+            # The JVM has ended already if the signal went to the whole process group, as systemd and timeout send it.
+            with suppress(Exception):
+                # Tags would spare other jobs, but a classic session knows a tag only in the thread that set it.
+                spark.interruptAll()
             raise
         return future.result()
 
@@ -235,7 +242,9 @@ class _Progress:
         self._told, self._is_told = now, True
         stages = self._reported if self._remote else self._stages()
         done, tasks = (sum(numbers) for numbers in zip(*stages, strict=True)) if stages else (0, 0)
-        logger.info("%s: %d of %d tasks done after %.0f s", self._name, done, tasks, now - self._began)
+        # Before the first task Spark starts and plans, which may take longer than the tasks.
+        said = f"{done} of {tasks} tasks done" if tasks else "no tasks yet"
+        logger.info("%s: %s after %.0f s", self._name, said, now - self._began)
 
     def _stages(self) -> list[tuple[int, int]]:
         """Return how many tasks of each stage under way are over, and how many there are."""

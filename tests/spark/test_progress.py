@@ -11,6 +11,7 @@ import pytest
 
 from janitor.spark import session as on
 from janitor.spark.session import attended
+from tms_core.errors import Interrupted
 
 
 class Tracker:
@@ -73,6 +74,35 @@ def test_attended_on_connect_tells_what_the_server_reports(caplog: pytest.LogCap
         attended(remote, lambda: looked.wait(60), look, name="count")
     assert told(caplog) == ["count: 1 of 4 tasks done", "count: over"]
     assert handlers == []
+
+
+def test_attended_before_the_first_task_tells_that_there_are_no_tasks_yet(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tracker, "getActiveStageIds", lambda _: [])
+    looked = Event()
+    with caplog.at_level(logging.INFO):
+        attended(
+            cast(Any, Classic()), lambda: looked.wait(60), lambda: looked.set() if told(caplog) else None, name="count"
+        )
+    assert told(caplog)[0] == "count: no tasks yet"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("stopped")])
+def test_attended_that_is_interrupted_together_with_the_jvm_raises_the_interruption(error: BaseException) -> None:
+    called = Event()
+
+    class Gone(Classic):
+        def interruptAll(self) -> None:  # noqa: N802 - as Spark has it
+            called.set()
+            raise ConnectionRefusedError("the JVM has ended")
+
+    def interrupt() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        attended(cast(Any, Gone()), lambda: called.wait(60), interrupt)
+    assert called.is_set()
 
 
 def test_attended_that_is_over_at_once_or_has_no_name_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
