@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -24,6 +25,7 @@ from tms_core.settings.certificate import ServerCertificate
 from tms_core.settings.client_tls import ClientTls
 from tms_core.settings.models import ClientTlsSettings, HBaseSettings, TlsSettings
 from tms_core.tables.hbase.pool import HBasePool
+from tms_core.tables.hbase.wire.socket import TimedSocket
 
 
 @pytest.fixture
@@ -110,6 +112,25 @@ def test_server_that_demands_a_certificate_is_shown_the_clients(
         shown = ClientTlsSettings(ca_file=tls.certificate, certificate=other.certificate, key=other.key)
         with pool_of(front.address, shown) as pool:
             assert get(pool, b"a") == b"a"
+
+
+def test_refusal_of_the_certificate_is_reported_also_if_a_write_meets_the_closed_connection(
+    thrift: FakeThrift, tls: TlsSettings, other: TlsSettings
+) -> None:
+    with TlsFront(thrift.address, tls, clients=other.certificate) as front:
+        client = ClientTls("storage.hbase.tls", ClientTlsSettings(ca_file=tls.certificate))
+        with closing(TimedSocket(front.address, LONG_SECONDS, client)) as connection:
+            while connection.is_quiet():
+                time.sleep(0.001)
+            with pytest.raises(StoreUnavailable, match="certificate required"):
+                write_until_it_fails(connection)
+
+
+def write_until_it_fails(connection: TimedSocket) -> None:
+    """Write often: the first write after the server has closed only brings its reset."""
+    for _ in range(1000):
+        connection.write(b"a")
+        time.sleep(0.001)
 
 
 def test_server_without_tls_is_named_in_one_sentence(tls: TlsSettings) -> None:

@@ -71,7 +71,13 @@ class TimedSocket:
     def _send(self, data: bytes) -> None:
         self._socket.settimeout(self._left())
         with self._tls_failures():
-            self._socket.sendall(data)
+            try:
+                self._socket.sendall(data)
+            except (ssl.SSLEOFError, ConnectionError):
+                if isinstance(self._socket, ssl.SSLSocket):
+                    # A server that refuses the client's certificate says so before it closes; that is not read yet.
+                    self._socket.recv(1)
+                raise
 
     @contextmanager
     def together(self) -> Iterator[None]:
