@@ -242,8 +242,8 @@ class _Progress:
         self._told, self._is_told = now, True
         stages = self._reported if self._remote else self._stages()
         done, tasks = (sum(numbers) for numbers in zip(*stages, strict=True)) if stages else (0, 0)
-        # Before the first task Spark starts and plans, which may take longer than the tasks.
-        said = f"{done} of {tasks} tasks done" if tasks else "no tasks yet"
+        # Spark plans before the first stage and between stages, which may take longer than the tasks.
+        said = f"{done} of {tasks} tasks done" if tasks else "no tasks running"
         logger.info("%s: %s after %.0f s", self._name, said, now - self._began)
 
     def _stages(self) -> list[tuple[int, int]]:

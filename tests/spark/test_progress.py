@@ -76,7 +76,7 @@ def test_attended_on_connect_tells_what_the_server_reports(caplog: pytest.LogCap
     assert handlers == []
 
 
-def test_attended_before_the_first_task_tells_that_there_are_no_tasks_yet(
+def test_attended_before_the_first_task_tells_that_no_tasks_are_running(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tracker, "getActiveStageIds", lambda _: [])
@@ -85,7 +85,7 @@ def test_attended_before_the_first_task_tells_that_there_are_no_tasks_yet(
         attended(
             cast(Any, Classic()), lambda: looked.wait(60), lambda: looked.set() if told(caplog) else None, name="count"
         )
-    assert told(caplog)[0] == "count: no tasks yet"
+    assert told(caplog)[0] == "count: no tasks running"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("stopped")])
