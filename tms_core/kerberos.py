@@ -182,8 +182,15 @@ class Exchange:
         return answer or b""
 
     def wrap(self, data: bytes, *, encrypt: bool) -> bytes:
-        """Protect bytes that are sent."""
-        return self._context.wrap(data, encrypt).message
+        """Protect bytes that are sent.
+
+        Raises:
+            LoginFailed: the ticket has expired.
+        """
+        try:
+            return self._context.wrap(data, encrypt).message
+        except gssapi.exceptions.GSSError as error:
+            raise self._login.failure(error, self._service) from error
 
     def unwrap(self, data: bytes, *, encrypted: bool = False) -> bytes:
         """Check bytes that came.

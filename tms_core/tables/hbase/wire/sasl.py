@@ -81,7 +81,10 @@ class SaslSocket(TimedSocket):
         for start in range(0, len(data), self._frame_bytes):
             frame = data[start : start + self._frame_bytes]
             if self.qop != "auth":
-                frame = self._exchange.wrap(frame, encrypt=self.qop == "auth-conf")
+                try:
+                    frame = self._exchange.wrap(frame, encrypt=self.qop == "auth-conf")
+                except LoginFailed as error:
+                    raise ConnectionError(error.message) from error
             frames += [_LENGTH.pack(len(frame)), frame]
         super()._send(b"".join(frames))
 
@@ -107,6 +110,8 @@ class SaslSocket(TimedSocket):
             """A challenge without content, of a server that has not read ours."""
         limit = int.from_bytes(offer[1:4], "big")
         self._frame_bytes = _LARGEST_BYTES if layer == 1 else exchange.room(limit, encrypt=layer == 4)
+        if self._frame_bytes <= 0:
+            raise self._refusal(f"it takes frames of {limit} bytes at most, too few for any data")
 
     def _send_status(self, status: int, body: bytes) -> None:
         super()._send(_STATUS.pack(status, len(body)) + body)

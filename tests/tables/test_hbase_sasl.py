@@ -1,0 +1,83 @@
+"""Frames after a Kerberos login, with a login that needs no realm."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any, cast
+
+import pytest
+
+from tms_core.errors import LoginFailed
+from tms_core.tables.hbase.wire.sasl import SaslSocket
+
+LONG_SECONDS = 60
+HEAD_BYTES = 60
+
+
+class FakeLogin:
+    """A login and its exchange: complete with the first token; a head protects bytes until the ticket expires."""
+
+    is_complete = is_expired = False
+    has_ticket = True
+
+    def exchange(self, _: str) -> FakeLogin:
+        return self
+
+    def step(self) -> bytes:
+        self.is_complete = True
+        return b"token"
+
+    def unwrap(self, data: bytes) -> bytes:
+        return data
+
+    def wrap(self, data: bytes, *, encrypt: bool) -> bytes:
+        if encrypt and not self.has_ticket:
+            raise LoginFailed("the ticket has expired")
+        return bytes(HEAD_BYTES) + data
+
+    def room(self, size: int, *, encrypt: bool) -> int:
+        return max(0, size - HEAD_BYTES) if encrypt else size
+
+
+@contextmanager
+def offering(limit: int) -> Iterator[str]:
+    """Yield the address of a server that offers encryption, with frames up to a limit."""
+    offer = b"\4" + limit.to_bytes(3, "big")
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(struct.pack(">BI", 2, len(offer)) + offer + struct.pack(">BI", 5, 0))
+            while connection.recv(1 << 16):
+                """Everything is taken until the client closes."""
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        thread.join()
+
+
+def log_in(address: str, login: FakeLogin) -> SaslSocket:
+    return SaslSocket(address, LONG_SECONDS, None, cast(Any, login), "hbase/_HOST")
+
+
+def test_login_at_a_server_whose_frames_are_too_short_for_data_is_refused() -> None:
+    with (
+        offering(HEAD_BYTES) as address,
+        pytest.raises(LoginFailed, match=f"takes frames of {HEAD_BYTES} bytes at most"),
+    ):
+        log_in(address, FakeLogin())
+
+
+def test_write_after_the_ticket_has_expired_is_a_broken_connection() -> None:
+    login = FakeLogin()
+    with offering(65_536) as address, closing(log_in(address, login)) as connection:
+        connection.write(b"a")
+        login.has_ticket = False
+        with pytest.raises(ConnectionError, match="the ticket has expired"):
+            connection.write(b"b")
