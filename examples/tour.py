@@ -143,7 +143,7 @@ def _visit(started: Started, arguments: str) -> None:
             workers.look()
             narrator.tell_news(janitor.daemon.status(), janitor.daemon.runs(RECENT_RUNS))
             if step == APPROVE_AT:
-                _say(f"the change was intended, so it is approved: janitor approve {ORDERS} {arguments}")
+                _say(f"the change was intended, so the tour approves it: janitor approve {ORDERS} {arguments}")
                 janitor.daemon.approve((str(ORDERS),))
                 janitor.daemon.sweep_now()
 
@@ -191,11 +191,11 @@ class Workers:
         if counted and not self._killed:
             self._killed = True
             self._workers[0].kill()
-            self._say(f"{WORKERS} workers of a group count {EVENTS} events; one of them is killed at its work")
+            self._say(f"{WORKERS} workers of a group count {EVENTS} events; one of them is killed while it works")
         if len(counted) >= EVENTS:
             self._done = True
             once = len(set(counted)) == len(counted) == EVENTS
-            self._say(f"all {EVENTS} events are counted, {'each of them once' if once else 'some of them twice'}")
+            self._say(f"all {EVENTS} events are counted, {'each exactly once' if once else 'some of them twice'}")
 
 
 class Customers:
@@ -230,7 +230,7 @@ class Customers:
             self._leave()
         elif step == SHORTEN_AT:
             self._ask("PUT", ORDERS, "/properties", {"ttl": str(MISTAKEN_TTL_SECONDS)})
-            self._say(f"the ttl of {ORDERS} is set to {MISTAKEN_TTL_SECONDS} s: most of its messages would go at once")
+            self._say(f"the ttl of {ORDERS} is set to {MISTAKEN_TTL_SECONDS} s: most of its messages expire at once")
         elif step == READ_AT:
             self._read()
 
@@ -250,7 +250,7 @@ class Customers:
     def _leave(self) -> None:
         transaction = self._transactions.start_short(LEFT_SECONDS)
         self._pay(transaction.write_pointer, "whose client is gone")
-        self._say("a third one, in a transaction whose client goes away: it becomes invalid")
+        self._say("a third one, in a transaction whose client disappears: the transaction becomes invalid")
 
     def _read(self) -> None:
         transaction = self._transactions.start_short()
@@ -306,7 +306,7 @@ class Narrator:
                 self._say(f"swept: {told}")
         for held in status.held:
             if held.topic not in self._held and held.rows:
-                self._say(f"held: {held.rows:,} rows of {held.topic}; let them go with: {held.command}")
+                self._say(f"held: {held.rows:,} rows of {held.topic}; release them with: {held.command}")
         self._held = {held.topic for held in status.held if held.rows}
 
 

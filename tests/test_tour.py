@@ -191,7 +191,7 @@ def test_given_a_checkout_when_run_then_it_tells_what_the_guide_shows_and_ctrl_c
 
 def test_given_what_is_held_when_approved_from_another_terminal_then_it_goes(start: Start) -> None:
     running = start()
-    held = running.hear(r"held: ([\d,]+) rows of demo:orders; let them go with: (janitor approve demo:orders .*)$")
+    held = running.hear(r"held: ([\d,]+) rows of demo:orders; release them with: (janitor approve demo:orders .*)$")
     assert held[2].endswith("tms.yaml")
     shown = running.type("status").stdout
     assert "is held." in shown
@@ -242,8 +242,8 @@ def status(run: str = "", *, expired: int = 0, held: int = 0) -> Status:
         (
             [status(held=7), status(held=8), status(), status(held=9)],
             [
-                "held: 7 rows of demo:orders; let them go with: janitor approve demo:orders",
-                "held: 9 rows of demo:orders; let them go with: janitor approve demo:orders",
+                "held: 7 rows of demo:orders; release them with: janitor approve demo:orders",
+                "held: 9 rows of demo:orders; release them with: janitor approve demo:orders",
             ],
         ),
     ],

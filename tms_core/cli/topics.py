@@ -226,7 +226,7 @@ def _ways_out(topic: TopicId, ttl_seconds: int, hold_seconds: int | None) -> str
         f"The janitor holds them before it deletes them, {until}.\n"
         f"To see until when:      janitor topic {topic}\n"
         f"{keep}\n"
-        f"To let them go at once: janitor approve {topic}"
+        f"To release them now:    janitor approve {topic}"
     )
 
 

@@ -62,8 +62,8 @@ def test_given_something_moved_since_the_plan_when_applied_then_it_is_named_and_
     refused = site.janitor("apply plan.json")
     assert (refused.code, refused.out) == (3, "")
     assert (
-        f"the plan was not applied: {named}.\nMake a new one: janitor plan --out FILE --config janitor.yaml\n"
-        in refused.err
+        f"error: the plan was not applied: {named}. [TMS-PLAN-REFUSED]\n"
+        "hint: Make a new one: janitor plan --out FILE --config janitor.yaml\n" in refused.err
     )
     assert site.janitor("inspect message --format json").json["rows"] == before
 

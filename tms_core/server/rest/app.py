@@ -413,7 +413,7 @@ async def _answer_error(
 
 
 async def _nothing_here(_: Scope, __: Receive, ___: Send) -> None:
-    raise HTTPException(404, "There is nothing here. /openapi.json lists what there is.")
+    raise HTTPException(404, "This path does not exist. /openapi.json lists all paths.")
 
 
 class _About:
