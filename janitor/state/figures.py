@@ -199,7 +199,7 @@ class KeptFigures(Generic[T]):
             raise StateError(
                 f"the state's value {self._note} has the layout of another version: {error.error_count()} fields do "
                 "not fit.",
-                "Use that version, or move the state folder away: the store is then a first contact again.",
+                "Use that version, or move the state folder away (HBase: drop its table): then adopt the store again.",
             ) from error
 
     def plain(self, value: T) -> Any:

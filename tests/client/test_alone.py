@@ -99,4 +99,4 @@ def test_page_of_the_client_names_the_httpx2_that_the_project_declares() -> None
     typed = re.findall(r"^pip install (?:--no-deps )?'?([^'\n]+)'?$", page, flags=re.MULTILINE)
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     [declared] = [line for line in dependencies if line.startswith("httpx2")]
-    assert typed == [declared, "tms-janitor"]
+    assert typed == [declared, "."]

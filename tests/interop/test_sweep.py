@@ -150,8 +150,8 @@ def test_given_a_sweep_killed_in_the_middle_when_opened_again_then_tables_are_na
         from pathlib import Path
         from tests.interop.test_sweep import ManualClock, sweep
         from tms_core.tables.leveldb.store import LevelDBStore
-        from janitor.sweep.executor import Sweep
-        apply, batches = Sweep.apply, 0
+        from janitor.sweep.executor import StoreExecutor
+        apply, batches = StoreExecutor.apply, 0
         def dying(self, finding):
             global batches
             done = apply(self, finding)
@@ -160,7 +160,7 @@ def test_given_a_sweep_killed_in_the_middle_when_opened_again_then_tables_are_na
                 finding.table.compact(b"\\x00", b"\\xff")
                 os.kill(os.getpid(), signal.SIGKILL)
             return done
-        Sweep.apply = dying
+        StoreExecutor.apply = dying
         sweep(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
     """)
     command = [sys.executable, "-c", child, *map(str, (sample.directory, sample.snapshot.parent, sample.now_ms))]
