@@ -48,7 +48,7 @@ _payload = itemgetter(1)
 _tail_in = itemgetter(slice(-MESSAGE_TAIL_BYTES, None))
 
 
-class Shelf(NamedTuple):
+class ReadPath(NamedTuple):
     """Where messages are read from.
 
     Attributes:
@@ -79,16 +79,18 @@ class Fetch:
         holes: where those are: the first position and the one behind the last of each.
     """
 
-    def __init__(self, shelf: Shelf, topic: TopicMetadata, request: FetchRequest, *, steps_over: bool = False) -> None:
+    def __init__(
+        self, read_path: ReadPath, topic: TopicMetadata, request: FetchRequest, *, steps_over: bool = False
+    ) -> None:
         self.holes: list[tuple[int, int]] = []
         self._steps_over = steps_over
-        self._shelf = shelf
+        self._read_path = read_path
         self._topic = topic
-        self._line = shelf.lines.messages(topic)
+        self._line = read_path.lines.messages(topic)
         self._transaction = request.transaction
         self._left = request.limit
         self._left_bytes = request.limit_bytes
-        cutoff = cutoff_at(topic, shelf.clock.now_ms(), shelf.floor, _from_ms(request), shelf.lifetime_ms)
+        cutoff = cutoff_at(topic, read_path.clock.now_ms(), read_path.floor, _from_ms(request), read_path.lifetime_ms)
         self._at, self._inside = _start(request, cutoff)
         self._end = self._behind = self._line.ids.end
         self._undecided = False
@@ -171,7 +173,7 @@ class Fetch:
             yield self._read(page)
 
     def _read(self, page: MessageList) -> MessageList:
-        harmless(self._shelf.first_reads.note, self._line, page, self._shelf.clock.now_ms())
+        harmless(self._read_path.first_reads.note, self._line, page, self._read_path.clock.now_ms())
         return page
 
     def _pieces(self) -> Iterator[tuple[MessageList, int]]:
@@ -219,11 +221,11 @@ class Fetch:
     def _cached(self) -> list[CachedRun] | None:
         oldest = 0
         if self._transaction is not None:
-            oldest = position(max(0, self._shelf.clock.now_ms() - self._shelf.cached_ms))
-        runs = self._shelf.cache.read(self._line.prefix, self._at, self._end, PAGE_BYTES, oldest)
+            oldest = position(max(0, self._read_path.clock.now_ms() - self._read_path.cached_ms))
+        runs = self._read_path.cache.read(self._line.prefix, self._at, self._end, PAGE_BYTES, oldest)
         # Nothing tells the cache which of the released rows are deleted by now, maybe by a janitor in another process.
         # A poll that finds nothing, as most do that keep up, is not charged with reading how far they were released.
-        if runs and max(self._at, runs[0].first) < self._shelf.lines.first_kept(self._topic):
+        if runs and max(self._at, runs[0].first) < self._read_path.lines.first_kept(self._topic):
             return None
         return runs
 
@@ -239,7 +241,7 @@ class Fetch:
             if visible is None:
                 self.holes.append((first, min(run.stop, self._end)))
             elif visible and run.payloads is not None:
-                for messages in self._shelf.cache.messages(run, first, min(stop, first + self._left)):
+                for messages in self._read_path.cache.messages(run, first, min(stop, first + self._left)):
                     # What was encoded was looked at before.
                     if not (isinstance(messages, SharedList) and messages.encoded):
                         self._learn_largest(messages.payloads)
@@ -264,7 +266,7 @@ class Fetch:
     def _from_store(self) -> Iterator[MessageList]:
         prefix = self._line.prefix
         first, stop = prefix + tail(self._at), prefix + tail(self._end)
-        page = self._shelf.store.message.read(_COLUMNS, first, stop, self._rows())
+        page = self._read_path.store.message.read(_COLUMNS, first, stop, self._rows())
         rows = self._shown(page.items)
         # Only what has a pointer can have its payload elsewhere.
         payloads = cast(list[bytes], rows.payloads) if rows.pointers is None else list(filter(_is_there, rows.payloads))
@@ -326,7 +328,7 @@ class Fetch:
             start = prefix + self._inside[1]
         size, head, stop = len(prefix) + MESSAGE_TAIL_BYTES, tail(at), stop_key(prefix)
         while start is not None and self._left:
-            page = self._shelf.store.payload.read(_PAYLOADS, start, stop, self._rows())
+            page = self._read_path.store.payload.read(_PAYLOADS, start, stop, self._rows())
             self._learn(sum(map(len, map(_payload, page.items))), len(page.items))
             self._learn_largest(map(_payload, page.items))
             ours = [row for row in page.items if len(row[0]) == size]
@@ -354,11 +356,13 @@ class Fetch:
     def _gone(self, keys: list[bytes]) -> frozenset[bytes]:
         """Return those of some rows, in key order, that a ttl of their own has taken."""
         now_ms = self._expiring_ms()
-        return frozenset(key for key, moment_ms in self._shelf.expiries.moments(keys).items() if moment_ms <= now_ms)
+        return frozenset(
+            key for key, moment_ms in self._read_path.expiries.moments(keys).items() if moment_ms <= now_ms
+        )
 
     def _expiring_ms(self) -> int:
         """Return the moment by which ttls of messages' own are judged."""
-        return self._shelf.clock.now_ms() - (self._shelf.lifetime_ms if self._topic.holds_transactions else 0)
+        return self._read_path.clock.now_ms() - (self._read_path.lifetime_ms if self._topic.holds_transactions else 0)
 
     def _limited(self, messages: MessageList) -> MessageList:
         """Return as many as are still wanted."""

@@ -19,7 +19,7 @@ from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import BadRequest, ClockJumped, MetadataError, TopicNotFound, TransactionEnded
 from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.families import Families, Permit, permit_all
-from tms_core.messaging.fetcher import Fetch, Shelf
+from tms_core.messaging.fetcher import Fetch, ReadPath
 from tms_core.messaging.groups.claims import Groups
 from tms_core.messaging.groups.positions import ConsumerRegistry
 from tms_core.messaging.ids import position
@@ -136,15 +136,15 @@ class MessagingService:
         self._writers = Writers(context)
         cached_ms = min(options.max_lifetime_seconds, options.grace_seconds) * 1000 // 2
         self.first_reads = FirstReads()
-        self._shelf = Shelf(
+        self._read_path = ReadPath(
             store, self._lines, self.cache, self.expiries, honest, cached_ms, self.first_reads, floor, lifetime_ms
         )
-        self.consumers = ConsumerRegistry(self._topics, self._shelf, kept, CLOCK_ALLOWANCE_MS, transactions)
+        self.consumers = ConsumerRegistry(self._topics, self._read_path, kept, CLOCK_ALLOWANCE_MS, transactions)
         # By the table itself: groups are registered and looked for also in partitions that other servers lead.
         self._families = Families(self._topics, store, self._lines, honest, side, self._writers.settle)
         backoff = Backoff(options.retry_seconds * 1000, options.longest_retry_seconds * 1000)
         self.groups = Groups(
-            self._topics, self._families, self.consumers, kept, self._shelf, lifetime_ms, transactions, backoff
+            self._topics, self._families, self.consumers, kept, self._read_path, lifetime_ms, transactions, backoff
         )
 
     # -- topics -------------------------------------------------------------------------------------------------------
@@ -430,7 +430,7 @@ class MessagingService:
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`fetch`.
         """
-        return Fetch(self._shelf, self._topics.read(topic), request)
+        return Fetch(self._read_path, self._topics.read(topic), request)
 
     # -- the service itself -------------------------------------------------------------------------------------------
 

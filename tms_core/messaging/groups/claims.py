@@ -42,7 +42,7 @@ from tms_core.consumers.positions import Position
 from tms_core.errors import BadRequest, ConsumerConflict
 from tms_core.logs.loggers import SeldomLogger, get_logger
 from tms_core.messaging.families import Families
-from tms_core.messaging.fetcher import Fetch, Shelf
+from tms_core.messaging.fetcher import Fetch, ReadPath
 from tms_core.messaging.groups.drained_history import KNOWN_GROUPS, Past
 from tms_core.messaging.groups.positions import ConsumerRegistry, check_name
 from tms_core.messaging.ids import id_parts, position
@@ -181,7 +181,7 @@ class Groups:
         families: Families,
         consumers: ConsumerRegistry,
         side: SideTable,
-        shelf: Shelf,
+        read_path: ReadPath,
         max_lifetime_ms: int,
         transactions: TransactionManager | None,
         backoff: Backoff,
@@ -190,7 +190,7 @@ class Groups:
         self._families = families
         self._consumers = consumers
         self._side = side
-        self._shelf = shelf
+        self._read_path = read_path
         self._max_lifetime_ms = max_lifetime_ms
         self._transactions = transactions
         self._backoff = backoff
@@ -203,7 +203,7 @@ class Groups:
         self._rows: dict[ConsumerGroup, _KnownRows] = {}
         self._kept_rows = 0
         self._seldom = SeldomLogger(get_logger(__name__))
-        self._past = Past(families, consumers, shelf.clock, alone=side.private)
+        self._past = Past(families, consumers, read_path.clock, alone=side.private)
 
     def poll(self, topic: TopicId, name: str, request: GroupPoll) -> Given:
         """Claim messages for a transaction. The claim is durable on return.
@@ -240,7 +240,7 @@ class Groups:
         with self._consumers.lock(group), self._claiming(pointer, request.principal):
             former = self._consumers.found(metadata, name)
             rows = self._rows_of(group, former)
-            now_ms = self._shelf.clock.now_ms()
+            now_ms = self._read_path.clock.now_ms()
             claims = [claim for _, claim in rows]
             settle = partial(settled, interrupted=self._interrupted, backoff=self._backoff, now_ms=now_ms)
             seen = look(former.id, claims, reader, settle)
@@ -302,7 +302,7 @@ class Groups:
                 return
             if self._transactions is not None and self._transactions.status(pointer) == "ended":
                 raise ConsumerConflict(f"Transaction {pointer} has ended.", "What it has claimed cannot be given back.")
-            now_ms = self._shelf.clock.now_ms()
+            now_ms = self._read_path.clock.now_ms()
             free, kept = given_back([claim for _, claim in rows], pointer, after, self._backoff, now_ms)
             self._free(metadata, former, rows, pointer, (free, kept))
             if after is None:
@@ -320,7 +320,7 @@ class Groups:
         metadata = self._topics.get(topic)
         self._consumers.found(metadata, name)
         claims = [claim for _, claim in claims_of(self._side, ConsumerGroup.of(metadata, name))]
-        now_ms = self._shelf.clock.now_ms()
+        now_ms = self._read_path.clock.now_ms()
         marked = (
             claim._replace(retry_ms=self._backoff.still(claim.retry_ms, now_ms))
             for claim in claims
@@ -341,7 +341,7 @@ class Groups:
         """Log the message that is to blame for failed deliveries, once it was alone."""
         for mark in failed:
             for message in self._inside(metadata, mark, reader, 1) if mark.size == 1 else ():
-                seconds = max(0, mark.retry_ms - self._shelf.clock.now_ms()) / 1000
+                seconds = max(0, mark.retry_ms - self._read_path.clock.now_ms()) / 1000
                 text = "message %s of %s has failed %d times for consumer %s, and comes again in %.1f s"
                 self._seldom.log(logging.WARNING, text, message, metadata.topic, mark.tries, name, seconds)
 
@@ -352,7 +352,7 @@ class Groups:
         asked = FetchRequest(mark.first, inclusive=False, limit=most, transaction=reader)
         ids = (
             MessageId.parse(message.id)
-            for page in Fetch(self._shelf, metadata, asked, steps_over=True).pages()
+            for page in Fetch(self._read_path, metadata, asked, steps_over=True).pages()
             for message in page
         )
         return list(takewhile(lambda found: rank(found) <= rank(mark.last), ids))
@@ -435,7 +435,7 @@ class Groups:
             # What another one has claimed may come free at any time, without a new message.
             if segment.until is None and fetch.is_at_end and not fetch.holes and not seen.open:
                 at_end, position = True, fetch.position or _behind(segment.after)
-        wait_ms = max(1, min(retry_ms) - self._shelf.clock.now_ms()) if retry_ms else None
+        wait_ms = max(1, min(retry_ms) - self._read_path.clock.now_ms()) if retry_ms else None
         return _Choice(Given([], position=position, at_end=at_end and not retry_ms, wait_ms=wait_ms), [], base)
 
     def _in_turn(self, segments: Sequence[Segment], request: GroupPoll) -> Sequence[Segment]:
@@ -482,7 +482,7 @@ class Groups:
             limit_bytes=room_bytes or request.limit_bytes,
             transaction=request.transaction,
         )
-        fetch = Fetch(self._shelf, metadata, asked, steps_over=request.order is Order.NONE)
+        fetch = Fetch(self._read_path, metadata, asked, steps_over=request.order is Order.NONE)
         messages, end = _collected(fetch, segment)
         share = share_of(segment, len(messages))
         if share < len(messages):
@@ -524,7 +524,7 @@ class Groups:
         if puts or deletes or base != former.id:
             read_ms = base.publish_ms if base != former.id else 0
             # Always another one, whatever the clock says: by that a deposed server's late write is told.
-            updated_ms = max(self._shelf.clock.now_ms(), former.updated_ms + 1, read_ms)
+            updated_ms = max(self._read_path.clock.now_ms(), former.updated_ms + 1, read_ms)
             after = Position(former.name, base, updated_ms, former.since_ms)
             known = self._rows.pop(group, None)
             self._consumers.move(metadata, former, after, puts, deletes)
@@ -578,7 +578,7 @@ class Groups:
     def _require_open(self, pointer: int, principal: str | None) -> None:
         if not 0 < pointer <= LONG_MAX:
             raise BadRequest(f"{pointer} is no transaction.", "Send the transaction as it was begun.")
-        if transaction_ms(pointer) + self._max_lifetime_ms <= self._shelf.clock.now_ms():
+        if transaction_ms(pointer) + self._max_lifetime_ms <= self._read_path.clock.now_ms():
             raise ConsumerConflict(
                 f"Transaction {pointer} is older than {self._max_lifetime_ms // 1000} s, the longest one may last.",
                 "Begin another one.",

@@ -16,7 +16,7 @@ from tms_core.consumers.claims import ConsumerGroup, GroupClaim, look, rank
 from tms_core.consumers.lag import Lag
 from tms_core.consumers.positions import Position, Positions, cutoff_at, names
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound, quoted
-from tms_core.messaging.fetcher import Shelf
+from tms_core.messaging.fetcher import ReadPath
 from tms_core.messaging.ids import position
 from tms_core.messaging.remembered import CountedNames
 from tms_core.messaging.topics.catalog import TopicRegistry
@@ -64,13 +64,13 @@ class ConsumerRegistry:
     def __init__(
         self,
         topics: TopicRegistry,
-        shelf: Shelf,
+        read_path: ReadPath,
         side: SideTable,
         allowance_ms: int,
         transactions: TransactionManager | None,
     ) -> None:
         self._topics = topics
-        self._shelf = shelf
+        self._read_path = read_path
         self._side = side
         self._positions = Positions(side)
         self._names = CountedNames(side)
@@ -195,9 +195,9 @@ class ConsumerRegistry:
         Raises:
             TopicNotFound, MetadataError, StoreError: as :meth:`put`.
         """
-        metadata, now_ms = self._topics.get(topic), self._shelf.clock.now_ms()
+        metadata, now_ms = self._topics.get(topic), self._read_path.clock.now_ms()
         positions = [self._moved_on(metadata, position) for position in self._positions.of(metadata)]
-        tables = lag.LagTables(self._shelf.store, self._shelf.expiries, self._shelf.floor)
+        tables = lag.LagTables(self._read_path.store, self._read_path.expiries, self._read_path.floor)
         counting = lag.count(tables, metadata, positions, now_ms, COUNTED_ROWS)
         return lag.finish(counting), now_ms
 
@@ -219,7 +219,7 @@ class ConsumerRegistry:
     ) -> None:
         # One at a time, or a position could be written with a cut-off that another one has let go meanwhile.
         with self._lock:
-            now_ms = self._shelf.clock.now_ms()
+            now_ms = self._read_path.clock.now_ms()
             claims = self._let_go(metadata, name, force)
             if former is None:
                 self._positions.forget_former(metadata)
@@ -231,7 +231,9 @@ class ConsumerRegistry:
             try:
                 # Looked at again behind the write: what is announced later, the janitor asks this consumer for first.
                 while begin != (begin := retention.begin(self._side, metadata, message)):
-                    since = cutoff_at(metadata, now_ms, self._shelf.floor, begin.publish_ms, self._shelf.lifetime_ms)
+                    since = cutoff_at(
+                        metadata, now_ms, self._read_path.floor, begin.publish_ms, self._read_path.lifetime_ms
+                    )
                     after = Position(name, begin, self._heard_ms(metadata, begin, now_ms), since.ms)
                     self._positions.move(metadata, former, after, *undrained)
                     former = after
@@ -243,7 +245,7 @@ class ConsumerRegistry:
 
         A position may also be set into the future, so that a consumer skips messages until then.
         """
-        ids, at = self._shelf.lines.messages(topic).ids, position(message.publish_ms, message.sequence)
+        ids, at = self._read_path.lines.messages(topic).ids, position(message.publish_ms, message.sequence)
         if at >= max(ids.free, position(now_ms + self._allowance_ms)):
             return now_ms
         ids.skip(at + 1 if at else 0)
