@@ -28,7 +28,7 @@ from tests.hbase.tables import Tables
 from tests.server.client import JSON, PATIENCE_SECONDS, Answer, Client, TopicClient
 from tests.server.process import TMS, Serve
 from tms_core.cli.main import execute
-from tms_core.server.ha.rota import slot_of
+from tms_core.server.ha.slot_assignment import slot_of
 from tms_core.tables.base import KEYS, MESSAGES
 from tms_core.tables.hbase.wire import socket as hbase_wire
 

@@ -26,8 +26,8 @@ from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.leadership import REACH_MS, Leadership
-from tms_core.server.ha.rota import Slots
 from tms_core.server.ha.sealed_ids import FRAME_ROWS, Gaps, PositionRange, Seals
+from tms_core.server.ha.slot_assignment import Slots
 from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, Page, TxCell, Want
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide, SideChange

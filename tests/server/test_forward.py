@@ -25,7 +25,7 @@ from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError
 from tms_core.messaging.service import MessagingService
-from tms_core.server.ha.rota import Slots
+from tms_core.server.ha.slot_assignment import Slots
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.rest.app import make_app
 from tms_core.server.rest.context import ServerContext

@@ -15,7 +15,7 @@ from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StoreError, StoreUnavailable, Unavailable
 from tms_core.server.ha.leadership import REACH_MS, Leadership, Term, Watch
-from tms_core.server.ha.rota import Slots
+from tms_core.server.ha.slot_assignment import Slots
 from tms_core.server.metrics import LeadershipMetrics
 from tms_core.tables.lease import Lease
 

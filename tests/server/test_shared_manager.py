@@ -27,8 +27,8 @@ from tms_core.server.ha import shared_manager
 from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
 from tms_core.server.ha.manager_log import SideLog, SideStorage, root_of
 from tms_core.server.ha.member import HaMember
-from tms_core.server.ha.rota import SideCell
 from tms_core.server.ha.shared_manager import OtherService, SharedManager
+from tms_core.server.ha.slot_assignment import SideCell
 from tms_core.server.managing import Managed, _reached, managed, show
 from tms_core.server.serving import _Opened
 from tms_core.settings.models import LeaderSettings, Settings, load

@@ -24,8 +24,8 @@ from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.leadership import REACH_MS
-from tms_core.server.ha.rota import Rota, slot_of
 from tms_core.server.ha.sealed_ids import Seals
+from tms_core.server.ha.slot_assignment import SlotAssignment, slot_of
 from tms_core.server.rest.forward import _topic
 from tms_core.settings.models import LeaderSettings
 from tms_core.tables.base import KEYS
@@ -53,9 +53,9 @@ class Server:
     def __init__(self, site: Site, ordinal: int, settings: LeaderSettings) -> None:
         self.site = site
         holder = f"server {ordinal} of {len(site.servers)}"
-        self.rota = Rota(site.leases, holder, settings, ordinal, site.clock)
-        self.rota.at(f"http://{holder}")
-        self.slots = self.rota.slots
+        self.assignment = SlotAssignment(site.leases, holder, settings, ordinal, site.clock)
+        self.assignment.at(f"http://{holder}")
+        self.slots = self.assignment.slots
         self.message = Watched(site.store.message)
         fenced = FencedStore(site.store, self.slots, Seals(site.store.message, site.side, site.clock))
         vars(fenced.message)["_table"] = self.message
@@ -66,7 +66,7 @@ class Server:
 
     def look(self) -> list[int]:
         """Look who leads; returns the slots that this one leads."""
-        self.rota.look(lambda slot: self.service.start_over(lambda key: self.slots.number(key) == slot))
+        self.assignment.look(lambda slot: self.service.start_over(lambda key: self.slots.number(key) == slot))
         return self.led
 
     @property
@@ -273,7 +273,7 @@ def test_given_slots_that_are_led_when_the_server_ends_then_the_next_one_leads_t
     site: Site, pair: tuple[Server, Server]
 ) -> None:
     one, other = pair
-    other.rota.resign()
+    other.assignment.resign()
     again = site.server(1)
     site.look(one, again)
     assert again.led == [1, 3]
@@ -355,7 +355,7 @@ def test_given_a_slot_that_was_handed_over_when_a_newer_instance_was_registered_
     other.service.publish(TOPIC, [b"1"], sent=older)
     site.look(one, seconds=TAKE_OVER)
     newer = one.service.producers.register(TOPIC, "importer", UUID(int=8))
-    one.rota.resign()
+    one.assignment.resign()
     site.look(other, seconds=TAKE_OVER)
     assert other.led == [0, 1, 2, 3]
     with pytest.raises(ProducerFenced):
@@ -421,7 +421,7 @@ def test_given_servers_of_another_number_of_slots_when_they_have_ended_then_the_
     assert old.led == all_old
     site.look(old, new, seconds=3 * SECONDS)
     assert (old.led, new.led) == (all_old, [])
-    old.rota.resign()
+    old.assignment.resign()
     assert changed(site, new) == all_new
     site.look(old, new, seconds=3 * SECONDS)
     assert (old.led, new.led) == ([], all_new)
@@ -444,7 +444,7 @@ def test_given_a_change_that_was_not_finished_when_a_server_begins_then_it_does_
 ) -> None:
     old = site.server(0, wanted(4, 1))
     site.look(old)
-    old.rota.resign()
+    old.assignment.resign()
     dies, swap = site.server(0, wanted(2, 1)), site.leases.exchange
     with monkeypatch.context() as patched:
         written: list[bytes] = []

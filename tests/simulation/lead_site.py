@@ -79,7 +79,7 @@ class LeadSite(ProducerSite):
     def hand_over(self) -> None:
         """The leader gives its lease back."""
         leader = self._leader()
-        leader.rota.resign()
+        leader.assignment.resign()
         self.servers.reverse()
         self.reached["handed over"] += 1
 
@@ -121,7 +121,7 @@ class LeadSite(ProducerSite):
     def _leader(self) -> SlotServer:
         for _ in range(_SETTLED):
             for server in self.servers:
-                if server.rota.slots.led:
+                if server.assignment.slots.led:
                     return server
             self.clock.advance(SECOND)
             for server in self.servers:

@@ -16,8 +16,8 @@ from tests.simulation.group_site import LIFETIME_MS, WEIGHTS, FaultySide, GroupS
 from tms_core.clock import ManualClock
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
-from tms_core.server.ha.rota import Rota
 from tms_core.server.ha.sealed_ids import Seals
+from tms_core.server.ha.slot_assignment import SlotAssignment
 from tms_core.settings.models import LeaderSettings
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
@@ -47,8 +47,8 @@ class SlotServer:
 
     def __init__(self, site: Shared, ordinal: int, cache_bytes: int, settings: LeaderSettings = SETTINGS) -> None:
         self.ordinal = ordinal
-        self.rota = Rota(site.leases, f"server {next(site.names)}", settings, ordinal, site.clock)
-        fenced = FencedStore(site.store, self.rota.slots, Seals(site.store.message, site.side, site.clock))
+        self.assignment = SlotAssignment(site.leases, f"server {next(site.names)}", settings, ordinal, site.clock)
+        fenced = FencedStore(site.store, self.assignment.slots, Seals(site.store.message, site.side, site.clock))
         options = ServiceOptions(
             max_lifetime_seconds=LIFETIME_MS // 1000, grace_seconds=LIFETIME_MS // 1000, cache_bytes=cache_bytes
         )
@@ -58,12 +58,12 @@ class SlotServer:
             options,
             side=site.side,
             transactions=site.manager,
-            fenced_side=FencedSide(site.side, self.rota.slots),
+            fenced_side=FencedSide(site.side, self.assignment.slots),
         )
 
     def look(self) -> None:
-        slots = self.rota.slots
-        self.rota.look(lambda slot: self.service.start_over(lambda key: slots.number(key) == slot))
+        slots = self.assignment.slots
+        self.assignment.look(lambda slot: self.service.start_over(lambda key: slots.number(key) == slot))
 
 
 class Asked:
@@ -111,7 +111,7 @@ class SlotSite(GroupSite):
         """The server that leads a topic, as soon as there is one."""
         for _ in range(_SETTLED):
             for server in self.servers:
-                if server.rota.slots.of(topic.prefix).leads:
+                if server.assignment.slots.of(topic.prefix).leads:
                     return server
             self._settle(1)
         raise AssertionError(f"no server leads {topic}")

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from tms_core.messaging.publish.lines import BOUNDS_MS
 from tms_core.messaging.service import MessagingService
-from tms_core.server.ha.rota import Slots
+from tms_core.server.ha.slot_assignment import Slots
 from tms_core.topic import TopicId
 
 #: From a publish that waits for no other to one that waits for a slow disk, in seconds.

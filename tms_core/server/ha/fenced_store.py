@@ -18,8 +18,8 @@ from tms_core.errors import StoreError, TooLarge, Unavailable
 from tms_core.messaging.producers.rows import is_of_producer
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, topic_prefix
 from tms_core.server.ha.leadership import Leadership, Term, not_leading, undecided
-from tms_core.server.ha.rota import Slots
 from tms_core.server.ha.sealed_ids import FRAME_ROWS, FailedWrite, Gaps, PositionRange, Seals
+from tms_core.server.ha.slot_assignment import Slots
 from tms_core.tables.base import (
     KeyReads,
     KeyTable,

@@ -1,6 +1,6 @@
 """Who leads: of several servers on one HBase one publishes and reads, and the others forward requests to it.
 
-Where topics are divided into slots, this is so for each slot by itself (:mod:`tms_core.server.ha.rota`).
+Where topics are divided into slots, this is so for each slot by itself (:mod:`tms_core.server.ha.slot_assignment`).
 
 A lease says who (:mod:`tms_core.tables.lease`), in a cell of HBase that can be compared and set. The server that gets
 it waits for the *fencing delay* before it starts its **term**, as CDAP's servers do

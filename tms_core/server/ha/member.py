@@ -21,9 +21,9 @@ from tms_core.messaging.publish.work import THREADS
 from tms_core.messaging.service import MessagingService
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.leadership import Watch
-from tms_core.server.ha.rota import Rota
 from tms_core.server.ha.sealed_ids import Seals
 from tms_core.server.ha.shared_manager import SharedManager
+from tms_core.server.ha.slot_assignment import SlotAssignment
 from tms_core.server.rest.forward import Forwarder
 from tms_core.settings.models import HBaseSettings, LeaderSettings
 from tms_core.tables.base import Store
@@ -53,9 +53,9 @@ class HaMember:
     def __init__(self, store: Store, side: SideTable, leases: SideTable, wanted: LeaderSettings, clock: Clock) -> None:
         name = socket.gethostname()
         holder = f"{name}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._rota = Rota(leases, holder, wanted, _ordinal(wanted, name), clock)
+        self._assignment = SlotAssignment(leases, holder, wanted, _ordinal(wanted, name), clock)
         self._advertise = wanted.advertise
-        self.slots = self._rota.slots
+        self.slots = self._assignment.slots
         self.store = FencedStore(store, self.slots, Seals(store.message, side, clock))
         self.side = FencedSide(side, self.slots)
         self.forwarder = Forwarder(self.slots, wanted.ca_file, wanted.certificate_name)
@@ -84,12 +84,12 @@ class HaMember:
             # What was accepted in another term has ids of that one; it fails soon.
             return service.start_over(lambda key: self.slots.number(key) == slot)
 
-        look = partial(self._rota.look, prepare)
+        look = partial(self._assignment.look, prepare)
         if self._advertise is None:
             self.slots.leaderships[0].win(look)
         else:
-            self._rota.at(_with_port(self._advertise, port))
-        self._watch = Watch(look, self._rota.resign)
+            self._assignment.at(_with_port(self._advertise, port))
+        self._watch = Watch(look, self._assignment.resign)
 
     def stop(self) -> None:
         """Give the lead back; all that was accepted is answered by then."""

@@ -101,7 +101,7 @@ class SideCell:
         return self._side.exchange(self.row, expected, value)
 
 
-class Rota:
+class SlotAssignment:
     """One server's share of the slots. One thread calls :meth:`look`; any thread may ask :attr:`slots`.
 
     Args:

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tms_core.errors import Unanswered, Unavailable
 from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
-from tms_core.server.ha.rota import Slots
+from tms_core.server.ha.slot_assignment import Slots
 from tms_core.server.rest.body import Disconnected
 from tms_core.transaction.rpc.line import Authorities
 
