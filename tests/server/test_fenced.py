@@ -26,7 +26,7 @@ from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.leadership import REACH_MS, Leadership
-from tms_core.server.ha.sealed_ids import FRAME_ROWS, Gaps, PositionRange, Seals
+from tms_core.server.ha.sealed_ranges import FRAME_ROWS, Gaps, PositionRange, SealedRanges
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, Page, TxCell, Want
 from tms_core.tables.memory import MemoryStore
@@ -58,7 +58,7 @@ class Server(Node):
         super().__init__(site.cell, name, site.clock)
         store = site.store
         slots = Slots([self.leadership])
-        self.fenced = FencedStore(store, slots, Seals(store.message, site.side, site.clock))
+        self.fenced = FencedStore(store, slots, SealedRanges(store.message, site.side, site.clock))
         self.message = vars(self.fenced.message)["_table"] = Watched(store.message)
         self.payload = vars(self.fenced.payload)["_table"] = Watched(store.payload)
         self.side = Watched(site.side)
@@ -105,9 +105,9 @@ class Site:
         self.one.service.create_topic(TOPIC)
 
     @property
-    def seals(self) -> Seals:
+    def sealed_ranges(self) -> SealedRanges:
         """Those of the first server."""
-        found: Seals = vars(self.one.fenced.message)["_hook"]._seals
+        found: SealedRanges = vars(self.one.fenced.message)["_hook"]._sealed_ranges
         return found
 
     def close(self) -> None:
@@ -712,7 +712,7 @@ def test_given_a_thread_of_a_former_term_when_it_is_to_seal_then_it_does_not(sit
     site.one.leads()
     site.one.service.publish(TOPIC, [b"x"])
     with pytest.raises(StoreUnavailable, match="lost the lead"):
-        site.seals.settle(term, PREFIX, site.one.leadership.confirm)
+        site.sealed_ranges.settle(term, PREFIX, site.one.leadership.confirm)
     site.one.service.publish(TOPIC, [b"y"])
     site.one.service.forget(TOPIC)
     assert site.one.payloads() == [b"a", b"x", b"y"]

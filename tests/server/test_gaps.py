@@ -11,7 +11,7 @@ from tms_core.clock import ManualClock
 from tms_core.messaging.ids import POSITIONS, position, tail
 from tms_core.rowkey import generation_prefix
 from tms_core.server.ha.leadership import REACH_MS, Term
-from tms_core.server.ha.sealed_ids import FRAME_ROWS, Gaps, PositionRange, Seals
+from tms_core.server.ha.sealed_ranges import FRAME_ROWS, Gaps, PositionRange, SealedRanges
 from tms_core.tables.base import MessageValue
 from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.memory import MemoryStore
@@ -64,10 +64,10 @@ class Site:
     def sealed(self, former: LeaseRecord | None = FORMER) -> Gaps:
         """As a new leader has it."""
         self.fence += 1
-        return self.settled(Seals(self.store.message, self.side, self.clock), Term(self.fence, former))
+        return self.settled(SealedRanges(self.store.message, self.side, self.clock), Term(self.fence, former))
 
-    def settled(self, seals: Seals, term: Term, prefix: bytes = PREFIX) -> Gaps:
-        return seals.settle(term, prefix, lambda _: None)
+    def settled(self, sealed_ranges: SealedRanges, term: Term, prefix: bytes = PREFIX) -> Gaps:
+        return sealed_ranges.settle(term, prefix, lambda _: None)
 
 
 @pytest.fixture
@@ -127,15 +127,15 @@ def test_given_a_former_leader_that_ended_in_good_order_when_sealed_then_nothing
 
 
 def test_given_a_topic_that_was_sealed_when_asked_again_in_that_term_then_nothing_is_looked_for(site: Site) -> None:
-    seals = Seals(site.store.message, site.side, site.clock)
+    sealed_ranges = SealedRanges(site.store.message, site.side, site.clock)
     term = Term(2, FORMER)
-    assert seals.known(term, PREFIX) is None
-    first = site.settled(seals, term)
+    assert sealed_ranges.known(term, PREFIX) is None
+    first = site.settled(sealed_ranges, term)
     calls = site.store.calls.total()
-    assert seals.known(term, PREFIX) is site.settled(seals, term) is first
+    assert sealed_ranges.known(term, PREFIX) is site.settled(sealed_ranges, term) is first
     assert site.store.calls.total() == calls
-    assert seals.known(Term(3, FORMER), PREFIX) is None
-    site.settled(seals, Term(3, FORMER))
+    assert sealed_ranges.known(Term(3, FORMER), PREFIX) is None
+    site.settled(sealed_ranges, Term(3, FORMER))
     assert site.store.calls.total() > calls
 
 
@@ -181,7 +181,7 @@ def test_given_old_gaps_when_sealed_again_then_those_without_rows_are_dropped_af
 
 def test_given_two_topics_when_one_is_sealed_then_the_other_is_not(site: Site) -> None:
     site.rows(position(NOW_MS - 20 * SECOND))
-    seals = Seals(site.store.message, site.side, site.clock)
+    sealed_ranges = SealedRanges(site.store.message, site.side, site.clock)
     term = Term(2, FORMER)
     other = generation_prefix(TopicId.parse("default:t").prefix, 2)
-    assert site.settled(seals, term, other) != site.settled(seals, term)
+    assert site.settled(sealed_ranges, term, other) != site.settled(sealed_ranges, term)

@@ -24,7 +24,7 @@ from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId, generation_prefix
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.leadership import REACH_MS
-from tms_core.server.ha.sealed_ids import Seals
+from tms_core.server.ha.sealed_ranges import SealedRanges
 from tms_core.server.ha.slot_assignment import SlotAssignment, slot_of
 from tms_core.server.rest.forward import _topic
 from tms_core.settings.models import LeaderSettings
@@ -57,7 +57,7 @@ class Server:
         self.assignment.at(f"http://{holder}")
         self.slots = self.assignment.slots
         self.message = Watched(site.store.message)
-        fenced = FencedStore(site.store, self.slots, Seals(site.store.message, site.side, site.clock))
+        fenced = FencedStore(site.store, self.slots, SealedRanges(site.store.message, site.side, site.clock))
         vars(fenced.message)["_table"] = self.message
         self.service = MessagingService(
             fenced, site.clock, side=site.side, fenced_side=FencedSide(site.side, self.slots)

@@ -31,7 +31,7 @@ from tms_core.messaging.producers.rows import TransactionOutcome, tidy
 from tms_core.messaging.publish.work import Answer, Batch
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import generation_prefix, pointer_prefix, stop_key
-from tms_core.server.ha.sealed_ids import Gaps
+from tms_core.server.ha.sealed_ranges import Gaps
 from tms_core.tables.base import MESSAGES, PAYLOADS
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId

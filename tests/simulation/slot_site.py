@@ -16,7 +16,7 @@ from tests.simulation.group_site import LIFETIME_MS, WEIGHTS, FaultySide, GroupS
 from tms_core.clock import ManualClock
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
-from tms_core.server.ha.sealed_ids import Seals
+from tms_core.server.ha.sealed_ranges import SealedRanges
 from tms_core.server.ha.slot_assignment import SlotAssignment
 from tms_core.settings.models import LeaderSettings
 from tms_core.tables.memory import MemoryStore
@@ -48,7 +48,7 @@ class SlotServer:
     def __init__(self, site: Shared, ordinal: int, cache_bytes: int, settings: LeaderSettings = SETTINGS) -> None:
         self.ordinal = ordinal
         self.assignment = SlotAssignment(site.leases, f"server {next(site.names)}", settings, ordinal, site.clock)
-        fenced = FencedStore(site.store, self.assignment.slots, Seals(site.store.message, site.side, site.clock))
+        fenced = FencedStore(site.store, self.assignment.slots, SealedRanges(site.store.message, site.side, site.clock))
         options = ServiceOptions(
             max_lifetime_seconds=LIFETIME_MS // 1000, grace_seconds=LIFETIME_MS // 1000, cache_bytes=cache_bytes
         )

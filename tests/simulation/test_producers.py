@@ -25,7 +25,7 @@ from tms_core.messaging.publish.lines import Lines
 from tms_core.messaging.publish.rows import MessageRows
 from tms_core.messaging.service import MessagingService
 from tms_core.server.ha.fenced_store import MessageFence
-from tms_core.server.ha.sealed_ids import Gaps, Seals
+from tms_core.server.ha.sealed_ranges import Gaps, SealedRanges
 from tms_core.tables.base import CELLS, KEYS, KeyReads, MessageTable, Page, Want
 from tms_core.transaction.manager.manager import TransactionManager
 
@@ -207,7 +207,7 @@ def test_given_a_planted_bug_when_histories_are_played_then_one_of_them_finds_it
 
 
 def nothing_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Seals, "known", lambda *_: Gaps())
+    monkeypatch.setattr(SealedRanges, "known", lambda *_: Gaps())
 
 
 def hidden_rows_taken_for_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def registered_before_topics_are_sealed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def failed_write_not_decided(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Seals, "doubt", lambda *_: None)
+    monkeypatch.setattr(SealedRanges, "doubt", lambda *_: None)
 
 
 def taken_back_what_a_producer_repeats(monkeypatch: pytest.MonkeyPatch) -> None:

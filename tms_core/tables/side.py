@@ -4,7 +4,7 @@ Three kinds of thing cannot be said in CDAP's bytes: that a message shall live s
 how far a named consumer has read, and which messages it has claimed in which transaction. They go into one small sorted
 table: a LevelDB folder of its own, a table ``tms.side`` in HBase, or memory. The first byte of a key is its kind. In
 HBase it also has the leader, and which rows came late (:mod:`tms_core.server.ha.member`,
-:mod:`tms_core.server.ha.sealed_ids`).
+:mod:`tms_core.server.ha.sealed_ranges`).
 
 An expiry is there twice. ``e`` + moment + message key is in the order in which messages come due, for the janitor;
 ``m`` + message key holds the moment, for fetches. Both are written and synced before the message itself, so no message

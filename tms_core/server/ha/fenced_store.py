@@ -18,7 +18,7 @@ from tms_core.errors import StoreError, TooLarge, Unavailable
 from tms_core.messaging.producers.rows import is_of_producer
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, topic_prefix
 from tms_core.server.ha.leadership import Leadership, Term, not_leading, undecided
-from tms_core.server.ha.sealed_ids import FRAME_ROWS, FailedWrite, Gaps, PositionRange, Seals
+from tms_core.server.ha.sealed_ranges import FRAME_ROWS, FailedWrite, Gaps, PositionRange, SealedRanges
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.tables.base import (
     KeyReads,
@@ -48,15 +48,15 @@ class FencedStore(WrappedStore, Store):
     Args:
         store: the tables; stays the caller's.
         slots: know the leader.
-        seals: know which rows are not shown.
+        sealed_ranges: know which rows are not shown.
     """
 
     metadata: MetadataTable
     message: MessageTable
     payload: PayloadTable
 
-    def __init__(self, store: Store, slots: Slots, seals: Seals) -> None:
-        message = WrappedMessageTable(store.message, MessageFence(slots, seals))
+    def __init__(self, store: Store, slots: Slots, sealed_ranges: SealedRanges) -> None:
+        message = WrappedMessageTable(store.message, MessageFence(slots, sealed_ranges))
         super().__init__(store, store.metadata, message, WrappedPayloadTable(store.payload, TableFence(slots)))
 
 
@@ -153,9 +153,9 @@ class TableFence(Hook):
 class MessageFence(TableFence):
     """The fence of the message table, which also hides late rows."""
 
-    def __init__(self, slots: Slots, seals: Seals) -> None:
+    def __init__(self, slots: Slots, sealed_ranges: SealedRanges) -> None:
         super().__init__(slots)
-        self._seals = seals
+        self._sealed_ranges = sealed_ranges
 
     def reserved(self, table: MessageReads, prefix: bytes) -> int:
         with self._reading(prefix) as term:
@@ -183,7 +183,7 @@ class MessageFence(TableFence):
     def hide(self, table: MessageTable, keys: Sequence[bytes]) -> None:
         prefix = keys[0][:-MESSAGE_TAIL_BYTES]
         with self._reading(prefix) as term, self._settling(prefix, term) as confirm:
-            self._seals.hide(term, prefix, _span(keys[0], keys[-1]), confirm)
+            self._sealed_ranges.hide(term, prefix, _span(keys[0], keys[-1]), confirm)
 
     def put(self, table: MessageTable | PayloadTable, rows: Sequence[tuple[bytes, Any]]) -> None:
         """Write rows of one generation, in the order of their positions."""
@@ -199,13 +199,13 @@ class MessageFence(TableFence):
             except TooLarge:
                 raise
             except BaseException:
-                self._seals.doubt(prefix, FailedWrite(_span(first, last), len(rows), term))
+                self._sealed_ranges.doubt(prefix, FailedWrite(_span(first, last), len(rows), term))
                 raise
-        self._seals.wrote(prefix)
+        self._sealed_ranges.wrote(prefix)
 
     def _settle(self, prefix: bytes) -> None:
         """Decide the fate of a failed write."""
-        if self._seals.is_undecided(prefix):
+        if self._sealed_ranges.is_undecided(prefix):
             with self._reading(prefix) as term:
                 self._gaps(term, prefix)
 
@@ -219,10 +219,10 @@ class MessageFence(TableFence):
 
     def _gaps(self, term: Term, prefix: bytes) -> Gaps:
         """Return the gaps of a generation in a term, settled before."""
-        if (known := self._seals.known(term, prefix)) is not None:
+        if (known := self._sealed_ranges.known(term, prefix)) is not None:
             return known
         with self._settling(prefix, term) as confirm:
-            return self._seals.settle(term, prefix, confirm)
+            return self._sealed_ranges.settle(term, prefix, confirm)
 
     @contextmanager
     def _settling(self, prefix: bytes, term: Term) -> Iterator[Callable[[Term], None]]:

@@ -10,7 +10,7 @@ it waits for the *fencing delay* before it starts its **term**, as CDAP's server
   this term's, the next leader came after the rows, and finds them.
 * **No late row is seen.** A leader that is stopped between looking and sending, or in the middle of sending, goes on
   when it is woken, be it an hour later. Those rows come to lie in a gap that the next leader has sealed
-  (:mod:`tms_core.server.ha.sealed_ids`).
+  (:mod:`tms_core.server.ha.sealed_ranges`).
 * **Nothing is read from a deposed leader** that a new one may have decided otherwise: before and after each read of the
   store the lease must have time left, by this machine's running time, sleep included.
 

@@ -21,7 +21,7 @@ from tms_core.messaging.publish.work import THREADS
 from tms_core.messaging.service import MessagingService
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.leadership import Watch
-from tms_core.server.ha.sealed_ids import Seals
+from tms_core.server.ha.sealed_ranges import SealedRanges
 from tms_core.server.ha.shared_manager import SharedManager
 from tms_core.server.ha.slot_assignment import SlotAssignment
 from tms_core.server.rest.forward import Forwarder
@@ -56,7 +56,7 @@ class HaMember:
         self._assignment = SlotAssignment(leases, holder, wanted, _ordinal(wanted, name), clock)
         self._advertise = wanted.advertise
         self.slots = self._assignment.slots
-        self.store = FencedStore(store, self.slots, Seals(store.message, side, clock))
+        self.store = FencedStore(store, self.slots, SealedRanges(store.message, side, clock))
         self.side = FencedSide(side, self.slots)
         self.forwarder = Forwarder(self.slots, wanted.ca_file, wanted.certificate_name)
         self._watch: Watch | None = None

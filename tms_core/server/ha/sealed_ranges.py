@@ -120,7 +120,7 @@ class FailedWrite(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Sealed:
+class _SealedRange:
     """The gaps of one generation, and in which term they were looked for.
 
     Attributes:
@@ -137,7 +137,7 @@ class _Sealed:
     kept: int = _MANY_SPANS
 
 
-class Seals:
+class SealedRanges:
     """The gaps of a store's topics; threads may share it.
 
     Args:
@@ -150,7 +150,7 @@ class Seals:
         self._table = table
         self._side = side
         self._clock = clock
-        self._sealed: dict[bytes, _Sealed] = {}
+        self._sealed: dict[bytes, _SealedRange] = {}
         self._lock = Lock()
 
     def known(self, term: Term, prefix: bytes) -> Gaps | None:
@@ -202,9 +202,9 @@ class Seals:
         """Return whether the fate of a failed write is undecided."""
         return self._of(prefix).undecided is not None
 
-    def _of(self, prefix: bytes) -> _Sealed:
+    def _of(self, prefix: bytes) -> _SealedRange:
         with self._lock:
-            return self._sealed.setdefault(prefix, _Sealed())
+            return self._sealed.setdefault(prefix, _SealedRange())
 
     def _look(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> Gaps:
         raw = self._read(term, prefix, confirm)
@@ -216,7 +216,9 @@ class Seals:
         end = max(gaps.end, first_unread(self._side, prefix))
         return self._written(prefix, raw, Gaps.of([*kept, *self._empty(prefix, term.former, end)]))
 
-    def _decide(self, sealed: _Sealed, failed: FailedWrite, prefix: bytes, confirm: Callable[[Term], None]) -> None:
+    def _decide(
+        self, sealed: _SealedRange, failed: FailedWrite, prefix: bytes, confirm: Callable[[Term], None]
+    ) -> None:
         """Have a failed write counted if all its rows are there; else none of them ever is."""
         if not failed.is_lost and len(self._positions(prefix, *failed.span)) == failed.rows:
             confirm(failed.term)
@@ -230,7 +232,7 @@ class Seals:
             self._add(sealed, failed.term, prefix, sealed.hidden, confirm)
 
     def _add(
-        self, sealed: _Sealed, term: Term, prefix: bytes, span: PositionRange, confirm: Callable[[Term], None]
+        self, sealed: _SealedRange, term: Term, prefix: bytes, span: PositionRange, confirm: Callable[[Term], None]
     ) -> None:
         """Write down one more gap."""
         raw = self._read(term, prefix, confirm)
