@@ -43,7 +43,7 @@ from tms_core.errors import BadRequest, ConsumerConflict
 from tms_core.logs.loggers import SeldomLogger, get_logger
 from tms_core.messaging.families import Families
 from tms_core.messaging.fetcher import Fetch, ReadPath
-from tms_core.messaging.groups.drained_history import KNOWN_GROUPS, Past
+from tms_core.messaging.groups.drained_history import KNOWN_GROUPS, DrainedHistory
 from tms_core.messaging.groups.positions import ConsumerRegistry, check_name
 from tms_core.messaging.ids import id_parts, position
 from tms_core.messaging.model import MESSAGE_BYTES, FetchedMessage, FetchRequest
@@ -203,7 +203,7 @@ class Groups:
         self._rows: dict[ConsumerGroup, _KnownRows] = {}
         self._kept_rows = 0
         self._seldom = SeldomLogger(get_logger(__name__))
-        self._past = Past(families, consumers, read_path.clock, alone=side.private)
+        self._drained_history = DrainedHistory(families, consumers, read_path.clock, alone=side.private)
 
     def poll(self, topic: TopicId, name: str, request: GroupPoll) -> Given:
         """Claim messages for a transaction. The claim is durable on return.
@@ -366,7 +366,7 @@ class Groups:
         self._merged = {group: at for group, at in list(self._merged.items()) if not concerns(group.topic.prefix)}
         self._forgotten = self._interrupted = self._last_pointer()
         self._rows.clear()
-        self._past.forget()
+        self._drained_history.forget()
 
     # -- what may be given out ----------------------------------------------------------------------------------------
 
@@ -405,7 +405,7 @@ class Groups:
         """
         if request.order is Order.NONE or PART_OF not in metadata.properties:
             return None
-        return self._past.unread(metadata, name, request.transaction)
+        return self._drained_history.unread(metadata, name, request.transaction)
 
     def _read(self, metadata: TopicMetadata, seen: Look, request: GroupPoll) -> _Choice:
         """Read the first messages that are free."""

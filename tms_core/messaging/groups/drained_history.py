@@ -38,7 +38,7 @@ class _Known(NamedTuple):
     read_ms: int
 
 
-class Past:
+class DrainedHistory:
     """The partitions that groups have read completely; threads may share it.
 
     Args:
