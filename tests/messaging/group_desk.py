@@ -17,7 +17,7 @@ from tests.messaging.desk import HOUR_SECONDS, named
 from tms_core.clock import ManualClock
 from tms_core.consumers.claim_rows import claims_of
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim
-from tms_core.messaging.groups.claims import Given, GroupPoll, Order
+from tms_core.messaging.groups.claims import GroupBatch, GroupPoll, Order
 from tms_core.messaging.model import FetchRequest, RollbackRange
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId
@@ -73,7 +73,7 @@ class GroupDesk:
     def begin(self, timeout_seconds: int | None = None) -> Transaction:
         return self.manager.start_short(timeout_seconds)
 
-    def ask(self, tx: Transaction, limit: int = 100, group: str = GROUP, **options: Any) -> Given:
+    def ask(self, tx: Transaction, limit: int = 100, group: str = GROUP, **options: Any) -> GroupBatch:
         return self.service.groups.poll(ORDERS, group, GroupPoll(tx, limit, **options))
 
     def poll(self, tx: Transaction, limit: int = 100, **options: Any) -> list[bytes]:

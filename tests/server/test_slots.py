@@ -15,7 +15,7 @@ from tests.server.test_fenced import Watched
 from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest, ProducerFenced, StoreError, StoreUnavailable, Unavailable
-from tms_core.messaging.groups.claims import Given, GroupPoll
+from tms_core.messaging.groups.claims import GroupBatch, GroupPoll
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producers.last_request import LastRequest
 from tms_core.messaging.producers.requests import Sent
@@ -395,7 +395,7 @@ def test_given_a_group_that_one_server_has_set_back_in_a_former_partition_then_t
     new = next(part for part in parts if other.slots.of(part.prefix).leads)
     pointers = iter(range(1, 100))
 
-    def polled(server: Server, topic: TopicId) -> Given:
+    def polled(server: Server, topic: TopicId) -> GroupBatch:
         pointer = (NOW_MS + next(pointers)) * 1_000_000
         return server.service.groups.poll(topic, "billing", GroupPoll(Transaction(pointer, pointer, pointer), 10))
 

@@ -93,7 +93,7 @@ class GroupPoll:
     principal: str | None = None
 
 
-class Given(NamedTuple):
+class GroupBatch(NamedTuple):
     """The claims of a poll.
 
     Attributes:
@@ -161,7 +161,7 @@ class _KnownRows(NamedTuple):
 class _Choice(NamedTuple):
     """The result of a read: messages, required claims, and the position up to which all is processed or invisible."""
 
-    given: Given
+    batch: GroupBatch
     taken: list[GroupClaim]
     base: MessageId
 
@@ -205,7 +205,7 @@ class Groups:
         self._seldom = SeldomLogger(get_logger(__name__))
         self._drained_history = DrainedHistory(families, consumers, read_path.clock, alone=side.private)
 
-    def poll(self, topic: TopicId, name: str, request: GroupPoll) -> Given:
+    def poll(self, topic: TopicId, name: str, request: GroupPoll) -> GroupBatch:
         """Claim messages for a transaction. The claim is durable on return.
 
         Args:
@@ -227,12 +227,12 @@ class Groups:
         metadata = self._topics.get(topic)
         layout = layout_of(topic, metadata.properties)
         if layout is not None and not layout.has_own:
-            return Given([], at_end=True, sealed=True, drained=True)
+            return GroupBatch([], at_end=True, sealed=True, drained=True)
         behind = self._behind(metadata, name, request)
         if behind is not None:
             # One that is not registered here holds nothing, while it reads what is before.
             self._consumers.found(metadata, name)
-            return Given([], behind=behind)
+            return GroupBatch([], behind=behind)
         sealed = layout is not None or SEALED in metadata.properties
         if sealed:
             self._families.settle(topic)
@@ -247,14 +247,14 @@ class Groups:
             self._tell_failed(metadata, name, _failed_since(seen.free, seen.gone), reader)
             held = self._held(group, former, seen, request)
             self._remember(group, seen.merged)
-            found = _Choice(Given([], held=held), [], seen.base)
+            found = _Choice(GroupBatch([], held=held), [], seen.base)
             if held is None:
                 found = self._read(metadata, seen, request)
             if found.base != seen.base:
                 # It may touch claims now that are done.
                 seen = look(found.base, claims, reader, settle)
                 self._remember(group, seen.merged)
-            drained = sealed and found.given.at_end and seen.own == LOWEST
+            drained = sealed and found.batch.at_end and seen.own == LOWEST
             noted = self._drained_row(group) if drained else []
             if found.taken and self._transactions is not None:
                 self._transactions.note_written(pointer, group.label)
@@ -267,7 +267,7 @@ class Groups:
                 rows = self._rows_of(group, former)
                 self._free(metadata, former, rows, pointer, never_given([claim for _, claim in rows], found.taken))
                 raise _ended(pointer)
-        return found.given._replace(sealed=sealed, drained=drained)
+        return found.batch._replace(sealed=sealed, drained=drained)
 
     def roll_back(
         self,
@@ -426,7 +426,7 @@ class Groups:
             )
             if part.messages:
                 messages, claims = self._with_next(metadata, segments[at + 1 :], request, part, segment.tries)
-                return _Choice(Given(messages, segment.tries + 1), claims, base)
+                return _Choice(GroupBatch(messages, segment.tries + 1), claims, base)
             if part.ranges and segment.after == base == part.ranges[0][0]:
                 base = part.ranges[0][1]
             fetch = part.fetch
@@ -436,7 +436,7 @@ class Groups:
             if segment.until is None and fetch.is_at_end and not fetch.holes and not seen.open:
                 at_end, position = True, fetch.position or _behind(segment.after)
         wait_ms = max(1, min(retry_ms) - self._read_path.clock.now_ms()) if retry_ms else None
-        return _Choice(Given([], position=position, at_end=at_end and not retry_ms, wait_ms=wait_ms), [], base)
+        return _Choice(GroupBatch([], position=position, at_end=at_end and not retry_ms, wait_ms=wait_ms), [], base)
 
     def _in_turn(self, segments: Sequence[Segment], request: GroupPoll) -> Sequence[Segment]:
         """Sort segments in the order in which they are tried.

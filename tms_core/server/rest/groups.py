@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest
 from tms_core.logs.loggers import harmless
-from tms_core.messaging.groups.claims import Given, GroupPoll, Order
+from tms_core.messaging.groups.claims import GroupBatch, GroupPoll, Order
 from tms_core.messaging.model import FetchRequest
 from tms_core.server.rest.body import BodyLimit, Headers
 from tms_core.server.rest.context import ContextRoute, answer, headers_of, topic_of
@@ -52,14 +52,14 @@ class PollGroup(ContextRoute):
             known = context.sizes.of(topic)
             largest = context.max_request_bytes if known is None else known
             await share.take(_COPIES * (request.limit_bytes + largest))
-            given = await context.in_poll_thread(context.service.groups.poll, topic, name, request)
-            body = b"".join(codec.write_messages([given.messages] if given.messages else []))
-            harmless(context.metrics.fetched, topic, len(given.messages))
-            if given.deliveries > 1:
-                harmless(context.metrics.redelivered.inc, len(given.messages))
-            if given.deliveries > (request.max_deliveries or INT_MAX):
-                harmless(context.metrics.dead_letters.inc, len(given.messages))
-            await answer(send, 200, body, codec.content_type, *_described(given))
+            batch = await context.in_poll_thread(context.service.groups.poll, topic, name, request)
+            body = b"".join(codec.write_messages([batch.messages] if batch.messages else []))
+            harmless(context.metrics.fetched, topic, len(batch.messages))
+            if batch.deliveries > 1:
+                harmless(context.metrics.redelivered.inc, len(batch.messages))
+            if batch.deliveries > (request.max_deliveries or INT_MAX):
+                harmless(context.metrics.dead_letters.inc, len(batch.messages))
+            await answer(send, 200, body, codec.content_type, *_described(batch))
 
     def _request(self, headers: Headers, asked: FetchRequest, principal: str | None) -> GroupPoll:
         """Return the limits of a poll, within the server's own limits.
@@ -98,21 +98,21 @@ class RollBackGroup(ContextRoute):
         await answer(send, 200)
 
 
-def _described(given: Given) -> list[tuple[bytes, bytes]]:
+def _described(batch: GroupBatch) -> list[tuple[bytes, bytes]]:
     """What the answer's head says."""
     headers: list[tuple[bytes, bytes]] = []
-    if given.messages:
-        headers.append((DELIVERIES, b"%d" % given.deliveries))
-    if given.held is not None:
-        headers.append((HELD, b"%d" % given.held))
-    if given.position is not None:
-        headers.append((POSITION, str(given.position).encode()))
-    if given.sealed:
-        headers.append((SEALED, b"drained" if given.drained else b"draining"))
-    if given.behind is not None:
-        headers.append((BEHIND, str(given.behind).encode()))
-    if given.wait_ms is not None:
-        headers.append((RETRY, b"%d" % given.wait_ms))
+    if batch.messages:
+        headers.append((DELIVERIES, b"%d" % batch.deliveries))
+    if batch.held is not None:
+        headers.append((HELD, b"%d" % batch.held))
+    if batch.position is not None:
+        headers.append((POSITION, str(batch.position).encode()))
+    if batch.sealed:
+        headers.append((SEALED, b"drained" if batch.drained else b"draining"))
+    if batch.behind is not None:
+        headers.append((BEHIND, str(batch.behind).encode()))
+    if batch.wait_ms is not None:
+        headers.append((RETRY, b"%d" % batch.wait_ms))
     return headers
 
 
@@ -124,9 +124,9 @@ def _order(headers: Headers) -> Order:
 
 
 def _number(headers: Headers, name: bytes) -> int | None:
-    given = headers.get(name)
-    if given is None:
+    value = headers.get(name)
+    if value is None:
         return None
-    if not given.isdigit() or len(given) > _DIGITS or not 0 < int(given) <= INT_MAX:
+    if not value.isdigit() or len(value) > _DIGITS or not 0 < int(value) <= INT_MAX:
         raise BadRequest("X-TMS-Max-Deliveries: this is no number of deliveries.", f"Give 1 to {INT_MAX}.")
-    return int(given)
+    return int(value)
