@@ -194,7 +194,7 @@ class _Server(uvicorn.Server):
         self.settled = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._told = asyncio.Event()
-        self._doors: list[_TlsDoor] = []
+        self._acceptors: list[_TlsAcceptor] = []
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -222,7 +222,7 @@ class _Server(uvicorn.Server):
         if config.ssl:
             kind, state = cast("Callable[..., asyncio.Protocol]", config.http_protocol_class), self.lifespan.state
             make = partial(kind, config=config, server_state=self.server_state, app_state=state)
-            self._doors = [_TlsDoor(listening, config.ssl, make) for listening in sockets or []]
+            self._acceptors = [_TlsAcceptor(listening, config.ssl, make) for listening in sockets or []]
         self.settled.set()
 
     async def main_loop(self) -> None:
@@ -235,8 +235,8 @@ class _Server(uvicorn.Server):
         await _some_turns()  # takes connections that have come already
         for server in self.servers:
             server.close()
-        for door in self._doors:
-            await door.close()
+        for acceptor in self._acceptors:
+            await acceptor.close()
         for listening in sockets or []:
             listening.close()
         try:
@@ -259,7 +259,7 @@ class _Server(uvicorn.Server):
             await asyncio.sleep(_CLOSING_SECONDS)
 
 
-class _TlsDoor:
+class _TlsAcceptor:
     """Accepts connections over TLS, of which a number at most have not agreed on their keys yet.
 
     A protocol is told of its connection behind that only, so it cannot bound those that say nothing before: of these

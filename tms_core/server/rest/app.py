@@ -1,7 +1,7 @@
-"""The application: its routes, and the door before them.
+"""The application: its routes, and the middleware around them.
 
 The routes are in the order of how often they are called, each made with what its methods need, so that a new one cannot
-be open by mistake; the gate, where there is one, refuses a request without it. The door does for each
+be open by mistake; the gate, where there is one, refuses a request without it. The middleware does for each
 request what all of them need: it refuses a foreign host name, turns our errors into status codes with a plain sentence,
 counts, and writes the access log, which holds no headers and no query, where secrets may be. Errors that no code here
 raises on purpose go on to uvicorn, which answers 500 and logs them.
@@ -128,9 +128,11 @@ def make_app(
     gates = [route.behind(context.gate) for route in routes(context)]
     paths = routed(gates, known_only(_nothing_here, context.gate))
     if forwarder is None:
-        return Door(paths, context.metrics, loopback=loopback, access_log=access_log)
-    # Behind the door, or a foreign host name would get in by way of a server that does not lead.
-    return forwarder.living(Door(forwarder.around(paths), context.metrics, loopback=loopback, access_log=access_log))
+        return RequestMiddleware(paths, context.metrics, loopback=loopback, access_log=access_log)
+    # Inside the middleware, or a foreign host name would get in by way of a server that does not lead.
+    return forwarder.living(
+        RequestMiddleware(forwarder.around(paths), context.metrics, loopback=loopback, access_log=access_log)
+    )
 
 
 def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
@@ -291,8 +293,8 @@ def known_only(app: ASGIApp, gate: Gate | None) -> ASGIApp:
     return guarded
 
 
-class Door:
-    """What every request passes."""
+class RequestMiddleware:
+    """The outermost middleware: checks each request, logs and counts it, and answers errors."""
 
     def __init__(
         self,
