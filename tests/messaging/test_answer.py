@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.messaging.desk import PATIENCE_SECONDS
-from tms_core.messaging.publish.work import Answer
+from tms_core.messaging.publish.workers import Answer
 
 
 def test_given_many_who_wait_when_it_comes_then_all_have_it() -> None:

@@ -34,7 +34,7 @@ from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.producers.rows import Former, ProducerName, Registration, TransactionOutcome, begun_by, tidy
 from tms_core.messaging.publish import pipeline
 from tms_core.messaging.publish.pipeline import MessageWriteBatch
-from tms_core.messaging.publish.work import Answer, Batch
+from tms_core.messaging.publish.workers import Answer, Batch
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import CELLS, KEYS, MessageValue
@@ -642,7 +642,7 @@ def at_once(*calls: tuple[Instance, Sequence[bytes]], again: bool = False) -> No
     """Publish in one batch, each for its instance."""
     service, batches = calls[0][0].desk.service, list[Batch]()
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(service.work, "run", batches.append)
+        patched.setattr(service.workers, "run", batches.append)
         answers = [service.submit_publish(BILLS, payloads, sent=one.sent(again=again)) for one, payloads in calls]
     for batch in batches:
         batch()
@@ -1113,7 +1113,7 @@ def held(desk: GroupDesk, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What is handed over in the block is one batch, written when it ends."""
     batches: list[Callable[[], None]] = []
     with monkeypatch.context() as patched:
-        patched.setattr(desk.service.work, "run", batches.append)
+        patched.setattr(desk.service.workers, "run", batches.append)
         yield
     for batch in batches:
         batch()

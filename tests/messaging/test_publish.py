@@ -20,7 +20,7 @@ from tms_core.errors import (
     Unavailable,
 )
 from tms_core.messaging.model import RollbackRange
-from tms_core.messaging.publish.work import Answer
+from tms_core.messaging.publish.workers import Answer
 from tms_core.rowkey import LONG_MAX, MessageId, MessageKey, PayloadKey
 from tms_core.tables.base import KEYS, MESSAGES, PAYLOADS, MessageValue
 from tms_core.transaction.manager.manager import TransactionManager
@@ -110,7 +110,7 @@ def test_given_a_closed_service_when_published_then_it_is_unavailable_and_what_w
     answers = [desk.service.submit_publish(named("orders"), [b"%d" % n], pointer=None) for n in range(50)]
     desk.service.close()
     assert all(answer.done() for answer in answers)
-    assert desk.service.work.requests == 0
+    assert desk.service.workers.requests == 0
     uses: list[Callable[[], object]] = [lambda: desk.publish("orders", b"late"), lambda: desk.put("orders", P, b"late")]
     for use in uses:
         with pytest.raises(Unavailable):

@@ -133,7 +133,7 @@ def test_given_requests_that_queue_up_when_written_then_one_batch_has_them_all(d
     others = [desk.service.submit_publish(named("orders"), [b"x", b"y"], pointer=None) for _ in range(10)]
     large = desk.service.submit_publish(named("orders"), [bytes(9 << 20)], pointer=None)
     last = desk.service.submit_publish(named("orders"), [b"last"], pointer=None)
-    assert desk.service.work.requests == 13
+    assert desk.service.workers.requests == 13
     go.set()
     for answer in (first, *others, large, last):
         answer.result(PATIENCE_SECONDS)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.server.client import Client, TopicClient
 from tms_core.clock import Clock, SystemClock
-from tms_core.messaging.publish.work import Turns
+from tms_core.messaging.publish.workers import EventLoopWorkers
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.server.auth.gate import Gate
 from tms_core.server.metrics import ServerMetrics
@@ -57,13 +57,13 @@ def serving(
     **options: Any,
 ) -> Iterator[Serving]:
     """A server that answers while the block runs; with ``loop_writes`` as ``tms serve`` has it."""
-    store, turns = store or MemoryStore(), Turns()
+    store, workers = store or MemoryStore(), EventLoopWorkers()
     service = MessagingService(
         store,
         clock or SystemClock(),
         ServiceOptions(cache_bytes=cache_bytes),
         side=MemorySide(),
-        work=turns,
+        workers=workers,
         transactions=transactions,
     )
     metrics = ServerMetrics(CollectorRegistry(), service)
@@ -72,7 +72,7 @@ def serving(
         app = make_app(site, loopback=loopback, access_log=access_log)
         listener = Listener(app, "127.0.0.1", 0, ending=site.waiting.close)
         listener.start()
-        turns.alone = listener.alone if loop_writes else None
+        workers.alone = listener.alone if loop_writes else None
         try:
             yield Serving(listener, service, store, metrics, site)
         finally:

@@ -43,7 +43,7 @@ def test_given_a_write_that_has_not_returned_when_published_then_nothing_is_answ
         assert entered.wait(timeout=120)
         # Others are served meanwhile, and see nothing of it.
         assert TopicClient(other, "t").poll() == []
-        assert server.service.work.requests == 1
+        assert server.service.workers.requests == 1
         assert select.select([client.socket], [], [], 0) == ([], [], [])
         go_on.set()
         assert client.answer().status == 200

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tms_core.messaging.publish.work import Answer
+from tms_core.messaging.publish.workers import Answer
 from tms_core.server.rest.context import outcome
 
 

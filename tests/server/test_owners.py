@@ -136,12 +136,12 @@ def test_pointer_that_nobody_used_belongs_to_who_uses_it_first(site: Site) -> No
 def test_requests_of_two_principals_in_one_batch_are_told_apart(site: Site) -> None:
     tx, service = site.victims(), site.server.service
     batches: list[Any] = []
-    service.work.run = batches.append  # type: ignore[assignment,method-assign]
+    service.workers.run = batches.append  # type: ignore[assignment,method-assign]
     topic = TopicId("default", "orders")
     answers = [
         service.submit_publish(topic, [b"x"], pointer=tx.write_pointer, principal=who) for who in ("owner", "stranger")
     ]
-    del service.work.run
+    del service.workers.run
     for batch in batches:
         batch()
     assert answers[0].result() is not None

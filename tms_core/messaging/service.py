@@ -31,7 +31,7 @@ from tms_core.messaging.publish.context import WriterContext
 from tms_core.messaging.publish.entry import PublishEntry
 from tms_core.messaging.publish.lines import FirstReads, Lines
 from tms_core.messaging.publish.rollback import earlier_generations, roll_back
-from tms_core.messaging.publish.work import Answer, Work
+from tms_core.messaging.publish.workers import Answer, PublishWorkers
 from tms_core.messaging.publish.writers import Writers
 from tms_core.messaging.topics.catalog import TopicRegistry, count_ages
 from tms_core.rowkey import LONG_MAX, generation_prefix
@@ -74,7 +74,7 @@ class MessagingService:
     Args:
         store: the tables; stays the caller's, who closes it afterwards.
         side: where messages with a ttl of their own are written down, producers, positions and claims.
-        work: has batches written; closed with the service. None: by threads of its own.
+        workers: have batches written; closed with the service. None: by threads of its own.
         transactions: the manager in this process, which says which pointers were issued and whether a transaction that
             claims is in progress; None: they are managed elsewhere, and the server trusts the client.
         fenced_side: ``side`` as the server that leads may use it; None: there is no other server.
@@ -94,7 +94,7 @@ class MessagingService:
         options: ServiceOptions | None = None,
         *,
         side: SideTable,
-        work: Work | None = None,
+        workers: PublishWorkers | None = None,
         transactions: TransactionManager | None = None,
         fenced_side: SideTable | None = None,
     ) -> None:
@@ -116,7 +116,7 @@ class MessagingService:
             floor = Floor(Positions(kept), store, options.consumer_hold_seconds)
         self.cache = MessageCache(options.cache_bytes)
         self._lines = Lines(store, honest, self.cache, self.expiries, kept, CLOCK_ALLOWANCE_MS)
-        self.work = work or Work()
+        self.workers = workers or PublishWorkers()
         lifetime_ms = options.max_lifetime_seconds * 1000
         requests = Requests(self._topics, kept, honest, lifetime_ms, transactions, partial(store.message.read, KEYS))
         self.producers = Producers(self._topics, kept, honest, transactions, requests, self._lines.hide_late)
@@ -128,7 +128,7 @@ class MessagingService:
             self.expiries,
             honest,
             lifetime_ms,
-            self.work,
+            self.workers,
             requests,
             Announcements(requests),
             transactions,
@@ -459,7 +459,7 @@ class MessagingService:
 
     def close(self) -> None:
         """Accept no more, and return when all that was accepted is answered; closing twice is no error."""
-        self.work.close()
+        self.workers.close()
         self._writers.close()
 
     def __enter__(self) -> Self:

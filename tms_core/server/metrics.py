@@ -214,7 +214,7 @@ class _Service(Collector):
     def collect(self) -> Iterator[Metric]:
         cache = self._service.cache.figures
         yield GaugeMetricFamily(
-            "tms_publish_queue_size", "Requests accepted and not yet on disk.", self._service.work.requests
+            "tms_publish_queue_size", "Requests accepted and not yet on disk.", self._service.workers.requests
         )
         yield CounterMetricFamily("tms_cache_hits", "Reads that the message cache answered.", cache.hits)
         yield CounterMetricFamily("tms_cache_misses", "Reads that went to the store.", cache.misses)

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError, StoreError, TopicExists
-from tms_core.messaging.publish.work import Turns
+from tms_core.messaging.publish.workers import EventLoopWorkers
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.server import companions
 from tms_core.server.auth.gate import Authenticator, Gate, Rules
@@ -120,7 +120,7 @@ def serving(
             member = stack.enter_context(among)
         transactions = managed(settings, clock, store, side, member, stack, created=opened.created)
         manager = transactions.manager
-        turns = Turns()
+        workers = EventLoopWorkers()
         service = _messaging(
             settings,
             member.store if member else store,
@@ -129,7 +129,7 @@ def serving(
             stack,
             side=side,
             fenced_side=member.side if member else None,
-            work=turns,
+            workers=workers,
         )
         service.note_past(opened.past_ms)
         registry = CollectorRegistry()
@@ -155,7 +155,7 @@ def serving(
         forwarder = member.forwarder if member else None
         listener = _listen(settings, service, gate, registry, forwarder, waiting, transactions, started, stack)
         if member is None:
-            turns.alone = lambda requests: listener.alone(requests, waiting.polls)
+            workers.alone = lambda requests: listener.alone(requests, waiting.polls)
         elif not member.is_alone:
             member.begin(service, listener.port, transactions.shared)
         yield Started(listener.url, transactions.address, started)

@@ -9,7 +9,7 @@ from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.producers.announcements import Announcements
 from tms_core.messaging.producers.requests import Requests
 from tms_core.messaging.publish.lines import Lines
-from tms_core.messaging.publish.work import Work
+from tms_core.messaging.publish.workers import PublishWorkers
 from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.tables.base import Store
 from tms_core.tables.side import Expiries
@@ -31,7 +31,7 @@ class WriterContext(NamedTuple):
     expiries: Expiries
     clock: HonestClock
     max_lifetime_ms: int
-    work: Work
+    workers: PublishWorkers
     requests: Requests
     announcements: Announcements
     transactions: TransactionManager | None = None

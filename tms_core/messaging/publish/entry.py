@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.producers.requests import Admission, Sent
-from tms_core.messaging.publish.work import Answer
+from tms_core.messaging.publish.workers import Answer
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
 
 #: Bytes that a row costs in addition to its payload.

@@ -17,7 +17,7 @@ from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.publish.context import WriterContext
 from tms_core.messaging.publish.entry import PublishEntry
 from tms_core.messaging.publish.pipeline import WriteBatch
-from tms_core.messaging.publish.work import Answer
+from tms_core.messaging.publish.workers import Answer
 from tms_core.topic import TopicId
 
 #: Bytes after which a batch takes no further request, so that memory and waiting are bounded.
@@ -50,12 +50,12 @@ class Queue:
         Raises:
             Unavailable: the service is closed.
         """
-        self._context.work.accept(entry.weight)
+        self._context.workers.accept(entry.weight)
         with self._lock:
             self._queue.append(entry)
             idle, self._busy = not self._busy, True
         if idle:
-            self._context.work.run(self._run)
+            self._context.workers.run(self._run)
         return entry.answer
 
     def settle(self) -> None:
@@ -74,11 +74,11 @@ class Queue:
             for entry in entries:
                 _answer(entry)
             batch.wake()
-        self._context.work.done(len(entries), sum([entry.weight for entry in entries]))
+        self._context.workers.done(len(entries), sum([entry.weight for entry in entries]))
         with self._lock:
             more = self._busy = bool(self._queue)
         if more:
-            self._context.work.run(self._run)
+            self._context.workers.run(self._run)
 
     def _take(self) -> list[PublishEntry]:
         """Take requests off the queue, up to a number of bytes."""

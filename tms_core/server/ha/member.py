@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError
-from tms_core.messaging.publish.work import THREADS
+from tms_core.messaging.publish.workers import THREADS
 from tms_core.messaging.service import MessagingService
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.leadership import Watch

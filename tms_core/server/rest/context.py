@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest, Unavailable
-from tms_core.messaging.publish.work import Answer
+from tms_core.messaging.publish.workers import Answer
 from tms_core.messaging.service import MessagingService
 from tms_core.server.auth.gate import Gate
 from tms_core.server.codec.avro import AvroCodec

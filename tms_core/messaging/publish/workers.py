@@ -6,7 +6,8 @@ with its futures: to make an :class:`Answer`, settle it and read it costs as muc
 LevelDB's memory does.
 
 For an event loop that is still too much: to hand a batch to a thread and be called back costs more than all the rest of
-a small request, since each of the two threads wakes while the other one holds the interpreter. So, with :class:`Turns`:
+a small request, since each of the two threads wakes while the other one holds the interpreter. So, with
+:class:`EventLoopWorkers`:
 
 * A request that is the only one in the whole server, is small, and goes to a disk of this machine that has been quick
   so far, is written by the loop itself: only the client that sent it waits for the loop then. As soon as one write has
@@ -98,7 +99,7 @@ class Answer(Generic[R]):
             call()
 
 
-class Work:
+class PublishWorkers:
     """Requests that were accepted and are not answered yet, and the threads that see to them.
 
     Args:
@@ -166,7 +167,7 @@ class Work:
             task()
 
 
-class Turns(Work):
+class EventLoopWorkers(PublishWorkers):
     """Work whose batches come from an event loop, mostly.
 
     Args:

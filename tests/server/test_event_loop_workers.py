@@ -15,8 +15,8 @@ from tests.server.client import AVRO, PATIENCE_SECONDS, Client, TopicClient
 from tests.server.conftest import serving
 from tests.server.test_messages import EVERYTHING, avro
 from tms_core.clock import SystemClock
-from tms_core.messaging.publish import work
-from tms_core.messaging.publish.work import SMALL_BYTES, Turns
+from tms_core.messaging.publish import workers
+from tms_core.messaging.publish.workers import SMALL_BYTES, EventLoopWorkers
 from tms_core.messaging.service import MessagingService
 from tms_core.server.rest.context import outcome
 from tms_core.tables.memory import MemoryStore
@@ -30,9 +30,9 @@ class Bench:
     """A service whose batches come from an event loop, and who wrote them: ``loop`` or ``thread``."""
 
     def __init__(self, threads: int = 2) -> None:
-        self.turns, self.store = Turns(threads), MemoryStore()
-        self.turns.alone = lambda _: True
-        self.service = MessagingService(self.store, SystemClock(), side=MemorySide(), work=self.turns)
+        self.workers, self.store = EventLoopWorkers(threads), MemoryStore()
+        self.workers.alone = lambda _: True
+        self.service = MessagingService(self.store, SystemClock(), side=MemorySide(), workers=self.workers)
         for topic in (T, OTHER):
             self.service.create_topic(topic)
         self.writers: list[str] = []
@@ -72,7 +72,7 @@ def test_given_a_request_that_is_alone_when_published_then_the_loop_has_written_
 
 
 def test_given_nobody_to_tell_whether_it_is_alone_when_published_then_a_thread_writes(bench: Bench) -> None:
-    bench.turns.alone = None
+    bench.workers.alone = None
     bench.publish([b"a"])
     assert bench.writers == ["thread"]
 
@@ -80,7 +80,7 @@ def test_given_nobody_to_tell_whether_it_is_alone_when_published_then_a_thread_w
 def test_given_other_requests_in_the_server_when_published_then_a_thread_writes_what_the_turn_brought_at_once(
     bench: Bench,
 ) -> None:
-    bench.turns.alone = lambda _: False
+    bench.workers.alone = lambda _: False
     bench.publish([b"a"], [b"b", b"c"], [b"d"])
     bench.publish([b"e"], [b"f"], topics=[T, OTHER])
     assert bench.writers == ["thread"] * 3
@@ -90,19 +90,19 @@ def test_given_other_requests_in_the_server_when_published_then_a_thread_writes_
 def test_given_a_turn_that_brought_all_requests_there_are_when_it_ends_then_the_loop_writes_them_at_once(
     bench: Bench,
 ) -> None:
-    bench.turns.alone = lambda requests: requests == 3
+    bench.workers.alone = lambda requests: requests == 3
     bench.publish([b"a"], [b"b", b"c"], [b"d"])
     assert (bench.writers, bench.batches) == (["loop"], [4])
 
 
 def test_given_a_turn_for_two_topics_when_it_ends_then_threads_write_both_at_a_time(bench: Bench) -> None:
-    bench.turns.alone = lambda requests: requests == 2
+    bench.workers.alone = lambda requests: requests == 2
     bench.publish([b"a"], topics=[T, OTHER])
     assert bench.writers == ["thread", "thread"]
 
 
 def test_given_a_thread_that_writes_when_a_turn_ends_then_the_loop_does_not_wait_for_it(bench: Bench) -> None:
-    bench.turns.alone = lambda requests: requests > 1
+    bench.workers.alone = lambda requests: requests > 1
     with held(bench.store) as writing:
         theirs = threading.Thread(target=bench.service.publish, args=(OTHER, [b"theirs"]))
         theirs.start()
@@ -141,11 +141,11 @@ def test_given_a_disk_that_has_become_slow_when_published_then_threads_write_unt
     bench = Bench(threads=1)
     took = iter([0.0, 2.0, 2.0, 0.0005, 0.0])
     moments = (moment for seconds in took for moment in (100.0, 100.0 + seconds))
-    monkeypatch.setattr(work, "perf_counter", lambda: next(moments))
+    monkeypatch.setattr(workers, "perf_counter", lambda: next(moments))
     for message in (b"1", b"2", b"3", b"4"):
         bench.publish([message])
     # The thread looks at its watch when it has answered.
-    while not bench.turns.quick:
+    while not bench.workers.quick:
         time.sleep(0.001)
     bench.publish([b"5"])
     bench.service.close()
@@ -156,7 +156,7 @@ def test_given_a_store_that_fails_when_the_loop_writes_then_who_asked_gets_the_e
     watch(bench.store, before=fail_at("message.put", ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):
         bench.publish([b"a"])
-    assert bench.service.work.requests == 0
+    assert bench.service.workers.requests == 0
 
 
 @contextmanager
