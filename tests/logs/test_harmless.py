@@ -14,7 +14,7 @@ from tests.server.conftest import serving
 from tests.server.test_messages import EVERYTHING, NOW_POINTER, avro
 from tms_core.logs.loggers import get_logger, harmless
 from tms_core.messaging.ids import Ids
-from tms_core.messaging.publish.lines import FirstReads, Line
+from tms_core.messaging.publish.open_topics import FirstReads, OpenTopic
 
 
 class Failing(Exception):
@@ -75,10 +75,10 @@ def test_given_every_counter_and_logger_failing_then_every_route_answers_as_ever
 
 def test_given_a_notification_that_fails_when_published_then_the_publish_is_answered_and_others_are_told() -> None:
     told = []
-    line = Line(b"", Ids(0))
-    line.wakes[failing] = None
-    line.wakes[lambda: told.append(1)] = None
-    line.tell()
+    open_topic = OpenTopic(b"", Ids(0))
+    open_topic.wakes[failing] = None
+    open_topic.wakes[lambda: told.append(1)] = None
+    open_topic.tell()
     assert told == [1]
 
 

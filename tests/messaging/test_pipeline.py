@@ -129,7 +129,7 @@ def test_admit_producers_with_repeated_request_gives_former_outcome(
 def test_place_of_plain_entries_gives_consecutive_positions(context: WriterContext, batch: MessageWriteBatch) -> None:
     batch.is_plain = True
     entries = [PublishEntry([b"a", b"b"]), PublishEntry([b"c"])]
-    assert batch.place(context.lines.messages(batch.topic), entries, AT) == entries
+    assert batch.place(context.open_topics.messages(batch.topic), entries, AT) == entries
     assert [(one.first, one.stop) for one in entries] == [(AT, AT + 2), (AT + 2, AT + 3)]
 
 
@@ -138,7 +138,7 @@ def test_place_of_expired_transaction_drops_entry_without_gap(
 ) -> None:
     expired = entry(desk, rows=5, pointer=(NOW_MS - HOUR) * TX_PER_MS)
     others = [entry(desk), entry(desk)]
-    assert batch.place(context.lines.messages(batch.topic), [others[0], expired, others[1]], AT) == others
+    assert batch.place(context.open_topics.messages(batch.topic), [others[0], expired, others[1]], AT) == others
     assert [one.first for one in others] == [AT, AT + 1]
     assert isinstance(expired.outcome, TransactionExpired)
 
@@ -149,30 +149,30 @@ def test_place_beside_hidden_payloads_drops_entry(
     tx = desk.begin()
     desk.service.store(ORDERS, [b"stored"], pointer=tx.write_pointer)
     hiding = entry(desk, pointer=tx.write_pointer)
-    assert batch.place(context.lines.messages(batch.topic), [hiding], AT) == []
+    assert batch.place(context.open_topics.messages(batch.topic), [hiding], AT) == []
     assert isinstance(hiding.outcome, BadRequest)
 
 
 def test_announce_writes_own_ttl_before_rows(desk: GroupDesk, context: WriterContext, batch: MessageWriteBatch) -> None:
-    line = context.lines.messages(batch.topic)
+    open_topic = context.open_topics.messages(batch.topic)
     mortal, other = entry(desk, pointer=None, ttl_ms=MINUTE), entry(desk)
-    entries = batch.place(line, [mortal, other], AT)
-    assert batch.announce(line, entries) == entries
-    assert context.expiries.keys(line.prefix, None, 10).items == mortal.keys(line.prefix)
-    assert line.mortal
+    entries = batch.place(open_topic, [mortal, other], AT)
+    assert batch.announce(open_topic, entries) == entries
+    assert context.expiries.keys(open_topic.prefix, None, 10).items == mortal.keys(open_topic.prefix)
+    assert open_topic.mortal
     assert pointers(desk) == []
 
 
 def test_announce_of_fenced_producer_drops_entry(
     desk: GroupDesk, context: WriterContext, batch: MessageWriteBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = context.lines.messages(batch.topic)
+    open_topic = context.open_topics.messages(batch.topic)
     entries = [entry(desk, pointer=None, sent=sent(desk, name)) for name in "ab"]
     admit_producers(context, batch.topic, batch.rows, entries, NOW_MS)
     # Another server has registered a newer instance of the first one.
     name = entries[0].admission.keys.registered if entries[0].admission else b""
     monkeypatch.setattr(context.requests, "refusal_since", fenced := raising_for(name))
-    assert batch.announce(line, batch.place(line, entries, AT)) == [entries[1]]
+    assert batch.announce(open_topic, batch.place(open_topic, entries, AT)) == [entries[1]]
     assert entries[0].outcome is fenced(entries[0].admission, 0)
 
 

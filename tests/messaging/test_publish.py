@@ -528,7 +528,7 @@ def test_given_transactions_that_begin_after_the_server_when_published_then_the_
     desk.publish("orders", b"b", pointer=new + 1)
     monkeypatch.undo()
     # One that was forgotten is looked up.
-    monkeypatch.setattr("tms_core.messaging.publish.lines._KNOWN_POINTERS", 2)
+    monkeypatch.setattr("tms_core.messaging.publish.open_topics._KNOWN_POINTERS", 2)
     for stored in range(3):
         desk.put("orders", new + 2 + stored, b"c")
     with pytest.raises(BadRequest, match="are not published"):

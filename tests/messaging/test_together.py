@@ -18,7 +18,7 @@ from tests.messaging.desk import HOUR_SECONDS, PATIENCE_SECONDS, Desk, P, named,
 from tms_core.clock import SystemClock
 from tms_core.errors import TopicNotFound, Unavailable
 from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
-from tms_core.messaging.publish import lines
+from tms_core.messaging.publish import open_topics
 from tms_core.messaging.publish.queue import Queue
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId, MessageKey
@@ -190,7 +190,7 @@ def test_given_a_line_that_is_being_opened_again_when_published_then_that_waits_
 def test_given_more_transactions_than_are_remembered_when_they_store_then_nothing_is_overwritten(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "_KNOWN_POINTERS", 2)
+    monkeypatch.setattr(open_topics, "_KNOWN_POINTERS", 2)
     for round_number in range(3):
         for number in range(4):
             desk.put("orders", P + number, b"%d %d" % (number, round_number))

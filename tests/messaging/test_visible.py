@@ -6,7 +6,7 @@ from tests.builders import MINUTE, NOW_MS
 from tests.messaging.desk import Desk, P, named
 from tms_core.messaging.fetcher import PAGE_BYTES
 from tms_core.messaging.model import FetchRequest
-from tms_core.messaging.publish.lines import BOUNDS_MS
+from tms_core.messaging.publish.open_topics import BOUNDS_MS
 from tms_core.rowkey import MessageId
 
 

@@ -18,7 +18,7 @@ from tms_core.consumers.claims import Truth
 from tms_core.consumers.positions import Positions
 from tms_core.messaging.groups import claims as groups
 from tms_core.messaging.groups.claims import Groups
-from tms_core.messaging.publish import lines
+from tms_core.messaging.publish import open_topics
 from tms_core.messaging.service import MessagingService
 from tms_core.server import managing
 from tms_core.tables.side import MemorySide, SideChange
@@ -131,9 +131,9 @@ def announced_to_no_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def positions_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "first_unread", lambda *_: 0)
+    monkeypatch.setattr(open_topics, "first_unread", lambda *_: 0)
     # What was let go lies before most of them, and keeps ids up alone.
-    monkeypatch.setattr(lines, "announced_in", lambda *_: 0)
+    monkeypatch.setattr(open_topics, "announced_in", lambda *_: 0)
 
 
 def undecided_inside_a_claim(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def side_not_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def released_rows_read_from_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines.Lines, "first_kept", lambda *_: 0)
+    monkeypatch.setattr(open_topics.OpenTopics, "first_kept", lambda *_: 0)
 
 
 def interruptions_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ from tms_core.messaging.producers.last_request import LastRequest
 from tms_core.messaging.producers.registrations import Producers, Registered
 from tms_core.messaging.producers.requests import Admission, Requests
 from tms_core.messaging.producers.rows import Begun, Registration
-from tms_core.messaging.publish import lines, pipeline, rows
+from tms_core.messaging.publish import open_topics, pipeline, rows
 from tms_core.messaging.publish.entry import PublishEntry
-from tms_core.messaging.publish.lines import Lines
+from tms_core.messaging.publish.open_topics import OpenTopics
 from tms_core.messaging.publish.rows import MessageRows
 from tms_core.messaging.service import MessagingService
 from tms_core.server.ha.fenced_store import MessageFence
@@ -118,7 +118,7 @@ def repetition_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def announced_ids_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "first_unannounced", lambda *_: 0)
+    monkeypatch.setattr(open_topics, "first_unannounced", lambda *_: 0)
 
 
 def roll_back_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +249,7 @@ def payloads_stored_again_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def registered_before_topics_are_sealed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Lines, "hide_late", lambda *_: None)
+    monkeypatch.setattr(OpenTopics, "hide_late", lambda *_: None)
 
 
 def failed_write_not_decided(monkeypatch: pytest.MonkeyPatch) -> None:

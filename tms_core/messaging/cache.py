@@ -89,7 +89,7 @@ class Figures(NamedTuple):
     weight: int
 
 
-class _CachedLine:
+class _CachedTopic:
     """The runs of one generation of a topic, all there are from ``floor`` on."""
 
     def __init__(self, floor: int) -> None:
@@ -128,8 +128,8 @@ class MessageCache:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._lines: dict[bytes, _CachedLine] = {}
-        self._order: deque[_CachedLine] = deque()
+        self._topics: dict[bytes, _CachedTopic] = {}
+        self._order: deque[_CachedTopic] = deque()
         # By position, which is a time: the oldest comes first. A number keeps equal ones apart.
         self._shared: list[tuple[int, int, dict[int, SharedList], int]] = []
         self._numbers = count()
@@ -152,18 +152,18 @@ class MessageCache:
         with self._lock:
             self._drop(prefix)
             if self._limit_bytes:
-                self._lines[prefix] = _CachedLine(ids.free)
+                self._topics[prefix] = _CachedTopic(ids.free)
 
     def add(self, prefix: bytes, runs: Sequence[CachedRun]) -> None:
         """Add rows that were just made durable, in order of position."""
         with self._lock:
-            line = self._lines.get(prefix)
-            if line is None:
+            cached = self._topics.get(prefix)
+            if cached is None:
                 return
             for run in runs:
-                line.runs.append(run._replace(shared={}) if run.rows >= _SHARED_ROWS else run)
-                line.firsts.append(run.first)
-                self._order.append(line)
+                cached.runs.append(run._replace(shared={}) if run.rows >= _SHARED_ROWS else run)
+                cached.firsts.append(run.first)
+                self._order.append(cached)
                 self._weight += run.weight
             if self._weight > self._limit_bytes:
                 self._shrink()
@@ -182,15 +182,15 @@ class MessageCache:
             None if the store must be read.
         """
         with self._lock:
-            line = self._lines.get(prefix)
-            if line is None or at < line.floor or at < oldest:
+            cached = self._topics.get(prefix)
+            if cached is None or at < cached.floor or at < oldest:
                 self._misses += 1
                 return None
             self._hits += 1
             found: list[CachedRun] = []
             weight = 0
-            index = line.since(at)
-            while index < len(line.runs) and (run := line.runs[index]).first < stop and weight < limit_bytes:
+            index = cached.since(at)
+            while index < len(cached.runs) and (run := cached.runs[index]).first < stop and weight < limit_bytes:
                 found.append(run)
                 weight += run.weight
                 index += 1
@@ -239,24 +239,24 @@ class MessageCache:
     def roll_back(self, prefix: bytes, first: int, last: int, pointer: int) -> None:
         """Negate a pointer between two positions, both included; a divided part is dropped with all parts before it."""
         with self._lock:
-            line = self._lines.get(prefix)
-            if line is None:
+            cached = self._topics.get(prefix)
+            if cached is None:
                 return
-            index = line.since(first)
-            while index < len(line.runs) and (run := line.runs[index]).first <= last:
+            index = cached.since(first)
+            while index < len(cached.runs) and (run := cached.runs[index]).first <= last:
                 if run.pointer == pointer:
                     if run.first < first or run.stop - 1 > last:
-                        self._forget(line, last + 1)
+                        self._forget(cached, last + 1)
                         return
-                    line.runs[index] = run._replace(pointer=-pointer)
+                    cached.runs[index] = run._replace(pointer=-pointer)
                 index += 1
 
     def forget(self, prefix: bytes, floor: int) -> None:
         """Drop the runs before ``floor``, where the store may hold other rows than were added."""
         with self._lock:
-            line = self._lines.get(prefix)
-            if line is not None:
-                self._forget(line, floor)
+            cached = self._topics.get(prefix)
+            if cached is not None:
+                self._forget(cached, floor)
 
     def drop(self, prefix: bytes) -> None:
         """Drop all rows of a generation."""
@@ -264,9 +264,9 @@ class MessageCache:
             self._drop(prefix)
 
     def _drop(self, prefix: bytes) -> None:
-        line = self._lines.pop(prefix, None)
-        if line is not None:
-            self._forget(line, 0)
+        cached = self._topics.pop(prefix, None)
+        if cached is not None:
+            self._forget(cached, 0)
 
     def _unshare(self, limit_bytes: int) -> None:
         while self._shared_weight > limit_bytes:
@@ -275,11 +275,11 @@ class MessageCache:
             self._weight -= weight
             self._shared_weight -= weight
 
-    def _forget(self, line: _CachedLine, floor: int) -> None:
+    def _forget(self, cached: _CachedTopic, floor: int) -> None:
         # Those of other topics too: this is rare, and they are soon made again.
         self._unshare(0)
-        self._weight -= line.clear(max(floor, line.floor, line.runs[-1].stop if line.runs else 0))
-        self._order = deque(entry for entry in self._order if entry is not line)
+        self._weight -= cached.clear(max(floor, cached.floor, cached.runs[-1].stop if cached.runs else 0))
+        self._order = deque(entry for entry in self._order if entry is not cached)
 
     def _shrink(self) -> None:
         while self._weight > self._limit_bytes:

@@ -22,7 +22,7 @@ from tms_core.consumers.claim_rows import NOT_DRAINED, drained_in
 from tms_core.consumers.claims import ConsumerGroup
 from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import BadRequest, TopicExists, TopicNotFound, Unavailable
-from tms_core.messaging.publish.lines import Lines
+from tms_core.messaging.publish.open_topics import OpenTopics
 from tms_core.messaging.topics.catalog import TopicRegistry, check_length
 from tms_core.messaging.topics.partitions import (
     DRAINED,
@@ -66,14 +66,14 @@ class Families:
         self,
         topics: TopicRegistry,
         store: Store,
-        lines: Lines,
+        open_topics: OpenTopics,
         clock: HonestClock,
         side: SideTable,
         settle: Callable[[TopicId], None],
     ) -> None:
         self._topics = topics
         self._store = store
-        self._lines = lines
+        self._open_topics = open_topics
         self._clock = clock
         self._side = side
         self._positions = Positions(side)
@@ -364,14 +364,14 @@ class Families:
     def _change(self, topic: TopicId, properties: Mapping[str, str]) -> None:
         self._topics.update(topic, properties)
         # With a longer ttl, rows would be shown from the cache that the janitor took while it was shorter.
-        self._lines.forget(lambda key: key.startswith(topic.prefix))
+        self._open_topics.forget(lambda key: key.startswith(topic.prefix))
 
     def _delete(self, row: TopicMetadata) -> None:
         layout = layout_of(row.topic, row.properties)
         for part in [] if layout is None else layout.parts:
             self._delete_if_there(part)
         self._topics.delete(row.topic)
-        self._lines.drop(row.topic)
+        self._open_topics.drop(row.topic)
         self._newborn.pop(row.topic, None)
 
     def _delete_if_there(self, topic: TopicId) -> None:

@@ -25,7 +25,7 @@ from tms_core.logs.loggers import harmless
 from tms_core.messaging.cache import INLINE, CachedRun, MessageCache
 from tms_core.messaging.ids import POSITIONS, SEQUENCE_BITS, expires_ms, position, tail
 from tms_core.messaging.model import MESSAGE_BYTES, FetchRequest, MessageList, SharedList
-from tms_core.messaging.publish.lines import FirstReads, Lines
+from tms_core.messaging.publish.open_topics import FirstReads, OpenTopics
 from tms_core.messaging.topics.partitions import FAMILIES, SEALED
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, Cutoff, MessageId, java_abs, pointer_prefix, stop_key
 from tms_core.tables.base import COLUMNS, PAYLOADS, MessageColumns, Store
@@ -59,7 +59,7 @@ class ReadPath(NamedTuple):
     """
 
     store: Store
-    lines: Lines
+    open_topics: OpenTopics
     cache: MessageCache
     expiries: Expiries
     clock: HonestClock
@@ -86,17 +86,17 @@ class Fetch:
         self._steps_over = steps_over
         self._read_path = read_path
         self._topic = topic
-        self._line = read_path.lines.messages(topic)
+        self._open_topic = read_path.open_topics.messages(topic)
         self._transaction = request.transaction
         self._left = request.limit
         self._left_bytes = request.limit_bytes
         cutoff = cutoff_at(topic, read_path.clock.now_ms(), read_path.floor, _from_ms(request), read_path.lifetime_ms)
         self._at, self._inside = _start(request, cutoff)
-        self._end = self._behind = self._line.ids.end
+        self._end = self._behind = self._open_topic.ids.end
         self._undecided = False
         self._read_up_to: int | None = None
         self._notes_read = True
-        self._page_rows = _page_rows(self._line.row_bytes)
+        self._page_rows = _page_rows(self._open_topic.row_bytes)
         self._reads = 0
 
     @property
@@ -123,21 +123,21 @@ class Fetch:
     @property
     def has_more(self) -> bool:
         """Return whether messages came to the topic since this began."""
-        return self._line.ids.end > self._behind
+        return self._open_topic.ids.end > self._behind
 
     @property
     def largest_bytes(self) -> int:
         """Return the largest payload that was ever read of this topic here."""
-        return self._line.largest_bytes
+        return self._open_topic.largest_bytes
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
         """Have something called, by any thread, whenever messages have come to the topic while the block runs."""
-        self._line.wakes[wake] = None
+        self._open_topic.wakes[wake] = None
         try:
             yield
         finally:
-            del self._line.wakes[wake]
+            del self._open_topic.wakes[wake]
 
     def pages(self) -> Iterator[MessageList]:
         """Yield the messages, in pages of about ``PAGE_BYTES``; one read of the store at most between two of them.
@@ -173,7 +173,7 @@ class Fetch:
             yield self._read(page)
 
     def _read(self, page: MessageList) -> MessageList:
-        harmless(self._read_path.first_reads.note, self._line, page, self._read_path.clock.now_ms())
+        harmless(self._read_path.first_reads.note, self._open_topic, page, self._read_path.clock.now_ms())
         return page
 
     def _pieces(self) -> Iterator[tuple[MessageList, int]]:
@@ -222,10 +222,10 @@ class Fetch:
         oldest = 0
         if self._transaction is not None:
             oldest = position(max(0, self._read_path.clock.now_ms() - self._read_path.cached_ms))
-        runs = self._read_path.cache.read(self._line.prefix, self._at, self._end, PAGE_BYTES, oldest)
+        runs = self._read_path.cache.read(self._open_topic.prefix, self._at, self._end, PAGE_BYTES, oldest)
         # Nothing tells the cache which of the released rows are deleted by now, maybe by a janitor in another process.
         # A poll that finds nothing, as most do that keep up, is not charged with reading how far they were released.
-        if runs and max(self._at, runs[0].first) < self._read_path.lines.first_kept(self._topic):
+        if runs and max(self._at, runs[0].first) < self._read_path.open_topics.first_kept(self._topic):
             return None
         return runs
 
@@ -264,7 +264,7 @@ class Fetch:
     # -- the store ----------------------------------------------------------------------------------------------------
 
     def _from_store(self) -> Iterator[MessageList]:
-        prefix = self._line.prefix
+        prefix = self._open_topic.prefix
         first, stop = prefix + tail(self._at), prefix + tail(self._end)
         page = self._read_path.store.message.read(_COLUMNS, first, stop, self._rows())
         rows = self._shown(page.items)
@@ -276,17 +276,17 @@ class Fetch:
         else:
             ids = list(map(add, map(_tail_in, rows.keys), repeat(INLINE)))
             yield self._limited(MessageList(ids, payloads))
-        self._line.row_bytes = self._learn(sum(map(len, payloads)), len(rows.keys))
+        self._open_topic.row_bytes = self._learn(sum(map(len, payloads)), len(rows.keys))
         self._at = self._end if page.resume is None else _position(page.resume, len(prefix))
         if page.items.keys and self._end:
             self._note_read(_position(page.items.keys[-1] + b"\0", len(prefix)))
 
     def _shown(self, rows: MessageColumns) -> MessageColumns:
         """Return those of some rows that are messages and that the reader sees, up to the first that is undecided."""
-        keys, size = rows.keys, len(self._line.prefix) + MESSAGE_TAIL_BYTES
+        keys, size = rows.keys, len(self._open_topic.prefix) + MESSAGE_TAIL_BYTES
         if not set(map(len, keys)) <= {size}:
             rows = rows.only([len(key) == size for key in keys])
-        if self._line.mortal and (gone := self._gone(keys)):
+        if self._open_topic.mortal and (gone := self._gone(keys)):
             rows = rows.only([key not in gone for key in rows.keys])
         if self._transaction is None or rows.pointers is None:
             return rows
@@ -301,7 +301,7 @@ class Fetch:
         for key, pointer in zip(keys, pointers, strict=True):
             sees = visible[pointer]
             if sees is None:
-                at = _position(key, len(self._line.prefix))
+                at = _position(key, len(self._open_topic.prefix))
                 if not self._steps_over:
                     self._end, self._undecided = 0, True
                     self._note_read(at)
@@ -315,7 +315,7 @@ class Fetch:
             if payload is not None:
                 yield self._limited(MessageList([key[-MESSAGE_TAIL_BYTES:] + INLINE], [payload]))
             elif pointer is not None:
-                yield from self._reference(_position(key, len(self._line.prefix)), pointer)
+                yield from self._reference(_position(key, len(self._open_topic.prefix)), pointer)
 
     def _reference(self, at: int, pointer: int) -> Iterator[MessageList]:
         """Yield the payloads that a row stands for: all of its transaction, in the order they were stored."""
@@ -351,7 +351,7 @@ class Fetch:
         return row_bytes
 
     def _learn_largest(self, payloads: Iterable[bytes]) -> None:
-        self._line.largest_bytes = max(self._line.largest_bytes, max(map(len, payloads), default=0))
+        self._open_topic.largest_bytes = max(self._open_topic.largest_bytes, max(map(len, payloads), default=0))
 
     def _gone(self, keys: list[bytes]) -> frozenset[bytes]:
         """Return those of some rows, in key order, that a ttl of their own has taken."""

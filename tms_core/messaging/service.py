@@ -29,7 +29,7 @@ from tms_core.messaging.producers.registrations import Producers
 from tms_core.messaging.producers.requests import Requests, Sent
 from tms_core.messaging.publish.context import WriterContext
 from tms_core.messaging.publish.entry import PublishEntry
-from tms_core.messaging.publish.lines import FirstReads, Lines
+from tms_core.messaging.publish.open_topics import FirstReads, OpenTopics
 from tms_core.messaging.publish.rollback import earlier_generations, roll_back
 from tms_core.messaging.publish.workers import Answer, PublishWorkers
 from tms_core.messaging.publish.writers import Writers
@@ -105,7 +105,7 @@ class MessagingService:
         self._topics = TopicRegistry(
             store.metadata,
             options.default_ttl_seconds,
-            lambda topic: self._lines.forget(lambda key: key.startswith(topic.prefix)),
+            lambda topic: self._open_topics.forget(lambda key: key.startswith(topic.prefix)),
         )
         self.side = side
         self.expiries = Expiries(side)
@@ -115,15 +115,15 @@ class MessagingService:
         if options.consumer_hold_seconds is not None:
             floor = Floor(Positions(kept), store, options.consumer_hold_seconds)
         self.cache = MessageCache(options.cache_bytes)
-        self._lines = Lines(store, honest, self.cache, self.expiries, kept, CLOCK_ALLOWANCE_MS)
+        self._open_topics = OpenTopics(store, honest, self.cache, self.expiries, kept, CLOCK_ALLOWANCE_MS)
         self.workers = workers or PublishWorkers()
         lifetime_ms = options.max_lifetime_seconds * 1000
         requests = Requests(self._topics, kept, honest, lifetime_ms, transactions, partial(store.message.read, KEYS))
-        self.producers = Producers(self._topics, kept, honest, transactions, requests, self._lines.hide_late)
+        self.producers = Producers(self._topics, kept, honest, transactions, requests, self._open_topics.hide_late)
         context = WriterContext(
             self._topics,
             store,
-            self._lines,
+            self._open_topics,
             self.cache,
             self.expiries,
             honest,
@@ -137,11 +137,11 @@ class MessagingService:
         cached_ms = min(options.max_lifetime_seconds, options.grace_seconds) * 1000 // 2
         self.first_reads = FirstReads()
         self._read_path = ReadPath(
-            store, self._lines, self.cache, self.expiries, honest, cached_ms, self.first_reads, floor, lifetime_ms
+            store, self._open_topics, self.cache, self.expiries, honest, cached_ms, self.first_reads, floor, lifetime_ms
         )
         self.consumers = ConsumerRegistry(self._topics, self._read_path, kept, CLOCK_ALLOWANCE_MS, transactions)
         # By the table itself: groups are registered and looked for also in partitions that other servers lead.
-        self._families = Families(self._topics, store, self._lines, honest, side, self._writers.settle)
+        self._families = Families(self._topics, store, self._open_topics, honest, side, self._writers.settle)
         backoff = Backoff(options.retry_seconds * 1000, options.longest_retry_seconds * 1000)
         self.groups = Groups(
             self._topics, self._families, self.consumers, kept, self._read_path, lifetime_ms, transactions, backoff
@@ -451,7 +451,7 @@ class MessagingService:
         Returns:
             False when something that was accepted before is still to be written: it has ids of that time.
         """
-        self._lines.forget(concerns)
+        self._open_topics.forget(concerns)
         self.groups.forget(concerns)
         self.consumers.forget()
         self.producers.forget()

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from tms_core.messaging.publish.lines import BOUNDS_MS
+from tms_core.messaging.publish.open_topics import BOUNDS_MS
 from tms_core.messaging.service import MessagingService
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.topic import TopicId

@@ -6,10 +6,10 @@ the messages themselves: each is sent twice, and the driver keeps none.
 
 **Why a batch is the same when it is read again.** Ids of a topic only grow, and no reader passes the lowest that is
 not acknowledged (``tms_core.server.ha.sealed_ranges`` keeps that over a change of leaders), so nothing comes to lie
-before a batch's end later. All in it was decided when it was planned, and a decision stands: what is committed stays
-so, what is invalid is hidden by the invalid list until its rows are negated (rule L4). What can happen is that
-messages expire, and that the topic is made again; each task counts, so neither goes unseen. Nothing of this needs the
-transaction of the plan to stay open: a view that is taken later shows the same.
+before a batch's end later. All in it was decided when it was planned, and a decision stands: committed rows stay
+committed, and invalid rows are hidden by the invalid list until its rows are negated (rule L4). Messages may expire,
+and the topic may be created again; each task counts, so neither goes unseen. Nothing of this needs the transaction of
+the plan to stay open: a view that is taken later shows the same.
 
 A topic with partitions is read by at least one task for each partition that has messages.
 """

@@ -245,7 +245,7 @@ class ConsumerRegistry:
 
         A position may also be set into the future, so that a consumer skips messages until then.
         """
-        ids, at = self._read_path.lines.messages(topic).ids, position(message.publish_ms, message.sequence)
+        ids, at = self._read_path.open_topics.messages(topic).ids, position(message.publish_ms, message.sequence)
         if at >= max(ids.free, position(now_ms + self._allowance_ms)):
             return now_ms
         ids.skip(at + 1 if at else 0)

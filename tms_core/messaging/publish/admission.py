@@ -137,7 +137,7 @@ def shows_all(context: WriterContext, topic: TopicMetadata, entry: PublishEntry)
     Readers would take its messages for all there is, and never see the stored payloads: CDAP publishes either messages
     or stored payloads in a transaction.
     """
-    if entry.pointer is None or not entry.messages or not context.lines.hides(topic, entry.pointer):
+    if entry.pointer is None or not entry.messages or not context.open_topics.hides(topic, entry.pointer):
         return True
     entry.drop(
         BadRequest(

@@ -8,7 +8,7 @@ from tms_core.clock import HonestClock
 from tms_core.messaging.cache import MessageCache
 from tms_core.messaging.producers.announcements import Announcements
 from tms_core.messaging.producers.requests import Requests
-from tms_core.messaging.publish.lines import Lines
+from tms_core.messaging.publish.open_topics import OpenTopics
 from tms_core.messaging.publish.workers import PublishWorkers
 from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.tables.base import Store
@@ -26,7 +26,7 @@ class WriterContext(NamedTuple):
 
     topics: TopicRegistry
     store: Store
-    lines: Lines
+    open_topics: OpenTopics
     cache: MessageCache
     expiries: Expiries
     clock: HonestClock

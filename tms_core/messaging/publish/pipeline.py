@@ -45,7 +45,7 @@ from tms_core.messaging.publish.admission import (
 )
 from tms_core.messaging.publish.context import WriterContext
 from tms_core.messaging.publish.entry import PublishEntry, remaining
-from tms_core.messaging.publish.lines import Line
+from tms_core.messaging.publish.open_topics import OpenTopic
 from tms_core.messaging.publish.rows import MessageRows, PayloadRows, TopicRows
 from tms_core.messaging.topics.catalog import TRANSACTIONS
 from tms_core.topic import TopicMetadata
@@ -58,11 +58,11 @@ class WriteBatch(ABC):
         now_ms: the time at which they are published.
         is_plain: whether all of them are plain.
         rows: where their rows are stored.
-        line: the topic's messages, once a batch of messages has written there.
+        open_topic: the topic's messages, once a batch of messages has written there.
     """
 
     rows: TopicRows
-    line: Line | None = None
+    open_topic: OpenTopic | None = None
 
     def __init__(self, context: WriterContext, topic: TopicMetadata) -> None:
         self.context = context
@@ -108,8 +108,8 @@ class WriteBatch(ABC):
 
     def wake(self) -> None:
         """Wake the polls that wait for messages of the topic."""
-        if self.line is not None and self.line.wakes:
-            self.line.tell()
+        if self.open_topic is not None and self.open_topic.wakes:
+            self.open_topic.tell()
 
     def recheck(self, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
         """Take back and refuse entries whose transaction is no longer in progress."""
@@ -132,44 +132,44 @@ class MessageWriteBatch(WriteBatch):
 
     def commit(self, entries: Sequence[PublishEntry]) -> None:
         context = self.context
-        line = context.lines.messages(self.topic)
-        first = context.lines.next_position(line, self.topic, self.now_ms)
-        entries = self.place(line, entries, first)
+        open_topic = context.open_topics.messages(self.topic)
+        first = context.open_topics.next_position(open_topic, self.topic, self.now_ms)
+        entries = self.place(open_topic, entries, first)
         if not entries:
             return
-        self.line = line
+        self.open_topic = open_topic
         stop = entries[-1].stop
         # Readers stop before the first position that is taken, until it is released.
-        line.ids.take(first, stop)
+        open_topic.ids.take(first, stop)
         try:
             # Whoever writes: these rows must not be taken for rows of producers after a crash.
-            if line.ahead.is_stale:
-                context.announcements.withdraw(line.ahead, entries, first)
+            if open_topic.ahead.is_stale:
+                context.announcements.withdraw(open_topic.ahead, entries, first)
             if not self.is_plain:
-                entries = self.announce(line, entries)
+                entries = self.announce(open_topic, entries)
             self.rows.write(entries)
             written = entries
             if not self.is_plain:
                 entries = self.recheck(entries)
             # The cache has all rows from some position on, also the rows that were taken back.
             context.cache.add(
-                line.prefix,
+                open_topic.prefix,
                 [CachedRun(one.first, one.row_pointer, one.messages or None, one.size, one.ttl_ms) for one in written],
             )
         except BaseException:
-            context.cache.forget(line.prefix, stop)
-            context.lines.note_failed()
+            context.cache.forget(open_topic.prefix, stop)
+            context.open_topics.note_failed()
             raise
         finally:
-            line.ids.release()
+            open_topic.ids.release()
         if not self.is_plain:
             self.publish(entries)
 
-    def place(self, line: Line, entries: Sequence[PublishEntry], at: int) -> Sequence[PublishEntry]:
+    def place(self, open_topic: OpenTopic, entries: Sequence[PublishEntry], at: int) -> Sequence[PublishEntry]:
         """Give each entry its position, from a position on; refuse entries of transactions that may not write there."""
         context = self.context
-        if line.ahead.seats or not self.is_plain:
-            entries = context.announcements.arrange(line.ahead, self.topic, entries, at, self.now_ms)
+        if open_topic.ahead.seats or not self.is_plain:
+            entries = context.announcements.arrange(open_topic.ahead, self.topic, entries, at, self.now_ms)
         if self.is_plain:
             for entry in entries:
                 entry.first, at = at, at + entry.rows
@@ -181,14 +181,14 @@ class MessageWriteBatch(WriteBatch):
                 entry.first, at = at, at + entry.rows
         return remaining(entries)
 
-    def announce(self, line: Line, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
+    def announce(self, open_topic: OpenTopic, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
         """Write down the positions of producers' rows, ttls of messages, and which transactions have rows here."""
-        entries = self.context.announcements.announce(entries, line.ahead)
+        entries = self.context.announcements.announce(entries, open_topic.ahead)
         mortal = [entry for entry in entries if entry.ttl_ms is not None]
         if mortal:
-            line.mortal = True
+            open_topic.mortal = True
             self.context.expiries.put(
-                (line.prefix + tail(at), expires_ms(at, cast(int, entry.ttl_ms)))
+                (open_topic.prefix + tail(at), expires_ms(at, cast(int, entry.ttl_ms)))
                 for entry in mortal
                 for at in range(entry.first, entry.stop)
             )
@@ -231,7 +231,7 @@ class PayloadWriteBatch(WriteBatch):
     def place(self, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
         """Give each entry its position after the payloads that its transaction has stored."""
         for entry in entries:
-            ids = self.context.lines.payloads(self.topic, cast(int, entry.pointer))
+            ids = self.context.open_topics.payloads(self.topic, cast(int, entry.pointer))
             at = ids.first(self.now_ms)
             if is_in_time(self.context, entry, at):
                 entry.first = announced_position(entry, at)

@@ -60,7 +60,7 @@ class MessageRows(TopicRows):
     """Rows of the message table."""
 
     def __init__(self, context: WriterContext, topic: TopicMetadata) -> None:
-        self._lines = context.lines
+        self._open_topics = context.open_topics
         self._table = context.store.message
         self._topic = topic
         self.prefix = generation_prefix(topic.topic.prefix, topic.generation)
@@ -106,7 +106,7 @@ class MessageRows(TopicRows):
     def conclude(self, entry: PublishEntry) -> None:
         if entry.pointer is not None:
             if not entry.messages:
-                self._lines.show(self._topic, entry.pointer)
+                self._open_topics.show(self._topic, entry.pointer)
             entry.outcome = RollbackRange(entry.pointer, *id_parts(entry.first), *id_parts(entry.stop - 1))
 
 
@@ -114,7 +114,7 @@ class PayloadRows(TopicRows):
     """Rows of the payload table, which only transactions write."""
 
     def __init__(self, context: WriterContext, topic: TopicMetadata) -> None:
-        self._lines = context.lines
+        self._open_topics = context.open_topics
         self._table = context.store.payload
         self._topic = topic
 
@@ -149,7 +149,7 @@ class PayloadRows(TopicRows):
         return len(found) == last.number
 
     def conclude(self, entry: PublishEntry) -> None:
-        self._lines.hide(self._topic, cast(int, entry.pointer))
+        self._open_topics.hide(self._topic, cast(int, entry.pointer))
 
     def _keys(self, entry: PublishEntry) -> list[bytes]:
         return entry.keys(self._prefix(entry))

@@ -1,12 +1,12 @@
-"""The lines of ids that are in use: opened once, from what the store holds.
+"""The open topics: opened once, from the rows of the store.
 
-A line belongs to a topic and a generation. It is opened by the first batch or fetch, behind the last row that is there,
+An open topic belongs to one generation. The first batch or fetch opens it, behind the last stored row,
 behind the last one that was announced, with a ttl of its own or by a producer, and behind all that a consumer has read.
-From then on this process gives out the ids, so it knows where the line ends without asking the store; that is why only
+From then on this process gives out the ids, so it knows where the topic ends without asking the store; that is why only
 one process may publish.
 
 How long after they were published its messages are first read is the latency of a consumer that keeps up. Only messages
-count that were published since the line was opened here, since older ones may have been read before. Of each page of a
+count that were published since the topic was opened here, since older ones may have been read before. Of each page of a
 fetch that goes farther than any before it, one message is measured: the oldest that was not read yet. That costs a few
 microseconds a page, and nothing at all for consumers that read again what is old.
 """
@@ -50,7 +50,7 @@ BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60
 
 
 @dataclass(slots=True)
-class Line:
+class OpenTopic:
     """The messages of one generation of a topic.
 
     Attributes:
@@ -76,17 +76,17 @@ class Line:
     warned: bool = False
 
     def tell(self) -> None:
-        """Wake the polls that wait for messages of this line."""
+        """Wake the polls that wait for messages of this topic."""
         for wake in list(self.wakes):
             harmless(wake)
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where a line is kept: opened when as often as it was to be."""
+    """The place of an open topic, which is opened again for each time that it was invalidated."""
 
     lock: Lock = field(default_factory=Lock)
-    line: Line | None = None
+    open_topic: OpenTopic | None = None
     wanted: int = 1
     opened: int = 0
 
@@ -105,8 +105,8 @@ class _Stored:
     hidden: dict[int, bool] = field(default_factory=dict)
 
 
-class Lines:
-    """The open lines of a store; threads may share it.
+class OpenTopics:
+    """The open topics of a store; threads may share it.
 
     Args:
         side: where it is looked up how far consumers have read, and what producers have requested.
@@ -141,8 +141,8 @@ class Lines:
         self._forgotten = 0
         self._lock = Lock()
 
-    def messages(self, topic: TopicMetadata) -> Line:
-        """Return the line of a topic's messages.
+    def messages(self, topic: TopicMetadata) -> OpenTopic:
+        """Return the open topic of a topic's messages.
 
         Raises:
             StoreError: it could not be opened.
@@ -156,16 +156,16 @@ class Lines:
             with place.lock:
                 if place.opened < place.wanted:
                     wanted = place.wanted
-                    place.line = self._open(prefix, place.line or Line(prefix, Ids(0)))
+                    place.open_topic = self._open(prefix, place.open_topic or OpenTopic(prefix, Ids(0)))
                     place.opened = wanted
-        return cast(Line, place.line)
+        return cast(OpenTopic, place.open_topic)
 
-    def next_position(self, line: Line, topic: TopicMetadata, now_ms: int) -> int:
+    def next_position(self, open_topic: OpenTopic, topic: TopicMetadata, now_ms: int) -> int:
         """Return the position to write at; log once if ids go on from a time that is still to come."""
-        first = line.ids.first(now_ms)
+        first = open_topic.ids.first(now_ms)
         ahead_ms = (first >> SEQUENCE_BITS) - now_ms
-        if ahead_ms > self.allowance_ms and not line.warned:
-            line.warned = True
+        if ahead_ms > self.allowance_ms and not open_topic.warned:
+            open_topic.warned = True
             logger.warning(
                 "messages of %s are dated %s ahead of the clock, as one before them is, and outlive their ttl by that "
                 "time. If the clock is behind, set it right; else read what is there, then: tms topic delete %s; then: "
@@ -304,7 +304,7 @@ class Lines:
         """Read again before the next use, because another process may have written.
 
         Args:
-            concerns: tells which lines, by the start of their keys.
+            concerns: tells which topics, by the start of their keys.
         """
         with self._lock:
             for prefix in filter(concerns, self._places):
@@ -326,15 +326,15 @@ class Lines:
             for prefix in [one for one in self._stored if one.startswith(topic.prefix)]:
                 del self._stored[prefix]
 
-    def _open(self, prefix: bytes, line: Line) -> Line:
-        """Move a line behind the last row there is, and have the cache keep what comes from now on."""
+    def _open(self, prefix: bytes, open_topic: OpenTopic) -> OpenTopic:
+        """Move an open topic behind the last row there is, and have the cache keep what comes from now on."""
         now_ms = self._clock.now_ms()
         announced = first_free(self._expiries.keys, prefix, now_ms)
         reserved = self._store.message.reserved(prefix)
         # What has been read may be deleted by now, and no id at or before it would ever be read.
         unread = max(first_unread(self._side, prefix), announced_in(self._side, prefix))
         requested = first_unannounced(self._side, prefix)
-        line.ids.skip(
+        open_topic.ids.skip(
             max(
                 announced,
                 reserved,
@@ -343,12 +343,12 @@ class Lines:
                 first_free(partial(self._store.message.read, KEYS), prefix, now_ms),
             )
         )
-        if line.ids.free and not line.unread:
-            self._clock.note_past(milliseconds(line.ids.free - 1))
-        line.mortal = line.mortal or announced > 0
-        line.unread = line.unread or line.ids.free
-        self._cache.open(prefix, line.ids)
-        return line
+        if open_topic.ids.free and not open_topic.unread:
+            self._clock.note_past(milliseconds(open_topic.ids.free - 1))
+        open_topic.mortal = open_topic.mortal or announced > 0
+        open_topic.unread = open_topic.unread or open_topic.ids.free
+        self._cache.open(prefix, open_topic.ids)
+        return open_topic
 
 
 class Delays(NamedTuple):
@@ -375,15 +375,15 @@ class FirstReads:
         with self._lock:
             return Delays(tuple(accumulate(self._counts)), self._sum_ms)
 
-    def note(self, line: Line, page: MessageList, now_ms: int) -> None:
-        """These messages of a line, in the order of their ids, are read now."""
-        last, unread = _position(page.ids[-1]), line.unread
+    def note(self, open_topic: OpenTopic, page: MessageList, now_ms: int) -> None:
+        """These messages of a topic, in the order of their ids, are read now."""
+        last, unread = _position(page.ids[-1]), open_topic.unread
         if last < unread:
             return
         first = page.ids[bisect_left(page.ids, tail(unread))]
         delay_ms = max(0, now_ms - milliseconds(_position(first)))
         # Another thread may do the same for the same messages; then they count twice.
-        line.unread = last + 1
+        open_topic.unread = last + 1
         with self._lock:
             self._counts[bisect_left(BOUNDS_MS, delay_ms)] += 1
             self._sum_ms += delay_ms
