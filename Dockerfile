@@ -8,7 +8,7 @@
 # NAME:TAG@sha256:…, as `docker buildx imagetools inspect NAME:TAG` prints it; the image's label
 # org.opencontainers.image.base.name keeps what was given.
 #
-# The base has Python 3.12, 3.13 or 3.14, whose LevelDB is the faster one (docs/reference/dependencies.md) and comes as a wheel. Only the packages
+# The base has Python 3.12, 3.13 or 3.14, whose LevelDB is the faster one (docs/reference/compatibility.md) and comes as a wheel. Only the packages
 # that COMPILED names are compiled, for another base or processor.
 #
 # What is installed, and by which checksums, is in image/*.lock. Behind a company's own certificate authority, give it as

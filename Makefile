@@ -56,7 +56,7 @@ help: ## list the targets
 
 setup: $(STAMP) ## install the locked versions into .venv (every other target does it by itself)
 
-# Python 3.12 and newer are preferred, for their faster LevelDB (docs/reference/dependencies.md); where 3.11 would need a compiler it is passed over.
+# Python 3.12 and newer are preferred, for their faster LevelDB (docs/reference/compatibility.md); where 3.11 would need a compiler it is passed over.
 HAS_WHEELS = import platform, sys; sys.exit(not (3, 11 + (platform.machine() != "x86_64")) <= sys.version_info[:2] <= (3, 14))
 $(RUN_STAMP): requirements-run.lock pyproject.toml
 	@if [ ! -x $(PY) ]; then \

@@ -63,9 +63,12 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 FORMATS = "\n".join(
     (ROOT / f"docs/reference/formats/{name}.md").read_text(encoding="utf-8")
-    for name in ("rows", "hbase", "reports", "state", "side-and-archive")
+    for name in ("rows", "hbase", "reports", "state")
 )
-LAW = (ROOT / "docs/law.md").read_text(encoding="utf-8")
+RULE_PAGES = "\n".join(
+    (ROOT / f"docs/reference/{name}.md").read_text(encoding="utf-8")
+    for name in ("deletion-rules", "safety-invariants")
+)
 RUNBOOK, ALERTS, MESSAGES = (
     (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
     for name in ("operate/runbook", "operate/alerts", "reference/messages")
@@ -114,20 +117,20 @@ def test_the_index_names_every_page() -> None:
     assert pages <= set(re.findall(r"\]\(([^)#]+)\)", index))
 
 
-# --- the law ---------------------------------------------------------------------------------------------------------
+# --- deletion rules and safety invariants ----------------------------------------------------------------------------
 
 RULES = [f"L{number}" for number in range(8)] + [f"S{number}" for number in range(1, 17)]
 
 
 def sections() -> dict[str, str]:
     """Each rule's section by its number."""
-    _, *parts = re.split(r"^### ", LAW, flags=re.MULTILINE)
-    return {part.partition(":")[0]: part for part in parts}
+    parts = re.split(r"^## ", RULE_PAGES, flags=re.MULTILINE)
+    return {rule: part for part in parts if (rule := part.partition(":")[0]) in RULES}
 
 
 def test_every_rule_has_its_section_and_its_line_in_the_table() -> None:
     assert list(sections()) == RULES
-    lines = re.findall(r"^\| ([LS]\d+) \| .+ \| (.+) \|$", LAW, flags=re.MULTILINE)
+    lines = re.findall(r"^\| ([LS]\d+) \| .+ \| (.+) \|$", RULE_PAGES, flags=re.MULTILINE)
     assert [rule for rule, _ in lines] == RULES
     missing = {rule for rule, section in sections().items() if "Not in the product yet" in section}
     assert {rule for rule, status in lines if status.startswith("no")} == missing
@@ -505,7 +508,7 @@ def test_the_tutorials_commands_print_what_they_show(
 
 
 @pytest.mark.parametrize(
-    "page", [path for path in PAGES if path.parent.name == "operate" and any(consoles(path))], ids=page_id
+    "page", [path for path in PAGES if path.parent.name in ("operate", "how-to") and any(consoles(path))], ids=page_id
 )
 def test_the_commands_of_operations_print_what_they_show(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -18,7 +18,7 @@ NAMES = (
     "how-to/hbase",
     "how-to/hbase-security",
     "how-to/hbase-servers",
-    "how-to/migrate-from-cdap",
+    "how-to/adopt",
     "operate/hbase-slow",
 )
 PAGE = "\n".join(

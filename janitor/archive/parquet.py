@@ -6,7 +6,7 @@ wants to know of it without reading its rows in Parquet's own statistics. So not
 elsewhere, and copying its folders is enough to move it.
 
 Rows are written in groups of a few megabytes and read the same way, so neither side holds a whole batch of large
-messages. Every page has a checksum, which is checked when it is read. ``docs/reference/formats/side-and-archive.md``,
+messages. Every page has a checksum, which is checked when it is read. ``docs/reference/formats/reports.md``,
 "Archive".
 """
 

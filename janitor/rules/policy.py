@@ -1,6 +1,6 @@
 """The law: deletions and inversions, and nothing else.
 
-``decide`` is the whole of rules L0 to L7 (``docs/law.md``) for one row. It does no I/O and knows no clock. Every engine
+``decide`` is the whole of rules L0 to L7 (``docs/reference/deletion-rules.md``) for one row. It does no I/O and knows no clock. Every engine
 that works on ranges instead of rows is proven equal to it by a differential test over random stores, so when the two
 disagree, this module is right.
 """

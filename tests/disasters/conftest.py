@@ -1,4 +1,4 @@
-"""The rules of `docs/law.md`, each tested by the disaster it prevents: one file per rule, named after it.
+"""The rules of `docs/reference/safety-invariants.md`, each tested by the disaster it prevents: one file per rule, named after it.
 
 A rule about several processes (S10, S12) is tested with several janitors on one store in one process, so that each can
 be stopped at any call of the other.

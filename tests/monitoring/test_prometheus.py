@@ -145,6 +145,6 @@ def lint(port: int) -> tuple[int, str]:
 
 def sizing() -> str:
     """How fast a worker is, as the operations guide has it asked."""
-    guide = (Path(__file__).parents[2] / "docs/operate/sizing.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs/explanation/scale.md").read_text(encoding="utf-8")
     [found] = re.findall(r"`(sum\(rate\([^`]+)`", guide)
     return str(found).replace("\\|", "|")

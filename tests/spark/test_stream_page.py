@@ -1,4 +1,4 @@
-"""``docs/how-to/spark-streams.md``: its example runs on Spark, and an error of a stream is a sentence."""
+"""``docs/how-to/spark.md``: its example runs on Spark, and an error of a stream is a sentence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tms_core.transaction.rpc.service import TransactionService
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PAGE = (Path(__file__).parents[2] / "docs/how-to/spark-streams.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/how-to/spark.md").read_text(encoding="utf-8")
 SECTION = PAGE
 
 
@@ -61,7 +61,7 @@ def test_the_example_runs(
         client.create_topic("default:bills")
         for order in (b"one", b"two"):
             client.publish("default:orders", [order])
-        example = compile(code, "docs/how-to/spark-streams.md", "exec")
+        example = compile(code, "docs/how-to/spark.md", "exec")
         persistently(lambda: exec(example, {"spark": spark}))  # noqa: S102 that is what the page is for
         with client.transaction() as transaction:
             found = [message.payload for message in transaction.poll("default:bills")]

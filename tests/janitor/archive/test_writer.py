@@ -189,7 +189,7 @@ def test_given_a_saved_file_when_read_then_it_names_its_layout_and_is_packed_wit
 
 
 def test_given_the_description_in_the_formats_then_it_names_every_column_and_verdict() -> None:
-    page = (ROOT / "docs/reference/formats/side-and-archive.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/formats/reports.md").read_text(encoding="utf-8")
     section = page.partition("\n## Archive\n")[2].partition("\n## ")[0]
     columns = re.findall(r"^\| `(\w+)` \| (\w+) \| (yes|no) \|", section, flags=re.MULTILINE)
     assert columns == [(column.name, column.type, "yes" if column.nullable else "no") for column in parquet.COLUMNS]

@@ -3,7 +3,7 @@
     admit → place → announce → write → recheck → publish → answer
 
 Each stage takes entries and returns the entries that go on. An entry that is refused carries its error and drops out,
-and so does a repeated request. ``docs/explanation/write-path.md`` has a diagram.
+and so does a repeated request. ``docs/explanation/architecture.md`` has a diagram.
 
 * **admit** (:mod:`.admission`): the topic takes the request, its transaction is in progress, and the newest instance of
   its producer sends it.
