@@ -1,8 +1,8 @@
-"""The law: deletions and inversions, and nothing else.
+"""Deletion rules for one row.
 
-``decide`` is the whole of rules L0 to L7 (``docs/reference/deletion-rules.md``) for one row. It does no I/O and knows no clock. Every engine
-that works on ranges instead of rows is proven equal to it by a differential test over random stores, so when the two
-disagree, this module is right.
+``decide`` applies rules L0 to L7 (``docs/reference/deletion-rules.md``) to one row. It does no I/O and reads no clock.
+A differential test over random stores proves that every engine that works on ranges agrees with it. If two disagree,
+this module is right.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The rules of `docs/reference/safety-invariants.md`, each tested by the disaster it prevents: one file per rule, named after it.
+"""The safety invariants, each tested by the disaster that it prevents, in a file named after it.
+
+`docs/reference/safety-invariants.md` defines them.
 
 A rule about several processes (S10, S12) is tested with several janitors on one store in one process, so that each can
 be stopped at any call of the other.
