@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import click
+from click.exceptions import NoSuchCommand
 from click.shell_completion import CompletionItem, get_completion_class
 
 from tms_core.cli.help import Command, CommandGroup
@@ -64,6 +65,15 @@ class LazyGroup(CommandGroup):
             module, _, attribute = self._lazy[cmd_name].place.partition(":")
             self.commands[cmd_name] = getattr(import_module(module), attribute)
         return self.commands.get(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except NoSuchCommand as error:
+            # click suggests only commands that are imported already.
+            raise NoSuchCommand(error.command_name, possibilities=self.list_commands(ctx), ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {command.section: [] for command in self._lazy.values()}
