@@ -66,8 +66,7 @@ FORMATS = "\n".join(
     for name in ("rows", "hbase", "reports", "state")
 )
 RULE_PAGES = "\n".join(
-    (ROOT / f"docs/reference/{name}.md").read_text(encoding="utf-8")
-    for name in ("deletion-rules", "safety-invariants")
+    (ROOT / f"docs/reference/{name}.md").read_text(encoding="utf-8") for name in ("deletion-rules", "safety-invariants")
 )
 RUNBOOK, ALERTS, MESSAGES = (
     (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")

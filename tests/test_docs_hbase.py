@@ -16,7 +16,6 @@ from tms_core.tables.hbase.schema import SPLIT_POLICY, janitor_table_spec, table
 
 NAMES = (
     "how-to/hbase",
-    "how-to/hbase-security",
     "how-to/hbase-servers",
     "how-to/adopt",
     "operate/hbase-slow",
