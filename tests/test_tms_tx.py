@@ -34,7 +34,7 @@ def manager(clock: ManualClock) -> Iterator[TransactionManager]:
 
 @pytest.fixture
 def service(manager: TransactionManager) -> Iterator[TransactionService]:
-    service = TransactionService(manager, port=0, cleanup_seconds=3600)
+    service = TransactionService(manager, "127.0.0.1:0", cleanup_seconds=3600)
     service.start()
     yield service
     service.stop()

@@ -471,7 +471,7 @@ def test_given_a_hook_in_a_loop_when_requests_are_sent_then_it_is_around_each(si
 
 def test_clients_with_a_list_of_transaction_services_use_the_one_that_answers() -> None:
     with TransactionManager(MemoryStorage(), SystemClock()) as manager:
-        service = TransactionService(manager, port=0)
+        service = TransactionService(manager, "127.0.0.1:0")
         service.start()
         try:
             transactions = [f"127.0.0.1:{free_port()}", service.address]

@@ -43,7 +43,7 @@ EXAMPLES = [
 def addresses() -> Iterator[dict[str, str]]:
     """A server and a transaction service on free ports, by what the page calls them."""
     with serving() as server, TransactionManager(MemoryStorage(), SystemClock()) as manager:
-        service = TransactionService(manager, port=0)
+        service = TransactionService(manager, "127.0.0.1:0")
         service.start()
         url = f"http://127.0.0.1:{server.port}"
         yield {DEFAULT_URL: url, DEFAULT_TRANSACTIONS: service.address}

@@ -304,7 +304,7 @@ def the_manager_itself(manager: TransactionManager) -> Iterator[SnapshotSource]:
 
 @contextmanager
 def its_service(manager: TransactionManager) -> Iterator[SnapshotSource]:
-    service = TransactionService(manager, port=0)
+    service = TransactionService(manager, "127.0.0.1:0")
     service.start()
     try:
         yield ServiceSource(service.address)

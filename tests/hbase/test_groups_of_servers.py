@@ -114,7 +114,7 @@ class Servers:
 def transactions() -> Iterator[str]:
     """The transaction service that all servers share."""
     with TransactionManager(MemoryStorage(), SystemClock()) as manager:
-        service = TransactionService(manager, "127.0.0.1", 0)
+        service = TransactionService(manager, "127.0.0.1:0")
         service.start()
         yield service.address
         service.stop()

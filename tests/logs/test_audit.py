@@ -26,7 +26,7 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import ServiceUnavailable
-from tms_core.transaction.rpc.service import TransactionService
+from tms_core.transaction.rpc.service import Level, TransactionService
 
 TOPICS = "/v1/namespaces/default/topics"
 Lines = Callable[[], list[dict[str, Any]]]
@@ -116,7 +116,7 @@ def test_rollback_is_audited(lines: Lines) -> None:
 
 def test_administrative_calls_of_the_transaction_service_are_audited(lines: Lines) -> None:
     with TransactionManager(MemoryStorage(), SystemClock()) as manager:
-        service = TransactionService(manager, port=0)
+        service = TransactionService(manager, "127.0.0.1:0")
         service.start()
         try:
             with TransactionClient(service.address) as client:
@@ -142,7 +142,7 @@ def test_wrong_token_of_the_transaction_service_is_audited(lines: Lines, tmp_pat
     shown = tmp_path / "shown"
     shown.write_bytes(b"a wrong token")
     with TransactionManager(MemoryStorage(), SystemClock()) as manager:
-        service = TransactionService(manager, port=0, token=lambda: b"the right token")
+        service = TransactionService(manager, "127.0.0.1:0", tokens={Level.CLIENT: lambda: b"the right token"})
         service.start()
         try:
             with (

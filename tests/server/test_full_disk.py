@@ -126,7 +126,7 @@ def test_poll_group_when_the_log_disk_fills_after_the_claim_is_answered(
 
 
 def test_service_with_a_full_log_disk_says_that_nothing_was_done(disk: Disk) -> None:
-    service = TransactionService(disk.manager, port=0)
+    service = TransactionService(disk.manager, "127.0.0.1:0")
     service.start()
     try:
         with TransactionClient(service.address) as client:

@@ -44,7 +44,7 @@ from tms_core.transaction.model import TX_PER_MS
 from tms_core.transaction.rpc import service as rpc_service
 from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable, SocketConnection
-from tms_core.transaction.rpc.service import WORKERS, TransactionService
+from tms_core.transaction.rpc.service import WORKERS, Level, TransactionService
 
 SECONDS = 15
 OVER_MS = SECONDS * 1000 + 1
@@ -66,9 +66,14 @@ class Node:
         storage = SideStorage(side, self.leadership.tenure, former)
         manager, opens = TransactionManager(storage, clock), partial(SocketConnection, token_file=token_file)
         self.shared = SharedManager(manager, storage, self.leadership, side, clock, opens=opens, on_takeover=self.begun)
-        token = None if token_file is None else token_file.read_bytes
+        tokens = {} if token_file is None else {Level.CLIENT: token_file.read_bytes}
         self.service = TransactionService(
-            self.shared.manager, port=0, cleanup_seconds=0.01, snapshot_seconds=0.01, token=token, several=self.shared
+            self.shared.manager,
+            "127.0.0.1:0",
+            cleanup_seconds=0.01,
+            snapshot_seconds=0.01,
+            tokens=tokens,
+            several=self.shared,
         )
         self.service.start()
         self.shared.at(self.service.address)

@@ -37,7 +37,7 @@ def addresses() -> Iterator[tuple[str, str]]:
     with ExitStack() as stack:
         server = stack.enter_context(serving())
         manager = stack.enter_context(TransactionManager(MemoryStorage(), SystemClock()))
-        service = TransactionService(manager, port=0)
+        service = TransactionService(manager, "127.0.0.1:0")
         service.start()
         stack.callback(service.stop)
         yield f"http://127.0.0.1:{server.port}", service.address

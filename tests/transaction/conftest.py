@@ -19,7 +19,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def service(manager: TransactionManager) -> Iterator[TransactionService]:
-    service = TransactionService(manager, port=0)
+    service = TransactionService(manager, "127.0.0.1:0")
     service.start()
     yield service
     service.stop()

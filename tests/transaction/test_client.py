@@ -135,7 +135,7 @@ def test_given_a_service_that_was_started_again_then_the_client_goes_on(
 ) -> None:
     one = client.start_short()
     service.stop()
-    again = TransactionService(manager, port=service.port)
+    again = TransactionService(manager, service.address)
     again.start()
     client.commit(one.transaction_id)
     again.stop()

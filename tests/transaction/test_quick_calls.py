@@ -23,7 +23,7 @@ from tms_core.transaction.rpc import service as module
 from tms_core.transaction.rpc.calls import answer
 from tms_core.transaction.rpc.line import LENGTH
 from tms_core.transaction.rpc.quick_calls import QuickCalls, QuickConnection
-from tms_core.transaction.rpc.service import TransactionService
+from tms_core.transaction.rpc.service import Level, TransactionService
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_given_a_new_connection_then_its_first_call_is_read_from_the_stream(
 def test_given_a_token_is_demanded_when_a_quick_call_comes_before_it_then_it_is_not_done(
     doers: Doers, manager: TransactionManager
 ) -> None:
-    service = TransactionService(manager, port=0, token=lambda: b"secret")
+    service = TransactionService(manager, "127.0.0.1:0", tokens={Level.CLIENT: lambda: b"secret"})
     service.start()
     with connected(service) as friend, connected(service) as foe:
         doers.send(friend, "authenticate", wire.string(1, "secret"))

@@ -49,7 +49,7 @@ from tms_core.transaction.rpc import service as module
 from tms_core.transaction.rpc.calls import METHODS, answer
 from tms_core.transaction.rpc.client import ServiceSource, TransactionClient
 from tms_core.transaction.rpc.line import ServiceUnavailable, as_text
-from tms_core.transaction.rpc.service import MAX_FRAME_BYTES, TransactionService
+from tms_core.transaction.rpc.service import MAX_FRAME_BYTES, Level, TransactionService
 
 #: Longer than anything takes that ends at all.
 PATIENCE_SECONDS = 60.0
@@ -515,11 +515,11 @@ def test_given_a_port_in_use_when_started_then_the_error_names_the_setting(
     service: TransactionService, manager: TransactionManager
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"transactions.thrift is 127.0.0.1:{service.port}, which cannot"):
-        TransactionService(manager, port=service.port).start()
+        TransactionService(manager, service.address).start()
 
 
 def test_given_an_address_of_ip_version_6_then_it_is_written_in_brackets(manager: TransactionManager) -> None:
-    assert TransactionService(manager, "::1", 1).address == "[::1]:1"
+    assert TransactionService(manager, "[::1]:1").address == "[::1]:1"
 
 
 def test_given_a_service_that_was_never_started_when_stopped_then_nothing_happens(manager: TransactionManager) -> None:
@@ -529,7 +529,7 @@ def test_given_a_service_that_was_never_started_when_stopped_then_nothing_happen
 def test_given_a_call_under_way_when_stopped_then_it_is_answered_and_silent_ones_are_closed(clock: ManualClock) -> None:
     storage = SlowStorage()
     manager = TransactionManager(storage, clock)
-    service = TransactionService(manager, port=0)
+    service = TransactionService(manager, "127.0.0.1:0")
     service.start()
     with connected(service) as silent, connected(service) as busy, ThreadPoolExecutor(1) as stopper:
         data = wire.message(MessageKind.CALL, "startShort", 1)
@@ -550,7 +550,7 @@ def test_given_a_call_that_does_not_end_when_stopped_then_its_connection_is_clos
 ) -> None:
     monkeypatch.setattr(module, "STOP_SECONDS", 0.01)
     storage = SlowStorage()
-    service = TransactionService(TransactionManager(storage, clock), port=0)
+    service = TransactionService(TransactionManager(storage, clock), "127.0.0.1:0")
     service.start()
     with connected(service) as busy, ThreadPoolExecutor(1) as stopper:
         data = wire.message(MessageKind.CALL, "startShort", 1)
@@ -587,7 +587,7 @@ def test_given_time_then_the_service_has_transactions_expire_and_takes_snapshots
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     manager.start_short(1)
-    service = TransactionService(manager, port=0, cleanup_seconds=0.01, snapshot_seconds=0.01)
+    service = TransactionService(manager, "127.0.0.1:0", cleanup_seconds=0.01, snapshot_seconds=0.01)
     service.start()
     clock.advance(2_000)
     wait_for(lambda: manager.invalid_size() == 1)
@@ -606,7 +606,7 @@ def test_given_no_other_wish_then_what_has_timed_out_is_looked_for_each_second(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
-    service = TransactionService(manager, port=0)
+    service = TransactionService(manager, "127.0.0.1:0")
     service.start()
     wait_for(lambda: len(asked) == 2)
     service.stop()
@@ -619,7 +619,7 @@ def test_given_a_snapshot_that_fails_then_that_is_logged_and_the_next_one_is_tri
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     storage.save_failure = LogFailed("the disk is full.")
-    service = TransactionService(manager, port=0, cleanup_seconds=60, snapshot_seconds=0.01)
+    service = TransactionService(manager, "127.0.0.1:0", cleanup_seconds=60, snapshot_seconds=0.01)
     with caplog.at_level(logging.ERROR):
         service.start()
         wait_for(lambda: "the disk is full" in caplog.text)
@@ -709,7 +709,7 @@ def test_list_longer_than_a_frame_does_not_keep_transactions_from_ending(clock: 
     """2.2 million invalid ids: 17 MB, above the 16 MiB that a request of anything else may have."""
     storage = LeftBehindList(array("q", range(1, 2_200_001)))
     with TransactionManager(storage, clock) as manager:
-        service = TransactionService(manager, port=0)
+        service = TransactionService(manager, "127.0.0.1:0")
         service.start()
         try:
             with TransactionClient(service.address, PATIENCE_SECONDS) as client:
@@ -742,7 +742,9 @@ def test_list_longer_than_a_frame_does_not_keep_transactions_from_ending(clock: 
 def guarded(manager: TransactionManager, tmp_path: Path) -> Iterator[TransactionService]:
     """A service that demands the token in the file ``token``."""
     (tmp_path / "token").write_bytes(b" secret\n")
-    service = TransactionService(manager, port=0, token=lambda: read_token("token_file", tmp_path / "token", 1))
+    service = TransactionService(
+        manager, "127.0.0.1:0", tokens={Level.CLIENT: lambda: read_token("token_file", tmp_path / "token", 1)}
+    )
     service.start()
     yield service
     service.stop()
@@ -818,12 +820,9 @@ def test_administrative_call_without_the_administrative_token_does_nothing(
     client_token, admin_token = tmp_path / "client", tmp_path / "admin"
     client_token.write_bytes(b"of clients")
     admin_token.write_bytes(b"of operators")
-    service = TransactionService(
-        manager,
-        port=0,
-        token=(lambda: read_token("token_file", client_token, 1)) if for_clients else None,
-        admin_token=lambda: read_token("token_file", admin_token, 1),
-    )
+    files = {Level.ADMIN: admin_token} | ({Level.CLIENT: client_token} if for_clients else {})
+    tokens = {level: partial(read_token, "token_file", file, 1) for level, file in files.items()}
+    service = TransactionService(manager, "127.0.0.1:0", tokens=tokens)
     service.start()
     try:
         invalid = manager.start_short().transaction_id
@@ -853,7 +852,7 @@ def test_administrative_call_without_the_administrative_token_does_nothing(
 
 
 def test_administrative_call_of_an_old_message_without_version_needs_the_token(manager: TransactionManager) -> None:
-    service = TransactionService(manager, port=0, admin_token=lambda: b"of operators")
+    service = TransactionService(manager, "127.0.0.1:0", tokens={Level.ADMIN: lambda: b"of operators"})
     service.start()
     try:
         manager.invalidate(manager.start_short().transaction_id)

@@ -51,7 +51,7 @@ def manager(clock: ManualClock) -> Iterator[TransactionManager]:
 
 @pytest.fixture
 def service(manager: TransactionManager, tls: TlsSettings) -> Iterator[TransactionService]:
-    service = TransactionService(manager, port=0, certificate=ServerCertificate("transactions.tls", tls))
+    service = TransactionService(manager, "127.0.0.1:0", certificate=ServerCertificate("transactions.tls", tls))
     service.start()
     yield service
     service.stop()
@@ -151,7 +151,7 @@ def test_garbage_at_a_service_with_tls_is_cut_off(service: TransactionService, d
 def test_client_over_tls_of_a_plain_service_learns_what_is_missing(
     manager: TransactionManager, tls: TlsSettings
 ) -> None:
-    plain = TransactionService(manager, port=0)
+    plain = TransactionService(manager, "127.0.0.1:0")
     plain.start()
     try:
         with (
@@ -195,7 +195,7 @@ def test_certificate_that_is_renewed_is_shown_to_new_connections_and_open_ones_g
 ) -> None:
     monkeypatch.setattr(certificates, "LOOK_SECONDS", 0.01)
     new = make_certificate(tls.key.with_name("new.pem"), tls.key.with_name("new.key"))
-    service = TransactionService(manager, port=0, certificate=ServerCertificate("transactions.tls", tls))
+    service = TransactionService(manager, "127.0.0.1:0", certificate=ServerCertificate("transactions.tls", tls))
     service.start()
     try:
         with TransactionClient.configured(settings_for(service, tls.certificate)) as client:
@@ -228,7 +228,7 @@ def test_key_that_is_missing_or_open_to_others_is_refused(
     else:
         tls.key.chmod(mode)
     with pytest.raises(ConfigurationError, match=message):
-        TransactionService(manager, port=0, certificate=ServerCertificate("transactions.tls", tls)).start()
+        TransactionService(manager, "127.0.0.1:0", certificate=ServerCertificate("transactions.tls", tls)).start()
 
 
 def test_ca_file_that_is_missing_names_the_setting(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Recovered, Storage
 from tms_core.transaction.model import TX_PER_MS, late_transactions, transaction_ms
 from tms_core.transaction.rpc.client import TransactionClient, connecting
-from tms_core.transaction.rpc.service import ManagerOfSeveral, TransactionService
+from tms_core.transaction.rpc.service import Level, ManagerOfSeveral, TransactionService
 
 if TYPE_CHECKING:
     from tms_core.server.ha.member import HaMember
@@ -199,23 +199,26 @@ def _among_several(
 def _service(
     manager: TransactionManager, wanted: TransactionSettings, stack: ExitStack, several: ManagerOfSeveral | None = None
 ) -> TransactionService:
-    host, port = split_address(wanted.thrift)
-    if wanted.token_file is None and not is_loopback(host) and not wanted.allow_without_token:
+    if (
+        wanted.token_file is None
+        and not is_loopback(split_address(wanted.thrift)[0])
+        and not wanted.allow_without_token
+    ):
         raise ConfigurationError(
             f"transactions.thrift is {wanted.thrift}, and without a token everyone who reaches it can end transactions "
             "and have invalid ones seen.",
             "Set transactions.token_file, or transactions.thrift to 127.0.0.1:15165. If Tephra's own clients call from "
             "other machines: transactions.allow_without_token: true.",
         )
-    token = _token("transactions.token_file", wanted.token_file)
-    admin_token = _token("transactions.admin_token_file", wanted.admin_token_file)
+    files = {
+        Level.CLIENT: ("transactions.token_file", wanted.token_file),
+        Level.ADMIN: ("transactions.admin_token_file", wanted.admin_token_file),
+    }
     service = TransactionService(
         manager,
-        host,
-        port,
+        wanted.thrift,
         snapshot_seconds=wanted.snapshot_interval_seconds,
-        token=token,
-        admin_token=admin_token,
+        tokens={level: _token(setting, file) for level, (setting, file) in files.items() if file is not None},
         several=several,
         certificate=None if wanted.tls is None else ServerCertificate("transactions.tls", wanted.tls),
     )
@@ -224,10 +227,8 @@ def _service(
     return service
 
 
-def _token(setting: str, file: Path | None) -> Callable[[], bytes] | None:
+def _token(setting: str, file: Path) -> Callable[[], bytes]:
     """Return the reader of a token, which is readable now."""
-    if file is None:
-        return None
     read = partial(read_token, setting, file)
     read()
     check_secret_file(setting, file)

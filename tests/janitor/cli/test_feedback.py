@@ -29,7 +29,7 @@ def manager(site: Site) -> Iterator[TransactionManager]:
 @pytest.fixture
 def address(manager: TransactionManager) -> Iterator[str]:
     """Where that manager's service is."""
-    service = TransactionService(manager, port=0)
+    service = TransactionService(manager, "127.0.0.1:0")
     service.start()
     yield service.address
     service.stop()

@@ -18,7 +18,7 @@ from tms_core.transaction.rpc.service import TransactionService
 def service(site: Site) -> Iterator[TransactionService]:
     """A transaction service, and settings that name it."""
     with TransactionManager(LeftBehind(INVALID), site.clock) as manager:
-        service = TransactionService(manager, port=0)
+        service = TransactionService(manager, "127.0.0.1:0")
         service.start()
         thrift = f"source: thrift\n  thrift: '{service.address}'"
         site.set(SETTINGS.replace("source: directory", thrift))

@@ -274,7 +274,7 @@ def test_given_many_proven_ids_then_they_are_handed_over_in_batches(
 
 
 def test_given_a_transaction_service_then_the_ids_leave_its_list_over_thrift(ready: House, stack: ExitStack) -> None:
-    service = TransactionService(ready.manager, port=0)
+    service = TransactionService(ready.manager, "127.0.0.1:0")
     service.start()
     stack.callback(service.stop)
     client = stack.enter_context(TransactionClient(service.address, 60))

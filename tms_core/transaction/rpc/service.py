@@ -18,12 +18,13 @@ import resource
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from enum import Enum
 from hmac import compare_digest
 from itertools import chain, islice
+from types import MappingProxyType
 from typing import Protocol, TypeVar, cast
 
 import uvloop
@@ -35,6 +36,7 @@ from tms_core.logs.audit import BoundedAudit, Event
 from tms_core.logs.loggers import SeldomLogger, get_logger
 from tms_core.settings import certificate as certificates
 from tms_core.settings.certificate import ServerCertificate
+from tms_core.settings.models import split_address
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
 from tms_core.transaction.manager.manager import TransactionManager
@@ -125,13 +127,12 @@ class TransactionService:
 
     Args:
         manager: who answers; it is not closed with the service.
-        host: the address to listen at.
-        port: the port; 0: a free one, which :attr:`port` tells once it is started.
+        address: ``HOST:PORT`` to listen at; with port 0, :attr:`port` is a free one once the service is started.
         cleanup_seconds: the interval for expiring transactions.
         snapshot_seconds: how often a snapshot is taken (``transactions.snapshot_interval_seconds``).
-        token: returns the token that each connection has to show first; None: none is demanded.
-        admin_token: returns the token that a connection has to show for :data:`ADMINISTRATIVE` calls, and which is good
-            for all others; None: ``token`` is good for all.
+        tokens: returns the token that a connection has to show first, for each level that demands one. Without one for
+            ``ADMIN`` the clients' token is good for all calls; without one for ``CLIENT`` only :data:`ADMINISTRATIVE`
+            calls demand a token.
         several: knows whether this is the service that has to answer; None: there is no other.
         certificate: its TLS certificate; None: it speaks no TLS.
     """
@@ -139,23 +140,19 @@ class TransactionService:
     def __init__(
         self,
         manager: TransactionManager,
-        host: str = "127.0.0.1",
-        port: int = 15165,
+        address: str = "127.0.0.1:15165",
         *,
         cleanup_seconds: float = CLEANUP_SECONDS,
         snapshot_seconds: float = 60,
-        token: Callable[[], bytes] | None = None,
-        admin_token: Callable[[], bytes] | None = None,
+        tokens: Mapping[Level, Callable[[], bytes]] = MappingProxyType({}),
         several: ManagerOfSeveral | None = None,
         certificate: ServerCertificate | None = None,
     ) -> None:
         self._certificate = certificate
-        self._token = token
-        self._admin_token = admin_token
+        self._tokens = tokens
         self._several = several
         self._manager = manager
-        self._host = host
-        self.port = port
+        self._host, self.port = split_address(address)
         self._jobs = ((cleanup_seconds, manager.expire), (snapshot_seconds, manager.take_snapshot))
         self._workers = ThreadPoolExecutor(WORKERS, "transactions")
         # Of their own: those who wait for another server may wait for long, and the other one for us.
@@ -372,7 +369,7 @@ class TransactionService:
 
     async def _replied(self, frame: bytes, level: Level, direct: bool, address: str) -> tuple[Level, bool, bytes]:
         """Return the answer to a frame, with the level and the directness that its connection has from here on."""
-        if self._demands and _is_of(frame, (AUTHENTICATE,)):
+        if self._tokens and _is_of(frame, (AUTHENTICATE,)):
             level, data = await self._work(self._authenticated, frame)
             if level is Level.NONE:
                 self._record_refusal(Event.UNAUTHORIZED, AUTHENTICATE, address)
@@ -430,23 +427,19 @@ class TransactionService:
         except ServiceUnavailable as error:
             return _refusal(wire.read_message(frame), str(error))
 
-    @property
-    def _demands(self) -> bool:
-        """Return whether there is a token to be shown."""
-        return self._token is not None or self._admin_token is not None
-
     def _level_without_token(self) -> Level:
         """Return the permissions of a connection without a token."""
-        if self._token is not None:
+        if Level.CLIENT in self._tokens:
             return Level.NONE
-        return Level.ADMIN if self._admin_token is None else Level.CLIENT
+        return Level.CLIENT if Level.ADMIN in self._tokens else Level.ADMIN
 
     def _authenticated(self, frame: bytes) -> tuple[Level, bytes]:
         """Return the permissions by the token of a frame, and the response."""
         request = wire.read_message(frame)
         shown = request.fields.get(1)
-        highest = Level.ADMIN if self._admin_token is None else Level.CLIENT
-        for demanded, level in ((self._admin_token, Level.ADMIN), (self._token, highest)):
+        highest = Level.CLIENT if Level.ADMIN in self._tokens else Level.ADMIN
+        for demands, level in ((Level.ADMIN, Level.ADMIN), (Level.CLIENT, highest)):
+            demanded = self._tokens.get(demands)
             try:
                 is_good = demanded is not None and isinstance(shown, bytes) and compare_digest(shown, demanded())
             except TmsError as error:
