@@ -16,6 +16,7 @@ from tests import maven
 from tests.hbase.server import HBaseServer, start
 from tests.hbase.tables import Tables
 from tms_core.rowkey import MessageKey
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import MessageValue
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.topic import encode_properties
@@ -44,7 +45,7 @@ def filled(tables: Tables, rows: int, *, topics: int, pointer: int | None = None
     namespace = tables.make(buckets=BUCKETS)
     value = MessageValue(pointer, BODY)
     newest_ms = NOW_MS - 1 if pointer is not None else NOW_MS - 2 * TTL_SECONDS * 1000
-    with HBaseStore([tables.server.thrift], namespace=namespace, buckets=BUCKETS) as store:
+    with HBaseStore(HBaseSettings(thrift=(tables.server.thrift,), namespace=namespace, buckets=BUCKETS)) as store:
         for topic in topic_names(topics):
             properties = encode_properties({"generation": "1", "ttl": str(TTL_SECONDS)})
             store.metadata.compare_and_set(topic.prefix, None, properties)

@@ -20,6 +20,7 @@ from benchmarks.stores import NOW_MS, engine
 from janitor.rules.policy import Rule
 from tests.hbase.tables import Tables
 from tests.support import size
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.schema import POINTER_COLUMN
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.hbase.thrift import HBASE
@@ -43,7 +44,7 @@ class OneInvalid:
 
 def invert(address: str, namespace: str) -> float:
     """Seconds the step takes."""
-    with HBaseStore([address], namespace=namespace, connections=CONNECTIONS) as store:
+    with HBaseStore(HBaseSettings(thrift=(address,), namespace=namespace, connections=CONNECTIONS)) as store:
         janitor = engine(store, BenchClock(), workers=CONNECTIONS, source=OneInvalid())
         done = janitor.run_once(adopt=True)
     if done.total(Rule.INVALID_TRANSACTION) != ROWS or done.errors:

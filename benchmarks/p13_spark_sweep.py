@@ -42,6 +42,7 @@ from janitor.state.sqlite.state import SqliteState
 from tests.hbase.tables import Tables
 from tests.support import size
 from tms_core.rowkey import MessageKey, PayloadKey
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.leveldb.clone import still
@@ -146,7 +147,9 @@ def in_hbase(spark: SparkSession) -> tuple[float, float]:
                     environment = {"TMS_STORAGE__HBASE__NAMESPACE": namespace}
                     access = Access(load(None, environment, {"hbase": running.thrift}).settings)
                     with (
-                        HBaseStore([running.thrift], namespace=namespace, connections=WORKERS) as store,
+                        HBaseStore(
+                            HBaseSettings(thrift=(running.thrift,), namespace=namespace, connections=WORKERS)
+                        ) as store,
                         HBaseState([running.thrift], namespace=namespace) as state,
                     ):
                         sender = SparkSender(spark, StoreGround(access))

@@ -31,6 +31,7 @@ from tests import maven
 from tests.hbase.server import HERE, HBaseServer
 from tests.hbase.tables import Tables
 from tests.support import size
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.store import HBaseStore
 
 ROWS = size("TMS_BENCH_HBASE_ROWS", 200_000)
@@ -44,7 +45,7 @@ STEADY, WARM_TURNS = 0.05, 10
 
 def sweep(address: str, namespace: str) -> tuple[float, float, float]:
     """Seconds a sweep takes, and operations and Thrift calls per 1,000 rows."""
-    with HBaseStore([address], namespace=namespace, connections=WORKERS) as store:
+    with HBaseStore(HBaseSettings(thrift=(address,), namespace=namespace, connections=WORKERS)) as store:
         started = time.perf_counter()
         done = engine(store, BenchClock(), workers=WORKERS).run_once(adopt=True)
         seconds = time.perf_counter() - started - done.phase_seconds["compact"]

@@ -35,6 +35,7 @@ from tests.server.client import PATIENCE_SECONDS, Client, TopicClient
 from tests.server.process import Serve, configure
 from tests.support import size
 from tms_core.rowkey import MessageKey
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -212,7 +213,7 @@ def apart() -> Iterator[Scene]:
         settings["janitor"] |= {"rate_rows_per_second": RATE, "batch_rows": 500}
         settings |= {"storage": {"kind": "hbase", "hbase": storage}, "transactions": {"source": "none"}}
         config.write_text(yaml.safe_dump(settings))
-        with HBaseStore([running.thrift], namespace=namespace, buckets=hbase.BUCKETS) as store:
+        with HBaseStore(HBaseSettings(thrift=(running.thrift,), namespace=namespace, buckets=hbase.BUCKETS)) as store:
             topics = fill(store, HBASE_ROWS)
         # Files, as in a store of some age, and no memory that is being flushed while we measure.
         running.command("compact", f"{namespace}:tms.message")

@@ -55,7 +55,7 @@ class HBasePlace:
             """It could be opened, so it is there."""
 
     def writable(self) -> AbstractContextManager[Store]:
-        return HBaseStore.configured(self._settings, self._clock)
+        return HBaseStore(self._settings, self._clock)
 
     @contextmanager
     def readable(self) -> Iterator[Reads]:

@@ -154,7 +154,7 @@ class Access:
             )
         from tms_core.tables.hbase.store import HBaseStore  # noqa: PLC0415
 
-        return HBaseStore.configured(self.settings.storage.hbase)
+        return HBaseStore(self.settings.storage.hbase)
 
     def transactions(self, now_ms: int, clock: Clock | None = None) -> TransactionView:
         """Return the newest snapshot that may be judged by, or what stands in for a missing one (rule S14).

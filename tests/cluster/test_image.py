@@ -21,6 +21,7 @@ from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tests.server.client import Client
 from tms_core.clock import SystemClock
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.leveldb.store import LevelDBStore
 
@@ -139,7 +140,7 @@ def test_given_the_hbase_of_the_tests_then_a_container_cleans_it(
     monkeypatch.setattr("testcontainers.core.config.testcontainers_config.ryuk_disabled", True)
     namespace = hbase_tables.make()
     now_ms = SystemClock().now_ms()
-    with HBaseStore([hbase.thrift], namespace=namespace, buckets=4) as store:
+    with HBaseStore(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, buckets=4)) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600)
         orders.plain(*range(now_ms - 2 * HOUR, now_ms - 2 * HOUR + 40))
         command = f"run --once --adopt --hbase {hbase.thrift} --format json"

@@ -18,6 +18,7 @@ from typing import Any
 from janitor.state.sqlite.state import SqliteState
 from tests.hbase.moments import watch_calls
 from tests.hbase.scene import sweeper
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.store import HBaseStore
 
 
@@ -30,7 +31,7 @@ def sweep(thrift: str, namespace: str, folder: Path, k: int) -> None:
             if next(calls) == k:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    with HBaseStore([thrift], namespace=namespace) as store, SqliteState(folder) as state:
+    with HBaseStore(HBaseSettings(thrift=(thrift,), namespace=namespace)) as store, SqliteState(folder) as state:
         watch_calls(store.pool, **{"after" if k % 2 else "before": tick})
         rig = sweeper(store, state=state)
         rig.engine.recover()

@@ -4,7 +4,7 @@ It passes bytes on, and what it does to each connection beyond that is up to the
 
     with Proxy(server.thrift) as proxy:
         proxy.conduct = lambda number: Conduct(down=Fault("cut", after_bytes=500)) if number < 3 else HONEST
-        store = HBaseStore([proxy.address])
+        store = HBaseStore(HBaseSettings(thrift=(proxy.address,)))
 
 A fault strikes one direction once so many bytes have passed in it. ``cut`` closes both ends. ``half-open`` closes the
 end at the server, and the client is not told: its packets go nowhere, as when a machine dies. ``blackhole`` leaves both

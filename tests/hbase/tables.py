@@ -13,7 +13,8 @@ from typing import Any, Self
 from tests.builders import HOUR, topic
 from tests.hbase.server import HBaseServer
 from tests.support import require_or_skip
-from tms_core.clock import SystemClock
+from tms_core.clock import Clock, SystemClock
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import KEYS
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import HBaseRows
@@ -21,7 +22,7 @@ from tms_core.tables.hbase.schema import TableSpec, create_tables, table_name, t
 from tms_core.tables.hbase.store import HBaseStore
 
 #: How long a call may take in a test: whoever waits so long waits for something that does not come.
-PATIENCE_SECONDS = 240.0
+PATIENCE_SECONDS = 240
 #: Salts of tables that are filled for a developer, as CDAP has them; messages of a topic, and in one put.
 FILLED_BUCKETS, TOPIC_ROWS, PUT_ROWS = 16, 50_000, 5_000
 
@@ -124,8 +125,23 @@ class PatientStore(HBaseStore):
     do; so each put waits for the clock to move on.
     """
 
-    def __init__(self, thrift: Sequence[str], **options: Any) -> None:
-        super().__init__(thrift, **{"timeout_seconds": PATIENCE_SECONDS, **options})
+    def __init__(
+        self,
+        thrift: Sequence[str],
+        *,
+        namespace: str,
+        buckets: int = 4,
+        connections: int = 4,
+        clock: Clock | None = None,
+    ) -> None:
+        wanted = HBaseSettings(
+            thrift=tuple(thrift),
+            namespace=namespace,
+            buckets=buckets,
+            connections=connections,
+            timeout_seconds=PATIENCE_SECONDS,
+        )
+        super().__init__(wanted, clock)
         for table in (self.message, self.payload):
             vars(table)["put"] = _after_a_tick(table.put)
 

@@ -45,12 +45,12 @@ def message(witness: happybase.Connection, namespace: str) -> Iterator[happybase
         table.delete(row)
 
 
-def opened(hbase: HBaseServer, namespace: str, buckets: int | None, *, asks: bool = False) -> HBaseStore:
+def opened(hbase: HBaseServer, namespace: str, buckets: int, *, asks: bool = False) -> HBaseStore:
     """A store for somebody who takes the tables to have so many buckets, and may ask them."""
-    thrift2 = [str(hbase.thrift2)] if asks else []
-    return HBaseStore(
-        [hbase.thrift], namespace=namespace, buckets=buckets, thrift2=thrift2, timeout_seconds=PATIENCE_SECONDS
+    wanted = HBaseSettings(
+        thrift=(hbase.thrift,), namespace=namespace, buckets=buckets, timeout_seconds=PATIENCE_SECONDS
     )
+    return HBaseStore(wanted.model_copy(update={"thrift2": (str(hbase.thrift2),)}) if asks else wanted)
 
 
 def fill(table: happybase.Table, buckets: int = BUCKETS) -> None:
@@ -159,12 +159,6 @@ def test_given_a_wrong_number_when_the_janitor_only_cleans_then_it_does_not_matt
             part.message.delete(part.message.read(KEYS, b"", None, 10).items)
         with pytest.raises(StoreError, match="does not have 10 buckets"):
             store.message.put([(b"k", ROW)])
-
-
-def test_given_no_number_when_rows_are_to_be_put_then_the_setting_is_named(hbase: HBaseServer, namespace: str) -> None:
-    with opened(hbase, namespace, None) as store, pytest.raises(StoreError) as caught:
-        store.message.put([(b"k", ROW)])
-    assert caught.value.hint == "Set storage.hbase.buckets."
 
 
 def test_given_a_wrong_number_when_an_archive_is_restored_then_it_is_refused_and_with_the_right_one_rows_are_back(

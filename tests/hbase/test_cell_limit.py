@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from tms_core.clock import SystemClock
 from tms_core.errors import TooLarge, Unavailable
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
@@ -75,9 +75,15 @@ def test_store_above_the_cell_limit_is_413_and_nothing_is_written(
 
 def test_batch_with_a_cell_above_the_limit_fails_only_its_own_request(hbase: HBaseServer, hbase_tables: Tables) -> None:
     topic = TopicId.parse("default:large")
-    opened = partial(HBaseStore, [hbase.thrift], namespace=hbase_tables.make(), buckets=4)
+    wanted = HBaseSettings(
+        thrift=(hbase.thrift,),
+        namespace=hbase_tables.make(),
+        buckets=4,
+        timeout_seconds=PATIENCE_SECONDS,
+        max_cell_bytes=OPEN_LIMIT,
+    )
     with (
-        opened(timeout_seconds=PATIENCE_SECONDS, max_cell_bytes=OPEN_LIMIT) as store,
+        HBaseStore(wanted) as store,
         MessagingService(store, SystemClock(), side=MemorySide()) as service,
     ):
         service.create_topic(topic, {})

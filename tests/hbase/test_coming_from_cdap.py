@@ -16,6 +16,7 @@ from tests.hbase.scene import Scene
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PATIENCE_SECONDS, Tables
 from tms_core.clock import ManualClock, SystemClock
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.cdap import PRUNING_QUIET_MS, REMEMBERED_MS, CdapWatch, last_pruned_ms
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import HBaseRows
@@ -192,7 +193,13 @@ def test_given_an_observer_when_swept_then_all_is_done_and_nothing_claimed_until
 ) -> None:
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1", f"|{OBSERVER}|1073741823|")
     with HBaseStore(
-        [hbase.thrift], namespace=namespace, buckets=2, thrift2=[str(hbase.thrift2)], timeout_seconds=PATIENCE_SECONDS
+        HBaseSettings(
+            thrift=(hbase.thrift,),
+            namespace=namespace,
+            buckets=2,
+            thrift2=(str(hbase.thrift2),),
+            timeout_seconds=PATIENCE_SECONDS,
+        )
     ) as store:
         scene = Scene.on(store)
         rig = scene.rig()
@@ -208,7 +215,13 @@ def test_given_an_observer_when_swept_then_all_is_done_and_nothing_claimed_until
 
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1")
     with HBaseStore(
-        [hbase.thrift], namespace=namespace, buckets=2, thrift2=[str(hbase.thrift2)], timeout_seconds=PATIENCE_SECONDS
+        HBaseSettings(
+            thrift=(hbase.thrift,),
+            namespace=namespace,
+            buckets=2,
+            thrift2=(str(hbase.thrift2),),
+            timeout_seconds=PATIENCE_SECONDS,
+        )
     ) as store:
         rig = scene.rig(store)
         assert rig.engine.run_once(adopt=True).errors == []

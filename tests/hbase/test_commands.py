@@ -16,6 +16,7 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS, topic
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tms_core.clock import ManualClock
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.lease import Lease
 
@@ -52,7 +53,7 @@ def run(hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.Captu
 def test_given_a_cluster_when_the_commands_are_typed_then_they_do_what_they_do_elsewhere(
     hbase: HBaseServer, namespace: str, run: Run
 ) -> None:
-    with HBaseStore([hbase.thrift], namespace=namespace, buckets=4) as store:
+    with HBaseStore(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, buckets=4)) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600)
         orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 40))
         live = list(range(NOW_MS - MINUTE, NOW_MS - MINUTE + 10))

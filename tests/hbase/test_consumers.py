@@ -15,6 +15,7 @@ from tms_core.clock import ManualClock
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.side import HBaseSide
 from tms_core.tables.hbase.store import HBaseStore
@@ -38,7 +39,9 @@ def test_given_a_consumer_of_a_server_when_a_janitor_elsewhere_sweeps_then_both_
         report = json.loads(capsys.readouterr().out)
         return {str(entry["held"]): entry["rows"] for entry in report["topics"]}
 
-    with HBaseStore([hbase.thrift], namespace=namespace, buckets=4, timeout_seconds=PATIENCE_SECONDS) as store:
+    with HBaseStore(
+        HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, buckets=4, timeout_seconds=PATIENCE_SECONDS)
+    ) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600)
         # No table of consumers yet.
         assert sweep("--adopt") == {}

@@ -15,6 +15,7 @@ from tests.hbase.tables import PATIENCE_SECONDS, Tables
 from tests.support import require_or_skip
 from tms_core.cli.main import execute
 from tms_core.errors import StoreError, StoreNotFound
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.schema import (
     TableSpec,
@@ -72,7 +73,7 @@ def test_given_nothing_when_tables_are_made_then_they_have_cdaps_names_attribute
         assert hbase.command("regions", name) == "-"
     assert buckets_of(admin, "made_system", "message") == 16
 
-    with HBaseStore([hbase.thrift], namespace="made_system", buckets=16) as store:
+    with HBaseStore(HBaseSettings(thrift=(hbase.thrift,), namespace="made_system", buckets=16)) as store:
         store.metadata.compare_and_set(b"a:b:", None, b"{}")
         assert execute(call) == 0
         assert capsys.readouterr().out.splitlines() == [f"{name}: was there" for name in names]

@@ -16,6 +16,7 @@ from tests.hbase.fixture import Choice, choose, contained, has_image, running
 from tests.hbase.server import Address, HBaseServer, at_usual_ports
 from tests.hbase.tables import fill_tables
 from tests.tables.fake_thrift import FakeThrift, Request
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.store import HBaseStore
 
 ADDRESS, IMAGE = {"HBASE_TEST_ADDRESS": "h:1,2"}, {"HBASE_TEST_IMAGE": "hbase:2.6"}
@@ -172,6 +173,6 @@ def test_fill_tables_at_ports_of_choice_leaves_half_the_messages_due(hbase: HBas
     with at_usual_ports(hbase, 0, 0) as served:
         assert served.address.thrift != hbase.address.thrift
         assert fill_tables(served, namespace, 400, NOW_MS) == 400
-        with HBaseStore([served.thrift], namespace=namespace) as store:
+        with HBaseStore(HBaseSettings(thrift=(served.thrift,), namespace=namespace)) as store:
             report = janitor(store).engine.preview()
         assert report.total(Rule.EXPIRED) == 199, "those of exactly the ttl live"

@@ -27,6 +27,7 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS, janitor, pointer, topic
 from tests.hbase.tables import Tables
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StateBusy
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.cells import HBaseMessageTable, HBaseTable
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.lease import Lease
@@ -153,7 +154,10 @@ def main(thrift: str, namespace: str, prefix: str, moment: str) -> None:
         patch.object(JanitorTable, "swap", first.committed(JanitorTable.swap)),
     ]
     clock = ManualClock(NOW_MS, running_ms=DAY)
-    store, state = HBaseStore([thrift], namespace=namespace), open_state(thrift, bytes.fromhex(prefix), clock)
+    store, state = (
+        HBaseStore(HBaseSettings(thrift=(thrift,), namespace=namespace)),
+        open_state(thrift, bytes.fromhex(prefix), clock),
+    )
     with ExitStack() as stack, store, state:
         for each in patches:
             stack.enter_context(each)

@@ -10,8 +10,9 @@ import pytest
 
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
-from tms_core.errors import StoreError, StoreNotFound
+from tms_core.errors import StoreNotFound
 from tms_core.rowkey import salt
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import CELLS, KEYS, MESSAGES, PAYLOADS, MessageValue, TxCell
 from tms_core.tables.hbase.store import HBaseStore
 
@@ -103,20 +104,18 @@ def test_given_a_page_of_a_part_when_read_on_then_nothing_is_skipped_or_doubled(
             assert found == whole
 
 
-@pytest.mark.parametrize("buckets", [BUCKETS, None], ids=["told", "found out"])
 def test_given_rows_under_wrong_salts_when_walked_in_parts_then_they_are_found_counted_and_deleted(
     hbase: HBaseServer,
     store: HBaseStore,
     message: happybase.Table,
     namespace: str,
-    buckets: int | None,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store.message.put([(key, TX) for key in keys(200)])
     stray = [(wrong_salt(b"stray"), b"stray"), (b"\x20", b"far"), (b"\xff", b"last")]
     for byte, key in stray:
         message.put(byte + key, {P: b"x"})
-    with HBaseStore([hbase.thrift], namespace=namespace, buckets=buckets) as janitor:
+    with HBaseStore(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, buckets=BUCKETS)) as janitor:
         assert set(all_keys(janitor)) == {*keys(200), b"stray", b"far", b"last"}
         before = janitor.wrong_salts
         parts = janitor.parts()
@@ -157,11 +156,11 @@ def test_given_one_key_under_two_salts_when_one_is_newer_then_both_go(
     assert list(message.scan()) == []
 
 
-def test_given_no_rows_and_no_number_of_buckets_when_deleted_then_that_is_no_error(
+def test_given_no_rows_when_deleted_then_that_is_no_error(
     hbase: HBaseServer, namespace: str, store: HBaseStore
 ) -> None:
     assert store.parts() == []
-    with HBaseStore([hbase.thrift], namespace=namespace) as janitor:
+    with HBaseStore(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace)) as janitor:
         janitor.message.delete([b"gone"])
 
 
@@ -295,15 +294,7 @@ def test_given_regions_split_merged_and_moved_when_read_on_then_nothing_is_skipp
 
 def test_given_no_tables_when_opened_then_it_says_how_to_make_them(hbase: HBaseServer) -> None:
     with pytest.raises(StoreNotFound, match="tms admin create-tables"):
-        HBaseStore([hbase.thrift], namespace="nowhere")
-
-
-def test_given_no_bucket_count_when_put_then_it_is_refused(hbase: HBaseServer, namespace: str) -> None:
-    with HBaseStore([hbase.thrift], namespace=namespace) as store:
-        with pytest.raises(StoreError, match=r"storage\.hbase\.buckets"):
-            store.message.put([(b"k", TX)])
-        with pytest.raises(StoreError, match=r"storage\.hbase\.buckets"):
-            store.payload.put([(b"k", b"x")])
+        HBaseStore(HBaseSettings(thrift=(hbase.thrift,), namespace="nowhere"))
 
 
 def test_given_a_store_when_asked_for_its_identity_then_it_is_cluster_and_namespace(

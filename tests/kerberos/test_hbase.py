@@ -116,7 +116,7 @@ def test_sweep_and_inversion_after_a_login_do_what_they_do_elsewhere(
         list(range(NOW_MS - MINUTE, NOW_MS - MINUTE + 10)),
         list(range(NOW_MS - HOUR // 2, NOW_MS - HOUR // 2 + 5)),
     )
-    with HBaseStore.configured(settings) as store:
+    with HBaseStore(settings) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600)
         orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 40)).plain(*live).tx(DOOMED, *doomed)
         orders.plain(NOW_MS - MINUTE + 20, body=b"x" * 300_000)
@@ -147,7 +147,7 @@ def test_servers_that_log_in_take_over_from_each_other(settings: HBaseSettings, 
 
 def test_executors_of_spark_log_in_by_themselves(settings: HBaseSettings, tmp_path: Path) -> None:
     now_ms = SystemClock().now_ms()
-    with HBaseStore.configured(settings) as store:
+    with HBaseStore(settings) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600)
         orders.plain(*range(now_ms - 2 * HOUR, now_ms - 2 * HOUR + 40)).plain(now_ms)
         config = tmp_path / "janitor.yaml"
@@ -191,12 +191,12 @@ def test_each_quality_of_protection_of_a_real_server_is_spoken(
     port = hbase.command("start-thrift", "thrift", 0, f"hbase.thrift.security.qop={qop}")
     wanted = settings.model_copy(update={"thrift": (f"localhost:{port}",)})
     try:
-        with HBaseStore.configured(wanted) as store:
+        with HBaseStore(wanted) as store:
             topic(store, "default:long", ttl_seconds=3600).plain(NOW_MS, body=b"x" * 1_000_000)
             with store.pool.connection() as connection:
                 assert isinstance(connection._socket, SaslSocket)
                 assert connection._socket.qop == qop
-        with HBaseStore.configured(wanted) as store:
+        with HBaseStore(wanted) as store:
             [(_, value)] = topic(store, "default:long", ttl_seconds=3600).messages()
             assert value.payload == b"x" * 1_000_000
     finally:
@@ -206,11 +206,11 @@ def test_each_quality_of_protection_of_a_real_server_is_spoken(
 def test_user_without_permission_is_refused_by_hbase_itself(settings: HBaseSettings, realm: Realm) -> None:
     stranger = HBaseKerberosSettings(principal="stranger", keytab=realm.keytab("stranger"))
     with pytest.raises(StoreError, match=r"AccessDenied.*user .stranger"):
-        HBaseStore.configured(settings.model_copy(update={"kerberos": stranger}))
+        HBaseStore(settings.model_copy(update={"kerberos": stranger}))
 
 
 def test_server_whose_key_is_not_the_realms_refuses_the_login(settings: HBaseSettings, realm: Realm) -> None:
     realm.admin("addprinc -randkey nothbase/localhost")
     wrong = settings.kerberos.model_copy(update={"service": "nothbase/_HOST"}) if settings.kerberos else None
     with pytest.raises(StoreError, match="refuses the Kerberos login: GSS initiate failed"):
-        HBaseStore.configured(settings.model_copy(update={"kerberos": wrong}))
+        HBaseStore(settings.model_copy(update={"kerberos": wrong}))

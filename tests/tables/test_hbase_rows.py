@@ -18,6 +18,7 @@ from thriftpy2.transport.memory import TCyMemoryBuffer
 from tests.tables.fake_thrift import FakeThrift, Request
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, TooLarge
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import Calls, Origin, Page, partly_written
 from tms_core.tables.hbase.cells import CellLimit, HBasePayloadTable
 from tms_core.tables.hbase.pool import HBasePool
@@ -278,7 +279,7 @@ def test_deletion_under_all_salts_of_a_key_that_no_page_had_reads_it_again() -> 
     table = Table(OLD, NOW_MS - CLOCKS_MS - 1)
     table.length = 3
     with rows_of(table) as rows, ThreadPoolExecutor(1) as threads:
-        salts = AllSalts(rows, None, threads)
+        salts = AllSalts(rows, 1, threads)
         page = salts.page(b"0", b"7", 5, KEYS)
         delete_by(salts, page.items.keys, page)
         assert table.seen["getRowsWithColumns"] == 0
@@ -298,9 +299,9 @@ def test_given_a_server_too_old_to_name_its_cluster_when_asked_then_the_namespac
             request.reply([])
 
     with FakeThrift(old) as server:
-        with HBaseStore([server.address]) as store:
+        with HBaseStore(HBaseSettings(thrift=(server.address,))) as store:
             assert store.identity() == "hbase:since-1234567:cdap_system"
-        with HBaseStore([server.address], namespace="other") as store:
+        with HBaseStore(HBaseSettings(thrift=(server.address,), namespace="other")) as store:
             assert store.identity() == "hbase:unknown:other"
 
 

@@ -180,7 +180,7 @@ def _open(settings: Settings, clock: Clock) -> _Opened:
         return _Opened(LevelDBStore(path, create=True), created, past_ms)
     from tms_core.tables.hbase.store import HBaseStore  # noqa: PLC0415 Thrift takes a sixth of a start without it
 
-    store = HBaseStore.configured(storage.hbase, clock)
+    store = HBaseStore(storage.hbase, clock)
     try:
         # Otherwise it would show only when the first message is published.
         store.check_buckets()

@@ -115,10 +115,10 @@ class AllSalts(Salts):
     """All rows of a table, merged.
 
     Args:
-        buckets: how many salts rows should have, which saves seeking for those; None: not known.
+        buckets: how many salts rows should have, which saves seeking for those.
     """
 
-    def __init__(self, rows: HBaseRows, buckets: int | None, threads: Executor) -> None:
+    def __init__(self, rows: HBaseRows, buckets: int, threads: Executor) -> None:
         super().__init__(rows)
         self._buckets = buckets
         self._threads = threads
@@ -157,8 +157,6 @@ class AllSalts(Salts):
         return [[bytes([byte]) + key for byte in known.get(key, salts)] for key in keys]
 
     def _salts(self) -> list[int]:
-        if self._buckets is None:
-            return self.rows.salts()
         return [*range(self._buckets), *self.rows.salts(after_salt(self._buckets - 1))]
 
 
@@ -215,12 +213,12 @@ class Buckets:
     """The configured number, held against the tables once; for any number of threads.
 
     Args:
-        number: the configured number; None: nothing can be put.
+        number: the configured number.
         admin: connections to Thrift 2 servers; None: the descriptors of the tables are not read.
     """
 
     def __init__(
-        self, number: int | None, tables: Mapping[TableName, HBaseRows], namespace: str, admin: HBasePool | None
+        self, number: int, tables: Mapping[TableName, HBaseRows], namespace: str, admin: HBasePool | None
     ) -> None:
         self._number = number
         self._tables = tables
@@ -238,10 +236,8 @@ class Buckets:
         """Return the number, which the tables do not contradict.
 
         Raises:
-            StoreError: none is configured, it is not the tables' own, or they could not be asked.
+            StoreError: it is not the tables' own, or they could not be asked.
         """
-        if self._number is None:
-            raise StoreError("Rows cannot be put without the number of buckets.", "Set storage.hbase.buckets.")
         with self._lock:
             if not self._checked:
                 self._check(self._number)

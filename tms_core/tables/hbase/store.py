@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreError
-from tms_core.settings.models import MAX_CELL_BYTES, HBaseSettings
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import Calls, KeyRange, MessageTable, MetadataTable, PayloadTable, Store, TableName
 from tms_core.tables.hbase.cdap import CdapWatch
 from tms_core.tables.hbase.cells import (
@@ -53,14 +54,8 @@ class HBaseStore(Store):
     one met counts in ``calls["unreadable"]``. Their keys are listed like all others.
 
     Args:
-        thrift: ``HOST:PORT`` of each Thrift 1 server; one that fails is stood in for by the others.
-        connections: how many connections may be open at once.
-        timeout_seconds: the longest one call may take.
-        buckets: how many salts there are, which only writing needs; None: nothing can be put.
-        thrift2: ``HOST:PORT`` of Thrift 2 servers, which tell what else the tables say of themselves; none: that stays
-            unknown.
-        max_cell_bytes: the largest cell that HBase accepts; larger messages are refused before any row is written.
-        security: what protects the connections; None: nothing does.
+        wanted: ``storage.hbase``. A Thrift server that fails is stood in for by the others; without Thrift 2 servers
+            what else the tables say of themselves stays unknown. The number of buckets is checked before the first put.
 
     Attributes:
         pool: the connections; its ``calls`` counts Thrift calls.
@@ -71,39 +66,19 @@ class HBaseStore(Store):
         StoreError: HBase refuses.
     """
 
-    def __init__(
-        self,
-        thrift: Sequence[str],
-        *,
-        namespace: str = "cdap_system",
-        connections: int = 4,
-        timeout_seconds: float = 30,
-        buckets: int | None = None,
-        thrift2: Sequence[str] = (),
-        max_cell_bytes: int = MAX_CELL_BYTES,
-        security: ThriftSecurity | None = None,
-        clock: Clock | None = None,
-    ) -> None:
-        clock = clock or SystemClock()
-        self.calls = self._calls = Calls()
-        self._limit = CellLimit(max_cell_bytes)
-        self.pool = HBasePool(
-            thrift, connections=connections, timeout_seconds=timeout_seconds, security=security, clock=clock
+    def __init__(self, wanted: HBaseSettings, clock: Clock | None = None) -> None:
+        clock, namespace, buckets = clock or SystemClock(), wanted.namespace, wanted.buckets
+        opens = partial(
+            HBasePool, timeout_seconds=wanted.timeout_seconds, security=ThriftSecurity.configured(wanted), clock=clock
         )
+        self.calls = self._calls = Calls()
+        self._limit = CellLimit(wanted.max_cell_bytes)
+        self.pool = opens(wanted.thrift, connections=wanted.connections)
         self._namespace = namespace
         self._clock = clock
-        self._threads = ThreadPoolExecutor(connections, thread_name_prefix="hbase")
+        self._threads = ThreadPoolExecutor(wanted.connections, thread_name_prefix="hbase")
         metadata, self._message, self._payload = (self._rows(table_name(namespace, name)) for name in _TABLES)
-        self._admin = None
-        if thrift2:
-            self._admin = HBasePool(
-                thrift2,
-                connections=1,
-                timeout_seconds=timeout_seconds,
-                service="HbaseAdmin",
-                security=security,
-                clock=clock,
-            )
+        self._admin = opens(wanted.thrift2, connections=1, service="HbaseAdmin") if wanted.thrift2 else None
         salted: dict[TableName, HBaseRows] = {"message": self._message, "payload": self._payload}
         self._buckets = Buckets(buckets, salted, namespace, self._admin)
         self._states = TableStates(self.pool, {name: table_name(namespace, name) for name in _TABLES})
@@ -117,22 +92,6 @@ class HBaseStore(Store):
         self.metadata = HBaseMetadataTable(metadata, self._calls)
         self.message = self._message_table(AllSalts(self._message, buckets, self._threads))
         self.payload = self._payload_table(AllSalts(self._payload, buckets, self._threads))
-
-    @classmethod
-    def configured(cls, wanted: HBaseSettings, clock: Clock | None = None) -> HBaseStore:
-        """Return the store that ``storage.hbase`` names; raises as the class does."""
-        return cls(
-            wanted.thrift,
-            namespace=wanted.namespace,
-            connections=wanted.connections,
-            timeout_seconds=wanted.timeout_seconds,
-            # Only who puts rows needs it, and it is checked before the first one.
-            buckets=wanted.buckets,
-            thrift2=wanted.thrift2 or (),
-            max_cell_bytes=wanted.max_cell_bytes,
-            security=ThriftSecurity.configured(wanted),
-            clock=clock,
-        )
 
     @property
     def ahead_ms(self) -> int:
@@ -166,7 +125,7 @@ class HBaseStore(Store):
         Empty tables that cannot be asked (no Thrift 2) pass, with a line in the log.
 
         Raises:
-            StoreError: none is configured, or it is not the tables' own; says which is, where that can be found out.
+            StoreError: it is not the tables' own; says which is, where that can be found out.
         """
         self._buckets.checked()
 
