@@ -150,7 +150,7 @@ def in_hbase(spark: SparkSession) -> tuple[float, float]:
                         HBaseStore(
                             HBaseSettings(thrift=(running.thrift,), namespace=namespace, connections=WORKERS)
                         ) as store,
-                        HBaseState([running.thrift], namespace=namespace) as state,
+                        HBaseState(HBaseSettings(thrift=(running.thrift,), namespace=namespace)) as state,
                     ):
                         sender = SparkSender(spark, StoreGround(access))
                         made = (

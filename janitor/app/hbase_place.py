@@ -67,7 +67,7 @@ class HBasePlace:
         return True
 
     def state(self) -> AbstractContextManager[State]:
-        return HBaseState.configured(self._settings, self._clock)
+        return HBaseState(self._settings, self._clock)
 
     @contextmanager
     def side(self, *, read_only: bool) -> Iterator[SideTable | None]:

@@ -93,7 +93,7 @@ def test_given_a_machine_whose_clock_is_days_ahead_of_the_cluster_s_when_the_doc
 ) -> None:
     code, findings = run("doctor")
     assert (code, {found["check"]: found["status"] for found in findings}["clock"]) == (0, "ok")
-    with HBaseState([hbase.thrift], namespace=namespace) as state:
+    with HBaseState(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace)) as state:
         present_ms = state.clock_ms()
     assert present_ms is not None
     arguments = ["doctor", "--config", str(tmp_path / "janitor.yaml"), "--format", "json"]
@@ -107,7 +107,7 @@ def test_given_a_janitor_on_another_machine_when_asked_how_it_is_then_its_lease_
 ) -> None:
     clock = ManualClock(NOW_MS, running_ms=HOUR)
     assert run("run", "--once", "--adopt")[0] == 0
-    with HBaseState([hbase.thrift], namespace=namespace) as state:
+    with HBaseState(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace)) as state:
         state.save_note(DAEMON_NOTE, True)
         assert run("status")[1]["process"] == "down"
         clock.advance(2 * MINUTE)

@@ -141,13 +141,17 @@ def test_given_no_table_for_the_memory_when_it_is_opened_then_it_is_made_the_sam
     hbase: HBaseServer, hbase_tables: Tables, thrift2: str, by: str
 ) -> None:
     namespace = hbase_tables.make(buckets=1)
-    servers = [thrift2] if by == "Thrift 2" else []
-    with HBaseState([hbase.thrift], thrift2=servers, namespace=namespace, timeout_seconds=PATIENCE_SECONDS) as state:
+    servers = (thrift2,) if by == "Thrift 2" else None
+    with HBaseState(
+        HBaseSettings(thrift=(hbase.thrift,), thrift2=servers, namespace=namespace, timeout_seconds=PATIENCE_SECONDS)
+    ) as state:
         state.pause("default:*", 7)
     described = hbase.command("describe", f"{namespace}:tms.janitor")
     for setting in ("VERSIONS => '1'", "BLOOMFILTER => 'ROW'", "BLOCKCACHE => 'true'", "COMPRESSION => 'NONE'"):
         assert setting in described
-    with HBaseState([hbase.thrift], namespace=namespace, timeout_seconds=PATIENCE_SECONDS) as state:
+    with HBaseState(
+        HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, timeout_seconds=PATIENCE_SECONDS)
+    ) as state:
         assert state.pauses() == [Pause("default:*", 7)]
 
 
@@ -159,11 +163,13 @@ def test_given_two_that_make_the_memorys_table_at_once_then_both_have_it(
 
     def another_comes_first(spec: TableSpec) -> dict[str, dict[str, Any]]:
         monkeypatch.setattr(TableSpec, "families", families)
-        HBaseState([hbase.thrift], namespace=namespace, timeout_seconds=PATIENCE_SECONDS).close()
+        HBaseState(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, timeout_seconds=PATIENCE_SECONDS)).close()
         return families(spec)
 
     monkeypatch.setattr(TableSpec, "families", another_comes_first)
-    with HBaseState([hbase.thrift], namespace=namespace, timeout_seconds=PATIENCE_SECONDS) as state:
+    with HBaseState(
+        HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, timeout_seconds=PATIENCE_SECONDS)
+    ) as state:
         assert state.pauses() == []
 
 

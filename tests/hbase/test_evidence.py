@@ -17,6 +17,7 @@ from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreUnavailable
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import KEYS, MessageTable, MessageValue, Page, Want
 from tms_core.tables.hbase.store import HBasePart, HBaseStore
 from tms_core.transaction.codec.snapshot import write_snapshot
@@ -43,7 +44,9 @@ def store(hbase_tables: Tables, namespace: str) -> Iterator[HBaseStore]:
 
 @pytest.fixture
 def state(hbase: HBaseServer, namespace: str) -> Iterator[HBaseState]:
-    with HBaseState([hbase.thrift], thrift2=[str(hbase.thrift2)], namespace=namespace) as memory:
+    with HBaseState(
+        HBaseSettings(thrift=(hbase.thrift,), thrift2=(str(hbase.thrift2),), namespace=namespace)
+    ) as memory:
         yield memory
 
 
@@ -108,7 +111,7 @@ def test_given_a_claim_when_regions_are_split_and_merged_then_it_stands_and_what
     asked.write_text(json.dumps({"storage": {"kind": "hbase", "hbase": hbase_settings}, "transactions": transactions}))
     with (tmp_path / f"snapshot.{NOW_MS}").open("wb") as stream:
         write_snapshot(stream, Snapshot(visibility(NOW_MS, [INVALID])))
-    memory = HBaseState([hbase.thrift], thrift2=[str(hbase.thrift2)], namespace=namespace)
+    memory = HBaseState(HBaseSettings(thrift=(hbase.thrift,), thrift2=(str(hbase.thrift2),), namespace=namespace))
     with hbase_tables.open(namespace) as store, memory as state:
         topic(store, "default:orders", ttl_seconds=30 * 86400).tx(INVALID, *TIMES)
         rig = sweeper(store, state)

@@ -37,6 +37,7 @@ from tests.janitor.state.entries import TOPIC, entry
 from tests.support import require_or_skip
 from tms_core.clock import ManualClock
 from tms_core.errors import StateBusy, StateError, StateUnavailable
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.thrift import Call, ConnectionLost, ThriftConnection, ThriftTimeout
 from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
@@ -64,7 +65,10 @@ def again(hbase: HBaseServer) -> Iterator[Open]:
     prefix, opened = secrets.token_bytes(4), []
 
     def open_one() -> HBaseState:
-        state = HBaseState([hbase.thrift], thrift2=[str(hbase.thrift2)], namespace="janitor_test", prefix=prefix)
+        state = HBaseState(
+            HBaseSettings(thrift=(hbase.thrift,), thrift2=(str(hbase.thrift2),), namespace="janitor_test"),
+            prefix=prefix,
+        )
         opened.append(state)
         return state
 
@@ -367,7 +371,7 @@ def test_given_an_answer_that_does_not_come_then_nothing_is_repeated_and_what_fo
 
 def test_given_no_table_and_nobody_to_make_it_when_opened_then_the_command_is_named(hbase: HBaseServer) -> None:
     with pytest.raises(StateError, match=r"no table nowhere:tms\.janitor") as caught:
-        HBaseState([hbase.thrift], namespace="nowhere")
+        HBaseState(HBaseSettings(thrift=(hbase.thrift,), namespace="nowhere"))
     assert "create 'nowhere:tms.janitor', {NAME => 'd'" in caught.value.hint
 
 

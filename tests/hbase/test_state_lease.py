@@ -45,7 +45,11 @@ MOMENTS = {
 
 
 def open_state(thrift: str, prefix: bytes, clock: ManualClock, thrift2: Sequence[str] = ()) -> HBaseState:
-    return HBaseState([thrift], thrift2=thrift2, namespace="janitor_test", prefix=prefix, clock=clock)
+    return HBaseState(
+        HBaseSettings(thrift=(thrift,), thrift2=tuple(thrift2) or None, namespace="janitor_test"),
+        prefix=prefix,
+        clock=clock,
+    )
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

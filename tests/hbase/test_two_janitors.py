@@ -31,6 +31,7 @@ from janitor.state.hbase.table import JanitorTable
 from tests.builders import DAY, HOUR, MINUTE, Topic, pointer, topic
 from tests.hbase.tables import Tables
 from tests.support import require_or_skip
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables import lease
 from tms_core.tables.hbase.cells import HBaseMessageTable, HBaseTable
 from tms_core.tables.lease import LeaseRecord
@@ -84,7 +85,9 @@ class Site:
 
     @contextmanager
     def memory(self) -> Iterator[HBaseState]:
-        with HBaseState([self.thrift], thrift2=[self.thrift2], namespace=self.namespace) as state:
+        with HBaseState(
+            HBaseSettings(thrift=(self.thrift,), thrift2=(self.thrift2,), namespace=self.namespace)
+        ) as state:
             yield state
 
     @contextmanager

@@ -175,7 +175,7 @@ def test_executors_of_spark_log_in_by_themselves(settings: HBaseSettings, tmp_pa
 
 def test_lease_in_the_state_keeps_a_second_janitor_out(settings: HBaseSettings) -> None:
     clock = ManualClock(NOW_MS, running_ms=HOUR)
-    with HBaseState.configured(settings, clock) as one, HBaseState.configured(settings, clock) as other:
+    with HBaseState(settings, clock) as one, HBaseState(settings, clock) as other:
         first = Lease(one, "one:1", 60, clock)
         first.acquire()
         with pytest.raises(LeaseHeld):

@@ -42,6 +42,7 @@ from tests.spark.test_parts import fill
 from tests.spark.test_sweep import told
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseLost, StoreNotFound, StoreUnavailable
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import MESSAGES, PAYLOADS, Store
 from tms_core.tables.hbase import pool as hbase_pool
 from tms_core.tables.hbase.pool import HBasePool
@@ -84,7 +85,7 @@ class Cluster:
     def opened(self) -> Iterator[tuple[Store, State]]:
         with (
             self.tables.open(self.namespace) as store,
-            HBaseState([self.tables.server.thrift], namespace=self.namespace) as state,
+            HBaseState(HBaseSettings(thrift=(self.tables.server.thrift,), namespace=self.namespace)) as state,
         ):
             yield store, state
 

@@ -143,9 +143,7 @@ class MessagingService:
         # By the table itself: groups are registered and looked for also in partitions that other servers lead.
         self._families = Families(self._topics, store, self._open_topics, honest, side, self._writers.settle)
         backoff = Backoff(options.retry_seconds * 1000, options.longest_retry_seconds * 1000)
-        self.groups = Groups(
-            self._topics, self._families, self.consumers, kept, self._read_path, lifetime_ms, transactions, backoff
-        )
+        self.groups = Groups(self._topics, self._families, self.consumers, kept, self._read_path, transactions, backoff)
 
     # -- topics -------------------------------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ class StoreGround:
 
     @contextmanager
     def writing(self, part: Part) -> Iterator[tuple[Store, Store, State]]:
-        with self.access.hbase() as store, HBaseState.configured(self.access.settings.storage.hbase) as state:
+        with self.access.hbase() as store, HBaseState(self.access.settings.storage.hbase) as state:
             yield store.part(part.salt or 0), store, state
 
     def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:

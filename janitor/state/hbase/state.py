@@ -6,9 +6,6 @@ How documents are written together there stands in :mod:`janitor.state.hbase.roo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Self
-
 from janitor.state.base import State
 from janitor.state.hbase.commit import HBaseDocuments
 from janitor.state.hbase.table import TABLE, JanitorTable
@@ -25,13 +22,8 @@ class HBaseState(State):
     """The state of one store, on a cluster. Threads may share one; processes may each have their own on the same table.
 
     Args:
-        thrift: ``HOST:PORT`` of each Thrift 1 server.
-        namespace: the HBase namespace.
-        thrift2: of Thrift 2 servers, with which the table is made if it is not there.
-        connections: how many may be open at once.
-        timeout_seconds: the longest one call may take.
+        wanted: ``storage.hbase``; with Thrift 2 servers the table is made if it is not there.
         clock: our own clock.
-        security: what protects the connections; None: nothing does.
         prefix: what the keys of this state start with, where several share the table.
 
     Attributes:
@@ -43,38 +35,13 @@ class HBaseState(State):
 
     driver: HBaseDocuments
 
-    def __init__(
-        self,
-        thrift: Sequence[str],
-        *,
-        namespace: str = "cdap_system",
-        thrift2: Sequence[str] = (),
-        connections: int = 4,
-        timeout_seconds: float = 30,
-        security: ThriftSecurity | None = None,
-        clock: Clock | None = None,
-        prefix: bytes = b"",
-    ) -> None:
-        clock = clock or SystemClock()
-        self.pool = HBasePool(
-            thrift, connections=connections, timeout_seconds=timeout_seconds, security=security, clock=clock
-        )
-        super().__init__(HBaseDocuments(JanitorTable(self.pool, namespace, prefix, clock)), clock)
+    def __init__(self, wanted: HBaseSettings, clock: Clock | None = None, prefix: bytes = b"") -> None:
+        clock, security, seconds = clock or SystemClock(), ThriftSecurity.configured(wanted), wanted.timeout_seconds
+        self.pool = HBasePool(wanted.thrift, timeout_seconds=seconds, security=security, clock=clock)
+        super().__init__(HBaseDocuments(JanitorTable(self.pool, wanted.namespace, prefix, clock)), clock)
         try:
-            self.driver.table.open(thrift2, timeout_seconds, security)
+            self.driver.table.open(wanted.thrift2 or (), seconds, security)
             self.driver.root()
         except StateError:
             self.close()
             raise
-
-    @classmethod
-    def configured(cls, settings: HBaseSettings, clock: Clock | None = None) -> Self:
-        """Return the state beside the store that settings name."""
-        return cls(
-            settings.thrift,
-            namespace=settings.namespace,
-            thrift2=settings.thrift2 or (),
-            timeout_seconds=settings.timeout_seconds,
-            security=ThriftSecurity.configured(settings),
-            clock=clock,
-        )

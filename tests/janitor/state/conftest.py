@@ -15,6 +15,7 @@ from janitor.state.sqlite.state import SqliteState
 from tests.hbase.conftest import hbase
 from tests.hbase.server import HBaseServer
 from tests.support import require_or_skip
+from tms_core.settings.models import HBaseSettings
 
 __all__ = ["hbase"]
 
@@ -58,14 +59,14 @@ class InHBase(LastingMemories):
     def __init__(self, server: HBaseServer) -> None:
         if server.thrift2 is None:
             require_or_skip(f"the HBase at {server.address} has no Thrift 2, with which tables are made")
-        self._thrift, self._thrift2 = [server.thrift], [server.thrift2]
+        self._wanted = HBaseSettings(thrift=(server.thrift,), thrift2=(server.thrift2,), namespace="janitor_test")
 
     def new(self) -> State:
         self._prefix = secrets.token_bytes(4)
         return self.again()
 
     def again(self) -> HBaseState:
-        return HBaseState(self._thrift, thrift2=self._thrift2, namespace="janitor_test", prefix=self._prefix)
+        return HBaseState(self._wanted, prefix=self._prefix)
 
 
 @pytest.fixture(scope="session", params=["memory", "file", "hbase"])

@@ -170,7 +170,6 @@ class Groups:
     """The consumer groups of one store's topics; threads may share it.
 
     Args:
-        max_lifetime_ms: how long after its start a transaction may claim.
         transactions: the manager in this process; None: transactions are managed elsewhere.
         backoff: how long messages wait after failed deliveries.
     """
@@ -182,7 +181,6 @@ class Groups:
         consumers: ConsumerRegistry,
         side: SideTable,
         read_path: ReadPath,
-        max_lifetime_ms: int,
         transactions: TransactionManager | None,
         backoff: Backoff,
     ) -> None:
@@ -191,7 +189,6 @@ class Groups:
         self._consumers = consumers
         self._side = side
         self._read_path = read_path
-        self._max_lifetime_ms = max_lifetime_ms
         self._transactions = transactions
         self._backoff = backoff
         #: Which transaction was merged last, by group; and the last that had begun when some of that was forgotten, and
@@ -578,9 +575,10 @@ class Groups:
     def _require_open(self, pointer: int, principal: str | None) -> None:
         if not 0 < pointer <= LONG_MAX:
             raise BadRequest(f"{pointer} is no transaction.", "Send the transaction as it was begun.")
-        if transaction_ms(pointer) + self._max_lifetime_ms <= self._read_path.clock.now_ms():
+        lifetime_ms = self._read_path.lifetime_ms
+        if transaction_ms(pointer) + lifetime_ms <= self._read_path.clock.now_ms():
             raise ConsumerConflict(
-                f"Transaction {pointer} is older than {self._max_lifetime_ms // 1000} s, the longest one may last.",
+                f"Transaction {pointer} is older than {lifetime_ms // 1000} s, the longest one may last.",
                 "Begin another one.",
             )
         if not self._is_open(pointer) or not self._belongs_to(pointer, principal):
