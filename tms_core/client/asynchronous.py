@@ -1,4 +1,4 @@
-"""The client for programs with an event loop: the same methods as :class:`~tms_core.client.Client`, to be awaited."""
+"""The client for programs with an event loop: the methods of :class:`~tms_core.client.Client` as coroutines."""
 
 from __future__ import annotations
 
@@ -34,15 +34,14 @@ from tms_core.transaction.model import Transaction
 
 
 class AsyncClient(AsyncTopics):
-    """A messaging server, and the transaction service beside it, for one event loop, whose tasks may share it.
+    """A client of a messaging server and its transaction service, for one event loop, whose tasks may share it.
 
     A few threads of the client call the transaction service; they start with the first transaction and stop with the
     client.
 
     Args:
-        url, token, token_file, transactions, timeouts, limits, retry, buffer, tls, hook, transport,
-            random, running: as of ``Client``.
-        pause: how to wait: a function of an event that interrupts the pause, and seconds.
+        url, token, token_file, transactions, options, transport: as of ``Client``.
+        pause: a function that waits for an event at most so many seconds.
 
     Raises:
         ConfigurationError: the URL or the address is invalid, or both a token and a file are given.
@@ -78,7 +77,7 @@ class AsyncClient(AsyncTopics):
         await self.close()
 
     async def close(self) -> None:
-        """As :meth:`Client.close`; in the loop that used it."""
+        """Publish queued messages and close connections, as :meth:`Client.close`; call it in the loop of the client."""
         self._wire.settle()
         try:
             await self._background.close()
@@ -87,7 +86,7 @@ class AsyncClient(AsyncTopics):
             self._transactions.close()
 
     def within(self, seconds: float) -> Self:
-        """As :meth:`Client.within`; not awaited: ``await client.within(2).publish(…)``."""
+        """Return this client with a time limit, as :meth:`Client.within`: ``await client.within(2).publish(…)``."""
         found = copy(self)
         found._core = self._core.within(seconds)
         return found
@@ -124,7 +123,7 @@ class AsyncClient(AsyncTopics):
         ttl: timedelta | int | str | None = None,
         key: Key | None = None,
     ) -> RollbackRange | None:
-        """As :meth:`Client.publish`."""
+        """Publish messages in one request, as :meth:`Client.publish`."""
         if transaction is None:
             await publish(
                 self._core, beginning(self._core, self._transactions, self._limits), topic, messages, ttl, key
@@ -134,11 +133,11 @@ class AsyncClient(AsyncTopics):
         return await publish_in(self._core, topic, messages, transaction, ttl)
 
     async def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
-        """As :meth:`Client.store`."""
+        """Store payloads that an empty publish publishes, as :meth:`Client.store`."""
         await store_in(self._core, topic, messages, transaction)
 
     async def rollback(self, topic: Topic, published: RollbackRange | int) -> None:
-        """As :meth:`Client.rollback`."""
+        """Roll back the rows of a publish in a transaction, as :meth:`Client.rollback`."""
         await self._core.ask(calls.rollback(topic, published))
 
     def poll(
@@ -150,7 +149,7 @@ class AsyncClient(AsyncTopics):
         limit: int | None = None,
         transaction: Transaction | None = None,
     ) -> AsyncMessages:
-        """As :meth:`Client.poll`; not awaited: ``async for message in client.poll(…)``."""
+        """Read messages in order, as :meth:`Client.poll`: ``async for message in client.poll(…)``."""
         return AsyncMessages(self._core, calls.poll_on(topic, start, limit, transaction, inclusive=inclusive), limit)
 
     def consume(
@@ -165,11 +164,11 @@ class AsyncClient(AsyncTopics):
         failed: Retry = FAILED,
         wait_seconds: int | None = None,
     ) -> AsyncConsumption:
-        """As :meth:`Client.consume`; not awaited: ``async for message in client.consume(…)``."""
+        """Read messages until stopped, as :meth:`Client.consume`: ``async for message in client.consume(…)``."""
         plan = ReadPlan(topic_id(topic), start, inclusive, consumer, idle, failed, wait_seconds)
         return AsyncConsumption(reading(self._core, plan, read, self._transactions, self._limits))
 
-    # --- some time ---------------------------------------------------------------------------------------------------
+    # --- in the background -------------------------------------------------------------------------------------------
 
     async def publish_async(
         self,
@@ -179,30 +178,30 @@ class AsyncClient(AsyncTopics):
         ttl: timedelta | int | str | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """As :meth:`Client.publish_async`; waits for nothing but room. The loop has to run until all is published."""
+        """Queue messages, as :meth:`Client.publish_async`; await only room. The loop must run until all are sent."""
         self._wire.settle()
         await self._background.publish(topic, messages, ttl, on_delivery)
 
     async def flush(self, timeout_seconds: float | None = None) -> None:
-        """As :meth:`Client.flush`."""
+        """Wait until all queued messages are published, as :meth:`Client.flush`."""
         self._wire.settle()
         await self._background.flush(timeout_seconds)
 
     @property
     def publish_figures(self) -> PublishFigures:
-        """As :attr:`Client.publish_figures`."""
+        """Return counts of the messages of :meth:`publish_async`."""
         return self._background.figures
 
     # --- transactions ------------------------------------------------------------------------------------------------
 
     def transaction(self, *, timeout_seconds: int | None = None, long: bool = False) -> AsyncTransactionContext:
-        """As :meth:`Client.transaction`: ``async with client.transaction() as tx:``."""
+        """Return a transaction, as :meth:`Client.transaction`: ``async with client.transaction() as tx:``."""
         return AsyncTransactionContext(
             self._core, self._transactions, self._limits, timeout_seconds, self._rotations, long=long
         )
 
     def producer(self, topic: Topic, name: str) -> AsyncProducer:
-        """As :meth:`Client.producer`: ``async with client.producer(…) as producer:``."""
+        """Return a producer, as :meth:`Client.producer`: ``async with client.producer(…) as producer:``."""
         instance = Instance(self._core, self._transactions, topic, name, asyncio.Lock())
         return AsyncProducer(instance, self._transactions, self._limits, self._rotations)
 
@@ -217,7 +216,7 @@ class AsyncClient(AsyncTopics):
         timeout_seconds: int | None = None,
         idle_seconds: float | None = None,
     ) -> AsyncGroupWork:
-        """As :meth:`Client.work`; not awaited: ``async for tx, batch in client.work(…)``."""
+        """Work through a topic, as :meth:`Client.work`: ``async for tx, batch in client.work(…)``."""
         core, service, limits = self._core, self._transactions, self._limits
         begin = beginning(core, service, limits, timeout_seconds)
 

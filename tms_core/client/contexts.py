@@ -1,4 +1,4 @@
-"""``with client.transaction() as tx:``, and the same for ``async with``."""
+"""Context managers of transactions: ``with client.transaction() as tx:``, and the same for ``async with``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ C = TypeVar("C", bound="_Context")
 
 
 class _Context:
-    """Options of a transaction that starts with the block."""
+    """The part that both contexts share; the transaction starts with the block."""
 
     def __init__(
         self,
@@ -49,27 +49,27 @@ class _Context:
 
     @property
     def transaction(self) -> Transaction:
-        """Return its pointers, as methods of the client take them (``transaction=tx.transaction``)."""
+        """Return the transaction, as methods of the client accept it (``transaction=tx.transaction``)."""
         return self._work.transaction
 
     def roll_back(self) -> None:
-        """Roll it back, without an error, when the block is left; nothing else can be done in it until then.
+        """Roll back without an error when the block is left; the transaction accepts no further work until then.
 
         Raises:
-            NotInProgress: it is over, or belongs to the parent process of this fork.
+            NotInProgress: the transaction has ended, or belongs to the parent process of this fork.
         """
         self._work.cancel()
 
     def publish_stored(self, topic: Topic, pointers: Sequence[int], ttl: timedelta | int | str | None = None) -> None:
-        """Publish, when it commits, what other processes have stored in a topic as part of it.
+        """Publish with the commit payloads that other processes have stored in a topic as part of this transaction.
 
-        Each of them asks for a checkpoint of the transaction (:meth:`TransactionClient.checkpoint`) and stores with its
-        pointer. So of a process that failed and was replaced nothing is published, even if it is still at work.
+        Each process requests a checkpoint of the transaction (:meth:`TransactionClient.checkpoint`) and stores with its
+        pointer. Therefore nothing is published of a process that failed and was replaced, even if it still runs.
 
         Args:
-            topic: where to.
-            pointers: the write pointers of those whose payloads are wanted, in order.
-            ttl: how long they live, where that is shorter than the topic's ttl.
+            topic: the topic of the stored payloads.
+            pointers: the write pointers of the processes whose payloads to publish, in order.
+            ttl: the TTL of these messages, if it is shorter than the topic's TTL.
         """
         self._work.publish_stored(topic, pointers, ttl)
 
@@ -91,7 +91,7 @@ class _Context:
 
     async def _end(self, error: BaseException | None) -> None:
         if self._work.is_forked and error is not None:
-            # The error goes on, and the transaction is the parent's.
+            # The error is raised further, and the parent decides its transaction.
             return
         if error is not None or self._work.cancelled:
             await self._work.roll_back()
@@ -99,7 +99,7 @@ class _Context:
             await self._work.commit()
 
     def _rotation(self, topic: Topic, consumer: str) -> Rotation:
-        """Return where the consumer goes on; the client remembers which partition it had last."""
+        """Return the rotation of a consumer; the client keeps it, so reading continues at the last partition."""
         return self._rotations.setdefault((str(topic), consumer), Rotation(self._core, topic))
 
     def _poll(self, topic: Topic, start: Start, limit: int | None, *, inclusive: bool) -> calls.Ask:
@@ -114,7 +114,7 @@ def standing_for(context: C, begun: ClientTransaction) -> C:
 
 
 class AsyncTransactionContext(_Context):
-    """A transaction of an :class:`~tms_core.client.AsyncClient`, for one task; as :class:`TransactionContext`."""
+    """The context of a transaction of an :class:`~tms_core.client.AsyncClient`, for one task."""
 
     async def __aenter__(self) -> Self:
         await self._begin()
@@ -131,29 +131,29 @@ class AsyncTransactionContext(_Context):
         ttl: timedelta | int | str | None = None,
         key: Key | None = None,
     ) -> None:
-        """Publish messages when it commits.
+        """Publish messages with the commit.
 
         Args:
-            topic: where to.
+            topic: the destination.
             messages: the payloads, in order.
-            ttl: how long these live, where that is shorter than the topic's ttl; whole seconds.
+            ttl: the TTL of these messages in whole seconds, if it is shorter than the topic's TTL.
             key: as of :meth:`tms_core.client.Client.publish`.
 
         Raises:
-            MessagingError: payloads that are too much to keep could not be stored; it can only be rolled back then.
+            MessagingError: payloads above the limit could not be stored; the transaction can only be rolled back.
         """
         await self._work.publish(topic, messages, ttl, key)
 
     def poll(
         self, topic: Topic, *, start: Start = None, inclusive: bool = True, limit: int | None = None
     ) -> AsyncMessages:
-        """As :meth:`TransactionContext.poll`."""
+        """Read the messages that the transaction sees, as :meth:`TransactionContext.poll`."""
         return AsyncMessages(self._core, self._poll(topic, start, limit, inclusive=inclusive), limit)
 
     async def consume(
         self, topic: Topic, consumer: str, *, limit: int | None = None, order: str = "partition"
     ) -> AsyncIterator[Message]:
-        """As :meth:`TransactionContext.consume`."""
+        """Read the unread messages of a consumer, as :meth:`TransactionContext.consume`."""
         rotation = self._rotation(topic, consumer)
         left = limit
         while left is None or left > 0:
@@ -167,18 +167,18 @@ class AsyncTransactionContext(_Context):
             left = None if left is None else left - len(batch.messages)
 
     async def register(self, participant: Participant) -> None:
-        """Have something else take part: its writes and the messages become visible together, or not at all."""
+        """Add a participant: its writes and the messages become visible together, or not at all."""
         await self._work.register(participant)
 
     async def checkpoint(self) -> None:
-        """Give it another write pointer; participants are told."""
+        """Get another write pointer for the transaction, and pass it to the participants."""
         await self._work.checkpoint()
 
 
 class TransactionContext(_Context):
-    """A transaction of a :class:`~tms_core.client.Client`, for one thread; see its ``transaction``.
+    """The context of a transaction of a :class:`~tms_core.client.Client`, for one thread.
 
-    All or nothing of it becomes visible when the block is left; nothing, when something in the block raises.
+    The transaction commits when the block is left, and is rolled back if the block raises.
     """
 
     def __enter__(self) -> Self:
@@ -189,28 +189,28 @@ class TransactionContext(_Context):
         run(self._end(error))
 
     def poll(self, topic: Topic, *, start: Start = None, inclusive: bool = True, limit: int | None = None) -> Messages:
-        """Read the messages that it sees: committed when it started; see :meth:`tms_core.client.Client.poll`."""
+        """Read messages that were committed when the transaction started; as :meth:`tms_core.client.Client.poll`."""
         return Messages(self._core, self._poll(topic, start, limit, inclusive=inclusive), limit)
 
     def consume(
         self, topic: Topic, consumer: str, *, limit: int | None = None, order: str = "partition"
     ) -> Iterator[Message]:
-        """Read the unread messages of a consumer; it has, exactly if the transaction is committed.
+        """Read the unread messages of a consumer; they count as read only if the transaction commits.
 
-        That is exactly once, for any number of copies of a program, wherever one of them dies.
-        Claimed messages that the block did not request are returned. Where the transaction fails, its messages
-        come again at once; where the program dies, when the transaction has timed out.
+        Each message is processed exactly once, for any number of copies of a program, even if copies die. Claimed
+        messages that the block did not request return to the group. After a failed transaction the server delivers its
+        messages again at once, and after the death of a program when the transaction has timed out.
 
         Args:
-            topic: whose messages; of one with partitions those of each that no other transaction has messages of, first
-                of the one that this client had last. A pattern stands for several topics: ``default:orders-*``.
+            topic: the topic. If it has partitions, the transaction reads each partition that no other transaction
+                reads, starting with the last one of this client. A pattern names several topics: ``default:orders-*``.
             consumer: the group; a new consumer starts at the first message of the topic.
-            limit: the most messages to read; None: all there are.
-            order: ``partition``: in the order of the topic; nothing, while another transaction has some of it.
+            limit: the most messages to read; None: all current messages.
+            order: ``partition``: in the order of the topic, and none while another transaction has claimed messages.
                 ``none``: several transactions share the messages.
 
         Raises:
-            ConsumerConflict: the transaction is over, or is too old.
+            ConsumerConflict: the transaction has ended, or is too old.
         """
         rotation = self._rotation(topic, consumer)
         left = limit

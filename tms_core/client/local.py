@@ -13,13 +13,13 @@ from tms_core.client.sync import Client
 if TYPE_CHECKING:
     from tms_core.server.serving import Started
 
-#: The server's own ports, where programs beside this one are not expected: any that are free on this machine.
+#: Settings for free ports on this machine.
 _ANY_PORTS = {
     "TMS_SERVER__PORT": "0",
     "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0",
     "TMS_JANITOR__HTTP__PORT": "0",
 }
-#: The store in the folder; transactions and the janitor's state stand beside it, with its name before theirs.
+#: The name of the store in the folder, and the prefix of the transactions and of the janitor's state next to it.
 _STORE = "messaging"
 
 
@@ -27,7 +27,7 @@ class LocalClient(Client):
     """A client of a server in this process, which stops with the client; made by :func:`open`.
 
     Attributes:
-        server: where the server is, for other programs on this machine.
+        server: the addresses of the server, for other programs on this machine.
     """
 
     def __init__(self, server: Started, resources: ExitStack) -> None:
@@ -36,8 +36,8 @@ class LocalClient(Client):
         self._resources = resources
         # The program did not choose HTTP between it and its own server, so its log has no line for each request.
         logging.getLogger("httpx2").addFilter(self._is_wanted)
-        # Where the program ends without having closed it: before the executors' threads are ended, which would be
-        # waited for for ever otherwise.
+        # If the program exits without closing the client: close it before the interpreter waits for the threads of
+        # executors, which would run forever otherwise.
         threading._register_atexit(self.close)  # type: ignore[attr-defined]  # as concurrent.futures does
 
     def close(self) -> None:
@@ -52,22 +52,22 @@ class LocalClient(Client):
 
 
 def open(folder: Path | str) -> LocalClient:  # noqa: A001 it is called as tms_core.client.open
-    """Return a client on a folder, with a server of its own, the transactions and the janitor, all in this process.
+    """Return a client on a folder; its server, the transaction service and the janitor run in this process.
 
         with tms_core.client.open("data/") as client:
             client.create_topic("default:orders")
 
-    One process has the folder at a time, until it closes the client. A folder that is new is adopted by the janitor at
-    once. Environment and settings files are not read.
+    One process can open the folder at a time. The janitor adopts a new folder at once. Environment and settings files
+    are not read.
 
     Args:
-        folder: where all of it is kept; made where there is none.
+        folder: the folder of all data; created if it does not exist.
 
     Raises:
         StoreBusy: another process has the folder; the error names it.
         ConfigurationError: the folder cannot be used.
     """
-    # What only opens connections to a server elsewhere does not import one.
+    # A program that only connects to a server must not pay for the import of one.
     from tms_core.server.serving import serving  # noqa: PLC0415
 
     path = Path(folder)

@@ -1,7 +1,7 @@
 """Producers: each publish takes effect once, however often it is repeated, and the newest instance fences older ones.
 
-Each request has a number, so it is sent again when it was not answered. One is under way at a time, since only the last
-one may be repeated. A refusal because a newer instance counts is final.
+Each request has a number, so the client may repeat a request that got no response. An instance has at most one request
+under way, because the server recognizes only the last request. ``ProducerFenced`` is final.
 """
 
 from __future__ import annotations
@@ -32,14 +32,12 @@ C = TypeVar("C", TransactionContext, AsyncTransactionContext)
 
 
 class Instance:
-    """One instance of a producer; both clients drive it.
+    """An instance of a producer; both clients drive it.
 
     Args:
-        core: the requesting principal.
-        service: invalidates open transactions of older instances, and reports their outcomes if the server does not
-            know them.
+        service: the transaction service: it invalidates open transactions of older instances, and knows the outcomes
+            that the server does not know.
         home: the producer's topic.
-        name: its name.
         lock: held while a request is under way.
     """
 
@@ -61,38 +59,39 @@ class Instance:
         self._generation: int | None = None
         self._sequence = 0
         self._fenced: ProducerFenced | None = None
-        #: Its transactions of which it is not certain that they have ended.
+        #: The instance's transactions that may still be open.
         self._open: set[int] = set()
 
     @property
     def generation(self) -> int:
-        """As it was registered.
+        """Return the generation that the registration assigned.
 
         Raises:
-            NotInProgress: it was not.
+            NotInProgress: the instance is not registered.
         """
         if self._generation is None:
             raise NotInProgress("The producer is not registered.", "Register it: with client.producer(…) as producer:")
         return self._generation
 
     async def register(self) -> None:
-        """Register it, invalidate open transactions of older instances, and look up the outcome of the last one."""
+        """Register the instance, invalidate open transactions of older instances, and look up the last outcome."""
         registered = await self._register({})
         if registered.undecided:
+            # The first registration fences the older instances, so no transaction can be added to this list after it.
             registered = await self._register(await self._end(registered.undecided))
         self._generation, self.previous = registered.generation, registered.previous
 
     async def send(self, call: Call[T], label: str) -> T:
-        """Send a request that is done once, however often it is sent.
+        """Send a request that takes effect once, however often it is sent.
 
         Raises:
-            ProducerFenced: a newer instance counts.
+            ProducerFenced: a newer instance is registered.
         """
         async with self._lock:
             if self._fenced is not None:
                 raise self._fenced
             self._sequence += 1
-            # All at once: other threads begin and end some meanwhile.
+            # Copy in one step: other threads start and end transactions during the iteration.
             oldest = min(tuple(self._open), default=None)
             signature = Signature(str(self.home), self.name, self.generation, self._sequence, label, oldest)
             try:
@@ -102,7 +101,7 @@ class Instance:
                 raise
 
     def signing(self, label: str) -> Core:
-        """A core that sends the writes of a labelled transaction as this instance's."""
+        """Return a core that sends writes of a labelled transaction as requests of this instance."""
 
         async def write(call: Call[T]) -> T:
             return await self.send(call, label)
@@ -110,17 +109,17 @@ class Instance:
         return self.core.writing(write, self.home)
 
     async def roll_back(self, pointer: int) -> None:
-        """Tell that a transaction is rolled back, before it is aborted."""
+        """Report to the server that a transaction is rolled back, before it is aborted."""
         signature = Signature(str(self.home), self.name, self.generation, None)
         await self.core.ask(signature.on(calls.rollback(self.home, pointer)))
         self.ended(pointer)
 
     def begun(self, pointer: int) -> None:
-        """Note a started transaction."""
+        """Note that a transaction was started."""
         self._open.add(pointer)
 
     def ended(self, pointer: int) -> None:
-        """A transaction was committed, or the server knows that it is rolled back."""
+        """Note that a transaction was committed, or that the server knows its rollback."""
         self._open.discard(pointer)
 
     async def _register(self, ended: Mapping[int, str]) -> RegisteredInstance:
@@ -133,12 +132,12 @@ class Instance:
         for transaction_id in await self._transactions_of(left):
             await self._invalidate(transaction_id)
         if left:
-            # One may have been committed in between.
+            # A transaction may have been committed between the snapshot and its invalidation.
             committed |= await visible_now(self.core, self._service, left)
         return {pointer: "committed" if pointer in committed else "aborted" for pointer in pointers}
 
     async def _transactions_of(self, pointers: Sequence[int]) -> set[int]:
-        """Return the transactions of pointers that are not committed, of which some may be of checkpoints."""
+        """Return the transaction ids of uncommitted write pointers, which may be pointers of checkpoints."""
         if not pointers:
             return set()
         blocking = self.core.wire.blocking
@@ -152,9 +151,9 @@ class Instance:
 
 
 class _Begun(Participant):
-    """Tells the server before an abort that a transaction is rolled back, so that it does not count as committed.
+    """A participant that reports a decided transaction to the instance, and a rollback to the server.
 
-    It also tells the instance that a transaction is over.
+    The report precedes the abort, because an aborted transaction looks like a committed one in a snapshot.
     """
 
     def __init__(self, instance: Instance) -> None:
@@ -186,7 +185,7 @@ class _ThreadLock(AbstractAsyncContextManager[None]):
 
 
 class _Producer:
-    """What both kinds have."""
+    """The part that both producers share."""
 
     def __init__(self, instance: Instance, service: TransactionClient, limits: Limits, rotations: Rotations) -> None:
         self._instance = instance
@@ -196,12 +195,12 @@ class _Producer:
 
     @property
     def generation(self) -> int:
-        """Return the number of this instance; each new one has a higher one."""
+        """Return the generation of this instance; each new instance has a higher one."""
         return self._instance.generation
 
     @property
     def previous(self) -> PreviousTransaction | None:
-        """Return the last transaction of the instances before, and what became of it; None: there was none."""
+        """Return the last transaction of the previous instances with its outcome; None: they had no transaction."""
         return self._instance.previous
 
     def _transaction(self, kind: type[C], label: str, timeout_seconds: int | None, *, long: bool) -> C:
@@ -213,14 +212,14 @@ class _Producer:
 
 
 class AsyncProducer(_Producer):
-    """As :class:`Producer`, for an event loop, whose tasks may share it."""
+    """A producer of an :class:`~tms_core.client.AsyncClient`; tasks of its event loop may share it."""
 
     async def __aenter__(self) -> Self:
         await self._instance.register()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Nothing is to be done."""
+        """Do nothing: another instance may take over at any time."""
 
     async def publish(
         self,
@@ -230,17 +229,17 @@ class AsyncProducer(_Producer):
         ttl: timedelta | int | str | None = None,
         key: Key | None = None,
     ) -> None:
-        """Publish messages in one request; they are there once, however often it has to be repeated.
+        """Publish messages in one request; they are published once, however often the request is repeated.
 
         Args:
             messages: the payloads, in order.
-            topic: where to; None: the producer's own topic.
-            ttl: how long these live, where that is shorter than the topic's ttl; whole seconds.
+            topic: the destination; None: the producer's own topic.
+            ttl: the TTL of these messages in whole seconds, if it is shorter than the topic's TTL.
             key: as of :meth:`Client.publish`.
 
         Raises:
-            ProducerFenced: a newer instance counts; this one is done with.
-            Unanswered: it was repeated in vain, and whether it is there is not known.
+            ProducerFenced: a newer instance is registered; this instance cannot publish any longer.
+            Unanswered: no attempt got a response; the messages may be published.
             MessagingError: as :meth:`Client.publish`.
         """
         core = self._instance.signing("")
@@ -256,7 +255,7 @@ class AsyncProducer(_Producer):
     def transaction(
         self, label: str = "", *, timeout_seconds: int | None = None, long: bool = False
     ) -> AsyncTransactionContext:
-        """As :meth:`Producer.transaction`: ``async with producer.transaction() as tx:``."""
+        """Return a transaction, as :meth:`Producer.transaction`: ``async with producer.transaction() as tx:``."""
         return self._transaction(AsyncTransactionContext, label, timeout_seconds, long=long)
 
 
@@ -275,12 +274,12 @@ class Producer(_Producer):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is to be done: another instance may take over at any time."""
+        """Do nothing: another instance may take over at any time."""
 
     def transaction(
         self, label: str = "", *, timeout_seconds: int | None = None, long: bool = False
     ) -> TransactionContext:
-        """Return a transaction as of :meth:`Client.transaction`, whose outcome the next instance gets.
+        """Return a transaction, as :meth:`Client.transaction`; the next instance gets its outcome.
 
         Args:
             label: its label, such as the name of an input file; at most 1,000 bytes.

@@ -1,4 +1,4 @@
-"""The client for programs that wait: every method returns when it is done."""
+"""The blocking client: every method returns when it has finished."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ from tms_core.client.work import GroupWork, Worker, WorkOptions, beginning, read
 from tms_core.messaging.model import RollbackRange
 from tms_core.transaction.model import Transaction
 
-#: Where ``tms serve`` listens unless told otherwise.
+#: The default addresses of ``tms serve``.
 DEFAULT_URL = "http://127.0.0.1:11015"
 DEFAULT_TRANSACTIONS = "127.0.0.1:15165"
 
 
 class Client(Topics):
-    """A messaging server, and the transaction service beside it.
+    """A client of a messaging server and its transaction service.
 
-    Threads may share a client: it has one pool of connections, and nothing of one call is seen by another. What it
-    gives out (an iterator over messages, a transaction) belongs to the thread that asked for it.
+    Threads may share a client; it has one pool of connections. An iterator over messages or a transaction belongs to
+    the thread that created it.
 
     Args:
-        url: of the server; or the URLs of several servers of the same topics; the client tries the next one if one does
-            not respond or is unavailable.
-        token: the bearer token, or what returns it; asked for each request.
-        token_file: a file that holds it instead; read for each request.
-        transactions: ``HOST:PORT`` of the transaction service, used from the first transaction on; or of several
-            servers that manage the same transactions, of which one that fails is left for the next.
-        options: how it works: timeouts, limits, repetition, the buffer, TLS, a hook.
-        transport: how requests get there, instead of the network (:mod:`tms_core.client.testing`).
-        pause: how to wait: a function of an event that interrupts the pause, and seconds.
+        url: the URL of the server, or the URLs of several servers of the same topics; the client switches to the next
+            one if a server does not respond or is unavailable.
+        token: the bearer token, or a function that returns it and is called for each request.
+        token_file: a file that contains the token instead; read for each request.
+        transactions: ``HOST:PORT`` of the transaction service, or of several servers of the same transactions; the
+            client connects with the first transaction, and switches to the next server if one fails.
+        options: timeouts, limits, retries, the buffer, TLS and hooks.
+        transport: the library's transport instead of the network (:mod:`tms_core.client.testing`).
+        pause: a function that waits for an event at most so many seconds.
 
     Raises:
         ConfigurationError: the URL or the address is invalid, or both a token and a file are given.
@@ -103,14 +103,14 @@ class Client(Topics):
             self._transactions.close()
 
     def within(self, seconds: float) -> Self:
-        """This client with a time limit: ``client.within(2).publish(…)``.
+        """Return this client with a time limit: ``client.within(2).publish(…)``.
 
-        Each call returns or raises within so many seconds, all its attempts and pauses together; of a poll, the first
-        piece of the answer is there by then. Calls of the transaction service have ``Timeouts.transaction_seconds``.
-        Connections and all else are shared, so it need not be closed.
+        Each call returns or raises within so many seconds, including all attempts and pauses. The limit of a poll
+        applies to the first piece of the response. Calls of the transaction service keep
+        ``Timeouts.transaction_seconds``. The returned client shares all connections, so do not close it.
 
         Raises:
-            ConfigurationError: the time is none.
+            ConfigurationError: ``seconds`` is not above 0.
         """
         found = copy(self)
         found._core = self._core.within(seconds)
@@ -148,26 +148,26 @@ class Client(Topics):
         ttl: timedelta | int | str | None = None,
         key: Key | None = None,
     ) -> RollbackRange | None:
-        """Publish messages in one request; when this returns they are on disk.
+        """Publish messages in one request; they are on disk when this returns.
 
         Args:
-            topic: where to.
+            topic: the destination.
             messages: the payloads, in order. An empty list, in a transaction, publishes its stored payloads.
-            transaction: whose they are; :meth:`transaction` does all that belongs to it.
-            ttl: how long these live, where that is shorter than the topic's ttl; whole seconds.
-            key: the key of the messages: in a topic with partitions, messages with the same key go to the same
-                partition, in order. Without a key partitions have their turn. Of a topic with routes, a key for each of
-                them; its copies are published in one transaction. Not together with ``transaction``.
+            transaction: the transaction of the messages. With :meth:`transaction`, leave it out.
+            ttl: the TTL of these messages in whole seconds, if it is shorter than the topic's TTL.
+            key: the key of the messages. In a topic with partitions, messages with the same key go to the same
+                partition, in order; without a key, the partitions take turns. For a topic with routes, a key for each
+                route; the copies are published in one transaction. Not together with ``transaction``.
 
         Returns:
-            In a transaction, the rows that were written, as :meth:`rollback` takes them; else None.
+            In a transaction, the written rows, for :meth:`rollback`; otherwise None.
 
         Raises:
-            TopicNotFound: there is no such topic.
-            BadRequest: no message, one that is not bytes, or more bytes than the server takes at once.
-            Unavailable: nothing was published, even when tried again.
-            Unanswered: whether it was published is not known. It is not tried again, because then it might be there
-                twice.
+            TopicNotFound: the topic does not exist.
+            BadRequest: there is no message, a message is not bytes, or the request is too large for the server.
+            Unavailable: nothing was published; all attempts failed.
+            Unanswered: the messages may be published. The client does not repeat the request, because that could
+                publish them twice.
         """
         if transaction is None:
             run(publish(self._core, beginning(self._core, self._transactions, self._limits), topic, messages, ttl, key))
@@ -176,19 +176,19 @@ class Client(Topics):
         return run(publish_in(self._core, topic, messages, transaction, ttl))
 
     def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
-        """Put payloads where an empty :meth:`publish` in the same transaction publishes them; raises as that does."""
+        """Store payloads that an empty :meth:`publish` in the same transaction publishes; raises as :meth:`publish`."""
         run(store_in(self._core, topic, messages, transaction))
 
     def rollback(self, topic: Topic, published: RollbackRange | int) -> None:
         """Roll back the rows of a publish in a transaction.
 
         Args:
-            topic: where it was published.
-            published: what publishing returned; or a write pointer, to roll back all of its rows in this topic.
+            topic: the topic of the publish.
+            published: the result of the publish; or a write pointer, to roll back all of its rows in this topic.
 
         Raises:
-            TopicNotFound: there is no such topic.
-            Unanswered: some rows may not be rolled back; the transaction has to be invalidated.
+            TopicNotFound: the topic does not exist.
+            Unanswered: some rows may not be rolled back; invalidate the transaction.
         """
         run(self._core.ask(calls.rollback(topic, published)))
 
@@ -204,21 +204,21 @@ class Client(Topics):
         """Read messages in order, as a stream, in constant memory.
 
         Args:
-            topic: whose.
+            topic: the topic.
             start: a message's id, a time with its zone, or None for the first message.
-            inclusive: whether the message that has the very id ``start`` is among them, or those of that millisecond.
-            limit: the most messages to read; None: all there are now.
-            transaction: the reading transaction: only messages committed for it; None: everything, including rolled
-                back messages.
+            inclusive: whether to return the message with the id ``start``, or the messages of that millisecond.
+            limit: the most messages to read; None: all current messages.
+            transaction: the reading transaction, which sees only messages committed for it; None: all messages,
+                including rolled back messages.
 
         Returns:
-            Iterate over it; a ``with`` around it returns its connection even after a break. The request is sent, and
-            raises, with the first message.
+            An iterator. Use it in a ``with`` block, so that its connection is returned even after a ``break``. The
+            first message sends the request, and raises its errors.
 
         Raises:
-            BadRequest: the limit or the start is none.
-            TopicNotFound: there is no such topic.
-            Unanswered: the answer was cut short; poll again from the last message on.
+            BadRequest: the limit or the start is invalid.
+            TopicNotFound: the topic does not exist.
+            Unanswered: the response was cut short; poll again after the last message.
         """
         return Messages(self._core, calls.poll_on(topic, start, limit, transaction, inclusive=inclusive), limit)
 
@@ -234,36 +234,37 @@ class Client(Topics):
         failed: Retry = FAILED,
         wait_seconds: int | None = None,
     ) -> Consumption:
-        """Read messages in order, forever: those that are there, then each as it comes.
+        """Read messages in order until stopped: the current messages, then each new message.
 
-        While there is nothing, the server waits and answers when a message has come. While messages are undecided, or
-        the server does not respond, it retries with growing pauses.
+        Without messages, the server waits and responds when a message arrives. While messages are undecided, or the
+        server does not respond, the client polls again with growing pauses.
 
         Args:
-            topic: whose.
+            topic: the topic.
             start, inclusive: the start, as of :meth:`poll`.
-            consumer: a name under which the position is stored. Reading continues after it, and it is stored whenever
-                the program requests the next batch: a program that dies in between reads some messages again (at least
-                once).
-            read: the kind of messages. ``uncommitted``: everything, including messages that are or may be rolled back.
-                ``committed``: committed messages in the order of the topic, which wait for an undecided one.
-                ``unordered``: committed messages without waiting, so a message that is decided late comes late; it
-                requires a consumer, which then is a consumer group with its state at the server, and ignores ``start``
-                and pauses. The last two need the transaction service.
-            idle, failed: the pauses; how many attempts they name does not count.
-            wait_seconds: how long the server waits before it answers that there is nothing, 60 at most; None: 5.
-                ``stop()`` called by another thread is noticed within that time.
+            consumer: the name under which the position is stored; reading continues after a stored position. The client
+                stores it when the program requests the next batch. A program that dies in between reads some messages
+                again (at least once).
+            read: the kind of messages. ``uncommitted``: all messages, including messages that are or may be rolled
+                back. ``committed``: committed messages in the order of the topic; an undecided message blocks the
+                messages after it. ``unordered``: committed messages as soon as they are decided. It requires a
+                consumer, which becomes a consumer group with its state at the server, and ignores ``start`` and pauses.
+                The last two need the transaction service.
+            idle, failed: the pauses; their number of attempts is ignored.
+            wait_seconds: how long the server waits before it sends an empty response, at most 60; None: 5. Another
+                thread's ``stop()`` takes effect within this time.
 
         Returns:
-            An iterator, best used in a ``with`` block, which stores the position when it is left. ``stop()`` stops it.
+            An iterator. Use it in a ``with`` block, which stores the position when it is left. ``stop()`` stops it.
 
         Raises:
-            TopicNotFound, BadRequest, Unauthorized, Forbidden: while iterating, since these do not pass by waiting.
+            TopicNotFound, BadRequest, Unauthorized, Forbidden: during the iteration; the client retries temporary
+                errors.
         """
         plan = ReadPlan(topic_id(topic), start, inclusive, consumer, idle, failed, wait_seconds)
         return Consumption(reading(self._core, plan, read, self._transactions, self._limits))
 
-    # --- some time ---------------------------------------------------------------------------------------------------
+    # --- in the background -------------------------------------------------------------------------------------------
 
     def publish_async(
         self,
@@ -273,36 +274,35 @@ class Client(Topics):
         ttl: timedelta | int | str | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Hand messages over to be published some time, in batches, in order; what there is room for is the ``buffer``.
+        """Queue messages for publishing in the background, in batches and in order; see ``Options.buffer``.
 
-        A batch that was not answered is sent again for ``Buffer.delivery_seconds``, so a message may be there twice,
-        and none is lost while the server is away for less than that. Unpublished messages are logged and counted, and
-        :meth:`flush` and :meth:`close` raise.
+        A batch without a response is sent again for ``Buffer.delivery_seconds``. Therefore a message may be published
+        twice, and no message is lost if the server is down for less than that. The client logs and counts unpublished
+        messages, and :meth:`flush` and :meth:`close` raise.
 
         Args:
-            topic: where to.
-            messages: the payloads.
-            ttl: how long these live, where that is shorter than the topic's ttl; whole seconds.
-            on_delivery: called once for each message before :meth:`flush` returns, with its payload and None when it is
-                on the server's disk, or else the error (:class:`BufferFull`: no room). The publishing thread usually
-                calls it, so it must return quickly.
+            topic: the destination.
+            messages: the payloads, in order.
+            ttl: the TTL of these messages in whole seconds, if it is shorter than the topic's TTL.
+            on_delivery: called once for each message before :meth:`flush` returns, with the payload, and with None once
+                the message is on the server's disk, or else the error (:class:`BufferFull`: no room). The publishing
+                thread usually calls it, so it must return quickly.
 
         Raises:
-            BadRequest: there is no such topic's name, or a payload that is not bytes; none is taken.
-            BufferFull: there is no room, and the buffer says that this is an error; those before the one that had no
-                room are taken.
+            BadRequest: the topic's name is invalid, or a payload is not bytes; no message is queued.
+            BufferFull: a message has no room, with ``WhenFull.RAISE``; the messages before it are queued.
             ClientClosed: the client is closed.
         """
         self._background.publish(topic, messages, ttl, on_delivery)
 
     def flush(self, timeout_seconds: float | None = None) -> None:
-        """Return when all messages queued until now are on the server's disk.
+        """Wait until all messages queued until now are on the server's disk.
 
         Args:
-            timeout_seconds: how long to wait; None: as long as it takes.
+            timeout_seconds: the longest wait; None: no limit.
 
         Raises:
-            NotPublished: some of it could not be published, since this was last asked; or the time is over.
+            NotPublished: some messages failed since the last call, or the time is over.
         """
         self._background.flush(timeout_seconds)
 
@@ -314,24 +314,25 @@ class Client(Topics):
     # --- transactions ------------------------------------------------------------------------------------------------
 
     def transaction(self, *, timeout_seconds: int | None = None, long: bool = False) -> TransactionContext:
-        """Return a transaction: ``with client.transaction() as tx:``.
+        """Return the context of a transaction: ``with client.transaction() as tx:``.
 
-        Its messages become visible when the block is left, together with the writes of its participants, or not at all;
-        it starts with the block. Readers that are in transactions of their own see nothing of it before. When an answer
-        is missing the transaction is invalidated, never aborted; see :mod:`tms_core.client.transactions.transaction`.
+        The transaction starts with the block. When the block is left, its messages and the writes of its participants
+        become visible together, or not at all. Readers in other transactions do not see them earlier. After a request
+        without a response, the client invalidates the transaction instead of aborting it; see
+        :mod:`tms_core.client.transactions.transaction`.
 
         Args:
-            timeout_seconds: its timeout; None: as the service says (30).
-            long: whether it may take long (a day); where it fails, it is always invalidated.
+            timeout_seconds: its timeout; None: the service's default (30).
+            long: whether to start a long transaction (a day); after a failure, it is always invalidated.
 
         Raises:
-            TransactionError: it was entered before: each context is for one transaction.
-            Conflict: another transaction changed the same; this one is rolled back.
-            NotInProgress: it took too long.
-            Invalidated: it was invalidated; nothing of it is or will be visible.
-            OutcomeUnknown: no server says whether it is committed; it is as a whole, or never will be.
-            PostCommitFailed: it is committed, but a later step failed, such as storing a position.
-            MessagingError: something could not be published, and it is rolled back.
+            TransactionError: the context was entered before; each context is for one transaction.
+            Conflict: another transaction changed the same keys; this transaction is rolled back.
+            NotInProgress: the transaction has timed out.
+            Invalidated: the transaction was invalidated; nothing of it is or will be visible.
+            OutcomeUnknown: no server responds; either the whole transaction is committed, or it never will be.
+            PostCommitFailed: the transaction is committed, but a later step failed, such as storing a position.
+            MessagingError: a message could not be published; the transaction is rolled back.
         """
         return TransactionContext(
             self._core, self._transactions, self._limits, timeout_seconds, self._rotations, long=long
@@ -340,17 +341,17 @@ class Client(Topics):
     def producer(self, topic: Topic, name: str) -> Producer:
         """Return a producer by name: ``with client.producer("default:bills", "importer-7") as producer:``.
 
-        Each publish takes effect once, even if requests are repeated. The block starts with a registration: the server
-        rejects older instances of the same producer from then on, and their open transactions are invalidated.
-        ``producer.previous`` tells what became of the last one.
+        Each publish takes effect once, even if requests are repeated. The block starts with a registration. From then
+        on, the server rejects older instances of the same producer, and their open transactions are invalidated.
+        ``producer.previous`` has the outcome of their last transaction.
 
         Args:
-            topic: the producer's own; it publishes to others, too.
-            name: the same for each start of the program; of programs that run side by side each has its own.
+            topic: the producer's own topic; it may publish to other topics, too.
+            name: a name that stays the same when the program restarts; each concurrent program needs its own.
 
         Raises:
-            BadRequest: that is no name.
-            TopicNotFound: there is no such topic, at the start of the block.
+            BadRequest: the name is invalid.
+            TopicNotFound: the topic does not exist, at the start of the block.
         """
         return Producer.of(self._core, self._transactions, self._limits, self._rotations, topic, name)
 
@@ -365,33 +366,33 @@ class Client(Topics):
         timeout_seconds: int | None = None,
         idle_seconds: float | None = None,
     ) -> GroupWork:
-        """Work through a topic as one of a consumer group, exactly once: ``for tx, batch in client.work(…):``.
+        """Work through a topic as a member of a consumer group, exactly once: ``for tx, batch in client.work(…):``.
 
-        Each batch comes with its transaction, which is committed with the request for the next batch. An error in the
-        loop, or leaving it, rolls the batch back, and its messages come again, to whichever worker is there. ``stop()``
-        stops the loop after the current batch. Any number of workers may run, and come and go. While there are no
-        messages, the server waits, and no transaction is open.
+        Each batch comes with its transaction; the request for the next batch commits it. An error in the loop, or
+        leaving it, rolls the batch back, and the server delivers its messages again to any worker. ``stop()`` stops the
+        loop after the current batch. Workers may start and stop at any time. While there are no messages, the server
+        waits, and no transaction is open.
 
         Args:
-            topic: whose messages; one with partitions, of which each worker takes those that are free, first the one it
-                had last; or a pattern of several: ``default:orders-*``.
+            topic: the topic; or a pattern of several: ``default:orders-*``. Each worker reads the free partitions of a
+                topic, starting with the last one it read.
             group: the group's name; a new consumer starts at the first message of the topic.
-            batch: the most messages in a transaction; the server gives about 4 MB at once.
+            batch: the most messages in a transaction; the server sends about 4 MB at once.
             order: ``partition``: in the order of the topic, one batch at a time. ``none``: as a work queue, several
                 workers share the messages.
-            max_deliveries: the highest number of deliveries of a message. Messages of a batch that failed come in
-                smaller batches, at last alone; one that has failed so often goes to the topic ``TOPIC-dead``, which is
-                made where there is none. None: it comes forever.
-            timeout_seconds: how long a batch may take, from the commit of the one before on; None: as the transaction
-                service says (30).
+            max_deliveries: the highest number of deliveries of a message. The server delivers messages of a failed
+                batch in smaller batches, at last alone. After this number of deliveries, the message moves to the topic
+                ``TOPIC-dead``, which the client creates. None: no limit.
+            timeout_seconds: the timeout of a batch, from the commit of the previous batch on; None: the default of the
+                transaction service (30).
             idle_seconds: the time without messages after which the loop stops; None: never.
 
         Returns:
-            Iterate over it. What passes (a server away, a transaction that took too long) is logged and tried again.
+            An iterable. Temporary errors (a server that is down, a transaction that timed out) are logged and retried.
 
         Raises:
-            BadRequest: a number or the order is none, or the topic's name has no room for ``-dead``.
-            TopicNotFound, Unauthorized, Forbidden: while iterating; of a pattern's topics BadRequest, too.
+            BadRequest: a number or the order is invalid, or the topic's name is too long for ``-dead``.
+            TopicNotFound, Unauthorized, Forbidden: during the iteration; with a pattern BadRequest, too.
         """
         core, service, limits = self._core, self._transactions, self._limits
         begin = beginning(core, service, limits, timeout_seconds)

@@ -1,12 +1,12 @@
-"""A whole server inside a test: messages and transactions in memory, on a free port of this machine.
+"""A server inside a test: messages and transactions in memory, on a free port of this machine.
 
     with in_process() as site, site.client() as client:
         client.create_topic("default:orders")
 
-It is the real server, in a thread of its own, so that a plain client, an asynchronous one and any number of threads can
-use it at once. A fixture of pytest, ``tms_server``, gives one to each test that names it; a conftest.py has it with
-``pytest_plugins = ["tms_core.client.testing"]``. Transactions are handed over in this process, in the encoding of the
-real service. The server and its threads stop with the block.
+The real server runs in a thread of its own. Plain clients, asynchronous clients and any number of threads can use it at
+the same time. The pytest fixture ``tms_server`` starts one for each test that names it; a conftest.py enables it with
+``pytest_plugins = ["tms_core.client.testing"]``. Calls of the transaction service stay in this process, in the encoding
+of the real service. The server and its threads stop with the block.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from tms_core.web.listener import Listener, ListenerOptions
 
 __all__ = ["InProcess", "in_process"]
 
-#: How many polls read the store at once.
+#: The most polls that read the store at the same time.
 _THREADS = 4
 _OPTIONS = {field.name for field in fields(Options)}
 _MAX_REQUEST_BYTES = 10 << 20
-#: How long the end of the block waits for answers that no client reads, in seconds.
+#: How long the end of the block waits for responses that no client reads, in seconds.
 _LISTENER = ListenerOptions(stop_seconds=1)
 
 
@@ -54,10 +54,10 @@ class InProcess:
     """A server in this process.
 
     Attributes:
-        url: where it is (``Client(site.url, transactions=site.transactions())``).
-        service, store: its messages; tests may look into them.
+        url: its URL (``Client(site.url, transactions=site.transactions())``).
+        service, store: its messages; tests may inspect them.
         manager: its transactions. Late transactions expire only when a test calls ``manager.expire()``.
-        clock: whose time all of it goes by.
+        clock: the clock of the server.
     """
 
     url: str
@@ -71,15 +71,15 @@ class InProcess:
         return TransactionClient("in this process", opens=lambda _, __: _Handover(self.manager))
 
     def client(self, **options: Any) -> Client:
-        """Return a client of it; takes what ``Client`` takes besides."""
+        """Return a client of this server; the options are those of ``Client`` and the fields of ``Options``."""
         return Client(**self._given(options))
 
     def async_client(self, **options: Any) -> AsyncClient:
-        """Return an asynchronous client of it; takes what ``AsyncClient`` takes besides."""
+        """Return an asynchronous client of this server, as :meth:`client`."""
         return AsyncClient(**self._given(options))
 
     def _given(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Options of a client; the fields of ``Options`` may be given one by one."""
+        """Return the arguments of a client; single fields of ``Options`` are merged into it."""
         single = {name: options.pop(name) for name in _OPTIONS & options.keys()}
         given = replace(options.pop("options", Options()), **single)
         return {"url": self.url, "transactions": self.transactions(), "options": given, **options}
@@ -87,11 +87,11 @@ class InProcess:
 
 @contextmanager
 def in_process(*, clock: Clock | None = None, store: Store | None = None) -> Iterator[InProcess]:
-    """A server, while the block runs.
+    """Run a server while the block runs.
 
     Args:
-        clock: whose time it goes by; a ``ManualClock`` stands still until the test advances it.
-        store: where messages are kept; it stays the caller's. None: in memory.
+        clock: the clock of the server; a ``ManualClock`` stands still until the test advances it.
+        store: the store of the messages, which the caller closes; None: in memory.
     """
     clock, store = clock or SystemClock(), store or MemoryStore()
     with (
@@ -110,7 +110,7 @@ def in_process(*, clock: Clock | None = None, store: Store | None = None) -> Ite
 
 
 class _Handover:
-    """A connection to a transaction manager that is here (:class:`tms_core.transaction.rpc.line.RpcConnection`)."""
+    """A connection to a manager in this process (:class:`tms_core.transaction.rpc.line.RpcConnection`)."""
 
     def __init__(self, manager: TransactionManager) -> None:
         self._manager = manager
@@ -125,13 +125,13 @@ class _Handover:
         return True
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: no connection is open."""
 
 
 try:
     import pytest
 except ImportError:
-    # An application without pytest uses in_process.
+    # An application without pytest can still use in_process.
     pass
 else:
     __all__ += ["tms_server"]

@@ -1,4 +1,4 @@
-"""Requests about topics, consumers and producers, which are answered at once. Each comes awaited and plain."""
+"""Requests about topics, consumers and producers, as coroutines and as plain methods."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from tms_core.topic import TopicId, TopicMetadata
 
 
 class AsyncTopics:
-    """Topics, and the consumers and producers that have a name."""
+    """Methods for topics, and for named consumers and producers."""
 
     _core: Core
 
     async def create_topic(
         self, topic: Topic, *, ttl: timedelta | int | str | None = None, properties: Mapping[str, str] | None = None
     ) -> None:
-        """Make a topic.
+        """Create a topic.
 
         Args:
             topic: ``namespace:topic``.
-            ttl: how long its messages live: whole seconds, a timedelta, or text as ``7d`` or ``1h30m``; None: as long
-                as the server says.
-            properties: any others.
+            ttl: the TTL of its messages: whole seconds, a timedelta, or text as ``7d`` or ``1h30m``; None: the default
+                of the server.
+            properties: further properties.
 
         Raises:
-            TopicExists: there is one.
-            BadRequest: a name or a ttl is none.
+            TopicExists: the topic exists.
+            BadRequest: the name or the TTL is invalid.
         """
         await self._core.ask(calls.create_topic(topic, ttl, properties))
 
@@ -44,124 +44,126 @@ class AsyncTopics:
         """Replace all properties of a topic: an omitted property returns to its default.
 
         Raises:
-            TopicNotFound: there is none.
-            BadRequest: a ttl is none.
+            TopicNotFound: the topic does not exist.
+            BadRequest: the TTL is invalid.
         """
         await self._core.ask(calls.update_topic(topic, ttl, properties))
 
     async def topic(self, topic: Topic) -> TopicMetadata:
-        """Return a topic's ttl, its generation and all its properties.
+        """Return a topic's TTL, its generation and all its properties.
 
         Raises:
-            TopicNotFound: there is none.
+            TopicNotFound: the topic does not exist.
         """
         return await self._core.ask(calls.show_topic(topic))
 
     async def ages(self, topic: Topic, older_than: timedelta | int | str) -> Ages:
-        """Return how many messages live, and how many of them a ttl of ``older_than`` (whole seconds) would hide.
+        """Return the number of live messages, and the number that a TTL of ``older_than`` would hide.
 
         Raises:
-            TopicNotFound: there is none.
-            BadRequest: that is no ttl.
+            TopicNotFound: the topic does not exist.
+            BadRequest: ``older_than`` is not a valid TTL.
         """
         return await self._core.ask(calls.ages(topic, older_than))
 
     async def ping(self) -> None:
-        """Return when the server answers; :meth:`within` says how soon it has to.
+        """Check that the server responds; set the time limit with :meth:`within`.
 
         Raises:
-            Unavailable: it cannot be reached.
-            Unanswered: it did not answer in time.
+            Unavailable: the server cannot be reached.
+            Unanswered: the server did not respond in time.
         """
         await self._core.ask(calls.ping())
 
     async def topics(self, namespace: str | None = "default") -> list[TopicId]:
-        """Return the topics of a namespace; of all namespaces with None."""
+        """Return the topics of a namespace; None: of all namespaces."""
         return await self._core.ask(calls.list_topics(namespace))
 
     async def delete_topic(self, topic: Topic) -> None:
         """Delete a topic and all its messages.
 
         Raises:
-            TopicNotFound: there is none.
+            TopicNotFound: the topic does not exist.
         """
         await self._core.ask(calls.delete_topic(topic))
 
     async def position(self, topic: Topic, consumer: str) -> MessageId:
-        """Return the last message that a consumer has said to have read.
+        """Return the stored position of a consumer: the last message it has read.
 
         Raises:
-            ConsumerNotFound: there is no such consumer, or no such topic.
+            ConsumerNotFound: the consumer or the topic does not exist.
         """
         return await self._core.ask(consumer_calls.position(topic, consumer))
 
     async def claims(self, topic: Topic, consumer: str) -> list[OpenClaim]:
-        """What transactions in progress have claimed for a consumer.
+        """Return the claims of transactions in progress for a consumer.
 
         Raises:
-            ConsumerNotFound: there is no such consumer, or no such topic.
+            ConsumerNotFound: the consumer or the topic does not exist.
         """
         return await self._core.ask(consumer_calls.claims(topic, consumer))
 
     async def failed(self, topic: Topic, consumer: str) -> list[FailedMessages]:
-        """Return messages that a consumer group received and did not process, those with the most failures first.
+        """Return messages that a consumer group received and did not process, the most deliveries first.
 
         Raises:
-            ConsumerNotFound: there is no such consumer, or no such topic.
+            ConsumerNotFound: the consumer or the topic does not exist.
         """
         return await self._core.ask(consumer_calls.failed(topic, consumer))
 
     async def set_position(self, topic: Topic, consumer: str, position: MessageId, *, force: bool = False) -> None:
-        """Set up to where a consumer has read; the first time it is registered.
+        """Set the position of a consumer; register the consumer if it does not exist.
 
         Args:
-            topic, consumer: whose.
             position: the last message it has read.
-            force: also where claims are open; their transactions are invalidated.
+            force: also set it if claims are open; their transactions are invalidated.
 
         Raises:
             ConsumerConflict: claims are open.
-            TopicNotFound: there is no such topic.
-            BadRequest: that is no name.
+            TopicNotFound: the topic does not exist.
+            BadRequest: the name is invalid.
         """
         await self._core.ask(consumer_calls.set_position(topic, consumer, position, force=force))
 
     async def delete_position(self, topic: Topic, consumer: str, *, force: bool = False) -> None:
-        """Forget a consumer; with ``force`` also where claims are open, whose transactions are invalidated.
+        """Delete a consumer.
+
+        Args:
+            force: also delete it if claims are open; their transactions are invalidated.
 
         Raises:
             ConsumerConflict: claims are open.
-            ConsumerNotFound: there is no such consumer, or no such topic.
+            ConsumerNotFound: the consumer or the topic does not exist.
         """
         await self._core.ask(consumer_calls.delete_position(topic, consumer, force=force))
 
     async def positions(self, topic: Topic) -> list[ConsumerPosition]:
-        """Return the consumers of a topic by their names, and how far each is behind. Looking consumes nothing."""
+        """Return the positions and lags of a topic's consumers, in the order of their names."""
         return await self._core.ask(consumer_calls.positions(topic))
 
     async def producers(self, topic: Topic) -> list[ProducerState]:
-        """Return the producers of a topic by their names."""
+        """Return the producers of a topic, in the order of their names."""
         return await self._core.ask(producer_calls.list_producers(topic))
 
     async def producer_state(self, topic: Topic, name: str) -> ProducerState:
-        """Return a producer as the server knows it; it is not registered by this.
+        """Return the state of a producer; this does not register it.
 
         Raises:
-            ProducerNotFound: there is no such producer, or no such topic.
+            ProducerNotFound: the producer or the topic does not exist.
         """
         return await self._core.ask(producer_calls.show(topic, name))
 
     async def delete_producer(self, topic: Topic, name: str) -> None:
-        """Forget a producer; the server rejects its instance from then on, and its open transactions are invalidated.
+        """Delete a producer; the server rejects its instance from then on, and invalidates its open transactions.
 
         Raises:
-            ProducerNotFound: there is no such producer, or no such topic.
+            ProducerNotFound: the producer or the topic does not exist.
         """
         await self._core.ask(producer_calls.delete(topic, name))
 
 
 class Topics:
-    """The same, without ``await``."""
+    """The plain methods of :class:`AsyncTopics`."""
 
     _core: Core
     create_topic = waits(AsyncTopics.create_topic)

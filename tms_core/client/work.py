@@ -1,8 +1,9 @@
-"""Working through a topic as one of a consumer group, a batch in a transaction each, forever.
+"""Work through a topic as a member of a consumer group, one transaction for each batch, until the program stops.
 
-While there are no messages, no transaction is open: a plain poll waits at the server for a message. A batch is
-committed when the program asks for the next one. A failure in between, in the program or the connection, rolls the
-batch back, and its messages come again.
+While there are no messages, no transaction is open: a plain poll waits at the server for a message. The worker commits
+    a
+batch when the program requests the next batch. If the program or the connection fails in between, the worker rolls the
+batch back, and the server delivers its messages again.
 """
 
 from __future__ import annotations
@@ -41,16 +42,17 @@ from tms_core.transaction.rpc.client import TransactionClient
 
 logger = logging.getLogger(__name__)
 
-#: What a reader may read, in a word.
+#: The ways to read a topic; see :meth:`tms_core.client.Client.consume`.
 READS = ("uncommitted", "committed", "unordered")
 _, COMMITTED, UNORDERED = READS
-#: How many messages a reader that does not wait claims at once: so few that it is done with them in time.
+#: How many messages an unordered reader claims at once: few enough to process them before the transaction times out.
 UNORDERED_BATCH = 100
-#: Nothing of the batch is visible, and it comes again.
+#: After these errors nothing of the batch is visible, and the server delivers it again.
 _COMES_AGAIN = (*PASSING, Conflict, ConsumerConflict, Invalidated, NotInProgress, PartitionsChanged)
-#: How many of several topics are asked in a row. Others hold those that have messages, mostly, so that it pays to wait.
+#: How many of several topics are polled in a row. If these have no messages, waiting costs less than polling the rest,
+#: because other members usually hold the topics that have messages.
 _ASKED_TOGETHER = 4
-#: What the name of the topic ends with that takes the messages of another one that cannot be processed.
+#: The suffix of the name of a dead letter topic.
 _DEAD = "-dead"
 #: How long the server waits for a message of one topic of several before the next has its turn.
 _WAIT_IN_TURN_SECONDS = 1
@@ -58,14 +60,14 @@ _WAIT_IN_TURN_SECONDS = 1
 
 @dataclass(frozen=True, slots=True)
 class WorkOptions:
-    """How a group is worked for.
+    """Options of a worker of a consumer group.
 
     Attributes:
         batch: the most messages in a transaction.
         order: ``partition`` or ``none``.
-        max_deliveries: the highest number of deliveries of a message to the program; then it goes to ``TOPIC-dead``.
-            None: forever.
-        idle_seconds: the time without messages after which it stops; None: never.
+        max_deliveries: the highest number of deliveries of a message to the program; after that, the worker moves it to
+            ``TOPIC-dead``. None: no limit.
+        idle_seconds: the time without messages after which the worker stops; None: never.
     """
 
     batch: int
@@ -80,13 +82,13 @@ class WorkOptions:
 
 
 class Worker:
-    """One worker of a group; both clients drive it.
+    """A worker of a consumer group; both clients drive it.
 
     Args:
         topic, group: its topics and its group.
 
     Raises:
-        BadRequest: messages that cannot be processed have nowhere to go.
+        BadRequest: the name of the dead letter topic would be too long.
         ClientClosed: the client is closed.
     """
 
@@ -109,7 +111,7 @@ class Worker:
         self._current: ClientTransaction | None = None
         self._claims: GroupClaims | None = None
         self._given: list[MessageId] = []
-        #: Those that ended while no server answered, and may have claims left.
+        #: Transactions that were decided while no server responded, and may still have claims.
         self._cut_off: list[ClientTransaction] = []
         self._pauses = 0
         self._paused: Retry | None = None
@@ -119,7 +121,7 @@ class Worker:
             raise ClientClosed("The client is closed.", "Make another one.")
 
     async def next(self) -> tuple[ClientTransaction, list[Message]] | None:
-        """Commit the batch before, and claim the next one; None once it was stopped, or has been idle long enough.
+        """Commit the last batch, and claim the next one; None after a stop, or after ``idle_seconds`` without messages.
 
         Raises:
             TmsError: a permanent error.
@@ -156,10 +158,10 @@ class Worker:
             logger.warning("a batch of %s could not be given back at once: %s", self._topic, error)
 
     async def finish(self, done: MessageId | None, *, whole: bool) -> None:
-        """Commit the batch in hand up to a message, and give the rest back.
+        """Commit the current batch up to a message, and return its other messages to the group.
 
         Args:
-            done: the last message that the program is done with; all messages of other batches are returned.
+            done: the last message that the program has processed; if it is of another batch, the whole batch returns.
             whole: do nothing unless this is the last message of the batch.
         """
         claims, given = self._claims, self._given
@@ -194,7 +196,8 @@ class Worker:
                 raise
 
     async def _claim(self) -> list[Message]:
-        """Return the next batch; none where there is nothing, after a wait."""
+        """Return the next batch; if there are no messages, wait and return an empty list."""
+        # Return the claims of cut-off transactions first: in the order `partition`, they block every later claim.
         await self._disclaim()
         options = self._options
         current = self._current or await self._begin()
@@ -202,6 +205,7 @@ class Worker:
         most = options.max_deliveries
         found = await current.next_batch(self._topics, self._group, options.batch, options.order, most, _ASKED_TOGETHER)
         if found is None:
+            # Never wait with an open transaction: it would time out, and every new snapshot would list it.
             await self.give_back()
             places = {topic: place for topic, place in self._topics.positions.items() if place is not None}
             if not places or len(places) < len(self._topics.positions) or not self._topics.is_complete:
@@ -212,10 +216,11 @@ class Worker:
         topic, claims, batch = found
         whole = self._topics.whole(topic)
         if most is not None:
-            # Of a pattern topics are known only now.
+            # The topics of a pattern are known only now.
             dead_letters_of(whole)
         claims.given = batch.messages[-1].id
         self._claims, self._given = claims, [message.id for message in batch.messages]
+        # Only a message that is alone in its batch is known to be the one that fails; the server halves failed batches.
         if most is not None and batch.deliveries > most and len(batch.messages) == 1:
             await self._bury(current, whole, batch.messages[0])
             return []
@@ -224,7 +229,8 @@ class Worker:
     async def _disclaim(self) -> None:
         """Return the claims of transactions that were decided while no server responded.
 
-        Before they time out, so that no delivery is counted; after that it is too late, and does no harm.
+        If it succeeds before the transactions time out, the server does not count a delivery. A later return does
+        nothing.
         """
         while self._cut_off:
             try:
@@ -237,7 +243,7 @@ class Worker:
             self._cut_off.pop()
 
     async def _bury(self, current: ClientTransaction, topic: TopicId, message: Message) -> None:
-        """Publish a message that could not be processed to where such messages are kept, in the same transaction."""
+        """Publish a message that could not be processed to the dead letter topic, in the same transaction."""
         dead = dead_letters_of(topic)
         with suppress(TopicExists):
             await self._core.ask(calls.create_topic(dead, None, None))
@@ -245,10 +251,10 @@ class Worker:
         await current.publish(dead, [message.payload])
 
     async def _until_there_is_something(self, places: Mapping[TopicId, MessageId]) -> None:
-        """Wait at the server, without a transaction, until a message may have come to one of some topics.
+        """Wait at the server, without a transaction, until one of the topics may have a message.
 
-        One request waits for one topic, so of several each is waited for in turn, and the others are looked at. It
-        returns when failed messages come again.
+        One request waits for one topic. Therefore each topic has its turn of waiting, and the others are only polled.
+        The wait stops when failed messages are delivered again.
         """
         retry_seconds = self._topics.retry_seconds
         ends = None if retry_seconds is None else self._core.running() + retry_seconds
@@ -264,7 +270,7 @@ class Worker:
                 call = calls.poll(one, places[one], 1, None, inclusive=True, wait_seconds=int(left))
                 reading = await self._core.open_once(call)
                 try:
-                    # A topic that takes no more has others behind it.
+                    # A sealed topic gets no message: its successors have to be read instead.
                     if reading.text(calls.SEALED) is not None or await reading.more():
                         return
                 finally:
@@ -278,7 +284,7 @@ class Worker:
         return limit is not None and self._core.running() - self._idle_since >= limit
 
     async def _wait(self, pauses: Retry, error: TmsError | None) -> None:
-        """Pause, longer each time as long as it is for the same reason."""
+        """Pause; each pause for the same reason is longer than the last one."""
         self._pauses = self._pauses + 1 if self._paused is pauses else 1
         self._paused = pauses
         seconds = pauses.pause_seconds(self._pauses, self._core.random)
@@ -288,7 +294,7 @@ class Worker:
 
 
 def dead_letters_of(topic: TopicId) -> TopicId:
-    """Return the topic that takes the messages of another one that cannot be processed.
+    """Return the dead letter topic of a topic.
 
     Raises:
         BadRequest: its name would be too long.
@@ -303,7 +309,7 @@ def dead_letters_of(topic: TopicId) -> TopicId:
 
 
 class UnorderedReading:
-    """A reader of committed messages as a member of a consumer group, in which no message waits for an undecided one.
+    """A reader of committed messages, as a member of a consumer group; no message waits for an undecided message.
 
     A batch counts as processed with the request for the next one; the program processes each message at least once.
     """
@@ -313,20 +319,20 @@ class UnorderedReading:
         self.stop = worker.stop
 
     async def more(self, done: MessageId | None) -> list[Message]:
-        """Return the next messages; waits until there are some. None at all once it was stopped, or its client closed.
+        """Wait for messages and return them; an empty list after a stop, or after the client was closed.
 
         Raises:
-            MessagingError: a permanent error: no such topic, no permission.
+            MessagingError: a permanent error: the topic does not exist, or the permission is missing.
         """
         found = await self._worker.next()
         return [] if found is None else found[1]
 
     async def store(self, done: MessageId | None) -> None:
-        """Be done with the batch, if this is its last message; otherwise the current batch stays claimed."""
+        """Commit the batch if this is its last message; otherwise the batch stays claimed."""
         await self._worker.finish(done, whole=True)
 
     async def close(self, done: MessageId | None) -> None:
-        """Stop it and return unprocessed messages; closing twice is no error."""
+        """Stop reading and return unprocessed messages to the group; a second call does nothing."""
         self.stop.set()
         await self._worker.finish(done, whole=False)
 
@@ -351,7 +357,7 @@ class GroupWork:
 
 
 class AsyncGroupWork:
-    """As :class:`GroupWork`, for one task: ``async for tx, batch in client.work(…)``."""
+    """The batches of a consumer group for one task: ``async for tx, batch in client.work(…)``."""
 
     def __init__(self, worker: Worker, context: Callable[[ClientTransaction], AsyncTransactionContext]) -> None:
         self._worker = worker
@@ -365,14 +371,14 @@ class AsyncGroupWork:
             await self._worker.give_back()
 
     def stop(self) -> None:
-        """As :meth:`GroupWork.stop`; called in the loop."""
+        """Stop the iteration after the current batch is committed; call it in the loop."""
         self._worker.stop.set()
 
 
 def beginning(
     core: Core, service: TransactionClient, limits: Limits, timeout_seconds: int | None = None
 ) -> Callable[[], Awaitable[ClientTransaction]]:
-    """A function that starts transactions."""
+    """Return a function that starts transactions."""
 
     async def begin() -> ClientTransaction:
         return await ClientTransaction.begin(core, service, limits, timeout_seconds, long=False)
@@ -381,13 +387,13 @@ def beginning(
 
 
 def reading(core: Core, plan: ReadPlan, read: str, service: TransactionClient, limits: Limits) -> MessageBatches:
-    """A reader of a topic without an end.
+    """Return a reader that reads a topic until it is stopped.
 
     Args:
         read: ``uncommitted``, ``committed`` or ``unordered``; see :meth:`tms_core.client.Client.consume`.
 
     Raises:
-        BadRequest: an unknown word, or an argument that does not fit it.
+        BadRequest: ``read`` is unknown, or another argument does not fit it.
     """
     if read not in READS:
         raise BadRequest(f"{read!r} is no way to read.", f"Give {', '.join(READS[:-1])} or {READS[-1]}.")

@@ -1,9 +1,11 @@
-"""Reading a topic forever: the next request, the pauses, and the position after an error.
+"""Reading a topic until the program stops: the next request, the pauses, and the position after an error.
 
-A poll returns the messages that existed at its start; the next one starts after the last message, or at the position of
-the response. Where there is nothing the server waits for a message. While messages are undecided, or the server does
-not respond, pauses grow. The position is stored when the program requests more, and so has processed its messages: a
-program that dies in between gets some again, and misses none.
+A poll returns the messages that existed at its start. The next poll starts after the last message, or at the position
+of the response. If there are no messages, the server waits for one. While messages are undecided, or the server does
+not respond, pauses grow.
+
+A request of the program for more messages means that it has processed the earlier ones; then the position is stored. A
+program that dies in between receives some messages again, and misses none.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from tms_core.transaction.rpc.client import TransactionClient
 
 logger = logging.getLogger(__name__)
 
-#: For how long the server waits for a message before it answers that there is none: as long as a consumer may take to
-#: notice that it was stopped.
+#: How long the server waits for a message before it sends an empty response. A consumer notices a stop within this
+#: time.
 WAIT_SECONDS = 5
-#: Pauses while there is nothing that could be read yet, or a server that does not wait has nothing.
+#: Pauses while no message can be read yet, if the server does not wait.
 IDLE = Retry(first_seconds=0.02, factor=1.5, longest_seconds=1)
-#: Pauses while the server does not answer.
+#: Pauses while the server does not respond.
 FAILED = Retry(first_seconds=0.1, longest_seconds=10)
-#: Errors that pass.
+#: Temporary errors.
 PASSING = (*NOT_DONE, *UNKNOWN)
 
 
@@ -41,9 +43,9 @@ class ReadPlan:
     """The topic of a consumer, and its options.
 
     Attributes:
-        topic: its topic.
         start, inclusive: the start, as of a poll.
-        consumer: under which name its position is stored; None: it is not. A stored one goes before ``start``.
+        consumer: the name under which the position is stored; None: it is not stored. A stored position overrides
+            ``start``.
         idle, failed: the pauses.
         wait_seconds: how long the server waits for a message; None: :data:`WAIT_SECONDS`.
     """
@@ -58,28 +60,28 @@ class ReadPlan:
 
 
 class MessageBatches(Protocol):
-    """What gives a program the messages of a topic forever, some at a time."""
+    """A source of a topic's messages, in batches, until it is stopped."""
 
     stop: Stop
 
     async def more(self, done: MessageId | None) -> list[Message]:
-        """Return the next messages; waits until there are some. None at all once it was stopped."""
+        """Wait for messages and return them; an empty list after a stop."""
         ...
 
     async def store(self, done: MessageId | None) -> None:
-        """Note up to which message the program is done."""
+        """Store the last message that the program has processed."""
         ...
 
     async def close(self, done: MessageId | None) -> None:
-        """Stop it, and note that; closing twice is no error."""
+        """Stop, and store the last processed message; a second call does nothing."""
         ...
 
 
 class Consuming:
-    """One consumer of one topic.
+    """A consumer of one topic.
 
     Args:
-        service: the source of outcomes; None: everything is read, including messages that are or may be rolled back.
+        service: the transaction service; None: read everything, including messages that are or may be rolled back.
 
     Raises:
         ClientClosed: the client is closed already.
@@ -106,13 +108,10 @@ class Consuming:
             raise ClientClosed("The client is closed.", "Make another one.")
 
     async def more(self, done: MessageId | None) -> list[Message]:
-        """Return the next messages; waits until there are some.
-
-        Returns:
-            None at all once it was stopped, or its client closed.
+        """Wait for messages and return them; an empty list after a stop, or after the client was closed.
 
         Raises:
-            MessagingError: a permanent error: no such topic, no permission.
+            MessagingError: a permanent error: the topic does not exist, or the permission is missing.
         """
         await self.store(done)
         while not self.stop.is_set():
@@ -136,7 +135,7 @@ class Consuming:
         return []
 
     async def store(self, done: MessageId | None) -> None:
-        """Store up to where it has read. Where no server answers, a later call does it; a closed client does not."""
+        """Store the position. If no server responds, a later call stores it; a closed client does not store it."""
         if self._consumer is None or done is None or done == self._stored:
             return
         try:
@@ -153,13 +152,13 @@ class Consuming:
             self._stored = done
 
     async def close(self, done: MessageId | None) -> None:
-        """End it; closing twice is no error."""
+        """Stop, and store the position; a second call does nothing."""
         self.stop.set()
         await self._drop()
         await self.store(done)
 
     async def _next(self) -> list[Message]:
-        """Return the next messages; an empty list where there are none now."""
+        """Return the next messages; an empty list if there are none now."""
         if not self._began and self._consumer is not None:
             await self._load(self._consumer)
         self._began = True
@@ -173,7 +172,7 @@ class Consuming:
         self._waited = ended.waited
         if ended.position is not None:
             self._start, self._inclusive = ended.position, True
-        # What has come since an answer with messages began is asked for at once.
+        # Messages may have arrived since a response with messages started, so poll again at once.
         return [] if polled else await self._next()
 
     async def _load(self, consumer: str) -> None:

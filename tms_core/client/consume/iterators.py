@@ -1,4 +1,4 @@
-"""Messages, one after the other: of a poll, and forever. Each comes for ``for`` and for ``async for``."""
+"""Iterators over the messages of a poll, and of a consumer; each for ``for`` and for ``async for``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tms_core.rowkey import MessageId
 
 
 class _Poll:
-    """A poll whose request is sent with the first message; takes what :class:`Messages` takes."""
+    """A poll that sends its request with the first message; arguments as of :class:`Messages`."""
 
     def __init__(self, core: Core, ask: Ask, limit: int | None) -> None:
         self._core = core
@@ -26,8 +26,9 @@ class _Poll:
         self.ended = False
 
     async def more(self) -> list[Message]:
-        """Return the next messages; none after the last one. Another poll requests the messages that the server
-        omitted.
+        """Return the next messages; an empty list after the last one.
+
+        If the server has limited its response, further polls request the remaining messages.
         """
         while not self.ended:
             if self._reading is None:
@@ -42,19 +43,18 @@ class _Poll:
         return []
 
     async def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self.ended = True
         if self._reading is not None:
             await self._reading.close()
 
 
 class Messages:
-    """The messages of a poll, while they come; for one thread.
+    """An iterator over the messages of a poll while the response arrives; for one thread.
 
     Args:
-        core: the requesting principal.
-        ask: makes the request, for the last message that came (None: none yet) and how many are still wanted.
-        limit: the most messages to read; None: all there are now.
+        ask: makes a request from the last received message (None: no message yet) and the number of missing messages.
+        limit: the most messages to read; None: all current messages.
     """
 
     def __init__(self, core: Core, ask: Ask, limit: int | None) -> None:
@@ -77,13 +77,13 @@ class Messages:
         self.close()
 
     def close(self) -> None:
-        """Read no more; closing twice is no error."""
+        """Stop reading, and return the connection; a second call does nothing."""
         self._batch = iter(())
         run(self._poll.close())
 
 
 class AsyncMessages:
-    """The messages of a poll, while they come; for one task. Takes what :class:`Messages` takes."""
+    """An iterator over the messages of a poll while the response arrives; for one task; as :class:`Messages`."""
 
     def __init__(self, core: Core, ask: Ask, limit: int | None) -> None:
         self._poll = _Poll(core, ask, limit)
@@ -107,13 +107,13 @@ class AsyncMessages:
         await self.close()
 
     async def close(self) -> None:
-        """Read no more; closing twice is no error."""
+        """Stop reading, and return the connection; a second call does nothing."""
         self._batch = iter(())
         await self._poll.close()
 
 
 class _Consumption:
-    """The delivered messages and the processed ones: all before the last delivered one."""
+    """The part that both consumptions share; all messages before the last delivered message count as processed."""
 
     def __init__(self, consuming: MessageBatches) -> None:
         self._consuming = consuming
@@ -122,11 +122,11 @@ class _Consumption:
         self._done: MessageId | None = None
 
     def stop(self) -> None:
-        """Stop the iteration, and a pause with it; may be called by any thread, or in the loop."""
+        """Stop the iteration and its pause; call it from any thread, or in the loop."""
         self._consuming.stop.set()
 
     def _give(self) -> Message | None:
-        """Return the next message at hand. The request means that the previous one is processed."""
+        """Return the next message of the batch; the request means that the previous message is processed."""
         self._done = self._given
         if self._consuming.stop.is_set():
             return None
@@ -137,11 +137,7 @@ class _Consumption:
 
 
 class Consumption(_Consumption):
-    """The messages of a topic forever; for one thread, but any may stop it.
-
-    Args:
-        consuming: the reader them.
-    """
+    """An iterator over the messages of a topic until it is stopped; for one thread, but any thread may stop it."""
 
     def __iter__(self) -> Self:
         return self
@@ -167,14 +163,15 @@ class Consumption(_Consumption):
         run(self._consuming.store(self._done))
 
     def close(self) -> None:
-        """Stop it and store the position: the last delivered message does not count as processed. Closing twice is no
-        error.
+        """Stop, and store the position; the last delivered message does not count as processed.
+
+        A second call does nothing.
         """
         run(self._consuming.close(self._done))
 
 
 class AsyncConsumption(_Consumption):
-    """The messages of a topic forever; for one task. Takes what :class:`Consumption` takes."""
+    """An iterator over the messages of a topic until it is stopped; for one task; as :class:`Consumption`."""
 
     def __aiter__(self) -> Self:
         return self
@@ -195,10 +192,10 @@ class AsyncConsumption(_Consumption):
         await self.close()
 
     async def commit(self) -> None:
-        """As :meth:`Consumption.commit`."""
+        """Mark all delivered messages as processed, and store the position."""
         self._done = self._given
         await self._consuming.store(self._done)
 
     async def close(self) -> None:
-        """As :meth:`Consumption.close`."""
+        """Stop, and store the position, as :meth:`Consumption.close`."""
         await self._consuming.close(self._done)

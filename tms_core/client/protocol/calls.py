@@ -1,6 +1,6 @@
-"""The requests to a server: each as a value, with how its answer is read. Nothing here waits or sends.
+"""The requests to a server, each as a value with a function that reads its response; without I/O.
 
-Both clients send these, so a route, a code or a body is written down once.
+Both clients send these values, so each route, status code and body is defined once.
 """
 
 from __future__ import annotations
@@ -51,13 +51,14 @@ T_co = TypeVar("T_co", covariant=True)
 #: A topic, or its name: ``namespace:topic``.
 Topic = TopicId | str
 
-#: How long a poll may wait at the server for a message; what its answer says of how far it has read, of whether it
-#: has waited in vain, and of whether the server has cut it short (docs/reference/rest.md, "Long polling").
+#: Headers of a poll: the longest wait for a message; in the response the position, whether the server has waited in
+#: vain, and whether it has limited the response (docs/reference/rest.md, "Long polling").
 WAIT, POSITION, WAITED, LIMITED = "x-tms-wait-seconds", "x-tms-position", "x-tms-waited", "x-tms-limited"
-#: What an answer says of a topic that takes no more messages; of the partition that comes first; and, with 409, that
+#: Response headers of topics with partitions: the topic is sealed; another partition must be read first; and, with 409,
 #: messages go to other partitions now.
 SEALED, BEHIND, PARTITIONS = "x-tms-sealed", "x-tms-behind", "x-tms-partitions"
-#: Goes with 409: a newer instance of the producer counts (docs/reference/rest-consumers.md, "Producers").
+#: A response header with 409: a newer instance of the producer is registered (docs/reference/rest-consumers.md,
+#: "Producers").
 FENCED = "x-tms-fenced"
 #: The content type of an error in JSON (RFC 9457).
 PROBLEM = "application/problem+json"
@@ -65,9 +66,9 @@ PROBLEM = "application/problem+json"
 _OK = 200
 _MISSING = 404
 _CONFLICT = 409
-#: How much of an answer that is no sentence of ours is shown.
+#: How many characters of an unrecognized response an error shows.
 _SHOWN_CHARS = 300
-#: Longer numbers of seconds are none.
+#: The most digits of a number of seconds.
 _MOST_DIGITS = 9
 
 
@@ -76,15 +77,15 @@ class Call(Generic[T_co]):
     """A request.
 
     Attributes:
-        method, path: where to; the path stands behind the server's URL.
-        read: what its answer's body means.
-        body, content_type: what is sent.
-        again: whether it may be done twice, so that it is sent again when it is not known whether it was done.
-        missing: what 404 means.
-        conflict: what 409 means.
-        headers: further response headers.
+        method, path: the method, and the path after the server's URL.
+        read: converts the body of the response.
+        body, content_type: the body, and its type.
+        again: whether the request is idempotent, so that the client repeats it after an unknown outcome.
+        missing: the error for 404.
+        conflict: the error for 409.
+        headers: further request headers.
         writes: whether it writes messages, so that a producer numbers it.
-        messages, payload_bytes: how many it sends, and their size.
+        messages, payload_bytes: the number of sent messages, and their size.
     """
 
     method: str
@@ -110,10 +111,10 @@ class Call(Generic[T_co]):
         return f"{self.method} {self.path}"
 
     def result(self, body: bytes) -> T_co:
-        """Return the value that the answer stands for.
+        """Return the value of a response's body.
 
         Raises:
-            Unanswered: nothing that can be read.
+            Unanswered: the body cannot be read.
         """
         try:
             return self.read(body)
@@ -128,7 +129,7 @@ def topic_id(topic: Topic) -> TopicId:
     """Return a topic by its name.
 
     Raises:
-        BadRequest: it is none.
+        BadRequest: the name is invalid.
     """
     if isinstance(topic, TopicId):
         return topic
@@ -229,13 +230,17 @@ def poll(
     return Call("POST", path_of(topic, "poll"), nothing, body, AVRO, again=True, headers=headers)
 
 
-#: Makes a request of a poll: behind which message, None for where it begins, and for how many.
+#: Makes a request of a poll from the last received message (None: the start of the poll) and a limit.
 Ask = Callable[[MessageId | None, int | None], Call[None]]
 
 
 def poll_on(topic: Topic, start: Start, limit: int | None, transaction: Transaction | None, *, inclusive: bool) -> Ask:
-    """Makes a poll's requests: the first, and those that go on behind a message where the server has cut it short."""
-    # What is wrong with it is said now.
+    """Return a function that makes the requests of a poll: the first one, and one after each limited response.
+
+    Raises:
+        BadRequest: the limit or the start is invalid.
+    """
+    # Raise for invalid arguments now, not with the first message.
     poll(topic, start, limit, transaction, inclusive=inclusive)
 
     def ask(behind: MessageId | None, limit: int | None) -> Call[None]:
@@ -257,9 +262,9 @@ _REFUSED: Mapping[int, type[MessagingError]] = {
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """Return how long an answer asks to be left alone (RFC 9110, 10.2.3), at least 0; None: it does not say.
+    """Return the seconds of ``Retry-After`` (RFC 9110, 10.2.3), at least 0; None: the header is missing or invalid.
 
-    A moment is compared with the server's own clock (``Date``); without one it says nothing.
+    A date is compared with the server's own clock (``Date``).
     """
     given = headers.get("retry-after", "").strip()
     if given.isdecimal() and len(given) <= _MOST_DIGITS:
@@ -272,10 +277,10 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
 
 
 def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, str]) -> None:
-    """See that an answer says that it was done.
+    """Check that a response reports success.
 
     Raises:
-        MessagingError: it was not (docs/reference/rest.md, "Routes"), with the server's own sentence.
+        MessagingError: it reports an error (docs/reference/rest.md, "Routes"); the message is the server's.
     """
     if status == _OK:
         return
@@ -297,7 +302,7 @@ def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, st
 
 
 def _reason(body: bytes, headers: Mapping[str, str]) -> tuple[str, str]:
-    """Return message and hint of an error response; servers without problems in JSON send both as one text."""
+    """Return message and hint of an error response; a response that is not a JSON problem has no hint."""
     if headers.get("content-type") == PROBLEM:
         try:
             found = json.loads(body)
@@ -324,7 +329,7 @@ def _writing(
 
 
 def path_of(topic: Topic, verb: str = "") -> str:
-    """Return the path of a topic, or of something of it."""
+    """Return the path of a topic, or of one of its subresources."""
     found = topic_id(topic)
     path = f"/v1/namespaces/{found.namespace}/topics/{found.topic}"
     return f"{path}/{verb}" if verb else path
@@ -345,4 +350,4 @@ def array(body: bytes) -> list[Any]:
 
 
 def nothing(_: bytes) -> None:
-    """The answer is empty."""
+    """Ignore the body of a response."""

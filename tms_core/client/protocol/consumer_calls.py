@@ -1,4 +1,4 @@
-"""The requests that are about consumers and groups: positions, claims, and polls that claim."""
+"""The requests of consumers and groups: positions, claims, and polls that claim."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from tms_core.rowkey import MessageId
 from tms_core.topic import CONSUMER_NAME
 from tms_core.transaction.model import Transaction
 
-#: What a poll as a group says of its order and of how often messages are given out at most, and what its answer says of
-#: how often they were and of the transaction that must be decided first (docs/reference/rest-consumers.md, "Claims").
+#: Headers of a group's poll: its order and the most deliveries; in the response the number of deliveries, and the
+#: transaction that must be decided first (docs/reference/rest-consumers.md, "Claims").
 ORDER, MAX_DELIVERIES, DELIVERIES, HELD = "x-tms-order", "x-tms-max-deliveries", "x-tms-deliveries", "x-tms-held"
-#: What an empty answer says of when messages that have failed come again.
+#: A header of an empty response: the milliseconds until failed messages are delivered again.
 RETRY = "x-tms-retry-ms"
-#: What a group may keep to.
+#: The orders of a group.
 ORDERS = ("partition", "none")
-#: Has a consumer changed although claims are open.
+#: A request header that changes a consumer although claims are open.
 FORCE = "x-tms-force"
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerPosition:
-    """A consumer, and how far it is behind.
+    """The position and the lag of a consumer.
 
     Attributes:
-        name: the consumer's.
+        name: the name of the consumer.
         position: the last message it has read.
-        lag_messages: how many it has not read.
-        lag_is_at_least: whether there may be any number more than that, because no more were counted.
-        lag_seconds: the age of the oldest of them; 0 when it has read all.
-        updated: when the position was stored.
-        expired: whether messages may have expired before it read them.
+        lag_messages: the number of unread messages.
+        lag_is_at_least: whether there may be more, because counting stopped there.
+        lag_seconds: the age of the oldest unread message; 0 without unread messages.
+        updated: the time when the position was stored.
+        expired: whether messages may have expired before the consumer read them.
     """
 
     name: str
@@ -51,7 +51,7 @@ class ConsumerPosition:
 
 @dataclass(frozen=True, slots=True)
 class OpenClaim:
-    """Messages that a transaction has claimed as one of a consumer group, and that is not decided yet.
+    """Messages that an undecided transaction has claimed for a consumer group.
 
     Attributes:
         transaction: its id.
@@ -71,8 +71,8 @@ class FailedMessages:
     """Messages that a consumer group received and has not processed.
 
     Attributes:
-        message: the id of the one that failed alone; None: they failed together.
-        after, last: in which range it is: the id before the first message, and that of the last.
+        message: the id of a message that failed alone; None: several messages failed together.
+        after, last: the range: the id before the first message, and the id of the last message.
         deliveries: their number of deliveries.
         again: the time of their next delivery; None: with the next poll.
     """
@@ -117,7 +117,7 @@ def set_position(topic: Topic, consumer: str, at: MessageId, *, force: bool = Fa
 
 
 def register(topic: Topic, consumer: str) -> Call[None]:
-    """Registers a consumer that has read nothing yet; ``ConsumerConflict`` where it is there already."""
+    """Register a consumer before the first message; the response is ``ConsumerConflict`` if it exists already."""
     body = json.dumps({"position": str(MessageId(0, 0))}).encode()
     path, headers = _consumer(topic, consumer), {"if-none-match": "*"}
     return Call("PUT", path, nothing, body, again=True, conflict=ConsumerConflict, headers=headers)
@@ -135,10 +135,10 @@ def delete_position(topic: Topic, consumer: str, *, force: bool = False) -> Call
 
 
 def check_order(order: str) -> None:
-    """Check that a group can keep to an order.
+    """Check the order of a group.
 
     Raises:
-        BadRequest: it cannot.
+        BadRequest: the order is unknown.
     """
     if order not in ORDERS:
         raise BadRequest(f"{order!r} is no order of a group.", f"Give {' or '.join(ORDERS)}.")
@@ -147,7 +147,7 @@ def check_order(order: str) -> None:
 def group_poll(
     topic: Topic, group: str, limit: int | None, transaction: Transaction, order: str, max_deliveries: int | None
 ) -> Call[None]:
-    """Claims messages. It is not sent twice: messages claimed without a response would never be processed."""
+    """Claim messages. The client does not repeat it: messages of a lost response would be committed unprocessed."""
     check_order(order)
     headers = {ORDER: order} | ({} if max_deliveries is None else {MAX_DELIVERIES: str(max_deliveries)})
     body = encode_poll(None, limit, transaction, inclusive=True)

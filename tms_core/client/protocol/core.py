@@ -1,8 +1,8 @@
-"""The core that both clients share: requests, repetition, and reading answers.
+"""The core that both clients share: requests, repetition, and reading responses.
 
-Everything is a coroutine over a ``Wire`` (:mod:`tms_core.client.protocol.wire`). A request is sent again when the
-server says that nothing was done, or was not reached; and, if it may be done twice, also when that is not known.
-Therefore a client never publishes twice unless the program asks for it.
+Everything is a coroutine over a ``Wire`` (:mod:`tms_core.client.protocol.wire`). The client repeats a request if the
+server was not reached, or responds that it did nothing. It repeats an idempotent request also after an unknown outcome.
+Therefore a client never publishes twice unless the program repeats the publish.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-#: What is left for an attempt at least, in seconds: no time at all is none.
+#: The shortest time limit of an attempt, in seconds.
 _SHORTEST_SECONDS = 0.001
-#: Nothing was done, so that doing it again does no harm.
+#: Errors after which nothing was done, so that a repetition does no harm.
 NOT_DONE = (Unavailable, ServiceUnavailable)
-#: It is not known whether it was done.
+#: Errors with an unknown outcome.
 UNKNOWN = (Unanswered, OutcomeUnknown)
-#: It failed, and that was not the program's doing: a server or a connection was not there, or a topic was changed.
+#: Errors that the program did not cause: a server or a connection failed, or a topic was changed.
 INTERRUPTED = (*NOT_DONE, *UNKNOWN, PartitionsChanged)
 
 
 class Write(Protocol):
-    """Sends requests that write messages."""
+    """A function that sends requests that write messages."""
 
     async def __call__(self, call: Call[T]) -> T: ...
 
@@ -68,11 +68,11 @@ class WritingTransaction(Protocol):
 
 
 class Core:
-    """The client.
+    """The core of a client.
 
     Args:
-        running: the running time in seconds.
-        measure: told of publishes and polls; None: nobody is.
+        running: the monotonic clock, in seconds.
+        measure: the hook for publishes and polls; None: no hook.
     """
 
     def __init__(
@@ -91,19 +91,19 @@ class Core:
         self._stop = wire.stop()
         self._limit_seconds: float | None = None
         self._write: Write | None = None
-        #: The producer's topic, where what is written is a producer's.
+        #: The producer's topic; None: the client writes without a producer.
         self.home: TopicId | None = None
-        #: Where topics with partitions have their messages, as far as it was asked; whose turn it is without a key.
+        #: The layouts read so far, and the number of the next publish without a key.
         self.layouts: dict[TopicId, Layout | None] = {}
         self.turns = count()
-        #: The transactions that this client has begun, by process and id.
+        #: The transactions that this client has started, by process and id.
         self.transactions: WeakValueDictionary[tuple[int, int], WritingTransaction] = WeakValueDictionary()
 
     def within(self, seconds: float) -> Core:
-        """Return the same, but no call takes longer than so many seconds, all its attempts and pauses together.
+        """Return a copy whose calls take at most so many seconds, including all attempts and pauses.
 
         Raises:
-            ConfigurationError: the time is none.
+            ConfigurationError: ``seconds`` is not above 0.
         """
         if not seconds > 0:
             raise ConfigurationError(f"A limit of {seconds} s is not possible.", "Give a number above 0.")
@@ -112,16 +112,16 @@ class Core:
         return found
 
     def writing(self, write: Write, home: TopicId) -> Core:
-        """Return the same, but requests that write messages are sent as a producer's, whose home that is."""
+        """Return a copy that sends requests that write messages with ``write``, for a producer of topic ``home``."""
         found = copy(self)
         found._write, found.home = write, home
         return found
 
     async def ask(self, call: Call[T]) -> T:
-        """Send a request, and again where that does no harm.
+        """Send a request, and repeat it if that does no harm.
 
         Raises:
-            MessagingError: the result of the last attempt.
+            MessagingError: the error of the last attempt.
         """
         if call.writes and self._write is not None:
             return await self._write(call)
@@ -131,10 +131,10 @@ class Core:
         """Send a request once.
 
         Args:
-            seconds: how long it may take; None: as long as the timeouts say.
+            seconds: the time limit; None: that of ``Timeouts``.
 
         Raises:
-            MessagingError: its result.
+            MessagingError: the server did not respond, or responded with an error.
         """
         if self._measure is None or not call.messages:
             return await self.wire.ask(call, seconds)
@@ -144,11 +144,11 @@ class Core:
         return found
 
     async def open(self, call: Call[Any]) -> Reading:
-        """Send a poll, and again where that does no harm."""
+        """Send a poll, and repeat it if that does no harm."""
         return await self.repeat(lambda left: self.open_once(call, left), again=call.again)
 
     async def open_once(self, call: Call[Any], seconds: float | None = None) -> Reading:
-        """Send a poll once; arguments and errors are those of :meth:`send`."""
+        """Send a poll once; arguments and errors as of :meth:`send`."""
         if self._measure is None:
             return Reading(await self.wire.open(call, seconds))
         with self._measuring("poll", call) as measured:
@@ -158,7 +158,7 @@ class Core:
     def _measuring(
         self, operation: Literal["publish", "poll"], call: Call[Any]
     ) -> Iterator[Callable[[int, int], None]]:
-        """Tell the hook of a request that fails in the block; call the yielded function after a success."""
+        """Report a request that fails in the block to the hook; call the yielded function after a success."""
         began = self.running()
         done: list[float] = []
 
@@ -180,11 +180,11 @@ class Core:
             done.append(self.running())
 
     async def repeat(self, attempt: Callable[[float | None], Coroutine[Any, Any, T]], *, again: bool) -> T:
-        """Try something as often as :class:`Retry` says, within the time there is.
+        """Repeat an attempt as often as :class:`Retry` allows, within the time limit.
 
         Args:
-            attempt: what is tried; gets how many seconds it may take, or None.
-            again: whether it is tried again also when it is not known whether it was done.
+            attempt: the attempt; it gets its time limit in seconds, or None.
+            again: whether to repeat it also after an unknown outcome.
         """
         known = (*NOT_DONE, *UNKNOWN) if again else NOT_DONE
         ends = None if self._limit_seconds is None else self.running() + self._limit_seconds
@@ -197,7 +197,7 @@ class Core:
                 unknown = error if isinstance(error, UNKNOWN) else unknown
                 if not self._retry.again(failures) or (ends is not None and self.running() + seconds >= ends):
                     if unknown is not None and unknown is not error:
-                        # This attempt did nothing, but one before may have.
+                        # This attempt did nothing, but an earlier attempt may have. The caller must not repeat it.
                         raise unknown from error
                     raise
                 logger.info("trying again in %.1f s: %s", seconds, error)
@@ -206,12 +206,12 @@ class Core:
 
 
 def asked_seconds(error: TmsError) -> float | None:
-    """Return how long a server asked to be left alone when it refused."""
+    """Return the pause in seconds that a server requested with its error; None: it requested no pause."""
     return error.retry_after_seconds if isinstance(error, Unavailable) else None
 
 
 class Reading:
-    """An answer to a poll while it comes.
+    """A response to a poll while it arrives.
 
     Attributes:
         waited: whether it is empty after the full wait.
@@ -228,10 +228,10 @@ class Reading:
 
     @property
     def position(self) -> MessageId | None:
-        """From where to read on, that message included; None: behind the last message that came.
+        """Return the first id of the next poll; None: the next poll starts after the last received message.
 
         Raises:
-            Unanswered: it makes no sense.
+            Unanswered: the header is invalid.
         """
         said = self._pieces.headers.get(POSITION)
         try:
@@ -240,14 +240,14 @@ class Reading:
             raise Unanswered(f"The answer has a position that cannot be read: {error}.") from error
 
     def text(self, name: str) -> str | None:
-        """What stands in a header; None: it is not there."""
+        """Return the value of a header; None: the header is missing."""
         return self._pieces.headers.get(name)
 
     def number(self, name: str) -> int | None:
-        """Return a number that stands in a header; None: it does not.
+        """Return the number in a header; None: the header is missing.
 
         Raises:
-            Unanswered: it makes no sense.
+            Unanswered: the header is not a number.
         """
         said = self._pieces.headers.get(name)
         if said is not None and not said.isdecimal():
@@ -255,10 +255,10 @@ class Reading:
         return None if said is None else int(said)
 
     async def more(self) -> list[Message]:
-        """Return the next messages; none after the last one.
+        """Return the next messages; an empty list after the last one.
 
         Raises:
-            Unanswered: the answer was cut short, or makes no sense.
+            Unanswered: the response was cut short, or is invalid.
         """
         while piece := await self._pieces.more():
             if found := self._decoder.feed(piece):
@@ -271,12 +271,12 @@ class Reading:
         return []
 
     async def close(self) -> None:
-        """No more messages are wanted; closing twice is no error."""
+        """Stop reading, and return the connection; a second call does nothing."""
         self._tell()
         await self._pieces.close()
 
     def _tell(self) -> None:
-        """Report the received messages once."""
+        """Report the number of received messages to the hook, once."""
         measured, self._measured = self._measured, None
         if measured is not None:
             measured(self._messages, self._size)

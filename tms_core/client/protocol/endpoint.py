@@ -1,10 +1,13 @@
-"""One server: the addresses of requests, and the meaning of the HTTP library's errors.
+"""A server: the addresses of requests, and the meaning of the HTTP library's errors.
 
-What matters about an error is whether the request may have been done. It was not where there was no connection to send
-it on (``Unavailable``); once there was one, it is unknown (``Unanswered``). The environment supplies neither proxies
-nor passwords: a token must only go to the given address; it is read when it is used, and shown nowhere. A hook is
-called for each attempt and returns a context manager, which is what tracing libraries give out; what it puts into the
-headers goes with the request, so a trace goes on in the server's proxies and logs.
+An error tells whether the server may have executed the request. Without a connection it has not (``Unavailable``);
+after the connection was made, the outcome is unknown (``Unanswered``).
+
+The environment supplies neither proxies nor passwords, because a token must only reach the given address. The client
+reads the token for each request, and shows it nowhere.
+
+The client calls a hook for each attempt. The hook returns a context manager, as tracing libraries do. Headers that it
+adds are sent with the request, so a trace continues in the server's proxies and logs.
 """
 
 from __future__ import annotations
@@ -28,12 +31,12 @@ from tms_core.client.protocol.wire import Stop
 from tms_core.errors import BadRequest, ClientClosed, ConfigurationError, Unanswered, Unavailable
 from tms_core.transaction.rpc.client import TransactionClient
 
-#: Errors are asked for in JSON, where the hint is apart from the message.
+#: The client accepts errors in JSON, which has the hint in a field of its own.
 _ACCEPT = {"accept": PROBLEM, "accept-encoding": "identity"}
 _ADDRESS = re.compile(r"[^:\[\]]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
-#: Raised before there was a connection to send anything on.
+#: Errors raised before a connection was made.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
-#: Raised before anything is sent, because of what was to be.
+#: Errors raised before anything is sent, because the request is invalid.
 _NOT_WRITTEN = (httpx2.LocalProtocolError, UnicodeEncodeError)
 #: What may follow ``Bearer`` (RFC 6750).
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
@@ -41,12 +44,12 @@ _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
 
 @dataclass(slots=True)
 class Attempt:
-    """A request that is being sent; one that is tried again is another attempt.
+    """An attempt to send a request; each repetition is another attempt.
 
     Attributes:
-        method, url: where to.
-        headers: more headers to send with it; those of the client itself, the token's among them, cannot be replaced.
-        status: of the answer, when the context manager is left; None: there was no answer.
+        method, url: the method and the URL.
+        headers: additional headers; they cannot replace headers of the client, such as the token's.
+        status: the status of the response, when the context manager is left; None: there was no response.
     """
 
     method: str
@@ -55,22 +58,22 @@ class Attempt:
     status: int | None = None
 
 
-#: Called for each attempt. The request is sent when what it returns was entered, and an error that comes of it passes
-#: through that; what it raises itself goes to the caller.
+#: Called for each attempt. The request is sent inside the returned context manager, which also sees its errors. An
+#: error of the hook itself is raised to the caller.
 Hook = Callable[[Attempt], AbstractContextManager[object]]
 
 
 def no_hook(_: Attempt) -> AbstractContextManager[object]:
-    """Nothing is done around requests."""
+    """Return a context manager that does nothing."""
     return nullcontext()
 
 
 class Token:
-    """Where the token comes from.
+    """The source of the token.
 
     Args:
-        given: the token, what returns it, or None.
-        file: a file that holds it; read for each request, so that it can be replaced while the program runs.
+        given: the token, a function that returns it, or None.
+        file: a file that contains it; read for each request, so that it can be replaced while the program runs.
 
     Raises:
         ConfigurationError: both arguments are set.
@@ -111,16 +114,16 @@ class Token:
 
 @dataclass(frozen=True)
 class Options:
-    """How a client works, as a value that can be printed and compared.
+    """Options of a client, as a value that can be printed and compared.
 
     Attributes:
-        timeouts, limits, retry: how long to wait, how much to hold, how to try again.
-        buffer: where ``publish_async`` puts messages.
-        tls: how the server's certificate is checked; None: by the certificates that come with the HTTP library.
+        timeouts, limits, retry: time limits, size limits, and the pauses between attempts.
+        buffer: the buffer of ``publish_async``.
+        tls: the check of the server's certificate; None: by the certificates that come with the HTTP library.
         hook: a context manager around each attempt to send a request (:mod:`tms_core.client.protocol.endpoint`).
-        measure: called with what each publish and each poll came to, in the thread or event loop that did it.
+        measure: called with the result of each publish and each poll, in its thread or event loop.
         random: the source of randomness for pauses.
-        running: the running time in seconds.
+        running: the monotonic clock, in seconds.
     """
 
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -136,13 +139,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Which server, and how to speak to it.
+    """The servers of a client, and the current one.
 
     Args:
-        url: of the server, or of several that serve the same topics: the next one is used if one does not respond.
+        url: the URL of a server, or of several servers of the same topics; the client switches to the next one if a
+            server does not respond.
 
     Raises:
-        ConfigurationError: the URL is none.
+        ConfigurationError: a URL is invalid.
     """
 
     url: str | Sequence[str]
@@ -159,8 +163,10 @@ class Endpoint:
 
     @property
     def verify(self) -> ssl.SSLContext | bool:
-        """Return the library's setting for certificates. To read whom the system trusts takes 25 ms, so where no server
-        has a certificate, that is left out, and none would be trusted.
+        """Return the library's setting for certificates.
+
+        Reading the system's trusted certificates takes 25 ms. Without an HTTPS server, the setting is a context that
+        trusts no certificate.
         """
         if self.options.tls is not None:
             return self.options.tls
@@ -169,10 +175,10 @@ class Endpoint:
 
     @contextmanager
     def attempt(self, call: Call[Any], stopped: Stop) -> Iterator[Attempt]:
-        """Send a call to the current server. A server that does not respond is not the next one.
+        """Send a call in the block to the current server; if it does not respond, the next call uses another server.
 
         Raises:
-            MessagingError: the library's errors become ours (:meth:`border`).
+            MessagingError: the library raised an error (:meth:`border`).
         """
         url = self._urls.now
         attempt = Attempt(call.method, url + call.path)
@@ -187,7 +193,7 @@ class Endpoint:
         """Return a call as the library's request.
 
         Args:
-            seconds: how long nothing may take longer; None: as long as the timeouts say.
+            seconds: the upper limit of each timeout; None: no limit below ``Timeouts``.
         """
         own = {"content-type": call.content_type, **_ACCEPT, **call.headers, **self.token.headers()}
         headers = {name.lower(): value for name, value in attempt.headers.items()} | own
@@ -207,14 +213,21 @@ class Endpoint:
 
     @contextmanager
     def border(self, call: Call[Any], stopped: Stop, url: str) -> Iterator[None]:
-        """The library's errors become ours."""
+        """Convert the library's errors.
+
+        Raises:
+            Unavailable: nothing was sent.
+            Unanswered: the outcome is unknown.
+            BadRequest: the request cannot be sent.
+            ClientClosed: the client is closed.
+        """
         if stopped.is_set():
             raise ClientClosed("The client is closed.", "Make another one.")
         try:
             yield
         except _NOT_SENT as error:
             reason = str(error) or type(error).__name__
-            # Without the library's own tracebacks: the reason says all that they say.
+            # Omit the library's tracebacks: the reason has the same information.
             raise Unavailable(
                 f"{url} cannot be reached: {reason}.", "Start it (tms serve), or correct the URL."
             ) from None
@@ -234,7 +247,7 @@ class Endpoint:
 
 
 class _Urls:
-    """The URLs of servers, one of which is current; threads may share it."""
+    """The URLs of servers, and the current one; threads may share it."""
 
     def __init__(self, all_: Sequence[str]) -> None:
         if not all_:
@@ -247,7 +260,7 @@ class _Urls:
         return self.all[self._at]
 
     def leave(self, url: str) -> None:
-        """Switch to the next server, unless that has happened already."""
+        """Switch to the next server, unless another thread has switched already."""
         at = self._at
         if self.all[at] == url:
             self._at = (at + 1) % len(self.all)
@@ -269,7 +282,7 @@ _URL_HINT = "Write it as http://127.0.0.1:11015."
 _UNKNOWN = "It is not known whether the server did it."
 
 
-#: Where transactions are managed: an address, several of the same transactions, or a client.
+#: The transaction service: an address, the addresses of several servers of the same transactions, or a client.
 Transactions = str | Sequence[str] | TransactionClient
 
 
@@ -277,7 +290,7 @@ def service_at(transactions: Transactions, timeouts: Timeouts) -> TransactionCli
     """Return the client of a transaction service.
 
     Raises:
-        ConfigurationError: an address is none, or there is none.
+        ConfigurationError: an address is invalid or missing.
     """
     if isinstance(transactions, TransactionClient):
         return transactions

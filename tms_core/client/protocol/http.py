@@ -1,4 +1,4 @@
-"""The two ways to a server over HTTP: one that waits in the caller's thread, and one that waits in an event loop."""
+"""The two wires to a server over HTTP: one waits in the caller's thread, the other in an event loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tms_core.errors import BadRequest, ClientClosed
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Waits until the event is set, so many seconds at most.
+#: A function that waits until the event is set, at most so many seconds.
 Pause = Callable[[threading.Event, float], object]
 AsyncPause = Callable[[asyncio.Event, float], Awaitable[object]]
 
@@ -32,7 +32,7 @@ _OK = 200
 
 
 def library_limits(limits: Limits) -> httpx2.Limits:
-    """Return the pool's limits in the library's words."""
+    """Return the limits of the pool as the library's value."""
     return httpx2.Limits(
         max_connections=limits.connections,
         max_keepalive_connections=limits.idle_connections,
@@ -41,10 +41,12 @@ def library_limits(limits: Limits) -> httpx2.Limits:
 
 
 def _in_time(pieces: Iterator[bytes], ends: float | None) -> bytes:
-    """Return a whole body, whose pieces each come in time.
+    """Return a whole body.
+
+    The library limits the time of each piece only; this limits their sum.
 
     Raises:
-        TimeoutError: together they do not.
+        TimeoutError: the body did not arrive in time.
     """
     found = []
     for piece in pieces:
@@ -58,10 +60,10 @@ def _in_time(pieces: Iterator[bytes], ends: float | None) -> bytes:
 
 
 class BlockingWire:
-    """In the caller's thread (:class:`tms_core.client.protocol.wire.Wire`); threads may share it.
+    """A :class:`~tms_core.client.protocol.wire.Wire` that waits in the caller's thread; threads may share it.
 
     Args:
-        transport: how requests get there; None: over the network.
+        transport: the library's transport; None: the network.
     """
 
     def __init__(self, endpoint: Endpoint, transport: httpx2.BaseTransport | None, pause: Pause) -> None:
@@ -107,7 +109,7 @@ class BlockingWire:
         return begins()
 
     async def close(self) -> None:
-        """Interrupt pauses and close connections; closing twice is no error."""
+        """Interrupt pauses and close connections; a second call does nothing."""
         self._closed.set()
         for stop in list(self._stops):
             stop.set()
@@ -118,7 +120,7 @@ class BlockingWire:
         return httpx2.Client(transport=self._transport, limits=limits, verify=self.endpoint.verify, trust_env=False)
 
     def _here(self) -> httpx2.Client:
-        """Return the connections of this process: those that it had when it was forked are the parent's."""
+        """Return the connections of this process; a forked process makes its own, because it shares the parent's."""
         if self._process != os.getpid():
             self._http = self._pool()
             self._process = os.getpid()
@@ -126,7 +128,7 @@ class BlockingWire:
 
 
 class _BlockingStop:
-    """An event that is waited for in the thread."""
+    """A stop signal that waits in the thread."""
 
     def __init__(self, pause: Pause) -> None:
         self._event = threading.Event()
@@ -159,10 +161,10 @@ class _BlockingPieces:
 
 
 class LoopWire:
-    """In an event loop (:class:`tms_core.client.protocol.wire.Wire`).
+    """A :class:`~tms_core.client.protocol.wire.Wire` that waits in an event loop.
 
     Args:
-        transport: how requests get there; None: over the network.
+        transport: the library's transport; None: the network.
     """
 
     def __init__(self, endpoint: Endpoint, transport: httpx2.AsyncBaseTransport | None, pause: AsyncPause) -> None:
@@ -173,14 +175,14 @@ class LoopWire:
         self._closed = _LoopStop(pause)
         self._stops: WeakSet[_LoopStop] = WeakSet()
         self._loop: asyncio.AbstractEventLoop | None = None
-        # Its threads begin when they are needed.
+        # The executor starts its threads when it needs them.
         self._threads = ThreadPoolExecutor(endpoint.options.limits.connections, thread_name_prefix="tms-client")
 
     def settle(self) -> None:
-        """Belong to the running loop: connections and conditions cannot be waited for in another one.
+        """Bind the client to the running loop: connections and conditions cannot be used in another loop.
 
         Raises:
-            BadRequest: it belongs to another one.
+            BadRequest: the client is bound to another loop.
         """
         running = asyncio.get_running_loop()
         self._loop = self._loop or running
@@ -223,12 +225,12 @@ class LoopWire:
         def begun() -> tuple[T, bool]:
             found, is_over = begins(), self._closed.is_set()
             if is_over:
-                # Later there is no thread that could end it.
+                # The client was closed during the call, and no thread of it will be left to end the result later.
                 ends(found)
             return found, is_over
 
         def given_up() -> None:
-            # What never began needs no end.
+            # A call that raised has no result to end.
             with suppress(Exception):
                 found, is_over = call.result()
                 if not is_over:
@@ -238,7 +240,8 @@ class LoopWire:
         try:
             found, _ = await asyncio.wrap_future(call)
         except asyncio.CancelledError:
-            # By a thread, so that no task is left behind; closing waits for it, as for all calls, unless it was first.
+            # End the result in a thread, so that no task stays in the loop. `close` waits for that thread, unless the
+            # executor is shut down already.
             try:
                 self._threads.submit(given_up)
             except RuntimeError:
@@ -253,8 +256,9 @@ class LoopWire:
             raise ClientClosed("The client is closed.", "Make another one.") from error
 
     async def close(self) -> None:
-        """Interrupt pauses, close connections, and wait for calls of the transaction service; closing twice is no
-        error.
+        """Interrupt pauses, close connections, and wait for calls of the transaction service.
+
+        A second call does nothing.
         """
         self._closed.set()
         for stop in list(self._stops):
@@ -264,7 +268,7 @@ class LoopWire:
 
 
 class _LoopStop:
-    """An event that is waited for in the loop."""
+    """A stop signal that waits in the loop."""
 
     def __init__(self, pause: AsyncPause) -> None:
         self._event = asyncio.Event()
@@ -277,7 +281,7 @@ class _LoopStop:
 
 
 async def pause_in_loop(event: asyncio.Event, seconds: float) -> None:
-    """Wait in the running loop."""
+    """Wait in the running loop until the event is set, at most so many seconds."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -1,7 +1,7 @@
-"""The bodies of requests and answers, in CDAP's Avro: built and read once, for both clients.
+"""The bodies of requests and responses in CDAP's Avro, for both clients.
 
 A response of any length is read piece by piece, so memory holds one piece and its last, incomplete message.
-``docs/reference/rest.md`` has the encoding. A ttl of single messages is ours, not CDAP's, and so goes in JSON.
+``docs/reference/rest.md`` has the encoding. CDAP's schema has no TTL of single messages, so such requests use JSON.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tms_core.transaction.codec.varint import read_varint, varint
 from tms_core.transaction.model import Transaction
 
 AVRO, JSON = "avro/binary", "application/json"
-#: Where a reader begins: at a message, at a time, or at the beginning.
+#: The start of a poll: a message, a time, or None for the first message.
 Start = MessageId | datetime | None
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _VALUE, _NULL = b"\0", b"\2"
 _ID_BYTES = 20
-#: What a payload may be given as.
+#: The types of a payload.
 _BYTES = bytes | bytearray | memoryview
 
 
@@ -36,8 +36,8 @@ class Message(NamedTuple):
     """A message.
 
     Attributes:
-        id: where it stands in its topic; ids grow, and a poll can start after an id.
-        payload: the bytes that were published.
+        id: its position in the topic; ids grow, and a poll can start after an id.
+        payload: the published bytes.
     """
 
     id: MessageId
@@ -45,15 +45,15 @@ class Message(NamedTuple):
 
     @property
     def time(self) -> datetime:
-        """Return when it was published; milliseconds, UTC."""
+        """Return the publish time in UTC, with a resolution of milliseconds."""
         return time_at(self.id.publish_ms)
 
 
 def payloads_of(messages: object) -> list[bytes]:
-    """Payloads as a list of our own, which the caller cannot change later.
+    """Return a copy of the payloads that the caller cannot change later.
 
     Raises:
-        BadRequest: it is one payload instead of several, or one of them is not bytes.
+        BadRequest: the argument is a single payload, or a payload is not bytes.
     """
     if isinstance(messages, str | _BYTES) or not isinstance(messages, Iterable):
         raise BadRequest(f"Messages are given as a list, not as {_kind(messages)}.", "Write [message], also for one.")
@@ -73,10 +73,10 @@ def _kind(given: object) -> str:
 
 
 def encode_publish(pointer: int | None, payloads: Sequence[bytes]) -> bytes:
-    """PublishRequest.
+    """Encode a PublishRequest.
 
     Args:
-        pointer: the transaction's write pointer; None: outside of one.
+        pointer: the transaction's write pointer; None: outside a transaction.
         payloads: the payloads, in order.
     """
     parts = [_NULL if pointer is None else _VALUE + varint(pointer)]
@@ -89,22 +89,22 @@ def encode_publish(pointer: int | None, payloads: Sequence[bytes]) -> bytes:
 
 
 def encode_publish_json(pointer: int | None, payloads: Sequence[bytes], ttl_seconds: int) -> bytes:
-    """PublishRequest with a ttl of these messages."""
+    """Encode a PublishRequest with a TTL of these messages."""
     messages = [{"base64": base64.b64encode(payload).decode("ascii")} for payload in payloads]
     fields = {"transactionWritePointer": pointer, "messages": messages, "ttlSeconds": ttl_seconds}
     return json.dumps(fields).encode()
 
 
 def encode_rollback(published: RollbackRange) -> bytes:
-    """PublishResponse, as a server answers it."""
+    """Encode a rollback: a PublishResponse, as the server has sent it."""
     return _VALUE + b"".join(map(varint, published))
 
 
 def encode_poll(start: Start, limit: int | None, transaction: Transaction | None, *, inclusive: bool) -> bytes:
-    """ConsumeRequest.
+    """Encode a ConsumeRequest.
 
     Raises:
-        BadRequest: a start that is none, a time that names no zone or lies before 1970, or a limit that is none.
+        BadRequest: the start or the limit is invalid, or a time has no zone or is before 1970.
     """
     if limit is not None and not _is_count(limit):
         raise BadRequest(f"A limit of {limit} messages is not possible.", "Give 1 or more.")
@@ -115,10 +115,10 @@ def encode_poll(start: Start, limit: int | None, transaction: Transaction | None
 
 
 def decode_published(body: bytes) -> RollbackRange:
-    """PublishResponse.
+    """Decode a PublishResponse.
 
     Raises:
-        FormatError: it is none.
+        FormatError: the bytes are not a PublishResponse.
     """
     try:
         branch, at = read_varint(body, 0)
@@ -134,10 +134,10 @@ def decode_published(body: bytes) -> RollbackRange:
 
 
 def decode_published_json(body: bytes) -> RollbackRange:
-    """PublishResponse in JSON.
+    """Decode a PublishResponse in JSON.
 
     Raises:
-        FormatError: it is none.
+        FormatError: the text is not a PublishResponse.
     """
     try:
         given = json.loads(body)
@@ -149,10 +149,7 @@ def decode_published_json(body: bytes) -> RollbackRange:
 
 
 class MessageDecoder:
-    """ConsumeResponse, whose bytes come in pieces.
-
-    A decoder that holds only the bytes of an incomplete message.
-    """
+    """A decoder of a ConsumeResponse that arrives in pieces; it keeps only the bytes of an incomplete message."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -162,10 +159,10 @@ class MessageDecoder:
         self._ended = False
 
     def feed(self, piece: bytes) -> list[Message]:
-        """Return the messages that became whole with another piece.
+        """Return the messages that the next piece completes.
 
         Raises:
-            Unanswered: the bytes are no ConsumeResponse.
+            Unanswered: the bytes are not a ConsumeResponse.
         """
         self._parts.append(piece)
         self._held += len(piece)
@@ -182,10 +179,10 @@ class MessageDecoder:
         return found
 
     def end(self) -> None:
-        """There are no more bytes.
+        """Note the last byte.
 
         Raises:
-            Unanswered: the last of them did not complete the response.
+            Unanswered: the response is incomplete.
         """
         if not self._ended:
             raise Unanswered("The answer to poll is cut short.", "Poll again from the last message on.")
@@ -237,7 +234,7 @@ def milliseconds(time: datetime) -> int:
     """Return a time as milliseconds since 1970-01-01 UTC; a fraction is dropped.
 
     Raises:
-        BadRequest: it names no zone, or lies before 1970.
+        BadRequest: the time has no zone, or is before 1970.
     """
     if time.tzinfo is None:
         raise BadRequest(f"{time} names no time zone.", "Write datetime(…, tzinfo=UTC), or datetime.now(UTC).")
@@ -248,10 +245,10 @@ def milliseconds(time: datetime) -> int:
 
 
 def seconds(ttl: timedelta | int | str) -> int:
-    """Return a ttl in whole seconds, rounded up.
+    """Return a TTL in whole seconds, rounded up.
 
     Raises:
-        BadRequest: it is not above 0, is more than 2^31 - 1 seconds, or is not a span of time.
+        BadRequest: the TTL is not a span of time from 1 to 2^31 - 1 seconds.
     """
     if isinstance(ttl, str):
         span_ms = int(ttl) * 1000 if ttl.isdecimal() and ttl.isascii() else parse_span(ttl)
@@ -271,7 +268,7 @@ def _start(start: Start, *, inclusive: bool) -> bytes:
     if start is None:
         return varint(2)
     if isinstance(start, datetime):
-        # A server looks at ``inclusive`` only where an id is given, as CDAP does.
+        # A server uses ``inclusive`` only with an id, as CDAP does; therefore add a millisecond.
         return varint(1) + varint(milliseconds(start) + (not inclusive))
     if not isinstance(start, MessageId):
         raise BadRequest(f"{start!r} is no place to begin at.", "Give a message's id, a time with its zone, or None.")

@@ -1,4 +1,4 @@
-"""The requests about producers, and the headers that assign a request to a producer."""
+"""The requests of producers, and the headers that assign a request to a producer."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tms_core.topic import CONSUMER_NAME
 
 T = TypeVar("T")
 
-#: Half a surrogate pair, which no UTF-8 has.
+#: Half of a surrogate pair, which UTF-8 cannot encode.
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class PreviousTransaction:
-    """The last transaction of the instances of a producer before that was not aborted; where all were, the last one.
+    """The last transaction of a producer's previous instances that was not aborted; if all were aborted, the last one.
 
     Attributes:
         transaction: its id.
@@ -44,10 +44,10 @@ class ProducerState:
 
     Attributes:
         name: its name.
-        generation: of the instance that counts.
-        updated: when that was registered.
-        previous: what became of the last transaction before it; None: there was none.
-        open: the transactions it has in progress, each with its label.
+        generation: the generation of the newest instance.
+        updated: the time of the registration of that instance.
+        previous: the last transaction before that instance, with its outcome; None: there was no transaction.
+        open: the transactions in progress, each with its label.
     """
 
     name: str
@@ -59,15 +59,14 @@ class ProducerState:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The headers of a request about its producer.
+    """The headers that assign a request to a producer.
 
     Attributes:
-        home, name: which producer.
-        generation: as it was registered.
-        sequence: the number of the request; None: it has none.
-        label: the label of its transaction.
-        oldest_open: the first of its instance's transactions that may still be open; None: there
-            is none.
+        home, name: the producer's topic and name.
+        generation: the generation of the instance.
+        sequence: the number of the request; None: the request is not numbered.
+        label: the label of the transaction.
+        oldest_open: the oldest transaction of the instance that may still be open; None: no transaction is open.
     """
 
     home: str
@@ -78,7 +77,7 @@ class Signature:
     oldest_open: int | None = None
 
     def on(self, call: Call[T]) -> Call[T]:
-        """Return a request that says this; it may be repeated."""
+        """Return the request with these headers; the client may repeat it."""
         said = {"x-tms-producer": f"{self.home}/{self.name}", "x-tms-generation": str(self.generation)}
         if self.sequence is not None:
             said["x-tms-sequence"] = str(self.sequence)
@@ -90,10 +89,10 @@ class Signature:
 
 
 def check_label(label: object) -> None:
-    """Check that a transaction can be called that.
+    """Check the label of a transaction.
 
     Raises:
-        BadRequest: it cannot.
+        BadRequest: it is too long, or not text that UTF-8 can encode.
     """
     if not isinstance(label, str) or _HALF_PAIR.search(label):
         raise BadRequest(f"{label!r} cannot be a label.", "Give text that can be written as UTF-8.")
@@ -105,9 +104,9 @@ class RegisteredInstance(NamedTuple):
     """The response to the registration of an instance.
 
     Attributes:
-        generation: its number.
-        previous: what became of the last transaction before it; None: there was none.
-        undecided: transactions of older instances that it has to invalidate, and whose outcomes it has to report.
+        generation: the generation of the instance.
+        previous: the last transaction before it, with its outcome; None: there was no transaction.
+        undecided: transactions of older instances; the instance has to invalidate them, and to report their outcomes.
     """
 
     generation: int

@@ -1,7 +1,7 @@
 """Timeouts, limits and retries of a client, as values that can be printed and compared.
 
-The defaults fit a server in the same building. Pauses grow, so that a server that comes back is not met by all clients
-at once, and are drawn at random for the same reason.
+The defaults fit a server in the same building. Pauses grow and are randomized, so that not all clients reconnect to a
+restarted server at the same time.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tms_core.topic import TopicId
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one publish or one poll came to; a retried attempt is reported each time.
+    """The result of a publish or a poll; each attempt is reported.
 
     Attributes:
         operation: ``publish`` or ``poll``; storing payloads of a transaction is a publish, too.
         topic: the topic, or the partition.
-        messages, payload_bytes: how many were sent or received, and their size.
-        seconds: until a publish was acknowledged, or the first byte of a poll's response.
-        error: the name of the exception; empty where there was none.
+        messages, payload_bytes: the number of messages sent or received, and their size.
+        seconds: the time until a publish was acknowledged, or until the first byte of a poll's response.
+        error: the name of the exception; empty after a success.
     """
 
     operation: Literal["publish", "poll"]
@@ -36,12 +36,12 @@ class Measured:
     error: str = ""
 
 
-#: Told of publishes and polls.
+#: The hook for publishes and polls.
 Measure = Callable[[Measured], None]
 
 
 class _Positive:
-    """Values of which each number is above 0."""
+    """A base of values whose numbers must be above 0."""
 
     __slots__ = ()
 
@@ -54,17 +54,17 @@ class _Positive:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts(_Positive):
-    """How long to wait before giving up, in seconds.
+    """Time limits of a client, in seconds.
 
     Attributes:
         connect_seconds: for a connection to the server.
         answer_seconds: for the first and each further piece of a response.
         send_seconds: for each piece of a request.
-        free_connection_seconds: for a connection of the pool, where all are busy.
+        free_connection_seconds: for a free connection of the pool.
         transaction_seconds: for one whole call of the transaction service.
-        close_seconds: for the publishing of queued messages when the client is closed or the program exits; longer than
-            ``Buffer.delivery_seconds``, so that a server may be away just then. A call of the transaction service that
-            is under way is waited for besides.
+        close_seconds: for publishing queued messages when the client is closed or the program exits; longer than
+            ``Buffer.delivery_seconds``, so that the client survives a server that is down at that time. The client also
+            waits for a running call of the transaction service.
     """
 
     connect_seconds: float = 5
@@ -77,15 +77,17 @@ class Timeouts(_Positive):
 
 @dataclass(frozen=True, slots=True)
 class Limits(_Positive):
-    """How much a client holds at most.
+    """Size limits of a client.
 
     Attributes:
-        connections: to the server, at once.
-        idle_connections: kept for later.
-        idle_seconds: how long; shorter than the server keeps them (75 s), because a publish that meets a connection
-            just being closed is of unknown outcome.
-        request_bytes: payloads in one request; the server takes 10 MB by default (``server.max_request_mb``).
-        transaction_bytes: payloads that a transaction keeps in memory; larger transactions are sent before the commit.
+        connections: the most concurrent connections to the server.
+        idle_connections: the most idle connections in the pool.
+        idle_seconds: how long an idle connection stays open; less than the server's 75 s, because a publish over a
+            connection that the server is closing has an unknown outcome.
+        request_bytes: the most bytes of payload in a request; the server accepts 10 MB by default
+            (``server.max_request_mb``).
+        transaction_bytes: the most bytes of payload that a transaction keeps in memory; a larger transaction sends them
+            before the commit.
     """
 
     connections: int = 20
@@ -97,14 +99,14 @@ class Limits(_Positive):
 
 @dataclass(frozen=True, slots=True)
 class Retry(_Positive):
-    """How often, and after which pauses, something is tried again.
+    """The number of attempts, and the pauses between them.
 
     Attributes:
-        attempts: how often altogether; 1: never again; None: as often as there is time for.
-        first_seconds: the first pause, before chance shortens it.
-        factor: how much longer each further pause is.
-        longest_seconds: no pause is longer, unless the server asks for a longer one (``Retry-After``).
-        longest_asked_seconds: no pause is longer that a server asks for.
+        attempts: the most attempts; 1: no repetition; None: no limit but the time.
+        first_seconds: the first pause, before randomness shortens it.
+        factor: the ratio of two successive pauses.
+        longest_seconds: the longest pause, unless the server requests a longer one (``Retry-After``).
+        longest_asked_seconds: the longest pause that a server can request.
     """
 
     attempts: int | None = 4
@@ -114,16 +116,15 @@ class Retry(_Positive):
     longest_asked_seconds: float = 60
 
     def again(self, failures: int) -> bool:
-        """Return whether it is tried again after so many failures."""
+        """Return whether another attempt follows after so many failures."""
         return self.attempts is None or failures < self.attempts
 
     def pause_seconds(self, failures: int, random: Random, asked_seconds: float | None = None) -> float:
-        """Return how long to wait after so many failures (1 and more): between half of the pause and all of it.
+        """Return the pause after so many failures (1 and more), in seconds: between half of the pause and all of it.
 
         Args:
-            failures: how many.
-            random: what shortens the pause.
-            asked_seconds: how long the server asks to be left alone; the pause is not shorter.
+            random: the source of randomness that shortens the pause.
+            asked_seconds: the pause that the server requests; the returned pause is not shorter.
         """
         try:
             whole = min(self.longest_seconds, self.first_seconds * self.factor ** (failures - 1))
@@ -134,13 +135,13 @@ class Retry(_Positive):
 
 
 class WhenFull(Enum):
-    """What ``publish_async`` does with a message for which there is no room."""
+    """The treatment of a message of ``publish_async`` when the buffer is full."""
 
-    #: Wait until there is; nothing is lost.
+    #: Wait for room; nothing is lost.
     BLOCK = "block"
-    #: Drop it, and count it.
+    #: Drop the message, and count it.
     DROP_NEWEST = "drop newest"
-    #: Drop those that have waited longest, and count them.
+    #: Drop the messages that have waited longest, and count them.
     DROP_OLDEST = "drop oldest"
     #: Raise ``BufferFull``.
     RAISE = "raise"
@@ -148,17 +149,17 @@ class WhenFull(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Buffer(_Positive):
-    """Where ``publish_async`` puts messages, and how they leave.
+    """The buffer of ``publish_async``.
 
     Attributes:
-        messages: how many may wait.
-        size_bytes: how many bytes of payload may wait; a larger message is accepted if no other waits.
-        batch_messages: how many are published in one request.
-        linger_seconds: how long a message waits for company.
+        messages: the most waiting messages.
+        size_bytes: the most bytes of waiting payload; a larger message is accepted if no other message waits.
+        batch_messages: the most messages in one request.
+        linger_seconds: how long a message waits for further messages of its batch.
         when_full: the treatment of a message without room.
-        retry: the pauses after which a batch that was not published is tried again, and how often at most.
-        delivery_seconds: how long a batch is tried again, from its first attempt on; longer than another server needs
-            to take over from one that died (``server.leader``).
+        retry: the pauses between attempts to publish a batch, and the most attempts.
+        delivery_seconds: how long attempts are repeated, from the first one on; longer than another server needs to
+            take over from a server that died (``server.leader``).
     """
 
     messages: int = 10_000

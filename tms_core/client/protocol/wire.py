@@ -1,9 +1,8 @@
-"""How requests leave and answers come, waiting or not.
+"""The interface between the client's logic and its I/O, with and without an event loop.
 
-What both clients do is written once, as coroutines over a :class:`Wire`. The one of the asynchronous client waits in
-its event loop. The one of the plain client never hands control back: its coroutines finish in their first step, so
-:func:`run` completes any of them without a loop. That costs a frame or two per call, and saves a second copy of every
-decision.
+Both clients share their logic as coroutines over a :class:`Wire`. The wire of the asynchronous client waits in its
+event loop. The wire of the plain client never suspends: its coroutines finish in their first step, so :func:`run`
+completes them without a loop. That costs one or two frames per call, and avoids a second copy of the logic.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ T = TypeVar("T")
 
 
 class Pieces(Protocol):
-    """An answer's body while it comes.
+    """The body of a response while it arrives.
 
     Attributes:
-        headers: the earlier part; names in any case.
+        headers: the headers of the response; names in any case.
     """
 
     headers: Mapping[str, str]
@@ -31,46 +30,50 @@ class Pieces(Protocol):
         """Return the next piece; empty after the last one.
 
         Raises:
-            Unanswered: it was cut short.
+            Unanswered: the body was cut short.
         """
         ...
 
     async def close(self) -> None:
-        """No more of it is wanted; closing twice is no error."""
+        """Stop reading; a second call does nothing."""
         ...
 
 
 class Stop(Protocol):
-    """A stop signal that is set once, and pauses that it interrupts."""
+    """A stop signal that is set once, with pauses that it interrupts."""
 
     def set(self) -> None:
-        """End it."""
+        """Set the signal, and interrupt its pauses."""
         ...
 
     def is_set(self) -> bool:
-        """Return whether it is stopped."""
+        """Return whether the signal is set."""
         ...
 
     async def wait(self, seconds: float) -> None:
-        """Wait until it is stopped, at most for so many seconds."""
+        """Wait until the signal is set, at most so many seconds."""
         ...
 
 
 class Wire(Protocol):
-    """The way to the server."""
+    """A connection to the server, and the kind of waiting for it."""
 
     async def ask(self, call: Call[T], seconds: float | None = None) -> T:
-        """Send a request and read its whole answer, in so many seconds at most.
+        """Send a request and read its whole response, in at most so many seconds.
 
         Raises:
-            MessagingError: as of :func:`tms_core.client.protocol.calls.check`, ``Unavailable`` where the server was not
-                reached, ``Unanswered`` where it was and no answer came.
+            Unavailable: the server was not reached.
+            Unanswered: the server was reached, and did not respond.
+            MessagingError: as of :func:`tms_core.client.protocol.calls.check`.
         """
         ...
 
     async def open(self, call: Call[Any], seconds: float | None = None) -> Pieces:
-        """Send a request and read its answer piece by piece, of which the first has so many seconds; raises as
-        :meth:`ask` does."""
+        """Send a request and return its body, to be read piece by piece; raises as :meth:`ask`.
+
+        Args:
+            seconds: the time limit for the first piece.
+        """
         ...
 
     def stop(self) -> Stop:
@@ -78,19 +81,19 @@ class Wire(Protocol):
         ...
 
     async def blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call something that may block."""
+        """Call a function that may block."""
         ...
 
     async def begin(self, begins: Callable[[], T], ends: Callable[[T], object]) -> T:
-        """Call a blocking function, and undo its result if its caller was cancelled."""
+        """Call the blocking function ``begins``; if the caller is cancelled, undo its result with ``ends``."""
         ...
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never waits; returns its result.
+    """Run a coroutine that never suspends, and return its result.
 
     Raises:
-        TypeError: it does wait; it was told so where it stood.
+        TypeError: it suspends. The error is raised inside the coroutine, so its traceback shows the ``await``.
     """
     step = partial(coroutine.send, None)
     while True:
@@ -103,7 +106,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def waits(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """Return a method of the plain client that does what one of the asynchronous client does."""
+    """Return the method of the plain client for a method of the asynchronous client."""
 
     @wraps(method)
     def plain(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:

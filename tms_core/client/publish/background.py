@@ -1,15 +1,15 @@
 """Publishing in the background: a bounded buffer of messages, and the thread or task that sends them.
 
-A program that must not wait for the disk of another machine hands its messages over and goes on. The number of waiting
-messages is bounded; the program chooses the treatment of further messages; unpublished ones are counted and reported by
-``flush`` and ``close``. A batch that was not answered is sent again, so a message may be there twice.
+A program that must not wait for the disk of another machine queues its messages and continues. The buffer is bounded,
+and the program chooses the treatment of further messages. The client counts unpublished messages; ``flush`` and
+``close`` report them. A batch without a response is sent again, so a message may be published twice.
 
-The thread (or task) that publishes lives as long as there is something to publish, so an idle client has none. A
-program that exits without closing its client waits until all is published, at most ``close_seconds``: the thread is a
-daemon, because otherwise a hanging server would block the exit.
+The publishing thread (or task) lives while messages wait, so an idle client has no thread. A program that exits without
+closing its client waits for unpublished messages, at most ``close_seconds``. The thread is a daemon, because otherwise
+a server that hangs would block the exit.
 
-A process that was forked has the parent's memory, but not its threads: there the buffer is empty, since what waits is
-published by the parent.
+A forked process has the memory of its parent, but not its threads. Its buffer starts empty, because the parent
+publishes the waiting messages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Background:
-    """The part that both publishers share: it sends one batch after the other."""
+    """The part that both publishers share; sends one batch after the other."""
 
     def __init__(self, core: Core, buffer: Buffer, limits: Limits, close_seconds: float) -> None:
         self._core = core
@@ -54,7 +54,7 @@ class _Background:
         self._hurry = self._core.wire.stop()
 
     async def _send(self, batch: MessageBatch) -> TmsError | None:
-        """Publish a batch; its error of any kind, which does not affect other batches."""
+        """Publish a batch, and return its error; an error does not affect other batches."""
         try:
             await self._repeat(batch)
         except TmsError as error:
@@ -65,7 +65,7 @@ class _Background:
         return None
 
     async def _repeat(self, batch: MessageBatch) -> None:
-        """Publish it, again and again as long as there is time; the last attempt is made when that is over."""
+        """Publish a batch; try again for ``Buffer.delivery_seconds``, and once more after that time."""
         retry, core = self._buffer.retry, self._core
         ends, number = core.running() + self._buffer.delivery_seconds, next(core.turns)
 
@@ -85,7 +85,7 @@ class _Background:
                 await self._stop.wait(min(pause, max(0.0, ends - core.running())))
 
     def _tell(self, fates: Sequence[Fate]) -> None:
-        """Tell programs what became of their messages; its errors do not affect other messages."""
+        """Call the callbacks with the outcomes of messages; an error of a callback does not affect other messages."""
         for on_delivery, payload, error in fates:
             try:
                 on_delivery(payload, error)
@@ -93,13 +93,13 @@ class _Background:
                 logger.exception("the function on_delivery failed")
 
     def _give_up(self) -> None:
-        """The time to close is over."""
+        """Abandon the waiting messages because the time to close is over."""
         reason = f"there was no answer within {self._close_seconds:g} s of closing (Timeouts.close_seconds)."
         self._waiting.abandon(NotPublished(reason))
 
 
 class BackgroundThread(_Background):
-    """Publishes from a thread; any number of threads may hand over.
+    """A publisher with a thread; any number of threads may queue messages.
 
     Args:
         close_seconds: the longest wait for unpublished messages when it is closed.
@@ -136,13 +136,18 @@ class BackgroundThread(_Background):
                         self._wait_for_room()
                     if self._thread is None:
                         thread = threading.Thread(target=self._work, name="tms-publish", daemon=True)
+                        # Assign after the start: if the start fails, the next message tries again.
                         thread.start()
                         self._thread = thread
         finally:
             self._tell_all()
 
     def flush(self, timeout_seconds: float | None) -> None:
-        """Return when all that was handed over until now is published."""
+        """Wait until all messages queued until now are published.
+
+        Raises:
+            NotPublished: the time is over, or some messages failed.
+        """
         with self._here():
             mark = self._waiting.mark()
             if not self._changed.wait_for(lambda: self._waiting.settled(mark), timeout_seconds):
@@ -150,7 +155,11 @@ class BackgroundThread(_Background):
             self._waiting.tell()
 
     def close(self) -> None:
-        """Take no more, and return when all is published, or the time to close is over."""
+        """Reject further messages, and wait until all are published, or the time to close is over.
+
+        Raises:
+            NotPublished: some messages were not published.
+        """
         self._at_exit.detach()
         with self._here():
             self._waiting.closed = True
@@ -177,12 +186,12 @@ class BackgroundThread(_Background):
 
     def _wait_for_room(self) -> None:
         if threading.current_thread() is self._thread:
-            # It is the one that makes room.
+            # This thread makes room; if it waited, it would wait forever.
             raise BufferFull("There is no room, and on_delivery cannot wait.", "Hand it over elsewhere.")
         self._changed.wait()
 
     def _tell_all(self) -> None:
-        """Call the callbacks that are due, without the lock, so that publishing goes on meanwhile."""
+        """Call the due callbacks without the lock, because they may take long or publish again."""
         with self._here():
             fates = self._waiting.fates()
         self._tell(fates)
@@ -192,7 +201,8 @@ class BackgroundThread(_Background):
                 self._changed.notify_all()
 
     def _here(self) -> threading.Condition:
-        """Return the lock of the buffer. A thread may have held the parent's when this process was forked from it."""
+        """Return the lock of the buffer; in a forked process, a new lock of a new buffer."""
+        # Another thread of the parent may have held the lock during the fork; the copy would stay locked forever.
         if self._process != os.getpid():
             with self._forked:
                 if self._process != os.getpid():
@@ -210,6 +220,7 @@ class BackgroundThread(_Background):
                 error = run(self._send(batch))
                 with self._changed:
                     self._waiting.settle(error)
+                # Call the callbacks before `flush` wakes up: it promises that they were called.
                 self._tell_all()
                 with self._changed:
                     self._changed.notify_all()
@@ -227,13 +238,14 @@ class BackgroundThread(_Background):
         with self._changed:
             batch = self._waiting.take()
             if batch is None:
+                # Under the same lock as the empty buffer: a message that is queued after this starts a new thread.
                 self._thread = None
             self._changed.notify_all()
             return batch
 
 
 class BackgroundTask(_Background):
-    """Publishes from a task of the loop; takes what :class:`BackgroundThread` takes."""
+    """A publisher with a task of the event loop; arguments as of :class:`BackgroundThread`."""
 
     def __init__(self, core: Core, buffer: Buffer, limits: Limits, close_seconds: float) -> None:
         super().__init__(core, buffer, limits, close_seconds)
@@ -266,7 +278,11 @@ class BackgroundTask(_Background):
             self._tell_all()
 
     async def flush(self, timeout_seconds: float | None) -> None:
-        """Return when all that was handed over until now is published."""
+        """Wait until all messages queued until now are published.
+
+        Raises:
+            NotPublished: the time is over, or some messages failed.
+        """
         async with self._changed:
             mark = self._waiting.mark()
             try:
@@ -277,7 +293,11 @@ class BackgroundTask(_Background):
             self._waiting.tell()
 
     async def close(self) -> None:
-        """Take no more, and return when all is published, or the time to close is over."""
+        """Reject further messages, and wait until all are published, or the time to close is over.
+
+        Raises:
+            NotPublished: some messages were not published.
+        """
         async with self._changed:
             self._waiting.closed = True
             self._hurry.set()
@@ -293,7 +313,7 @@ class BackgroundTask(_Background):
         self._waiting.tell()
 
     def _tell_all(self) -> None:
-        """Report due outcomes."""
+        """Call the due callbacks."""
         if fates := self._waiting.fates():
             self._tell(fates)
             self._waiting.were_told()
@@ -326,7 +346,7 @@ class BackgroundTask(_Background):
 
 
 def _flush_at_exit(found: weakref.ref[BackgroundThread]) -> None:
-    """A client that is not there any more has no thread, and so nothing waits."""
+    """Publish the remaining messages at exit; a client that was garbage-collected has none."""
     if (background := found()) is not None:
         background.flush_at_exit()
 

@@ -1,7 +1,7 @@
 """The buffer of messages that wait to be published; it takes no lock and sends nothing itself.
 
-Messages are numbered in the order in which they came. Each batch is of one topic, the one whose message waits longest,
-so that each topic keeps its order and none waits forever.
+It numbers messages in the order of their arrival. Each batch is of the topic whose oldest message has waited longest.
+Therefore each topic keeps its order, and no topic waits forever.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class PublishFigures:
     """Counts of the messages of ``publish_async``.
 
     Attributes:
-        waiting: how many are to be published, those just being sent included.
-        published: how many were.
-        dropped: how many were rejected, or dropped to make room.
-        failed: how many the server did not take, after all attempts.
-        retries: how often a batch was sent again.
+        waiting: messages in the buffer, including the batch that is being sent.
+        published: published messages.
+        dropped: messages that were rejected, or dropped to make room.
+        failed: messages that the server did not accept after all attempts.
+        retries: repeated attempts to send a batch.
     """
 
     waiting: int = 0
@@ -38,20 +38,20 @@ class PublishFigures:
     retries: int = 0
 
 
-#: Gets the payload of a message, and None once the message is on the server's disk, or else the error.
+#: A callback: it gets the payload of a message, and None once the message is on the server's disk, or else the error.
 OnDelivery = Callable[[bytes, TmsError | None], object]
-#: A call of one of these that is due.
+#: A due call of a callback with its arguments.
 Fate = tuple[OnDelivery, bytes, TmsError | None]
 
 
 class MessageBatch(NamedTuple):
-    """Messages of one topic with one ttl, and the number of the first."""
+    """A batch of messages of one topic with one TTL, and the number of the first message."""
 
     topic: TopicId
     first: int
     payloads: list[bytes]
     ttl_seconds: int | None = None
-    #: The callback to call for each message; empty where there is none.
+    #: The callback of each message; empty: no message has a callback.
     on_delivery: tuple[OnDelivery | None, ...] = ()
 
     def fates(self, error: TmsError | None) -> list[Fate]:
@@ -83,7 +83,7 @@ class MessageBuffer:
         self._size_bytes = 0
         self._next = 0
         self._sent: MessageBatch | None = None
-        #: Of what became something that was not told yet, and the number of its first message.
+        #: Due callbacks, and the number of the first message whose callback is due or running.
         self._fates: list[Fate] = []
         self._telling: int | None = None
         self._tellers = 0
@@ -98,7 +98,7 @@ class MessageBuffer:
 
     @property
     def full_batch(self) -> bool:
-        """Return whether the batch is full, so that there is no reason to wait for more."""
+        """Return whether the next batch is full, so that waiting for more messages is useless."""
         return self._messages >= self._buffer.batch_messages or self._size_bytes >= self._request_bytes
 
     def offer(
@@ -107,13 +107,13 @@ class MessageBuffer:
         """Accept a message, or apply the rule for a full buffer.
 
         Args:
-            ttl_seconds: how long it lives; None: as long as the topic's do.
+            ttl_seconds: the TTL of the message; None: that of the topic.
 
         Returns:
-            False where it has to wait for room.
+            False if the caller has to wait for room.
 
         Raises:
-            ClientClosed, BufferFull: it is rejected.
+            ClientClosed, BufferFull: the message is rejected.
         """
         if self.closed:
             raise ClientClosed("The client is closed.", "Make another one.")
@@ -140,7 +140,7 @@ class MessageBuffer:
         return True
 
     def take(self) -> MessageBatch | None:
-        """Take the next batch: of the topic whose message waits longest."""
+        """Take the next batch, from the topic whose oldest message has waited longest; None: the buffer is empty."""
         if not self._messages:
             return None
         topic = self._oldest()
@@ -156,7 +156,7 @@ class MessageBuffer:
         return self._sent
 
     def settle(self, error: TmsError | None) -> None:
-        """Note that the batch that was sent is published, or, with an error, never will be."""
+        """Note the outcome of the batch that was sent: published, or failed for good with an error."""
         if self._sent is None:
             return
         batch, self._sent = self._sent, None
@@ -177,19 +177,19 @@ class MessageBuffer:
             self.settle(error)
 
     def fates(self) -> list[Fate]:
-        """Return the callbacks that are due now, with their results; :meth:`were_told` follows."""
+        """Return the due callbacks with their arguments; call :meth:`were_told` after them."""
         found, self._fates = self._fates, []
         self._tellers += bool(found)
         return found
 
     def were_told(self) -> None:
-        """Note that the callbacks of :meth:`fates` were called, if there were any."""
+        """Note that the callbacks of :meth:`fates` were called."""
         self._tellers -= 1
         if not self._tellers and not self._fates:
             self._telling = None
 
     def mark(self) -> int:
-        """Stands for all messages taken until now."""
+        """Return a mark that stands for all messages accepted until now."""
         return self._next
 
     def settled(self, mark: int) -> bool:
@@ -202,10 +202,10 @@ class MessageBuffer:
         return all(first >= mark for first in firsts)
 
     def tell(self) -> None:
-        """Return the failures since the last call.
+        """Report the failures since the last call.
 
         Raises:
-            NotPublished: something has.
+            NotPublished: some messages were not published.
         """
         failed, self._told = self._failed - self._told, self._failed
         if failed and self._reason is not None:
@@ -229,7 +229,7 @@ class MessageBuffer:
                 self._fates.append((on_delivery, payload, BufferFull("There was no room for it.", "Try again later.")))
 
     def _take_from(self, topic: TopicId, most: int) -> list[_Message]:
-        """Return the messages of a topic that have waited longest, with one ttl."""
+        """Remove and return the oldest messages of a topic that share one TTL and fit into a request."""
         waiting = self._topics[topic]
         found: list[_Message] = []
         size, ttl_seconds = 0, waiting[0].ttl_seconds

@@ -1,10 +1,11 @@
 """The messages of a transaction, kept until it commits.
 
-They are published last, when all others that take part have done their work, so that a transaction that fails before
-leaves nothing. Past a limit payloads go to the server's payload table ahead of that (``store``), where they are not
-visible until an empty publish refers to them: one for each topic, since it publishes all that the transaction has
-stored there.
-Payloads with a ttl of their own are published instead: readers outside transactions see them before it commits.
+The outbox publishes them after all participants have written, so that a transaction that fails earlier leaves nothing.
+
+Above a limit, the outbox sends payloads ahead to the server's payload table (``store``). They are not visible until an
+empty publish refers to them. One such publish for each topic is enough: it publishes all payloads that the transaction
+has stored in the topic. Payloads with a TTL of their own cannot be stored. The outbox publishes them ahead, and readers
+outside transactions see them before the commit.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from tms_core.errors import PartitionsChanged
 from tms_core.messaging.model import RollbackRange
 from tms_core.topic import TopicId
 
-#: What a message counts towards a request at least, in bytes: a server takes only so many with one, however small.
+#: The least number of bytes that a message counts towards a request: a server limits the messages of a request, too.
 _LEAST_BYTES = 100
 
 
 class _Kept(NamedTuple):
-    """A message that is to be published.
+    """A message to publish.
 
     Attributes:
-        topic, number: the topic that the program named, and what its partition is found by.
+        topic, number: the topic that the program named, and the number that determines the partition.
     """
 
     payload: bytes
@@ -44,24 +45,24 @@ class _Kept(NamedTuple):
 class Outbox:
     """The messages that one transaction publishes.
 
-    Everything is written with one pointer, the transaction's id, also after a checkpoint: it is visible with the rest.
+    All messages carry one write pointer, the transaction's id, also after a checkpoint.
     """
 
     def __init__(self, core: Core, pointer: int, limits: Limits) -> None:
         self._core = core
         self._pointer = pointer
         self._limits = limits
-        #: By the topics they are published to, which are partitions where a topic has some.
+        #: The kept messages, by the topic or partition that they are published to.
         self._kept: dict[TopicId, list[_Kept]] = {}
         self._kept_bytes = 0
         self._stored: dict[TopicId, None] = {}
-        #: Where something is published: what would be stored behind that would be seen with what was stored before.
+        #: Topics with a publish. Payloads stored after it would become visible with the payloads stored before it.
         self._begun: set[TopicId] = set()
         self._published: list[tuple[TopicId, RollbackRange]] = []
-        #: What the program itself has published with the transaction's pointers.
+        #: Publishes that the program has sent itself with the transaction's pointers.
         self._by_hand: list[tuple[TopicId, RollbackRange]] = []
         self._moves = 0
-        #: Write pointers of checkpoints, whose payloads other processes have stored, and how long those live.
+        #: Topics with payloads stored by other processes: their write pointers of checkpoints, and a TTL in seconds.
         self._elsewhere: list[tuple[TopicId, Sequence[int], int | None]] = []
 
     async def add(
@@ -71,7 +72,7 @@ class Outbox:
         ttl: timedelta | int | str | None = None,
         key: Key | None = None,
     ) -> None:
-        """Take messages; an excess is stored at the server ahead of the commit."""
+        """Keep messages; above the limit, send all kept messages ahead to the server."""
         name, given = topic_id(topic), payloads_of(messages)
         ttl_seconds = None if ttl is None else seconds(ttl)
         number = number_for(self._core, key)
@@ -88,17 +89,17 @@ class Outbox:
                 await self._send_ahead(name)
 
     def refer(self, topic: calls.Topic, pointers: Sequence[int], ttl: timedelta | int | str | None = None) -> None:
-        """Also publish payloads that were stored with pointers of the transaction's checkpoints."""
+        """Also publish payloads that were stored under write pointers of the transaction's checkpoints."""
         self._elsewhere.append((topic_id(topic), pointers, None if ttl is None else seconds(ttl)))
 
     def note(self, topic: TopicId, published: RollbackRange) -> None:
-        """Include a publish by another way in the rollback."""
+        """Include a publish that the program has sent itself in the rollback."""
         self._by_hand.append((topic, published))
 
     async def publish(self) -> None:
-        """Publish all; in the order of each topic, payloads stored by others first.
+        """Publish all messages, in the order of each topic; payloads stored by other processes come first.
 
-        Where there is nothing to publish, tell a producer's server of the transaction all the same.
+        Without messages, still register a producer's transaction at the server.
         """
         for topic, pointers, ttl_seconds in self._elsewhere:
             await self._publish_elsewhere(topic, pointers, ttl_seconds)
@@ -108,22 +109,21 @@ class Outbox:
                 await self._send_ahead(topic)
             await self._publish_all(topic, self._kept.pop(topic, []))
         if self._core.home is not None and not self._published:
-            # The server knows a producer's transaction by what is sent in it; a newer instance ends those it knows.
+            # The server knows a producer's transaction only by its requests. A newer instance invalidates the
+            # transactions that the server knows; without this request, it would miss this one.
             await self._core.ask(calls.store(self._core.home, [], self._pointer))
 
     async def roll_back(self) -> None:
-        """Roll back the publishes; stored payloads are not visible anyway.
+        """Roll back the publishes; stored payloads are invisible without a publish.
 
         Raises:
-            MessagingError: not all of it was rolled back.
+            MessagingError: some rows may not be rolled back.
         """
         for topic, published in (*self._published, *self._by_hand):
             await self._core.ask(calls.rollback(topic, published))
 
     async def _send_ahead(self, topic: TopicId) -> None:
-        """Store the kept messages of a topic; or publish them if they have TTLs or the stored payloads are already
-        published.
-        """
+        """Store the kept messages of a topic; publish them if they have TTLs, or follow a publish."""
         kept = self._kept.pop(topic, [])
         self._kept_bytes -= sum(len(one.payload) for one in kept)
         if topic in self._begun or any(one.ttl_seconds is not None for one in kept):
@@ -137,7 +137,7 @@ class Outbox:
                     await self._core.ask(calls.store(topic, [one.payload for one in batch], self._pointer))
             except PartitionsChanged as error:
                 if topic in former:
-                    # What was stored cannot be published any more.
+                    # The sealed partition has stored payloads, and rejects the publish that would make them visible.
                     raise
                 self._stored = former
                 await self._move([*batch, *behind], error)
@@ -158,10 +158,11 @@ class Outbox:
                 return
 
     async def _publish_elsewhere(self, topic: TopicId, pointers: Sequence[int], ttl_seconds: int | None) -> None:
-        """Publish payloads that were stored with other pointers.
+        """Publish payloads that other processes have stored under pointers of checkpoints.
 
-        The first request has the transaction's own: a producer's server knows a transaction by that alone, so the
-        others go without the producer. A newer instance fences them all the same: it invalidates the transaction.
+        The first request carries the transaction's own pointer, by which the server knows a producer's transaction. The
+        other requests do not name the producer. A newer instance still fences them, because it invalidates the
+        transaction.
         """
         self._stored.pop(topic, None)
         self._begun.add(topic)
@@ -175,7 +176,11 @@ class Outbox:
         self._published.append((topic, published))
 
     async def _move(self, kept: Sequence[_Kept], error: PartitionsChanged) -> None:
-        """Keep messages that a closed partition rejects for the open ones."""
+        """Keep messages that a sealed partition has rejected, for the open partitions.
+
+        Raises:
+            PartitionsChanged: all attempts were used.
+        """
         self._moves += 1
         for topic in dict.fromkeys(one.topic for one in kept):
             await read_again(self._core, topic, self._moves, error)
@@ -184,7 +189,7 @@ class Outbox:
             for place in places(self._core, one.topic, one.number):
                 moved.setdefault(place.partition, []).append(one._replace(topic=place.topic, number=place.number))
                 self._kept_bytes += len(one.payload)
-        # What was given later may be there already.
+        # Moved messages are older than the messages kept for the new partitions, so they come first.
         self._kept |= {partition: [*found, *self._kept.get(partition, [])] for partition, found in moved.items()}
 
     def _batches(self, kept: Sequence[_Kept]) -> Iterator[tuple[Sequence[_Kept], Sequence[_Kept]]]:

@@ -1,4 +1,4 @@
-"""A resource that takes part in a transaction (Tephra's ``TransactionAware``)."""
+"""Participants of a transaction (Tephra's ``TransactionAware``), and the claims of a consumer group as one of them."""
 
 from __future__ import annotations
 
@@ -28,34 +28,32 @@ _BEFORE_ALL = MessageId(0, 0)
 
 
 class Participant:
-    """A participant in a transaction: an object whose writes belong to it; override the needed methods.
+    """A participant in a transaction: an object whose writes belong to the transaction; override the needed methods.
 
-    With an ``AsyncClient`` each method may be a coroutine. An error in a method fails the transaction. In
-    :meth:`post_tx_commit` it raises ``PostCommitFailed``, because the transaction is committed.
+    With an ``AsyncClient`` each method may be a coroutine. An error in a method fails the transaction. After an error
+    in :meth:`post_tx_commit`, the client raises ``PostCommitFailed``, because the transaction is committed.
     """
 
     def start_tx(self, transaction: Transaction) -> Awaitable[None] | None:
-        """Prepare for a transaction that has started, or in which this was registered: write with its
-        ``write_pointer``.
-        """
+        """Prepare for a transaction, at its start or at the registration: write with its ``write_pointer``."""
 
     def update_tx(self, transaction: Transaction) -> Awaitable[None] | None:
-        """There was a checkpoint: write with the new ``write_pointer`` from now on."""
+        """Follow a checkpoint: write with the new ``write_pointer`` from now on."""
 
     def tx_changes(self) -> Collection[bytes]:
-        """Return the changed keys; of two transactions that overlap and have a key in common, one is refused."""
+        """Return the changed keys; if two overlapping transactions share a key, the service rejects one of them."""
         return ()
 
     def commit_tx(self) -> Awaitable[None] | None:
         """Make the writes durable; the transaction may still fail."""
 
     def post_tx_commit(self) -> Awaitable[None] | None:
-        """Called after the commit."""
+        """Do what follows the commit."""
 
     def rollback_tx(self) -> Awaitable[None] | None:
-        """Called when the transaction failed: undo the writes.
+        """Undo the writes after a failure of the transaction.
 
-        If this raises, the transaction is invalidated, which hides it.
+        If this raises, the client invalidates the transaction, which hides remaining writes.
         """
 
 
@@ -65,12 +63,12 @@ class ClaimedBatch(NamedTuple):
     Attributes:
         messages: the messages to process.
         deliveries: their number of deliveries, including this one.
-        held: the transaction that must be decided first; None: there is none.
-        position: without messages, the id from which the next one may come; None: that is not known yet.
+        held: the transaction that must be decided first; None: no transaction blocks the group.
+        position: without messages, the lowest id of the next message; None: unknown.
         sealed: whether the topic takes no more messages.
-        drained: whether it is sealed, and the group has read it all.
-        behind: the partition that the group must read completely first; None: there is none.
-        retry_seconds: without messages, after how long some come again that have failed; None: none wait.
+        drained: whether it is sealed, and the group has read it completely.
+        behind: the partition that the group must read completely first; None: no partition.
+        retry_seconds: without messages, the time until failed messages are delivered again; None: none wait.
     """
 
     messages: list[Message]
@@ -84,20 +82,19 @@ class ClaimedBatch(NamedTuple):
 
 
 class GroupClaims(Participant):
-    """Claims of a transaction in a consumer group, which count once the transaction is committed.
+    """Claims of a transaction in a consumer group; they take effect with the commit.
 
-    The server keeps the claims under the transaction's id, so nothing is to be done when it is committed. Claims are
-    released before an abort, and claimed messages that the program did not get before the commit.
+    The server keeps the claims under the transaction's id, so a commit needs no request. Before an abort, the client
+    returns the claims. Before a commit, it returns claimed messages that the program did not receive.
 
     Args:
-        core: who claims.
-        topic: whose messages.
-        name: the group's.
-        beside: topics in which it is registered, too, when it is.
+        topic: the topic of the messages.
+        name: the group.
+        beside: further topics in which a new group is registered.
 
     Attributes:
-        given: the last message that was handed to the program.
-        counts: whether the program's messages count as delivered when they are returned.
+        given: the last message that the program has received.
+        counts: whether returned messages count as delivered.
     """
 
     def __init__(self, core: Core, topic: Topic, name: str, beside: Sequence[TopicId] = ()) -> None:
@@ -118,10 +115,10 @@ class GroupClaims(Participant):
         self._transaction = transaction
 
     async def claim(self, limit: int | None, order: str, max_deliveries: int | None) -> ClaimedBatch:
-        """Claim the next messages; a new group is registered at the first message of the topic.
+        """Claim the next messages; register a new group at the first message of the topic.
 
         Raises:
-            MessagingError: they could not be claimed; where that is not known, the transaction must be invalidated.
+            MessagingError: nothing was claimed; if the error is ``Unanswered``, invalidate the transaction.
         """
         try:
             return await self._claim(limit, order, max_deliveries)
@@ -141,7 +138,7 @@ class GroupClaims(Participant):
             while found := await reading.more():
                 messages += found
         except BaseException as error:
-            # What was refused was not done.
+            # A rejected request claimed nothing. After a lost response, messages may be claimed that this never saw.
             self._may_have_claimed |= isinstance(error, UNKNOWN) or not isinstance(error, TmsError)
             raise
         if messages:
@@ -165,11 +162,11 @@ class GroupClaims(Participant):
 
     async def rollback_tx(self) -> None:
         if self._may_have_claimed:
-            # With a group that was deleted its claims are gone, too.
+            # A deleted group has no claims.
             with suppress(ConsumerNotFound):
                 given = self.given if self.counts else None
                 if given is None or given != self._last:
-                    # What lies behind an id is given back as if it had never been given out.
+                    # Messages after this id never reached the program: return them without counting a delivery.
                     await self._give_back(given or _BEFORE_ALL)
                 if given is not None:
                     await self._give_back(None)
@@ -181,7 +178,7 @@ class GroupClaims(Participant):
 
 
 class Failures:
-    """What went wrong where all have their turn: the first error, but an interrupt goes before it."""
+    """A collector of errors, so that every participant has its turn; keeps the first error, or the first interrupt."""
 
     def __init__(self) -> None:
         self._first: BaseException | None = None
@@ -196,12 +193,12 @@ class Failures:
         return True
 
     def tell(self) -> None:
-        """Raise it."""
+        """Raise the kept error."""
         if self._first is not None:
             raise self._first
 
 
 async def done(result: Awaitable[None] | None) -> None:
-    """Wait for a participant whose methods are coroutines."""
+    """Wait for the result of a participant's method, if the method is a coroutine."""
     if isawaitable(result):
         await result

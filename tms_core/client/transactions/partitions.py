@@ -1,8 +1,8 @@
-"""Topics with partitions: where a message goes, and which of them a consumer of a group asks in turn.
+"""Topics with partitions: the partition of a message, and the order in which a member of a group polls partitions.
 
-The core of the client keeps the partitions of a topic for all publishers and consumers. It is read when
-the server says that messages go elsewhere, so a topic without partitions costs no request, and a change of their number
-is noticed with the first message that the old ones refuse.
+The core of the client keeps the layout of each topic for all publishers and consumers. It reads a layout only after the
+server has rejected a message with ``PartitionsChanged``. Therefore a topic without partitions costs no request. The
+first message that an old partition rejects shows a change of the number of partitions.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from tms_core.topic import TopicId, no_topic
 
 T = TypeVar("T")
 
-#: What messages of a kind have in common: one key, or one for each route of the topic.
+#: The key of messages: one key, or one for each route of the topic.
 Key = bytes | str | Mapping[str, bytes | str]
-#: What a partition is found by: one number, or one for each route.
+#: The number that determines a partition: one number, or one for each route.
 Number = int | Mapping[str, int]
 
 #: Pauses while a change of partitions is under way.
 _CHANGING = Retry(first_seconds=0.02, longest_seconds=1, attempts=20)
-#: After how long without a message the topics of a pattern are listed again, in seconds.
+#: The time between two lists of a pattern's topics, in seconds.
 _LISTED_SECONDS = 5.0
 
 
 class Destination(NamedTuple):
-    """Where a message goes.
+    """The destination of a message.
 
     Attributes:
-        topic: the topic that has partitions, or an ordinary one.
-        number: what its partition is found by.
+        topic: the topic that has partitions, or an ordinary topic.
+        number: the number that determines the partition.
         partition: the topic that the message is published to.
     """
 
@@ -51,7 +51,11 @@ class Destination(NamedTuple):
 
 
 def number_for(core: Core, key: Key | None) -> Number:
-    """The key that determines the partition of messages; without a key partitions have their turn."""
+    """Return the number that determines the partition of messages; without a key, the partitions take turns.
+
+    Raises:
+        BadRequest: the key is neither bytes nor text.
+    """
     if key is None:
         return next(core.turns)
     if isinstance(key, Mapping):
@@ -62,10 +66,10 @@ def number_for(core: Core, key: Key | None) -> Number:
 
 
 def places(core: Core, topic: TopicId, number: Number) -> list[Destination]:
-    """Return where a message goes, as far as is known: a place, or one for each route.
+    """Return the destinations of a message by the last layout read: one, or one for each route.
 
     Raises:
-        BadRequest: there is a key for each route, and the topic has others.
+        BadRequest: the keys are for other routes than those of the topic.
     """
     layout = core.layouts.get(topic)
     if layout is not None and layout.routes:
@@ -80,7 +84,7 @@ def places(core: Core, topic: TopicId, number: Number) -> list[Destination]:
 
 
 async def read_layout(core: Core, topic: TopicId) -> Layout | None:
-    """Read where a topic's messages are."""
+    """Read the layout of a topic and of its routes from the server, and keep it."""
     metadata = await core.ask(calls.show_topic(topic))
     core.layouts[topic] = layout = layout_of(topic, metadata.properties)
     for route in [] if layout is None else map(layout.route, layout.routes):
@@ -89,10 +93,10 @@ async def read_layout(core: Core, topic: TopicId) -> Layout | None:
 
 
 async def read_again(core: Core, topic: TopicId, attempts: int, error: PartitionsChanged) -> None:
-    """Read where messages go now, after a pause from the second time on.
+    """Read the layout of a topic again, after a pause from the second attempt on.
 
     Raises:
-        PartitionsChanged: it was tried often enough.
+        PartitionsChanged: all attempts were used.
     """
     if not _CHANGING.again(attempts):
         raise error
@@ -103,10 +107,10 @@ async def read_again(core: Core, topic: TopicId, attempts: int, error: Partition
 
 @contextmanager
 def changing(topic: TopicId, partition: TopicId) -> Iterator[None]:
-    """Take a partition that is not there for one that is there no longer: its topic has others by now.
+    """Treat a missing partition as a change of partitions: the topic has other partitions now.
 
     Raises:
-        PartitionsChanged: it is not there.
+        PartitionsChanged: the partition does not exist.
     """
     try:
         yield
@@ -120,7 +124,7 @@ async def to_partition(core: Core, topic: TopicId, number: int, send: Callable[[
     """Publish to the partition that takes messages now.
 
     Raises:
-        MessagingError: what publishing raises.
+        MessagingError: the message could not be published.
     """
     for attempts in count(1):
         [place] = places(core, topic, number)
@@ -135,10 +139,10 @@ async def to_partition(core: Core, topic: TopicId, number: int, send: Callable[[
 
 
 def without_key(key: Key | None) -> None:
-    """Check that no key is given if the program selects the topics itself.
+    """Check that a program that selects the partition itself passes no key.
 
     Raises:
-        BadRequest: there is one.
+        BadRequest: the program passes a key.
     """
     if key is not None:
         raise BadRequest("With transaction= a key has no effect.", "Use client.transaction(), or name the partition.")
@@ -151,10 +155,9 @@ class Rotation:
         topic: one topic, with or without partitions; or a pattern of several: ``default:orders-*``.
 
     Attributes:
-        positions: for the topics polled since the last messages, the next possible position; None: that
-            is not known.
-        is_complete: whether that are all of them.
-        retry_seconds: after how long messages of one of them come again that have failed; None: none wait.
+        positions: the next possible position of each topic polled since the last messages; None: unknown.
+        is_complete: whether all topics have been polled since the last messages.
+        retry_seconds: the time until the server delivers failed messages again; None: no failed messages wait.
     """
 
     def __init__(self, core: Core, topic: Topic) -> None:
@@ -164,11 +167,11 @@ class Rotation:
         self._listed: float | None = None
         self._layouts: dict[TopicId, Layout | None] = {}
         self._wholes: dict[TopicId, TopicId] = {}
-        #: Sealed topics that the group has read to their ends, in the order in which they said so.
+        #: Sealed topics that the group has read completely, in the order of the responses.
         self._drained: dict[TopicId, None] = {}
         self._stale: set[TopicId] = set()
         self._last: TopicId | None = None
-        # Consumers that begin together begin at different partitions.
+        # Consumers that start together start at different partitions, so that they do not compete for the same claims.
         self._start = core.random.random()
         self._blocked: set[TopicId] = set()
         self.positions: dict[TopicId, MessageId | None] = {}
@@ -176,10 +179,10 @@ class Rotation:
         self.retry_seconds: float | None = None
 
     async def round(self, most: int | None = None) -> AsyncIterator[TopicId]:
-        """Yield the topics to ask, each once; pass each result to :meth:`learn` before the next.
+        """Yield the topics to poll, each once; pass each result to :meth:`learn` before the next.
 
         Args:
-            most: how many; the next round goes on behind them. None: all.
+            most: the most topics; the next round continues after them. None: all.
         """
         if self.is_complete or most is None:
             self.positions, self.retry_seconds = {}, None
@@ -194,7 +197,8 @@ class Rotation:
             yield topic
         self.is_complete = most is None or await self._next() is None
         if self.is_complete and self._drained:
-            # There was nothing anywhere. A sealed topic that was set back has messages again: one is asked anew.
+            # No topic has messages. If an operator has set the group back, a drained topic has messages again. Polling
+            # one drained topic a round finds that out without a request for each drained topic.
             del self._drained[next(iter(self._drained))]
 
     def learn(self, topic: TopicId, batch: ClaimedBatch) -> None:
@@ -216,18 +220,18 @@ class Rotation:
             self._stale.add(whole)
 
     def whole(self, topic: TopicId) -> TopicId:
-        """Return the topic that a partition belongs to; itself, where it is none of those that are known."""
+        """Return the topic that a partition belongs to; a topic without known partitions belongs to itself."""
         return self._wholes.get(topic, topic)
 
     def beside(self, topic: TopicId) -> list[TopicId]:
-        """Return the other partitions of the same topic, in which a group is registered with it."""
+        """Return the other partitions of the same topic; a group is registered in all of them together."""
         return [one for one, whole in self._wholes.items() if whole == self.whole(topic) and one != topic]
 
     def lose(self, topic: TopicId) -> None:
-        """A topic is gone: the topics are read again.
+        """Note that a topic was deleted, so that the topics are listed again.
 
         Raises:
-            TopicNotFound: there was no other.
+            TopicNotFound: there is no other topic to poll.
         """
         if self._pattern is None and not self._wholes:
             raise no_topic(topic)
@@ -255,7 +259,8 @@ class Rotation:
         self._stale.clear()
         order = [one for top in self._tops for one in self._order(top)]
         if len(order) > 1:
-            # Those before it come at the end; a partition that others wait for is before them all.
+            # Topics before the last one follow at the end. A sealed partition comes first: its successors wait until
+            # the group has read it completely.
             at = order.index(self._last) if self._last in order else int(self._start * len(order))
             order = [one for one in order[:at] if self._is_sealed(one)] + order[at:] + order[:at]
         free = (one for one in order if self.whole(one) not in self._blocked or self._is_sealed(one))
@@ -268,7 +273,7 @@ class Rotation:
         return [member for family in layout.families for member in layout.members(family)]
 
     def _is_sealed(self, topic: TopicId) -> bool:
-        """Return whether it is known that it takes no more messages."""
+        """Return whether the last layout read says that a topic is sealed."""
         whole = self.whole(topic)
         layout = self._layouts.get(whole)
         if layout is None:
@@ -278,10 +283,10 @@ class Rotation:
 
 
 def pattern_of(topic: Topic) -> str | None:
-    """Return the pattern that stands for several topics; None: it is the name of one.
+    """Return the pattern of several topics; None: the text names a single topic.
 
     Raises:
-        BadRequest: it names no namespace, or more than one.
+        BadRequest: the pattern does not name exactly one namespace.
     """
     if not isinstance(topic, str) or not any(char in topic for char in "*?["):
         return None
@@ -290,5 +295,5 @@ def pattern_of(topic: Topic) -> str | None:
     return topic
 
 
-#: What a client remembers of the topics that consumers of groups ask in turn, by topic and group.
+#: The rotations of a client, by topic and group.
 Rotations = dict[tuple[str, str], Rotation]

@@ -1,12 +1,13 @@
-"""A transaction with its whole life, in the manner of Tephra's ``TransactionContext``.
+"""A transaction of the client from start to commit or rollback, as Tephra's ``TransactionContext`` defines it.
 
-The order at commit: ask whether another transaction has changed the same, have all participants write, publish the
-messages, commit, tell the participants. A failure before the commit rolls everything back and aborts the transaction.
-But a request that was not answered may still be done later, when the transaction has been aborted and its writes count
-as committed; so then it is invalidated instead, which hides its writes whenever they arrive. After a commit without a
-response, nothing is rolled back until the outcome is known: the transaction is invalidated, which does not affect a
-committed one, and a new transaction's snapshot shows the outcome.
+A commit has five steps: check for conflicts, have all participants write, publish the messages, commit, notify the
+participants. If a step before the commit fails, the client rolls back all writes and aborts the transaction.
 
+A request without a response may be executed later. If the transaction had been aborted by then, its writes would count
+as committed. Therefore the client invalidates the transaction instead, which hides late writes too.
+
+After a commit without a response, the client rolls nothing back until it knows the outcome. It invalidates the
+transaction, which does not affect a committed transaction, and reads the outcome from a new transaction's snapshot.
 Tephra's client repeats the commit, gets "not in progress", and rolls back committed messages.
 """
 
@@ -82,11 +83,13 @@ class ClientTransaction:
     async def begin(
         cls, core: Core, service: TransactionClient, limits: Limits, timeout_seconds: int | None, *, long: bool
     ) -> ClientTransaction:
-        """Start a transaction. A transaction whose start got no response has written nothing, and times out; if the
-        task was cancelled, it is aborted.
+        """Start a transaction.
+
+        If the start gets no response, the transaction has written nothing and times out. If the task is cancelled, the
+        transaction is aborted.
 
         Raises:
-            TransactionError: the service does not answer, or refuses.
+            TransactionError: the service does not respond, or rejects the start.
         """
 
         def start() -> Transaction:
@@ -98,7 +101,7 @@ class ClientTransaction:
     # --- while it is open --------------------------------------------------------------------------------------------
 
     async def register(self, participant: Participant) -> None:
-        """Have something take part."""
+        """Add a participant, and start the transaction in it."""
         with self._step():
             self._participants.append(participant)
             await done(participant.start_tx(self.transaction))
@@ -106,12 +109,12 @@ class ClientTransaction:
     async def publish(
         self, topic: Topic, messages: Sequence[bytes], ttl: timedelta | int | str | None = None, key: Key | None = None
     ) -> None:
-        """Have messages published when it commits."""
+        """Publish messages with the commit."""
         with self._step():
             await self._outbox.add(topic, messages, ttl, key)
 
     def publish_stored(self, topic: Topic, pointers: Sequence[int], ttl: timedelta | int | str | None = None) -> None:
-        """Publish payloads that were stored with pointers of checkpoints with the commit."""
+        """Publish with the commit payloads that were stored under write pointers of checkpoints."""
         with self._step():
             self._outbox.refer(topic, pointers, ttl)
 
@@ -128,8 +131,9 @@ class ClientTransaction:
             await core.ask(call)
 
     async def checkpoint(self) -> None:
-        """Give it another write pointer, once all have written what they have."""
+        """Get another write pointer, after all participants have written their pending writes."""
         with self._step():
+            # A participant writes with the old pointer until it gets the new one, so it writes before the checkpoint.
             for participant in self._participants:
                 await done(participant.commit_tx())
             self.transaction = await self._call(self._service.checkpoint, self.transaction)
@@ -145,14 +149,14 @@ class ClientTransaction:
         max_deliveries: int | None = None,
         most: int | None = None,
     ) -> tuple[TopicId, GroupClaims, ClaimedBatch] | None:
-        """Claim the next messages of the first of some topics that has any; at most ``most`` of them are polled."""
+        """Claim the next messages of the first topic that has messages; poll at most ``most`` topics."""
         async for topic in rotation.round(most):
             claims = await self.claims(topic, group, rotation.beside(topic))
             with self._step():
                 try:
                     batch = await claims.claim(limit, order, max_deliveries)
                 except TopicNotFound:
-                    # Nothing was done, and others may be there in its place.
+                    # Nothing was claimed, and other topics may have replaced it.
                     rotation.lose(topic)
                     continue
             rotation.learn(topic, batch)
@@ -161,7 +165,7 @@ class ClientTransaction:
         return None
 
     async def claims(self, topic: Topic, name: str, beside: Sequence[TopicId] = ()) -> GroupClaims:
-        """Return its claims in a consumer group."""
+        """Return the transaction's claims in a consumer group."""
         key = (topic_id(topic), name)
         found = self._claims.get(key)
         if found is None:
@@ -171,23 +175,23 @@ class ClientTransaction:
 
     @property
     def is_forked(self) -> bool:
-        """Return whether this process is a fork of the owner, which alone commits or aborts it."""
+        """Return whether this process is a fork of the owner; only the owner commits or aborts a transaction."""
         return os.getpid() != self._process
 
     def cancel(self) -> None:
-        """Roll it back when its block is left.
+        """Mark the transaction for rollback when its block is left.
 
         Raises:
-            NotInProgress: it is over, or belongs to another process.
+            NotInProgress: it is decided, or belongs to another process.
         """
         self._require_own()
         self.cancelled = True
 
     def require_open(self) -> None:
-        """See that something may still be done in it.
+        """Check that the transaction accepts further work.
 
         Raises:
-            NotInProgress: it is over, is to be rolled back, or belongs to another process.
+            NotInProgress: it is decided, is marked for rollback, or belongs to another process.
         """
         self._require_own()
         if self.cancelled:
@@ -208,12 +212,12 @@ class ClientTransaction:
     # --- its end -----------------------------------------------------------------------------------------------------
 
     async def commit(self) -> None:
-        """Make all of it visible, or nothing.
+        """Commit: make all writes visible, or none.
 
         Raises:
-            TransactionError, MessagingError: nothing of it is visible, now or later, except:
-            OutcomeUnknown: it is not known; it is all visible, or never will be.
-            PostCommitFailed: all of it is.
+            TransactionError, MessagingError: no write is visible, now or later, with two exceptions:
+            OutcomeUnknown: either all writes are visible, or none ever is.
+            PostCommitFailed: all writes are visible.
         """
         await self._write_all()
         pointers = (self.transaction.transaction_id, self.transaction.write_pointer)
@@ -221,15 +225,15 @@ class ClientTransaction:
         await self._follow()
 
     async def commit_and_begin(self) -> ClientTransaction | None:
-        """Commit it, and start a short one with the same call, so that both share a sync.
+        """Commit, and start a short transaction with the same call, so that both share one sync of the log.
 
-        The timeout of the next one already runs during ``post_tx_commit``.
+        The timeout of the new transaction already runs during ``post_tx_commit``.
 
         Returns:
-            The started transaction; None: it is committed, and the next one is not started.
+            The new transaction; None: the commit succeeded, and no transaction was started.
 
         Raises:
-            TransactionError, MessagingError, OutcomeUnknown, PostCommitFailed: as :meth:`commit`; a started one is
+            TransactionError, MessagingError, OutcomeUnknown, PostCommitFailed: as :meth:`commit`; a new transaction is
                 invalidated, or times out.
         """
         core, service, timeout_seconds = self._core, self._service, self._timeout_seconds
@@ -245,24 +249,25 @@ class ClientTransaction:
             await self._follow()
         except BaseException:
             if begun is not None:
-                # Of a client that was closed meanwhile it has been given up, or times out.
+                # A client that was closed in the meantime has aborted it already, or it times out.
                 with suppress(ClientClosed):
                     await core.wire.blocking(_give_up, service, begun)
             raise
         return None if begun is None else ClientTransaction(core, service, self._limits, begun, timeout_seconds)
 
     async def roll_back(self) -> None:
-        """Roll back the writes, and abort or invalidate it; it is invalidated where not all of that is certain.
+        """Roll back the writes, then abort the transaction; invalidate it if a rollback is uncertain.
 
         Raises:
             Exception: the first error of a participant.
-            NotInProgress: it belongs to another process; nothing was done.
+            NotInProgress: the transaction belongs to another process; nothing was done.
         """
         if self.is_forked:
             self._require_own()
         self._ended = True
         failures = Failures()
         try:
+            # Roll back before the abort: an abort makes the writes visible, so they must be gone by then.
             for participant in self._participants:
                 with failures:
                     await done(participant.rollback_tx())
@@ -274,27 +279,28 @@ class ClientTransaction:
         failures.tell()
 
     async def disclaim(self) -> None:
-        """Return its claims as not delivered after a failure of a server or connection.
+        """Return the claims as not delivered after a failure of a server or connection.
 
-        For a transaction that was decided while no server responded. Its commit may still be on its way, so it is
-        invalidated first; a committed one keeps its claims.
+        It serves transactions that were decided while no server responded. A committed transaction keeps its claims.
 
         Raises:
-            TransactionError, MessagingError: no server answers.
+            TransactionError, MessagingError: no server responds.
         """
         excused = [claims for claims in self._claims.values() if not claims.counts]
+        # The commit may still arrive. `_is_visible` invalidates the transaction first, so that it cannot commit after
+        # its messages were delivered to another worker.
         if excused and not await self._is_visible():
             for claims in excused:
                 await claims.rollback_tx()
 
     def _excuse(self, error: BaseException) -> None:
-        """Have its claims count as no delivery, if it was not the program that failed."""
+        """Do not count the claims as deliveries if a server or connection failed, not the program."""
         if isinstance(error, INTERRUPTED):
             for claims in self._claims.values():
                 claims.counts = False
 
     async def _write_all(self) -> None:
-        """Write everything that comes before the commit; rolls it back where that fails."""
+        """Write everything that precedes the commit; roll it back if that fails."""
         self.require_open()
         try:
             await self._prepare()
@@ -317,12 +323,16 @@ class ClientTransaction:
         return [key for participant in self._participants for key in participant.tx_changes()]
 
     async def _ask(self) -> None:
-        """Ask whether another transaction has changed the same."""
+        """Check that no overlapping transaction has changed the same keys.
+
+        Raises:
+            Conflict: another transaction has changed one of them.
+        """
         with self._doubting():
             await self._call(self._service.can_commit, self.transaction.transaction_id, self._changes())
 
     async def _commit(self, commit: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
-        """Commit it with a call; returns its result, or None without a response."""
+        """Commit with a call, and return its result; None: there was no response, and the commit was successful."""
         found = None
         try:
             try:
@@ -338,7 +348,7 @@ class ClientTransaction:
             await self.roll_back()
             raise
         except BaseException:
-            # Interrupted while it waited. Invalidating does nothing to what is committed.
+            # Interrupted while it waited. An invalidation does not affect a committed transaction.
             self._ended = self._doubtful = True
             await self._end()
             raise
@@ -346,7 +356,11 @@ class ClientTransaction:
         return found
 
     async def _follow(self) -> None:
-        """Tell participants that it is committed, all of them, whatever one raises."""
+        """Notify every participant of the commit, even if one of them raises.
+
+        Raises:
+            PostCommitFailed: a participant raised.
+        """
         failures = Failures()
         for participant in self._participants:
             with failures:
@@ -360,11 +374,11 @@ class ClientTransaction:
             ) from error
 
     async def _find_out(self, unanswered: TmsError) -> None:
-        """Return when it is committed after all.
+        """Return if the transaction is committed although its commit got no response.
 
         Raises:
-            Invalidated: it is not, and never will be.
-            OutcomeUnknown: no server answers.
+            Invalidated: it is not committed, and never will be.
+            OutcomeUnknown: no server responds.
         """
         self._ended = self._doubtful = True
         self._excuse(unanswered)
@@ -382,6 +396,7 @@ class ClientTransaction:
         if committed:
             logger.info("transaction %d is committed, though its commit was not answered", pointer)
             return
+        # Only now is it certain that no late commit follows, so only now may participants undo their writes.
         failures = Failures()
         for participant in self._participants:
             with failures:
@@ -392,14 +407,16 @@ class ClientTransaction:
         ) from unanswered
 
     async def _is_visible(self) -> bool:
-        """Return whether its writes are visible; it is invalidated if it is still in progress, and never will be
-        then.
-        """
+        """Return whether the writes are visible; if the transaction is still in progress, invalidate it."""
         pointer = self.transaction.transaction_id
+        # Invalidate first: a snapshot alone could be older than a commit that is still on its way.
         return not await self._invalidate() and pointer in await visible_now(self._core, self._service, [pointer])
 
     async def _end(self) -> None:
-        """Abort if everything was certainly rolled back, else invalidate."""
+        """Abort if every write was certainly rolled back, else invalidate.
+
+        An abort makes remaining writes visible, because the transaction is then neither in progress nor invalid.
+        """
         certain = not self._doubtful and self._undone == len(self._participants) + 1
         pointer = self.transaction.transaction_id
         with _left_to_time_out(pointer):
@@ -411,7 +428,7 @@ class ClientTransaction:
             except TransactionError:
                 raise
             except BaseException:
-                # Interrupted while it waited. Invalidating does nothing to what has ended.
+                # Interrupted while it waited. An invalidation does not affect a transaction that has ended.
                 with _left_to_time_out(pointer):
                     await self._invalidate()
                 raise
@@ -432,7 +449,7 @@ class ClientTransaction:
 
     @contextmanager
     def _step(self) -> Iterator[None]:
-        """A step that the transaction needs: when it fails, there is no commit, even if the program goes on."""
+        """Run a step that the transaction needs: if it fails, the transaction cannot commit any longer."""
         self.require_open()
         try:
             with self._doubting():
@@ -443,14 +460,14 @@ class ClientTransaction:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """A request of the program's own: one that was refused is for the program to judge, since nothing was done."""
+        """Run a request of the program: a rejected request did nothing, so the transaction may still commit."""
         self.require_open()
         with self._doubting():
             yield
 
     @contextmanager
     def _doubting(self) -> Iterator[None]:
-        """Note when it is not known whether something was done: not answered, or interrupted while waiting for it."""
+        """Mark the transaction as doubtful if a request may have been executed: no response, or an interrupted wait."""
         try:
             yield
         except BaseException as error:
@@ -467,7 +484,7 @@ async def publish(
     ttl: timedelta | int | str | None,
     key: Key | None,
 ) -> None:
-    """Publish outside a transaction; a topic with routes gets its copies in one."""
+    """Publish outside a transaction; the copies for a topic with routes are published in a new transaction."""
     name, number = topic_id(topic), number_for(core, key)
     if isinstance(number, Mapping) and name not in core.layouts:
         await read_layout(core, name)
@@ -490,14 +507,14 @@ async def publish(
 async def publish_in(
     core: Core, topic: Topic, messages: Sequence[bytes], transaction: Transaction, ttl: timedelta | int | str | None
 ) -> RollbackRange:
-    """Publish in a transaction, which may be one of this client."""
+    """Publish in a transaction; a transaction of this client includes the publish in its rollback."""
     call = calls.publish_in(topic, messages, transaction.write_pointer, ttl)
     known = core.transactions.get((os.getpid(), transaction.transaction_id))
     return await (core.ask(call) if known is None else known.publish_now(core, topic_id(topic), call))
 
 
 async def store_in(core: Core, topic: Topic, messages: Sequence[bytes], transaction: Transaction) -> None:
-    """Store in a transaction, which may be one of this client."""
+    """Store payloads in a transaction; a transaction of this client notes a doubtful outcome."""
     call = calls.store(topic, messages, transaction.write_pointer)
     known = core.transactions.get((os.getpid(), transaction.transaction_id))
     await (core.ask(call) if known is None else known.store_now(core, call))
@@ -510,7 +527,7 @@ async def visible_now(core: Core, service: TransactionClient, pointers: Sequence
 
 
 def view_of(service: TransactionClient) -> Transaction:
-    """Return the view of a new transaction. One that only reads need not stay open while its messages are read."""
+    """Return the snapshot of a new transaction, and abort it: reading does not need an open transaction."""
     view = service.start_short()
     service.abort(view)
     return view
@@ -529,7 +546,7 @@ def _give_up(service: TransactionClient, begun: Transaction) -> None:
 
 @contextmanager
 def _left_to_time_out(pointer: int) -> Iterator[None]:
-    """Ignore that the service does not answer, where the transaction may be left to time out."""
+    """Log an error of the service instead of raising it: the transaction times out."""
     try:
         yield
     except TransactionError as error:
