@@ -29,7 +29,7 @@ KINDS |= {"StateBusy", "StateError", "StateUnavailable"}
 #: Says what a command cannot look at, and what any state says.
 BESIDE = (
     ROOT / "janitor/app/hbase_place.py",
-    ROOT / "tms_core/kerberos.py",
+    ROOT / "tms_core/security/kerberos.py",
     *sorted((ROOT / "janitor/state").glob("*.py")),
 )
 

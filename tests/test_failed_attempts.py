@@ -6,7 +6,7 @@ import asyncio
 
 from tests.builders import NOW_MS
 from tms_core.clock import ManualClock
-from tms_core.failed_attempts import FREE_ATTEMPTS, MOST_REMEMBERED, MOST_SECONDS, FailedAttempts
+from tms_core.web.failed_attempts import FREE_ATTEMPTS, MOST_REMEMBERED, MOST_SECONDS, FailedAttempts
 
 
 def test_failed_attempts_are_slowed_down_by_address_and_forgiven_with_time() -> None:

@@ -18,7 +18,7 @@ from janitor.sweep import transactions as txstate
 from tms_core.cli.help import Command
 from tms_core.errors import TmsError
 from tms_core.logs.printable import complete, duration
-from tms_core.secret_file import read_token
+from tms_core.security.files import read_token
 
 if TYPE_CHECKING:
     from janitor.app.session import Session
@@ -125,12 +125,12 @@ def _feedback(current: Session) -> Finding:
 
 def _hbase_tls(current: Session) -> Finding:
     """Check the files of ``storage.hbase.tls``; the check of the store tries the servers."""
-    from tms_core.settings.client_tls import ClientTls  # noqa: PLC0415 not for a help text
+    from tms_core.tables.hbase.wire.security import ThriftSecurity  # noqa: PLC0415 not for a help text
 
     wanted = current.settings.storage.hbase.tls
     if wanted is None:
         return Finding("hbase tls", "ok", "")
-    ClientTls("storage.hbase.tls", wanted)
+    ThriftSecurity.configured(current.settings.storage.hbase)
     shown = f", showing {wanted.certificate}" if wanted.certificate else ""
     return Finding(
         "hbase tls", "ok", f"servers are checked by {wanted.ca_file or 'the authorities of the system'}{shown}"
@@ -147,7 +147,7 @@ def _hdfs_kerberos(current: Session) -> Finding:
 
 def _login(name: str, setting: str, wanted: KerberosSettings | None) -> Finding:
     """Fetch a ticket; whether a service accepts it, the checks of store and snapshots show."""
-    from tms_core.kerberos import KerberosLogin  # noqa: PLC0415 gssapi is of an extra
+    from tms_core.security.kerberos import KerberosLogin  # noqa: PLC0415 gssapi is of an extra
 
     return Finding(name, "ok", KerberosLogin(setting, wanted).describe() if wanted else "")
 
@@ -168,10 +168,10 @@ def _transaction_tls(current: Session) -> Finding:
 
 
 def _certificate(name: str, setting: str, tls: TlsSettings | None) -> Finding:
-    from tms_core.settings.certificate import ServerCertificate  # noqa: PLC0415 not for a help text
+    from tms_core.security.tls import ServerCertificate  # noqa: PLC0415 not for a help text
 
     if tls is not None:
-        ServerCertificate(setting, tls).load()
+        ServerCertificate(f"{setting}.", tls.certificate, tls.key)
     return Finding(name, "ok", f"{tls.certificate} and its key" if tls else "")
 
 

@@ -17,11 +17,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError, Unauthorized
-from tms_core.failed_attempts import FailedAttempts
 from tms_core.logs.audit import BoundedAudit, Event
 from tms_core.logs.loggers import SeldomLogger, get_logger
-from tms_core.secret_file import check_secret_file, read_token
+from tms_core.security.files import check_secret_file, read_token
 from tms_core.web import problem
+from tms_core.web.failed_attempts import FailedAttempts
 
 _SETTING = "janitor.http.token_file"
 _PROBES = ("/healthz", "/readyz")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kerberos.kdc import REALM, Realm, gssapi
 from tms_core.errors import ConfigurationError, LoginFailed
-from tms_core.kerberos import KerberosLogin
+from tms_core.security.kerberos import KerberosLogin
 from tms_core.settings.models import KerberosSettings
 
 

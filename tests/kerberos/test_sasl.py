@@ -115,7 +115,7 @@ def test_connection_whose_ticket_has_expired_is_not_used_again(
 ) -> None:
     with SaslFront(thrift.address, service) as front, pool_of(front.address, keytab) as pool:
         assert get(pool, b"a") == b"a"
-        monkeypatch.setattr("tms_core.kerberos.Exchange.is_expired", True)
+        monkeypatch.setattr("tms_core.security.kerberos.Exchange.is_expired", True)
         assert get(pool, b"b") == b"b"
         assert len(front.users) == 2
 

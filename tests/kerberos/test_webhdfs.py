@@ -123,5 +123,5 @@ def test_login_that_fails_and_login_that_is_not_set_are_said(guarded: str, realm
 
 
 def test_authority_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"transactions\.hdfs_ca_file is .*none, which cannot be read"):
+    with pytest.raises(ConfigurationError, match=r"transactions\.hdfs_ca_file .*none cannot be read"):
         DirectorySource.at("swebhdfs://localhost:1/tx", ca_file=tmp_path / "none")

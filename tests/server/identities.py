@@ -12,11 +12,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from tests.builders import NOW_MS
 from tms_core.clock import ManualClock
-from tms_core.failed_attempts import FailedAttempts
 from tms_core.server.auth.gate import Gate
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.server.serving import make_gate
 from tms_core.settings.models import AuthSettings
+from tms_core.web.failed_attempts import FailedAttempts
 
 #: Who may do what. The stranger is known, and may do nothing here.
 ROLES = {

@@ -185,7 +185,7 @@ def test_given_a_changed_file_when_a_second_has_passed_then_new_tokens_are_good_
         gate.principal(bearer(BOB))
     assert gate.principal(bearer(ADA_AGAIN)) == "ada"
     assert gate.principal(bearer(ADA)) == "ada"
-    assert caplog.text.count("has changed and is in force") == 1
+    assert caplog.text.count("have changed and are in force") == 1
 
 
 def spoil(path: Path) -> None:
@@ -209,7 +209,7 @@ def test_given_a_file_that_went_wrong_when_looked_at_then_the_former_is_in_force
             clock.advance(1000)
             assert not tokens.refresh()
             assert tokens.identify(BOB.encode()).principal == "bob"
-        assert caplog.text.count("Until then the former contents are in force") == 1
+        assert caplog.text.count("Until then the previous contents are in force") == 1
         assert "hunter2" not in caplog.text
         # What is put right and goes wrong again is said again.
         file.touch()

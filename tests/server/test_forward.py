@@ -30,6 +30,7 @@ from tms_core.server.metrics import ServerMetrics
 from tms_core.server.rest.app import make_app
 from tms_core.server.rest.context import ServerContext
 from tms_core.server.rest.forward import Forwarder
+from tms_core.settings.models import TlsSettings
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.web.listener import Listener, ListenerOptions
@@ -452,16 +453,40 @@ def test_request_passed_on_over_tls_needs_the_configured_authority_and_name(
 ) -> None:
     tls, other = (make_certificate(tmp_path / f"{name}.pem", tmp_path / f"{name}.key") for name in ("one", "other"))
     with ExitStack() as stack:
-        following = Following(stack, (tls if trusts else other).certificate, name)
-        site = ServerContext(
-            following.service, stack.enter_context(ThreadPoolExecutor(1)), following.metrics, MAX_REQUEST_BYTES
-        )
-        leader = Listener(make_app(site), "127.0.0.1", 0, tls)
-        leader.start()
-        stack.callback(leader.stop)
-        following.follow(leader.port, f"https://{host}")
-        with Client(following.port) as client:
-            assert client.ask("GET", PATH).status == status
+        client = follow_over_tls(stack, tls, (tls if trusts else other).certificate, host, name)
+        assert client.ask("GET", PATH).status == status
+
+
+def follow_over_tls(
+    stack: ExitStack, tls: TlsSettings, ca_file: Path, host: str = "localhost", name: str = ""
+) -> Client:
+    """Return a client of a server whose leader shows a certificate."""
+    following = Following(stack, ca_file, name)
+    site = ServerContext(
+        following.service, stack.enter_context(ThreadPoolExecutor(1)), following.metrics, MAX_REQUEST_BYTES
+    )
+    leader = Listener(make_app(site), "127.0.0.1", 0, tls)
+    leader.start()
+    stack.callback(leader.stop)
+    following.follow(leader.port, f"https://{host}")
+    return stack.enter_context(Client(following.port))
+
+
+def test_forwarder_after_its_ca_file_was_replaced_trusts_the_new_authorities_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0)
+    tls, other = (make_certificate(tmp_path / f"{name}.pem", tmp_path / f"{name}.key") for name in ("one", "other"))
+    trusted, distrusted = tls.certificate.read_bytes(), other.certificate.read_bytes()
+    ca_file = tmp_path / "authorities.pem"
+    statuses = []
+    with ExitStack() as stack:
+        ca_file.write_bytes(distrusted)
+        client = follow_over_tls(stack, tls, ca_file)
+        for contents in (distrusted, trusted, b"half", distrusted):
+            ca_file.write_bytes(contents)
+            statuses.append(client.ask("GET", PATH).status)
+    assert statuses == [503, 404, 404, 503]
 
 
 def test_forwarder_with_a_ca_file_that_is_none_names_the_setting(tmp_path: Path) -> None:

@@ -486,12 +486,12 @@ def shown(port: int) -> bytes:
 def test_certificate_that_is_renewed_is_shown_to_new_connections_and_a_bad_one_is_not(
     echo: Echo, tls: TlsSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(listener_module, "LOOK_SECONDS", 0)
+    monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0)
     new = make_certificate(tmp_path / "new.crt", tmp_path / "new.key")
     with listening(echo, tls) as port:
         former = shown(port)
         tls.certificate.write_bytes(new.certificate.read_bytes())
-        while "Until then the former certificate is in force" not in caplog.text:
+        while "Until then the previous contents are in force" not in caplog.text:
             assert shown(port) == former
         assert shown(port) == former
         tls.key.write_bytes(new.key.read_bytes())

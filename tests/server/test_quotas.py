@@ -18,12 +18,12 @@ from tests.server.identities import gate_of
 from tms_core.client.protocol import calls
 from tms_core.clock import ManualClock
 from tms_core.errors import QuotaExceeded
-from tms_core.failed_attempts import FREE_ATTEMPTS
 from tms_core.server.auth.gate import Gate
 from tms_core.server.auth.quotas import MOST_REMEMBERED, Quotas
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.settings.models import AuthQuota
 from tms_core.topic import TopicId
+from tms_core.web.failed_attempts import FREE_ATTEMPTS
 
 TOPICS = "/v1/namespaces/default/topics"
 
@@ -189,7 +189,7 @@ def test_failed_attempts_wait_and_good_tokens_do_not(site: Site, monkeypatch: py
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr("tms_core.failed_attempts.asyncio.sleep", sleep)
+    monkeypatch.setattr("tms_core.web.failed_attempts.asyncio.sleep", sleep)
     for _ in range(FREE_ATTEMPTS + 2):
         assert site.ask(new_token(), "GET", "").status == 401
     assert slept == [0.5, 1.0]

@@ -6,7 +6,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,7 @@ from tests.tables.test_hbase_pool import LONG_SECONDS, get
 from tests.tables.tls_front import TlsFront
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, StoreUnavailable
-from tms_core.settings.certificate import ServerCertificate
-from tms_core.settings.client_tls import ClientTls
+from tms_core.security.tls import ClientTls, ServerCertificate
 from tms_core.settings.models import ClientTlsSettings, HBaseSettings, TlsSettings
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.wire.socket import TimedSocket
@@ -118,7 +117,7 @@ def test_refusal_of_the_certificate_is_reported_also_if_a_write_meets_the_closed
     thrift: FakeThrift, tls: TlsSettings, other: TlsSettings
 ) -> None:
     with TlsFront(thrift.address, tls, clients=other.certificate) as front:
-        client = ClientTls("storage.hbase.tls", ClientTlsSettings(ca_file=tls.certificate))
+        client = ClientTls("storage.hbase.tls.", tls.certificate)
         with closing(TimedSocket(front.address, LONG_SECONDS, client)) as connection:
             while connection.is_quiet():
                 time.sleep(0.001)
@@ -169,18 +168,24 @@ def test_call_whose_connection_breaks_over_tls_is_repeated(tls: TlsSettings) -> 
 
 
 def test_files_that_change_are_in_force_for_the_next_connection(
-    thrift: FakeThrift, tls: TlsSettings, other: TlsSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    thrift: FakeThrift,
+    tls: TlsSettings,
+    other: TlsSettings,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0)
     authority = tmp_path / "authority.pem"
     authority.write_bytes(tls.certificate.read_bytes())
-    client = ClientTls("storage.hbase.tls", ClientTlsSettings(ca_file=authority))
+    client = ClientTls("storage.hbase.tls.", authority)
     former = client.context()
     assert client.context() is former
     authority.write_bytes(b"half")
     with caplog.at_level(logging.INFO):
         assert client.context() is client.context() is former
     [said] = caplog.messages
-    assert "Until then the previous files are in force" in said
+    assert "Until then the previous contents are in force" in said
     authority.write_bytes(other.certificate.read_bytes())
     assert client.context() is not former
     with TlsFront(thrift.address, other) as front:
@@ -190,7 +195,7 @@ def test_files_that_change_are_in_force_for_the_next_connection(
 
 
 def test_files_that_cannot_be_used_at_the_start_are_named(tls: TlsSettings, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"storage\.hbase\.tls: .*nothing cannot be used"):
+    with pytest.raises(ConfigurationError, match=r"storage\.hbase\.tls\.ca_file .*nothing cannot be read"):
         HBasePool.configured(HBaseSettings(tls=ClientTlsSettings(ca_file=tmp_path / "nothing")))
     tls.key.chmod(0o644)
     with pytest.raises(ConfigurationError, match=r"storage\.hbase\.tls\.key .* can be read or written by other users"):
@@ -203,13 +208,11 @@ def test_certificate_without_key_or_key_without_certificate_is_refused(given: st
         ClientTlsSettings.model_validate({given: tls.certificate})
 
 
-@pytest.mark.parametrize("side", ["client", "server"])
-def test_key_with_a_passphrase_is_refused_without_a_prompt(tls: TlsSettings, side: str) -> None:
+@pytest.mark.parametrize("load", [partial(ClientTls, "storage.hbase.tls.", None), partial(ServerCertificate, "tls.")])
+def test_key_with_a_passphrase_is_refused_without_a_prompt(tls: TlsSettings, load: Callable[..., object]) -> None:
     key = serialization.load_pem_private_key(tls.key.read_bytes(), None)
     encrypted = serialization.BestAvailableEncryption(b"never prompted for")
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     tls.key.write_bytes(key.private_bytes(pem, pkcs8, encrypted))
-    shown = ClientTlsSettings(certificate=tls.certificate, key=tls.key)
-    load = partial(ClientTls, "storage.hbase.tls", shown) if side == "client" else ServerCertificate("tls", tls).load
     with pytest.raises(ConfigurationError, match="the private key is encrypted with a passphrase"):
-        load()
+        load(tls.certificate, tls.key)

@@ -33,8 +33,7 @@ from tests.transaction.test_thrift import interface
 from tests.transaction.vectors import load
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, Unavailable
-from tms_core.failed_attempts import FailedAttempts
-from tms_core.secret_file import read_token
+from tms_core.security.files import read_token
 from tms_core.server.memory import LentMemory, Memory
 from tms_core.settings.models import TransactionSettings
 from tms_core.transaction.codec import wire
@@ -50,6 +49,7 @@ from tms_core.transaction.rpc.calls import METHODS, answer
 from tms_core.transaction.rpc.client import ServiceSource, TransactionClient
 from tms_core.transaction.rpc.line import ServiceUnavailable, as_text
 from tms_core.transaction.rpc.service import MAX_FRAME_BYTES, Level, TransactionService
+from tms_core.web.failed_attempts import FailedAttempts
 
 #: Longer than anything takes that ends at all.
 PATIENCE_SECONDS = 60.0

@@ -25,15 +25,14 @@ from tests.transaction.test_thrift import interface
 from tms_core.cli.main import execute
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError
+from tms_core.security.tls import ClientTls, ServerCertificate
 from tms_core.server.serving import serving
-from tms_core.settings import certificate as certificates
-from tms_core.settings.certificate import ServerCertificate
 from tms_core.settings.models import TlsSettings, TransactionSettings
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc import service as module
 from tms_core.transaction.rpc.client import TransactionClient, source_of
-from tms_core.transaction.rpc.line import Authorities, ServiceUnavailable
+from tms_core.transaction.rpc.line import ServiceUnavailable
 from tms_core.transaction.rpc.service import TransactionService
 
 
@@ -49,9 +48,13 @@ def manager(clock: ManualClock) -> Iterator[TransactionManager]:
         yield manager
 
 
+def of(tls: TlsSettings) -> ServerCertificate:
+    return ServerCertificate("transactions.tls.", tls.certificate, tls.key)
+
+
 @pytest.fixture
 def service(manager: TransactionManager, tls: TlsSettings) -> Iterator[TransactionService]:
-    service = TransactionService(manager, "127.0.0.1:0", certificate=ServerCertificate("transactions.tls", tls))
+    service = TransactionService(manager, "127.0.0.1:0", certificate=of(tls))
     service.start()
     yield service
     service.stop()
@@ -193,16 +196,16 @@ def test_many_connections_without_a_handshake_do_not_keep_others_out(
 def test_certificate_that_is_renewed_is_shown_to_new_connections_and_open_ones_go_on(
     manager: TransactionManager, tls: TlsSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(certificates, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0.01)
     new = make_certificate(tls.key.with_name("new.pem"), tls.key.with_name("new.key"))
-    service = TransactionService(manager, "127.0.0.1:0", certificate=ServerCertificate("transactions.tls", tls))
+    service = TransactionService(manager, "127.0.0.1:0", certificate=of(tls))
     service.start()
     try:
         with TransactionClient.configured(settings_for(service, tls.certificate)) as client:
             client.start_short()
             former = shown(service.port)
             tls.certificate.write_bytes(new.certificate.read_bytes())
-            while "transactions.tls: " not in caplog.text:
+            while "transactions.tls.certificate " not in caplog.text:
                 time.sleep(0.01)
             assert shown(service.port) == former
             tls.key.write_bytes(new.key.read_bytes())
@@ -218,7 +221,8 @@ def test_certificate_that_is_renewed_is_shown_to_new_connections_and_open_ones_g
 
 
 @pytest.mark.parametrize(
-    ("mode", "message"), [(0o644, r"transactions\.tls\.key .* other users"), (None, "cannot be used")]
+    ("mode", "message"),
+    [(0o644, r"transactions\.tls\.key .* other users"), (None, r"transactions\.tls\.key .* cannot be read")],
 )
 def test_key_that_is_missing_or_open_to_others_is_refused(
     manager: TransactionManager, tls: TlsSettings, mode: int | None, message: str
@@ -228,7 +232,7 @@ def test_key_that_is_missing_or_open_to_others_is_refused(
     else:
         tls.key.chmod(mode)
     with pytest.raises(ConfigurationError, match=message):
-        TransactionService(manager, "127.0.0.1:0", certificate=ServerCertificate("transactions.tls", tls)).start()
+        TransactionService(manager, "127.0.0.1:0", certificate=of(tls)).start()
 
 
 def test_ca_file_that_is_missing_names_the_setting(tmp_path: Path) -> None:
@@ -256,7 +260,7 @@ def test_server_with_tls_for_transactions_serves_clients_and_commands(
         assert execute(["tx", "list", "--tx-server", address]) == 1
         assert "speaks TLS only" in capsys.readouterr().err
         assert execute(["tx", "list", "--config", str(config), "--tx-server", address]) == 0
-        trusted = Authorities("transactions.ca_file", tls.certificate).context()
+        trusted = ClientTls("transactions.", tls.certificate).context()
         with TransactionClient(address, tls=trusted) as service:
             with tms_core.client.Client(started.url, transactions=service) as client:
                 client.create_topic("default:orders")
@@ -282,7 +286,7 @@ def test_context_of_the_callers_own_is_used(service: TransactionService, tls: Tl
 def test_client_after_the_file_of_authorities_was_renewed_trusts_the_new_ones_alone(
     service: TransactionService, tls: TlsSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tms_core.transaction.rpc.line.LOOK_SECONDS", 0)
+    monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0)
     other = make_certificate(tls.key.with_name("other.pem"), tls.key.with_name("other.key"))
     trusted = tls.key.with_name("trusted.pem")
     trusted.write_bytes(other.certificate.read_bytes())
@@ -293,10 +297,10 @@ def test_client_after_the_file_of_authorities_was_renewed_trusts_the_new_ones_al
         client.commit(client.start_short().transaction_id)
         trusted.write_bytes(b"none")
         client.commit(client.start_short().transaction_id)
-    authorities = Authorities("transactions.ca_file", tls.certificate)
+    authorities = ClientTls("transactions.", tls.certificate)
     former = authorities.context()
     tls.certificate.write_bytes(b"none")
     assert (authorities.context(), authorities.context()) == (former, former)
-    assert caplog.text.count("Until then the former authorities are in force") == 1
+    assert caplog.text.count("Until then the previous contents are in force") == 1
     tls.certificate.write_bytes(other.certificate.read_bytes())
     assert authorities.context() is not former

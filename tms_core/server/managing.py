@@ -26,11 +26,11 @@ from tms_core.logs.loggers import get_logger
 from tms_core.messaging.ids import id_parts, position, tail
 from tms_core.messaging.producers.rows import all_begun, mark_void
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, NEGATIVE, generation_prefix
-from tms_core.secret_file import check_secret_file, read_token
+from tms_core.security.files import check_secret_file, read_token
+from tms_core.security.tls import ServerCertificate
 from tms_core.server.ha.manager_log import SideStorage, root_of
 from tms_core.server.ha.shared_manager import SharedManager
 from tms_core.server.recording import RecordedStorage, check_directory, check_snapshots
-from tms_core.settings.certificate import ServerCertificate
 from tms_core.settings.models import Settings, TransactionSettings, is_loopback, split_address
 from tms_core.tables.base import CELLS, Reads, Store
 from tms_core.tables.record import Recorded, record_transactions, recorded_transactions
@@ -214,13 +214,15 @@ def _service(
         Level.CLIENT: ("transactions.token_file", wanted.token_file),
         Level.ADMIN: ("transactions.admin_token_file", wanted.admin_token_file),
     }
+    tls = wanted.tls
+    certificate = None if tls is None else ServerCertificate("transactions.tls.", tls.certificate, tls.key)
     service = TransactionService(
         manager,
         wanted.thrift,
         snapshot_seconds=wanted.snapshot_interval_seconds,
         tokens={level: _token(setting, file) for level, (setting, file) in files.items() if file is not None},
         several=several,
-        certificate=None if wanted.tls is None else ServerCertificate("transactions.tls", wanted.tls),
+        certificate=certificate,
     )
     service.start()
     stack.callback(service.stop)

@@ -16,7 +16,7 @@ from functools import lru_cache
 import uvicorn
 from starlette.types import ASGIApp, Scope
 
-from tms_core.settings.certificate import LOOK_SECONDS, ServerCertificate
+from tms_core.security.tls import ServerCertificate
 from tms_core.settings.models import TlsSettings, is_loopback
 from tms_core.web.protocol import bounded
 from tms_core.web.thread import ThreadedServer
@@ -82,13 +82,12 @@ class Listener(ThreadedServer):
             proxy_headers=False,
             timeout_keep_alive=_IDLE_SECONDS,
             timeout_graceful_shutdown=options.stop_seconds,
-            ssl_certfile=tls.certificate if tls else None,
-            ssl_keyfile=str(tls.key) if tls else None,
             callback_notify=self._renew,
-            timeout_notify=LOOK_SECONDS,
+            timeout_notify=1,
         )
         super().__init__(config, host, port, setting="server", other="another tms serve", backlog=_BACKLOG)
-        self._certificate = None if tls is None else ServerCertificate("server.tls", tls)
+        self._tls = tls
+        self._certificate: ServerCertificate | None = None
         self._ending = ending
 
     def start(self) -> None:
@@ -108,13 +107,14 @@ class Listener(ThreadedServer):
 
     def _load(self) -> None:
         """Read the certificate, before there is anything to undo."""
-        if self._certificate is not None:
-            self._certificate.load()
         self._config.load()
+        if self._tls is not None:
+            self._certificate = ServerCertificate("server.tls.", self._tls.certificate, self._tls.key)
+            self._config.ssl = self._certificate.context
 
     async def _renew(self) -> None:
-        if self._certificate is not None and self._config.ssl is not None:
-            self._certificate.renew(self._config.ssl)
+        if self._certificate is not None:
+            self._certificate.renew()
 
 
 def names_loopback(scope: Scope) -> bool:

@@ -119,7 +119,7 @@ class ThreadedServer:
     def url(self) -> str:
         """Return its URL for clients of this machine, without a trailing slash."""
         host = "localhost" if self._host in ("", "0.0.0.0", "::") else self._host  # noqa: S104 it is compared with
-        scheme = "https" if self._config.is_ssl else "http"
+        scheme = "https" if self._config.ssl else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property

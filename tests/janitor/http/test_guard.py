@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from janitor.http.guard import guarded
 from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError
-from tms_core.failed_attempts import FailedAttempts
+from tms_core.web.failed_attempts import FailedAttempts
 
 TOKEN = "0123456789abcdef" * 2
 

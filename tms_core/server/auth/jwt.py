@@ -23,7 +23,8 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError, Unauthorized
-from tms_core.server.auth.gate import Identity, WatchedFile, is_principal
+from tms_core.security.files import WatchedFiles
+from tms_core.server.auth.gate import Identity, is_principal
 from tms_core.settings.models import AuthSettings
 
 PublicKey: TypeAlias = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
@@ -61,9 +62,9 @@ class Jwt:
     def __init__(self, settings: AuthSettings, path: Path, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
-        self._file = WatchedFile(
-            "server.auth.key_file", path, partial(_keys, settings.algorithms), clock, private=False
-        )
+        name = "server.auth.key_file"
+        parse = partial(_keys, settings.algorithms, f"{name} {path}")
+        self._file = WatchedFiles({name: path}, parse, clock, refuse_writers=True)
 
     def refresh(self) -> bool:
         """See :class:`~tms_core.server.auth.gate.Authenticator`."""

@@ -11,8 +11,11 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
+import stat
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +23,8 @@ from typing import NamedTuple
 from tms_core.clock import Clock
 from tms_core.errors import ConfigurationError, Unauthorized, quoted
 from tms_core.logs.loggers import get_logger
-from tms_core.server.auth.gate import Identity, WatchedFile, is_principal
+from tms_core.security.files import WatchedFiles
+from tms_core.server.auth.gate import Identity, is_principal
 
 logger = get_logger(__name__)
 
@@ -50,7 +54,10 @@ class Tokens:
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
-        self._file = WatchedFile("server.auth.tokens_file", path, _entries, clock, private=True)
+        name = "server.auth.tokens_file"
+        self._path = path
+        self._file = WatchedFiles({name: path}, partial(_entries, f"{name} {path}"), clock, refuse_writers=True)
+        self._warn_of_readers()
         if not self._file.value:
             raise ConfigurationError(
                 f"server.auth.tokens_file {path} has no token in it.",
@@ -60,8 +67,10 @@ class Tokens:
     def refresh(self) -> bool:
         """See :class:`~tms_core.server.auth.gate.Authenticator`."""
         changed = self._file.refresh()
-        if changed and not self._file.value:
-            logger.warning("the tokens file has no token in it any more; every request is refused until it has one")
+        if changed:
+            self._warn_of_readers()
+            if not self._file.value:
+                logger.warning("the tokens file has no token in it any more; every request is refused until it has one")
         return changed
 
     def identify(self, token: bytes) -> Identity:
@@ -75,6 +84,12 @@ class Tokens:
         if not found:
             raise Unauthorized("Unknown or expired token.", "Ask the operator of this server for one.")
         return Identity(found[0], None)
+
+    def _warn_of_readers(self) -> None:
+        with suppress(OSError):
+            if self._path.stat().st_mode & stat.S_IROTH:
+                text = "%s can be read by every user of this machine; chmod o-r %s"
+                logger.warning(text, self._file.name, self._path)
 
 
 def new_token(random: Callable[[int], bytes] = secrets.token_bytes) -> str:

@@ -22,10 +22,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tms_core.errors import Unanswered, Unavailable
+from tms_core.security.tls import ClientTls
 from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.server.rest.body import Disconnected
-from tms_core.transaction.rpc.line import Authorities
 
 #: Marks a request that was passed on: it is never passed on again.
 FORWARDED = b"x-tms-forwarded"
@@ -75,7 +75,7 @@ class Forwarder:
         self._slots = slots
         self._extensions = {"timeout": _TIMEOUT} | ({"sni_hostname": certificate_name} if certificate_name else {})
         # Now, since in the event loop a file that is none would only be logged.
-        self._trusted = Authorities("server.leader.ca_file", ca_file)
+        self._trusted = ClientTls("server.leader.", ca_file)
         self._context: ssl.SSLContext | None = None
         self._transport: httpx2.AsyncHTTPTransport
         self._opened: AsyncExitStack | None = None

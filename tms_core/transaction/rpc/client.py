@@ -29,13 +29,13 @@ from tms_core.errors import (
     TransactionError,
     TruncateTimeError,
 )
+from tms_core.security.tls import ClientTls
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.snapshot import read_complete_visibility
 from tms_core.transaction.codec.thrift import transaction_fields, transaction_of
 from tms_core.transaction.codec.wire import Fields, Kind
 from tms_core.transaction.model import MAX_TIMEOUT_SECONDS, UNKNOWN_CLIENT, InProgress, Transaction
 from tms_core.transaction.rpc.line import (
-    Authorities,
     IdleConnections,
     MethodUnknown,
     OutcomeUnknown,
@@ -412,7 +412,7 @@ def connecting(wanted: ServiceSettings, certificate_name: str = "") -> Callable[
     Raises:
         ConfigurationError: ``transactions.ca_file`` cannot be read.
     """
-    tls = Authorities("transactions.ca_file", wanted.ca_file) if wanted.is_over_tls else None
+    tls = ClientTls("transactions.", wanted.ca_file) if wanted.is_over_tls else None
     token_file = wanted.shown_token_file
     return partial(SocketConnection, token_file=token_file, tls=tls, certificate_name=certificate_name)
 

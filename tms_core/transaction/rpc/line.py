@@ -6,7 +6,6 @@ answer to one call would be mistaken for that of the next.
 
 from __future__ import annotations
 
-import logging
 import select
 import socket
 import ssl
@@ -16,10 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Generic, Protocol, TypeVar
 
 from tms_core.errors import ConfigurationError, FormatError, TransactionError
-from tms_core.secret_file import read_token
+from tms_core.security.files import read_token
+from tms_core.security.tls import ClientTls
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, Fields, MessageKind
 
@@ -36,9 +36,6 @@ TLS_ONLY = "This transaction service speaks TLS only"
 _CHUNK_BYTES = 1 << 18
 #: The length of a call or an answer, which comes before it.
 LENGTH = struct.Struct(">i")
-#: How often a file of authorities is read again, in seconds.
-LOOK_SECONDS = 10
-logger = logging.getLogger(__name__)
 
 
 class ServiceUnavailable(TransactionError):
@@ -61,65 +58,6 @@ class TlsDemanded(ServiceUnavailable):
     """The service speaks TLS only, and the call came without."""
 
     code = "TMS-TLS-REQUIRED"
-
-
-class Authorities:
-    """What checks certificates: by the authorities of a file, which is read again when it changes, or by the system's.
-
-    Args:
-        setting: the name of the setting, for messages.
-        ca_file: certificates in PEM; None: the system's.
-
-    Raises:
-        ConfigurationError: the file cannot be read, or has no certificate.
-    """
-
-    def __init__(self, setting: str, ca_file: Path | None) -> None:
-        self._setting = setting
-        self._file = ca_file
-        self._looked = time.monotonic()
-        self._complaint = ""
-        self._contents = b"" if ca_file is None else self._read()
-        self._context = self._load()
-
-    def context(self) -> ssl.SSLContext:
-        """Return what checks certificates now; threads may share it.
-
-        If a changed file cannot be used, the former authorities stay in force, and the log says so once.
-        """
-        now = time.monotonic()
-        if self._file is not None and now - self._looked >= LOOK_SECONDS:
-            self._looked = now
-            try:
-                contents = self._read()
-                if contents != self._contents:
-                    # A new context, since what is loaded into one is trusted as long as it lives.
-                    self._contents, self._context = contents, self._load()
-                    logger.info("%s: %s has changed and is in force", self._setting, self._file)
-                self._complaint = ""
-            except ConfigurationError as error:
-                if str(error) != self._complaint:
-                    logger.error("%s Until then the former authorities are in force.", error)
-                self._complaint = str(error)
-        return self._context
-
-    def _read(self) -> bytes:
-        try:
-            return cast("Path", self._file).read_bytes()
-        except OSError as error:
-            raise self._unusable(error) from error
-
-    def _load(self) -> ssl.SSLContext:
-        try:
-            return ssl.create_default_context(cafile=self._file)
-        except OSError as error:
-            raise self._unusable(error) from error
-
-    def _unusable(self, error: OSError) -> ConfigurationError:
-        return ConfigurationError(
-            f"{self._setting} is {self._file}, which cannot be read: {error}.",
-            "Give the file of a certificate in PEM.",
-        )
 
 
 class RpcConnection(Protocol):
@@ -204,7 +142,7 @@ class SocketConnection:
         address: str,
         timeout_seconds: float,
         token_file: Path | None = None,
-        tls: ssl.SSLContext | Authorities | None = None,
+        tls: ssl.SSLContext | ClientTls | None = None,
         certificate_name: str = "",
     ) -> None:
         token = None if token_file is None else _token(token_file)
@@ -213,7 +151,7 @@ class SocketConnection:
         self._socket = socket.create_connection((host, int(port)), timeout_seconds)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
-            context = tls.context() if isinstance(tls, Authorities) else tls
+            context = tls.context() if isinstance(tls, ClientTls) else tls
             self._socket = _wrapped(self._socket, address, context, certificate_name or host)
         self._number = 0
         if token is not None:

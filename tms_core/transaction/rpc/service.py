@@ -31,11 +31,10 @@ import uvloop
 
 from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError, FormatError, TmsError, Unavailable
-from tms_core.failed_attempts import MOST_WAITING, FailedAttempts
 from tms_core.logs.audit import BoundedAudit, Event
 from tms_core.logs.loggers import SeldomLogger, get_logger
-from tms_core.settings import certificate as certificates
-from tms_core.settings.certificate import ServerCertificate
+from tms_core.security import files
+from tms_core.security.tls import ServerCertificate
 from tms_core.settings.models import split_address
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, MessageKind, RpcMessage
@@ -43,6 +42,7 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.rpc.calls import answer, failure
 from tms_core.transaction.rpc.line import ANSWER_YOURSELF, AUTHENTICATE, LENGTH, NOT_HERE, TLS_ONLY, ServiceUnavailable
 from tms_core.transaction.rpc.quick_calls import QuickCalls, QuickConnection
+from tms_core.web.failed_attempts import MOST_WAITING, FailedAttempts
 
 #: The largest request, in bytes (``data.tx.thrift.max.read.buffer``).
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -186,12 +186,11 @@ class TransactionService:
         Raises:
             ConfigurationError: the address, the port or the certificate cannot be had.
         """
-        context = None if self._certificate is None else self._certificate.load()
         listener = self._listen()
         self.port = listener.getsockname()[1]
         started = threading.Event()
         self._thread = threading.Thread(
-            target=uvloop.run, args=[self._serve(listener, context, started)], name="transaction-service", daemon=True
+            target=uvloop.run, args=[self._serve(listener, started)], name="transaction-service", daemon=True
         )
         self._thread.start()
         started.wait()
@@ -218,9 +217,9 @@ class TransactionService:
                 "Stop the program that listens there, or set transactions.thrift to a free address of this machine.",
             ) from error
 
-    async def _serve(self, listener: socket.socket, context: ssl.SSLContext | None, started: threading.Event) -> None:
+    async def _serve(self, listener: socket.socket, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
-        closing = await self._begin(listener, context)
+        closing = await self._begin(listener)
         jobs = [asyncio.create_task(self._repeat(*job)) for job in self._jobs]
         started.set()
         await self._stopping.wait()
@@ -232,13 +231,14 @@ class TransactionService:
             for connection in late:
                 connection.cancel()
 
-    async def _begin(self, listener: socket.socket, context: ssl.SSLContext | None) -> Callable[[], object]:
+    async def _begin(self, listener: socket.socket) -> Callable[[], object]:
         """Accept connections from now on; returns a function that stops it."""
-        if context is None:
+        certificate = self._certificate
+        if certificate is None:
             server = await asyncio.get_running_loop().create_server(self._connection, sock=listener)
             return server.close
-        accepting = asyncio.create_task(self._accept(listener, context))
-        renewing = asyncio.create_task(self._renew(context))
+        accepting = asyncio.create_task(self._accept(listener, certificate.context))
+        renewing = asyncio.create_task(self._renew(certificate))
 
         def close() -> None:
             accepting.cancel()
@@ -302,11 +302,11 @@ class TransactionService:
             except (OSError, FormatError) as error:
                 self._seldom.log(logging.WARNING, "%s is cut off: there is no TLS with it: %s", name, error)
 
-    async def _renew(self, context: ssl.SSLContext) -> None:
+    async def _renew(self, certificate: ServerCertificate) -> None:
         """Show a renewed certificate to connections from now on."""
-        while self._certificate is not None:
-            await asyncio.sleep(certificates.LOOK_SECONDS)
-            self._certificate.renew(context)
+        while True:
+            await asyncio.sleep(files.LOOK_SECONDS)
+            certificate.renew()
 
     def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._connections) >= _most_connections() and not self._take_a_place():

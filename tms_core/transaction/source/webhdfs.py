@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import re
-import ssl
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,9 +20,10 @@ from urllib.parse import quote
 import httpx2
 
 from tms_core.errors import ConfigurationError, LoginFailed, NoSnapshot
+from tms_core.security.tls import ClientTls
 
 if TYPE_CHECKING:
-    from tms_core.kerberos import KerberosLogin
+    from tms_core.security.kerberos import KerberosLogin
 
 #: webhdfs://[USER@]HOST:PORT[,HOST:PORT…]/PATH
 _URL = re.compile(
@@ -67,11 +67,11 @@ class WebHdfsFolder:
         self._user = match[2]
         self._roots = [f"{scheme}://{address}/webhdfs/v1" for address in match[3].split(",")]
         self._path = match[4].rstrip("/")
-        self._verify = True if ca_file is None else _authorities(ca_file)
+        self._tls = ClientTls("transactions.hdfs_", ca_file)
         self._login = None
         if kerberos is not None:
             # gssapi is of an extra.
-            from tms_core.kerberos import KerberosLogin  # noqa: PLC0415
+            from tms_core.security.kerberos import KerberosLogin  # noqa: PLC0415
 
             self._login = KerberosLogin("transactions.kerberos", kerberos)
 
@@ -129,7 +129,7 @@ class WebHdfsFolder:
             follow_redirects=True,
             trust_env=False,
             event_hooks=hooks,
-            verify=self._verify,
+            verify=self._tls.context(),
             auth=None if self._login is None else _Negotiate(self._login),
         ) as client:
             for root in self._roots:
@@ -162,16 +162,6 @@ class WebHdfsFolder:
                 f"it redirects to {request.url.scheme}://{request.url.host}, which is not encrypted; set "
                 "dfs.http.policy to HTTPS_ONLY in HDFS, or write webhdfs:// if the network is trusted"
             )
-
-
-def _authorities(ca_file: Path) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca_file)
-    except OSError as error:
-        raise ConfigurationError(
-            f"transactions.hdfs_ca_file is {ca_file}, which cannot be read: {error}.",
-            "Give the file of a certificate in PEM.",
-        ) from error
 
 
 def _refusal(answer: httpx2.Response) -> str | None:

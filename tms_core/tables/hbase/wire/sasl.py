@@ -9,8 +9,8 @@ from __future__ import annotations
 import struct
 
 from tms_core.errors import LoginFailed
-from tms_core.kerberos import Exchange, KerberosLogin
-from tms_core.settings.client_tls import ClientTls
+from tms_core.security.kerberos import Exchange, KerberosLogin
+from tms_core.security.tls import ClientTls
 from tms_core.tables.hbase.wire.socket import TimedSocket
 
 _START, _OK, _BAD, _ERROR, _COMPLETE = range(1, 6)

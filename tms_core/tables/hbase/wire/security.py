@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from tms_core.errors import LoginFailed, StoreUnavailable
-from tms_core.settings.client_tls import ClientTls
+from tms_core.security.tls import ClientTls
 from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.wire.socket import TimedSocket
 
 if TYPE_CHECKING:
-    from tms_core.kerberos import KerberosLogin
+    from tms_core.security.kerberos import KerberosLogin
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,14 @@ class ThriftSecurity:
         Raises:
             ConfigurationError: a file that it names cannot be used.
         """
-        tls = None if wanted.tls is None else ClientTls("storage.hbase.tls", wanted.tls)
+        tls = None
+        if wanted.tls is not None:
+            given = wanted.tls
+            tls = ClientTls("storage.hbase.tls.", given.ca_file, given.certificate, given.key, given.server_name)
         if wanted.kerberos is None:
             return cls(tls)
         # gssapi is of an extra.
-        from tms_core.kerberos import KerberosLogin  # noqa: PLC0415
+        from tms_core.security.kerberos import KerberosLogin  # noqa: PLC0415
 
         return cls(tls, KerberosLogin("storage.hbase.kerberos", wanted.kerberos), wanted.kerberos.service)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tms_core.errors import StoreUnavailable
-from tms_core.settings.client_tls import ClientTls
+from tms_core.security.tls import ClientTls
 
 _TLS_HINT = (
     "Check that it speaks TLS and trusts the client's certificate (storage.hbase.tls.certificate), that "

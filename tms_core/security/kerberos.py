@@ -13,7 +13,7 @@ import hashlib
 import time
 
 from tms_core.errors import ConfigurationError, LoginFailed
-from tms_core.secret_file import check_secret_file
+from tms_core.security.files import check_secret_file
 from tms_core.settings.models import KerberosSettings
 
 try:

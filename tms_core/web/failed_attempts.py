@@ -7,12 +7,12 @@ counts as one address, because one machine may have all of its addresses.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from ipaddress import IPv6Address
 
 from tms_core.clock import Clock
+from tms_core.tables.recently_used import RecentlyUsed
 
-#: How many addresses are remembered; the one that was not seen for longest is forgotten first.
+#: How many addresses are remembered.
 MOST_REMEMBERED = 4096
 #: How many failed attempts of an address are answered at once, and after how long one less counts, in milliseconds.
 FREE_ATTEMPTS, FORGIVEN_MS = 10, 6_000
@@ -33,7 +33,7 @@ class FailedAttempts:
         self._clock = clock
         self._most_waiting = most_waiting
         self._waiting = 0
-        self._failed: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._failed: RecentlyUsed[str, tuple[float, int]] = RecentlyUsed(MOST_REMEMBERED)
 
     def note(self, address: str) -> float:
         """Note one more failed attempt.
@@ -42,11 +42,9 @@ class FailedAttempts:
             How much later it is answered, in seconds.
         """
         now_ms, address = self._clock.running_ms(), _network(address)
-        failed, at_ms = self._failed.pop(address, (0.0, now_ms))
+        failed, at_ms = self._failed.get(address, (0.0, now_ms))
         failed = max(0.0, failed - (now_ms - at_ms) / FORGIVEN_MS) + 1
         self._failed[address] = failed, now_ms
-        if len(self._failed) > MOST_REMEMBERED:
-            self._failed.popitem(last=False)
         return min(MOST_SECONDS, max(0.0, failed - FREE_ATTEMPTS) * STEP_SECONDS)
 
     async def delay(self, address: str) -> None:

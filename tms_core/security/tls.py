@@ -1,0 +1,93 @@
+"""TLS of clients and servers, by files that are read again when they change."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from tms_core.security.files import WatchedFiles, check_secret_file
+
+
+class ClientTls:
+    """The TLS side of a client: authorities, and the certificate that it shows; threads may share it.
+
+    Args:
+        prefix: of the settings that name the files, such as ``storage.hbase.tls.``, for messages.
+        ca_file: certificates of authorities in PEM; None: the system's authorities.
+        certificate, key: what the client shows; None: nothing.
+        server_name: the name in the servers' certificates; None: the host of each address.
+
+    Raises:
+        ConfigurationError: a file cannot be used, or other users may read the key.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        ca_file: Path | None = None,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        server_name: str | None = None,
+    ) -> None:
+        self.server_name = server_name
+        self._ca_file = ca_file
+        self._pair = None if certificate is None or key is None else (f"{prefix}key", certificate, key)
+        given = {"ca_file": ca_file, "certificate": certificate, "key": key}
+        files = {f"{prefix}{name}": path for name, path in given.items() if path is not None}
+        self._files = WatchedFiles(files, self._load)
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context of a new connection, by the files of now."""
+        self._files.refresh()
+        return self._files.value
+
+    def _load(self, *_: bytes) -> ssl.SSLContext:
+        # A new context each time, because a context trusts loaded authorities as long as it lives.
+        context = ssl.create_default_context(cafile=self._ca_file)
+        if self._pair is not None:
+            _load_pair(context, *self._pair)
+        return context
+
+
+class ServerCertificate:
+    """The certificate that a server shows.
+
+    Args:
+        prefix: of the settings that name the files, such as ``server.tls.``, for messages.
+        certificate: the chain, in PEM.
+        key: its private key.
+
+    Attributes:
+        context: the context of all connections.
+
+    Raises:
+        ConfigurationError: the files cannot be used, or other users may read the key.
+    """
+
+    def __init__(self, prefix: str, certificate: Path, key: Path) -> None:
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._pair = (f"{prefix}key", certificate, key)
+        self._files = WatchedFiles({f"{prefix}certificate": certificate, f"{prefix}key": key}, self._load)
+
+    def renew(self) -> None:
+        """Show a renewed certificate to connections from now on."""
+        self._files.refresh()
+
+    def _load(self, *_: bytes) -> None:
+        # First elsewhere: of a pair that does not fit, half would be in force.
+        for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
+            _load_pair(context, *self._pair)
+
+
+def _load_pair(context: ssl.SSLContext, setting: str, certificate: Path, key: Path) -> None:
+    check_secret_file(setting, key)
+    context.load_cert_chain(certificate, key, _refuse_passphrase)
+
+
+def _refuse_passphrase() -> str:
+    """Stand in for the passphrase of a private key, for which OpenSSL would otherwise prompt on the terminal.
+
+    Raises:
+        OSError: always; OpenSSL asks only for the passphrase of an encrypted key.
+    """
+    raise OSError("the private key is encrypted with a passphrase")
