@@ -68,9 +68,9 @@ FORMATS = "\n".join(
 RULE_PAGES = "\n".join(
     (ROOT / f"docs/reference/{name}.md").read_text(encoding="utf-8") for name in ("deletion-rules", "safety-invariants")
 )
-RUNBOOK, ALERTS, MESSAGES = (
-    (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
-    for name in ("operate/runbook", "operate/alerts", "reference/messages")
+RUNBOOK, ALERTS = ((ROOT / f"docs/operate/{name}.md").read_text(encoding="utf-8") for name in ("runbook", "alerts"))
+MESSAGES = "\n".join(
+    (ROOT / f"docs/reference/messages/{name}.md").read_text(encoding="utf-8") for name in ("runs", "stores", "servers")
 )
 
 

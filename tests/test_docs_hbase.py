@@ -21,7 +21,7 @@ NAMES = (
     "operate/hbase-slow",
 )
 PAGE = "\n".join(
-    (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in (*NAMES, "reference/hbase-messages")
+    (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in (*NAMES, "reference/messages/hbase")
 )
 #: What raises something that only HBase's modules raise.
 KINDS = SPEAKING | {"ConnectionLost", "NotServed", "ScannerLost", "ThriftTimeout", "StoreNotFound", "StoreUnavailable"}

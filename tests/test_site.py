@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 CONFIGURATION = ROOT / "zensical.toml"
 LONGEST_PAGE_LINES = 250
 #: Pages that are generated, or that list every rule, message or command.
-LONG_PAGES = {"api.md", "options-janitor.md", "options-tms.md", "commands.md", "messages.md"}
+LONG_PAGES = {"api.md", "options-janitor.md", "options-tms.md", "commands.md"}
 
 
 def build(folder: Path, *, addition: str = "") -> subprocess.CompletedProcess[str]:
