@@ -237,7 +237,9 @@ def test_given_no_service_then_1_with_the_next_step(
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
         settings.write_text(f"transactions: {{thrift: '{address}'}}\n", encoding="utf-8")
         assert execute(["tx", "list", "--config", str(settings)]) == 1
-        assert f"The transaction service {address} cannot be reached" in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert f"The transaction service {address} cannot be reached" in err
+        assert "[TMS-TRANSACTION-SERVICE-UNAVAILABLE]" in err
         with monkeypatch.context() as patch:
             patch.setenv("TMS_CONFIG", str(settings))
             assert execute(["tx", "list"]) == 1

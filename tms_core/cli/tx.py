@@ -100,7 +100,7 @@ def list_transactions(options: CommandOptions, *, invalid: bool) -> None:
       tms tx list --tx-server tephra-1:15165 --format json
     """
     with options.client() as client:
-        state, clients, published = client.latest().snapshot, client.clients(), client.published()
+        state, clients, published = client.state(), client.clients(), client.published()
     if invalid:
         _print_invalid(options, state)
         return
@@ -132,7 +132,7 @@ def show(options: CommandOptions, transaction_id: int) -> None:
       tms tx show 1795000000000000000
     """
     with options.client() as client:
-        state, clients = client.latest().snapshot, client.clients()
+        state, clients = client.state(), client.clients()
     entry = _entry(state, transaction_id)
     found: dict[str, Any] = {"id": str(transaction_id), "began_ms": transaction_ms(transaction_id)}
     if entry is not None:
@@ -188,7 +188,7 @@ def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
       tms tx abort 1795000000000000000
     """
     with options.client() as client:
-        entry = _entry(client.latest().snapshot, transaction_id)
+        entry = _entry(client.state(), transaction_id)
         if entry is None or entry.type is InProgressType.CHECKPOINT:
             raise NotInProgress(f"Transaction {transaction_id} is not in progress.", "See those that are: tms tx list")
         if not yes:
@@ -196,7 +196,7 @@ def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
                 "Has everything it wrote been rolled back? What was not becomes readable", abort=True, err=True
             )
         client.abort(_transaction(entry))
-        gone = "invalid now" if client.latest().snapshot.is_invalid(entry.write_pointer) else "aborted"
+        gone = "invalid now" if client.state().is_invalid(entry.write_pointer) else "aborted"
     options.print({str(transaction_id): True}, lambda: iter([f"{transaction_id}: {gone}"]))
 
 

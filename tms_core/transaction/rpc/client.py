@@ -34,7 +34,7 @@ from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.snapshot import read_complete_visibility
 from tms_core.transaction.codec.thrift import transaction_fields, transaction_of
 from tms_core.transaction.codec.wire import Fields, Kind
-from tms_core.transaction.model import MAX_TIMEOUT_SECONDS, UNKNOWN_CLIENT, InProgress, Transaction
+from tms_core.transaction.model import MAX_TIMEOUT_SECONDS, UNKNOWN_CLIENT, InProgress, Transaction, VisibilityState
 from tms_core.transaction.rpc.line import (
     IdleConnections,
     MethodUnknown,
@@ -292,10 +292,18 @@ class TransactionClient:
             NoSnapshot: the service does not answer, or not with a snapshot.
         """
         try:
-            state = read_complete_visibility(io.BytesIO(self.encoded_snapshot()))
+            return Loaded(self.state(), f"the transaction service {self.address}")
         except (TransactionError, FormatError) as error:
             raise SourceUnreachable(error.message, error.hint) from error
-        return Loaded(state, f"the transaction service {self.address}")
+
+    def state(self) -> VisibilityState:
+        """Return the manager's state of now.
+
+        Raises:
+            ServiceUnavailable: no service responds.
+            FormatError: the answer is not a snapshot.
+        """
+        return read_complete_visibility(io.BytesIO(self.encoded_snapshot()))
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
