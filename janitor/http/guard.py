@@ -19,7 +19,7 @@ from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError, Unauthorized
 from tms_core.logs.audit import BoundedAudit, Event
 from tms_core.logs.loggers import SeldomLogger, get_logger
-from tms_core.security.files import check_secret_file, read_token
+from tms_core.security.files import token_reader
 from tms_core.web import problem
 from tms_core.web.failed_attempts import FailedAttempts
 
@@ -40,8 +40,7 @@ def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None
     """
     if token_file is None:
         return app
-    check_secret_file(_SETTING, token_file)
-    read_token(_SETTING, token_file)
+    read = token_reader(_SETTING, token_file)
     failed = failed or FailedAttempts(SystemClock())
     seldom = SeldomLogger(get_logger(__name__))
     audit = BoundedAudit(SystemClock().running_ms)
@@ -49,7 +48,7 @@ def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _PROBES:
             try:
-                is_known = compare_digest(_shown(scope), read_token(_SETTING, token_file))
+                is_known = compare_digest(_shown(scope), read())
             except ConfigurationError as error:
                 # Who has shown no token yet learns no path of this machine.
                 seldom.log(logging.ERROR, "%s", error)

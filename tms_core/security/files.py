@@ -9,6 +9,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Generic, TypeVar
@@ -149,6 +150,20 @@ def read_token(setting: str, path: Path, shortest: int = TOKEN_BYTES) -> bytes:
             f"Make a random one: openssl rand -hex 32 > {path}",
         )
     return token
+
+
+def token_reader(setting: str, path: Path) -> Callable[[], bytes]:
+    """Return the reader of a token, which only the owner of its file and its group can read now.
+
+    Each call reads the file again, so a token can be replaced while the program runs.
+
+    Raises:
+        ConfigurationError: as :func:`read_token`, also from the reader; or other users can read or change the file.
+    """
+    check_secret_file(setting, path)
+    read = partial(read_token, setting, path)
+    read()
+    return read
 
 
 def _unreadable(name: str, error: OSError) -> ConfigurationError:

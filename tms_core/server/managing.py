@@ -26,7 +26,7 @@ from tms_core.logs.loggers import get_logger
 from tms_core.messaging.ids import id_parts, position, tail
 from tms_core.messaging.producers.rows import all_begun, mark_void
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, NEGATIVE, generation_prefix
-from tms_core.security.files import check_secret_file, read_token
+from tms_core.security.files import token_reader
 from tms_core.security.tls import ServerCertificate
 from tms_core.server.ha.manager_log import SideStorage, root_of
 from tms_core.server.ha.shared_manager import SharedManager
@@ -220,21 +220,13 @@ def _service(
         manager,
         wanted.thrift,
         snapshot_seconds=wanted.snapshot_interval_seconds,
-        tokens={level: _token(setting, file) for level, (setting, file) in files.items() if file is not None},
+        tokens={level: token_reader(setting, file) for level, (setting, file) in files.items() if file is not None},
         several=several,
         certificate=certificate,
     )
     service.start()
     stack.callback(service.stop)
     return service
-
-
-def _token(setting: str, file: Path) -> Callable[[], bytes]:
-    """Return the reader of a token, which is readable now."""
-    read = partial(read_token, setting, file)
-    read()
-    check_secret_file(setting, file)
-    return read
 
 
 def _storage(settings: Settings, store: Store, side: SideTable, *, created: bool) -> Storage:
