@@ -24,6 +24,10 @@ class _UniqueKeys(yaml.SafeLoader):
         return node
 
 
+_READ_HINT = "Give an existing file that this user may read: --config FILE."
+_YAML_HINT = "Correct the file. `janitor config show` prints every setting as YAML."
+
+
 def read(file: Path) -> dict[Any, object]:
     """Return the mapping a YAML file holds; an empty file is an empty one.
 
@@ -34,12 +38,14 @@ def read(file: Path) -> dict[Any, object]:
         loader = _UniqueKeys(file.read_text(encoding="utf-8"))
         content = loader.get_single_data()
     except OSError as error:
-        raise ConfigurationError(f"the configuration file {file} cannot be read: {error.strerror}.") from error
+        raise ConfigurationError(
+            f"the configuration file {file} cannot be read: {error.strerror}.", _READ_HINT
+        ) from error
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigurationError(f"file {file}{line} is not YAML: {error.problem}.") from error
+        raise ConfigurationError(f"file {file}{line} is not YAML: {error.problem}.", _YAML_HINT) from error
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigurationError(f"file {file} is not YAML: {error}.") from error
+        raise ConfigurationError(f"file {file} is not YAML: {error}.", _YAML_HINT) from error
     if not isinstance(content, dict | None):
         raise ConfigurationError(f"file {file} is not a mapping.", "Write sections into it, such as `storage:`.")
     return content or {}
