@@ -31,14 +31,14 @@ SAMPLE_KEYS = 3
 #: How many entries of a report are remembered; a report of a thousand topics every minute would fill the disk.
 HISTORY_ENTRIES = 100
 
-#: How many foreign keys, and how many unknown topics, of a pass are named in the log.
+#: How many unrecognized keys, and how many unknown topics, of a pass are named in the log.
 NAMED_KEYS = 20
 
 #: Reasons that are counted; live rows are not visited, so there is no count of them.
 COUNTED_REASONS = (
     Reason.UNKNOWN_TOPIC,
     Reason.NEWER_GENERATION,
-    Reason.FOREIGN,
+    Reason.UNRECOGNIZED,
     Reason.UNDECIDED,
     Reason.REFERENCED,
     Reason.HELD,
@@ -89,7 +89,7 @@ class Entry:
             self.rows += other.rows - len(other.sample_keys)
 
 
-class ForeignKey(NamedTuple):
+class UnrecognizedKey(NamedTuple):
     """A key that is none of ours, in hex, and where it is."""
 
     table: str

@@ -147,7 +147,7 @@ class Snapshots:
         write_pointer: the highest one issued; by default that of the snapshot's own time.
         error: raised instead of answering.
         asked: how often a snapshot was read.
-        foreign: whether it may say what no manager can that has said what this one did before.
+        implausible: whether it may say what no manager can that has said what this one did before.
     """
 
     clock: ManualClock
@@ -157,12 +157,12 @@ class Snapshots:
     write_pointer: int | None = None
     error: Exception | None = None
     asked: int = 0
-    foreign: bool = False
+    implausible: bool = False
 
     def make_possible(self, state: State) -> None:
         """Have the snapshot before say that in progress was what this one makes invalid, or says is in progress."""
         note = state.note(IN_PROGRESS)
-        if note is not None and not self.foreign:
+        if note is not None and not self.implausible:
             pointers = sorted({*note["pointers"], *self.invalid, *self.in_progress})
             if pointers != note["pointers"]:
                 state.save_note(IN_PROGRESS, {**note, "pointers": pointers})

@@ -96,7 +96,7 @@ def test_given_any_payload_key_when_packed_and_parsed_then_it_is_the_same(key: P
 
 
 @given(st.binary(max_size=60) | st.builds(lambda tail: TOPIC.prefix + tail, st.binary(max_size=30)))
-def test_given_any_bytes_when_parsed_then_they_are_foreign_or_pack_to_the_same_bytes(data: bytes) -> None:
+def test_given_any_bytes_when_parsed_then_they_are_unrecognized_or_pack_to_the_same_bytes(data: bytes) -> None:
     message, payload = MessageKey.parse(data), PayloadKey.parse(data)
     assert message is None or message.pack() == data
     assert payload is None or payload.pack() == data
@@ -119,19 +119,19 @@ def test_given_any_bytes_when_parsed_then_they_are_foreign_or_pack_to_the_same_b
         b"default:t1:\n",
     ],
 )
-def test_given_another_prefix_when_parsed_then_the_key_is_foreign(prefix: bytes) -> None:
+def test_given_another_prefix_when_parsed_then_the_key_is_unrecognized(prefix: bytes) -> None:
     assert MessageKey.parse(prefix + bytes(14)) is None
     assert PayloadKey.parse(prefix + bytes(22)) is None
 
 
 @pytest.mark.parametrize("key", [FIRST.pack(), STORED.pack()])
-def test_given_a_key_a_byte_too_short_or_too_long_when_parsed_then_it_is_foreign(key: bytes) -> None:
+def test_given_a_key_a_byte_too_short_or_too_long_when_parsed_then_it_is_unrecognized(key: bytes) -> None:
     parse = MessageKey.parse if key == FIRST.pack() else PayloadKey.parse
     assert parse(key) is not None
     assert [parse(key[:-1]), parse(key + b"\x00"), parse(key[1:12]), parse(b"")] == [None] * 4
 
 
-def test_given_a_key_of_one_table_when_parsed_as_the_others_then_it_is_foreign() -> None:
+def test_given_a_key_of_one_table_when_parsed_as_the_others_then_it_is_unrecognized() -> None:
     assert MessageKey.parse(STORED.pack()) is None
     assert PayloadKey.parse(FIRST.pack()) is None
 

@@ -264,13 +264,13 @@ def _answer(
 ) -> None:
     """Answer the commands that cannot open the store because this process has it."""
     store, state, side = held
-    unrecognised = daemon.engine.deps.unrecognised
+    unknown_row_log = daemon.engine.deps.unknown_row_log
 
     def reader(observer: Observer, halted: Callable[[], bool]) -> Questions:
         # What only reads gets no object that could write (rule S5).
         face, beside = read_only(store), current.beside(store, side)
         return Questions(
-            current.deps(face, state, halted=halted, observer=observer, unrecognised=unrecognised, **beside)
+            current.deps(face, state, halted=halted, observer=observer, unknown_row_log=unknown_row_log, **beside)
         )
 
     who = greeting(store.identity(), current.digest)

@@ -105,13 +105,13 @@ class Conflicts:
         Raises:
             StoreError: it cannot be read.
         """
-        foreign = {pointer for pointer, origins in self._origins.items() if origins != {self._home}}
-        if not foreign:
+        other_pointers = {pointer for pointer, origins in self._origins.items() if origins != {self._home}}
+        if not other_pointers:
             return
-        for pointer in sorted(self._stored_pointers(foreign)):
+        for pointer in sorted(self._stored_pointers(other_pointers)):
             self._stored.add(pointer)
             self._present[pointer] = dict(self._payloads(pointer))
-        for key, pointer in self._references(foreign):
+        for key, pointer in self._references(other_pointers):
             self._referred.add(pointer)
             self._present.setdefault(pointer, {})[key] = _digest(pointer, None)
 

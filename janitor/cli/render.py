@@ -27,7 +27,7 @@ _RULES = {
 _REASONS = {
     Reason.UNKNOWN_TOPIC: "of unknown topics",
     Reason.NEWER_GENERATION: "of newer generations",
-    Reason.FOREIGN: "unrecognized",
+    Reason.UNRECOGNIZED: "unrecognized",
     Reason.UNDECIDED: "of undecided transactions",
     Reason.REFERENCED: "referenced by a message",
     Reason.HELD: "held",

@@ -28,8 +28,8 @@ def command() -> int:
         render.print_json(found.to_json())
     else:
         out = render.console()
-        foreign = f" ({found.foreign:,} of them under unrecognized keys)" if found.foreign else ""
-        rows = f"{found.cells:,} transactional rows read{foreign}"
+        unrecognized = f" ({found.unrecognized:,} of them under unrecognized keys)" if found.unrecognized else ""
+        rows = f"{found.cells:,} transactional rows read{unrecognized}"
         out.print(f"{rows}, {found.open_cells:,} of invalid transactions not inverted")
         if found.bound is None and found.withdrawn:
             out.print(f"no boundary is claimed: {found.withdrawn}")

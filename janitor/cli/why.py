@@ -143,7 +143,7 @@ def _due(fate: Fate, now_ms: int) -> str:
 _KEPT = {
     Reason.UNKNOWN_TOPIC: "nothing is deleted of a topic whose metadata is missing or cannot be read (rule L1)",
     Reason.NEWER_GENERATION: "its generation is above the topic's, as after a restored metadata table (rule L2)",
-    Reason.FOREIGN: "its key is not one that TMS writes (rule L0)",
+    Reason.UNRECOGNIZED: "its key is not one that TMS writes (rule L0)",
     Reason.LIVE: "no rule takes it",
 }
 _WAITING = {Reason.UNDECIDED: "its transaction may still commit", Reason.REFERENCED: "a message refers to it"}

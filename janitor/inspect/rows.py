@@ -65,7 +65,7 @@ class Audit:
     Attributes:
         bound: the boundary that was claimed; None without one.
         cells: transactional rows read.
-        foreign: of these, rows under keys that are none of ours, which the janitor leaves as they are.
+        unrecognized: of these, rows under keys that are none of ours, which the janitor leaves as they are.
         open_cells: rows that carry the positive pointer of an invalid transaction, below the boundary or not.
         refuted: such rows at or below the boundary.
         sample_keys: the first of those.
@@ -74,7 +74,7 @@ class Audit:
 
     bound: int | None
     cells: int = 0
-    foreign: int = 0
+    unrecognized: int = 0
     open_cells: int = 0
     refuted: int = 0
     sample_keys: list[bytes] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Audit:
         return {
             "boundary": None if self.bound is None else str(self.bound),
             "cells": self.cells,
-            "foreign": self.foreign,
+            "unrecognized": self.unrecognized,
             "open_cells": self.open_cells,
             "refuted": self.refuted,
             "sample_keys": [key.hex() for key in self.sample_keys],
@@ -126,7 +126,7 @@ def _audit(table: MessageReads, found: Audit, is_invalid: Callable[[int], bool],
         page = table.read(CELLS, start, None, PAGE_ROWS)
         found.cells += len(page.items)
         for cell in page.items:
-            found.foreign += MessageKey.parse(cell.key) is None
+            found.unrecognized += MessageKey.parse(cell.key) is None
             if cell.pointer > 0 and is_invalid(cell.pointer):
                 found.open_cells += 1
                 if found.bound is not None and cell.pointer <= found.bound:
@@ -174,9 +174,11 @@ def payloads(
     for page in _pages(partial(store.payload.read, PAYLOADS), _ranges(store.payload, patterns), heartbeat):
         for raw, body in page:
             key = PayloadKey.parse(raw)
-            state = "foreign" if key is None or _is_foreign(key) else pointer_state(key.write_pointer, snapshot)
+            state = (
+                "unrecognized" if key is None or _is_unrecognized(key) else pointer_state(key.write_pointer, snapshot)
+            )
             counts[state] += 1
-            if key and state != "foreign":
+            if key and state != "unrecognized":
                 oldest = _smaller(oldest, key.write_pointer)
             if len(rows) < limit:
                 rows.append(_payload(raw, key, body, state))
@@ -273,14 +275,14 @@ def _smaller(known: int | None, pointer: int) -> int:
     return pointer if known is None else min(known, pointer)
 
 
-def _is_foreign(key: MessageKey | PayloadKey | None) -> bool:
+def _is_unrecognized(key: MessageKey | PayloadKey | None) -> bool:
     """Return whether the key is none of ours (rule L0)."""
     return key is None or key.generation <= 0 or key.time_ms < 0
 
 
 def _kind(key: MessageKey | None, value: MessageValue) -> str:
-    if _is_foreign(key):
-        return "foreign"
+    if _is_unrecognized(key):
+        return "unrecognized"
     if value.pointer is None:
         return "plain"
     return "reference" if value.payload is None else "transactional"

@@ -28,7 +28,7 @@ class Reason(StrEnum):
     """Why a row stays."""
 
     LIVE = "live"
-    FOREIGN = "foreign"
+    UNRECOGNIZED = "unrecognized"
     UNKNOWN_TOPIC = "unknown_topic"
     NEWER_GENERATION = "newer_generation"
     HELD = "held"
@@ -180,7 +180,7 @@ def decide(
         expires_ms: the first moment at which a ttl of the message's own takes it (L6), None without one.
     """
     if row.key is None:
-        return Keep(Reason.FOREIGN)
+        return Keep(Reason.UNRECOGNIZED)
     rule, reason = _claim(row.key, topic, frontier, expires_ms)
     if rule is not None and topic is not None and frontier is not None:
         if not _within_reach(row.key, topic, frontier, expires_ms):
@@ -199,7 +199,7 @@ def _claim(
 ) -> tuple[Rule | None, Reason]:
     """What L0 to L3, L6 and L7 say when nothing is held."""
     if key.generation <= 0 or key.time_ms < 0:
-        return None, Reason.FOREIGN
+        return None, Reason.UNRECOGNIZED
     if topic is None or frontier is None:
         return None, Reason.UNKNOWN_TOPIC
     if topic.is_old(key.generation):

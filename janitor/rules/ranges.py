@@ -1,8 +1,8 @@
 """The law as key ranges: what of one topic is to be deleted, held or looked at row by row.
 
 Message rows sort by topic, generation and publish time, so what L2 and L3 take of a topic is one contiguous range. A
-held frontier (S8) cuts it into pieces that go and pieces that wait. Payload rows sort by transaction before time, so
-in a generation that only time makes old each row must be looked at. The ranges speak of keys of ours; a foreign key
+held frontier (S8) cuts it into pieces that go and pieces that wait. Payload rows sort by transaction before time, so in
+a generation that only time makes old each row must be looked at. The ranges speak of keys of ours; an unrecognized key
 may lie anywhere inside them and is sorted out when the keys are read (L0).
 """
 

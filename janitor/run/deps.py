@@ -13,7 +13,7 @@ from threading import RLock
 from typing import NamedTuple, Protocol
 
 from janitor.archive.writer import ParquetArchive
-from janitor.report import ForeignKey, Observer, ignore_progress
+from janitor.report import Observer, UnrecognizedKey, ignore_progress
 from janitor.state.base import State
 from janitor.sweep.executor import never
 from janitor.sweep.outcome import Outcome
@@ -46,11 +46,11 @@ class GuardedObserver:
             self._observer = ignore_progress
 
 
-class UnrecognisedRows:
+class UnknownRowLog:
     """Logs unrecognised rows (rules L0 and L1), each once in the life of a process."""
 
     def __init__(self) -> None:
-        self._named: set[ForeignKey | TopicId] = set()
+        self._named: set[UnrecognizedKey | TopicId] = set()
 
     def name(self, outcome: Outcome, metadata: MetadataReads) -> None:
         """Log findings of a pass that were not logged before; not a topic that was made after the pass started.
@@ -63,12 +63,12 @@ class UnrecognisedRows:
             # One call, however many there are: a run shows between its calls that it lives (rule S10).
             prefixes = {topic.prefix for topic in unknown}
             unknown -= {found.topic for found in readable_topics(row for row in metadata.rows() if row[0] in prefixes)}
-        for found in outcome.foreign:
+        for found in outcome.unrecognized:
             if found not in self._named:
                 logger.warning("left alone: a row of the %s table with an unrecognized key: %s", *found)
         for topic in sorted(unknown):
             logger.warning("left alone: rows of topic %s, which has no metadata that can be read", topic)
-        self._named.update(outcome.foreign, unknown)
+        self._named.update(outcome.unrecognized, unknown)
 
 
 class Truncator(SnapshotSource, Protocol):
@@ -143,7 +143,7 @@ class Deps:
     history_days: int = 30
     observer: Observer = ignore_progress
     halted: Callable[[], bool] = never
-    unrecognised: UnrecognisedRows = field(default_factory=UnrecognisedRows)
+    unknown_row_log: UnknownRowLog = field(default_factory=UnknownRowLog)
     expiries: Expiries | None = None
     side: SideTable | None = None
     floor: Floor | None = None

@@ -125,7 +125,7 @@ def report(
         counts: what the background count had found when the pass started.
     """
     ready = run.ready
-    deps.unrecognised.name(outcome, deps.store.metadata)
+    deps.unknown_row_log.name(outcome, deps.store.metadata)
     return Report(
         id=run.id,
         mode=run.mode,

@@ -155,13 +155,13 @@ class Policy:
                 none has one.
         """
         terms = self._terms(rows)
-        foreign = (rows.topic < 0) | (rows.generation <= 0) | (rows.time_ms < 0)
+        unrecognized = (rows.topic < 0) | (rows.generation <= 0) | (rows.time_ms < 0)
         past = np.zeros(len(rows.topic), dtype=np.bool_)
         if expires_ms is not None:
             past = (expires_ms <= terms["now"]) & (expires_ms < NEVER_MS)
         old = rows.generation < terms["old_below"]
         current = rows.generation == terms["generation"]
-        claimed = ~foreign & (terms["known"] == 1)
+        claimed = ~unrecognized & (terms["known"] == 1)
         expired = claimed & ~old & current & ((rows.time_ms < terms["due"]) | past)
         processed = rows.time_ms < terms["processed_ms"]
         if table == "message":
@@ -177,10 +177,10 @@ class Policy:
         )
         reached = old_either | (live_or_held & let_go)
 
-        rule = np.full(len(foreign), _CODE[Reason.LIVE], dtype=np.int8)
+        rule = np.full(len(unrecognized), _CODE[Reason.LIVE], dtype=np.int8)
         rule[claimed & ~old & ~current] = _CODE[Reason.NEWER_GENERATION]
-        rule[~foreign & (terms["known"] == 0)] = _CODE[Reason.UNKNOWN_TOPIC]
-        rule[foreign] = _CODE[Reason.FOREIGN]
+        rule[~unrecognized & (terms["known"] == 0)] = _CODE[Reason.UNKNOWN_TOPIC]
+        rule[unrecognized] = _CODE[Reason.UNRECOGNIZED]
         rule[claimed & old] = _CODE[Rule.OLD_GENERATION]
         rule[expired] = _CODE[Rule.EXPIRED]
         rule[processed] = _CODE[Rule.PROCESSED]

@@ -12,8 +12,8 @@ swept yet, rolled back or not committed yet. What a sweep would take is in the p
   yet, it is estimated from keys and what the store says of its files.
 * ``oldest_ms``, ``newest_ms``: publish times of the first and the last of the messages.
 
-Foreign keys (rule L0) and rows whose value cannot be read are left out. Exact means that every row was looked at, not
-that it was at one moment: published messages while a topic is counted may be in this count or in the next one.
+Unrecognized keys (rule L0) and rows whose value cannot be read are left out. Exact means that every row was looked at,
+not that it was at one moment: published messages while a topic is counted may be in this count or in the next one.
 
 Topics share the budget in turns (:mod:`janitor.stats.scheduler`): those swept since their count first, which are
 counted anew at once, then those never counted, then those counted longest ago.

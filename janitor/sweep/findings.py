@@ -179,9 +179,9 @@ class Counted(NamedTuple):
     size_bytes: int
 
 
-def foreign(table: DataTable, keys: Sequence[bytes]) -> Kept:
+def unrecognized(table: DataTable, keys: Sequence[bytes]) -> Kept:
     """Keys that are none of ours (L0)."""
-    return Kept(Reason.FOREIGN, len(keys), table, keys)
+    return Kept(Reason.UNRECOGNIZED, len(keys), table, keys)
 
 
 def failed(table: DataTable, prefix: bytes, error: StoreError) -> Failed:

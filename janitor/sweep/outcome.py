@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from janitor.report import NAMED_KEYS, Entry, EntryKey, ForeignKey
+from janitor.report import NAMED_KEYS, Entry, EntryKey, UnrecognizedKey
 from janitor.rules.policy import Reason, Rule
 from janitor.state.base import LedgerEntry
 from janitor.state.figures import GuardNote
@@ -45,7 +45,7 @@ class Outcome:
         entries: what the report shows.
         kept: rows that stay, by reason.
         errors: what went wrong, as sentences.
-        foreign: the first foreign keys met, so that they can be named.
+        unrecognized: the first unrecognized keys met, so that they can be named.
         unknown: the first topics that have rows and no readable metadata.
         pointers: which write pointers were negated, by topic.
         untouchable: the lowest invalid write pointer that has to stay: under a key that is none of ours, or of a row
@@ -74,7 +74,7 @@ class Outcome:
     entries: dict[EntryKey, Entry] = field(default_factory=dict)
     kept: Counter[Reason] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
-    foreign: list[ForeignKey] = field(default_factory=list)
+    unrecognized: list[UnrecognizedKey] = field(default_factory=list)
     unknown: set[TopicId] = field(default_factory=set)
     pointers: dict[TopicId, set[int]] = field(default_factory=dict)
     untouchable: int | None = None
@@ -190,8 +190,8 @@ class Outcome:
 
     def _add_kept(self, kept: Kept) -> None:
         self.keep(kept.reason, kept.rows)
-        room = NAMED_KEYS - len(self.foreign)
-        self.foreign += [ForeignKey(kept.table, key.hex()) for key in kept.keys[: max(0, room)]]
+        room = NAMED_KEYS - len(self.unrecognized)
+        self.unrecognized += [UnrecognizedKey(kept.table, key.hex()) for key in kept.keys[: max(0, room)]]
         topic = None if kept.prefix is None else TopicId.from_prefix(kept.prefix)
         if topic is not None and len(self.unknown) < NAMED_KEYS:
             self.unknown.add(topic)
@@ -233,7 +233,7 @@ class Outcome:
             self._entry(label).merge(entry)
         for name in _ADDED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.foreign += other.foreign[: max(0, NAMED_KEYS - len(self.foreign))]
+        self.unrecognized += other.unrecognized[: max(0, NAMED_KEYS - len(self.unrecognized))]
         self.unknown |= set(sorted(other.unknown)[: max(0, NAMED_KEYS - len(self.unknown))])
         for topic, pointers in other.pointers.items():
             self.pointers.setdefault(topic, set()).update(pointers)
@@ -257,7 +257,7 @@ class Outcome:
     def taking(self) -> Outcome:
         """Return it without kept rows: of a topic that is planned again, or that others have counted."""
         entries = {key: entry for key, entry in self.entries.items() if key.held is None}
-        return replace(self, entries=entries, kept=Counter(), foreign=[], unknown=set())
+        return replace(self, entries=entries, kept=Counter(), unrecognized=[], unknown=set())
 
 
 #: Fields that are merged by adding.

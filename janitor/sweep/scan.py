@@ -19,7 +19,7 @@ from janitor.report import DataTable
 from janitor.rules.policy import Delete, Hold, Keep, Reason, Row, decide
 from janitor.rules.ranges import Span, intersect, topic_stop
 from janitor.sweep.executor import Executor
-from janitor.sweep.findings import Batch, Due, Finding, Kept, Read, Unreadable, failed, foreign
+from janitor.sweep.findings import Batch, Due, Finding, Kept, Read, Unreadable, failed, unrecognized
 from janitor.sweep.read_ahead import Ahead, CellsAhead
 from janitor.sweep.run import Run, TopicWork
 from tms_core.errors import StoreError
@@ -290,7 +290,7 @@ def _first_behind(part: Part, name: DataTable, undone: Collection[bytes], start:
 
 
 def skip(part: Part, name: DataTable, key: bytes, parse: Callable[[bytes], object], *, count: bool = True) -> Jump:
-    """Return the next key that ``parse`` understands, a page at a time; those that it does not are foreign.
+    """Return the next key that ``parse`` understands, a page at a time; those that it does not are unrecognized.
 
     Args:
         count: whether they are counted.
@@ -304,7 +304,7 @@ def skip(part: Part, name: DataTable, key: bytes, parse: Callable[[bytes], objec
         limit = min(2 * limit, part.run.page_rows)
         found = list(takewhile(lambda item: parse(item) is None, page.items))
         if count and found:
-            yield foreign(name, found)
+            yield unrecognized(name, found)
         if len(found) < len(page.items):
             return page.items[len(found)]
         start = page.resume
@@ -327,7 +327,7 @@ def allowed(part: Part, name: DataTable, work: TopicWork, spans: list[Span]) -> 
 def batches(
     part: Part, name: DataTable, work: TopicWork, span: Span, first_key: bytes
 ) -> Iterator[Batch | Read | Kept]:
-    """Yield a span page by page: without foreign keys (L0), and split by generation."""
+    """Yield a span page by page: without unrecognized keys (L0), and split by generation."""
     start: bytes | None = max(span.start, first_key)
     while start is not None and start < span.stop:
         page = part.keys(name).keys(start, span.stop, part.run.page_rows)
@@ -337,7 +337,7 @@ def batches(
 
 
 def _split(name: DataTable, work: TopicWork, span: Span, page: Page[list[bytes]]) -> Iterator[Batch | Kept]:
-    """Sort out foreign keys and split the rest by generation.
+    """Sort out unrecognized keys and split the rest by generation.
 
     A page is in key order and its keys share the topic, so once all have our length, the first and last key of a
     generation represent the keys between. That keeps the cost per row to a length and, for payloads, one byte.
@@ -359,7 +359,7 @@ def _split(name: DataTable, work: TopicWork, span: Span, page: Page[list[bytes]]
         counted += last - first_at
         first_at = stop
     if counted < len(keys):
-        yield foreign(name, [key for key in keys if _is_foreign(name, key)])
+        yield unrecognized(name, [key for key in keys if _is_unrecognized(name, key)])
 
 
 def due(part: Part, work: TopicWork, batch: Batch, hold: Hold | None, expiries: Sequence[Expiry] = ()) -> Due:
@@ -382,8 +382,8 @@ def classify(part: Part, name: DataTable, prefix: bytes, start: bytes, stop: byt
         page = part.keys(name).keys(resume, stop, part.run.page_rows)
         for key in page.items:
             decision = decide(Row(name, _parse(name, key)), topic, frontier, part.run.transactions, False, None)
-            if decision == Keep(Reason.FOREIGN):
-                yield foreign(name, [key])
+            if decision == Keep(Reason.UNRECOGNIZED):
+                yield unrecognized(name, [key])
             elif decision == Keep(Reason.UNKNOWN_TOPIC):
                 yield Kept(Reason.UNKNOWN_TOPIC, 1, name, prefix=prefix)
             elif isinstance(decision, Keep):
@@ -396,6 +396,6 @@ def _parse(name: DataTable, key: bytes) -> MessageKey | PayloadKey | None:
     return MessageKey.parse(key) if name == "message" else PayloadKey.parse(key)
 
 
-def _is_foreign(name: DataTable, key: bytes) -> bool:
+def _is_unrecognized(name: DataTable, key: bytes) -> bool:
     parsed = _parse(name, key)
     return parsed is None or parsed.generation <= 0 or parsed.time_ms < 0

@@ -282,14 +282,14 @@ def inversions(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
         return
     part.messages.forget()
     candidates = part.run.transactions.candidates()
-    foreign = search.everything and part.run.full and not part.run.patterns
+    unrecognized = search.everything and part.run.full and not part.run.patterns
     key = yield from first(part, "message", undone, search.covered if search.covered_since_ms is None else b"")
     while key is not None:
         parsed = MessageKey.parse(key)
         if parsed is None:
             # Keys of no topic were counted when messages were deleted.
             behind = yield from skip(part, "message", key, MessageKey.parse, count=False)
-            if foreign and (behind is None or behind > search.covered):
+            if unrecognized and (behind is None or behind > search.covered):
                 yield from _cells(part, candidates, max(key, search.covered), behind)
             key = behind
             continue
@@ -341,7 +341,7 @@ def _cells(part: Part, candidates: PointerSet, begin: bytes, stop: bytes | None)
 
 
 def _judged(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
-    """Yield the cells, all of one topic and generation or all under foreign keys, that the law inverts."""
+    """Yield the cells, all of one topic and generation or all under unrecognized keys, that the law inverts."""
     if (key := _all_invert(part, cells)) is not None:
         yield _invalid(part, key, cells)
         return

@@ -38,7 +38,7 @@ def known(store: Store, **said: object) -> tuple[Rig, Topic]:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     orders.tx(OURS, NOW_MS - MINUTE).tx(COMMITTED, NOW_MS).plain(NOW_MS - 2 * DAY)
     rig = janitor(store)
-    rig.snapshots.foreign = True
+    rig.snapshots.implausible = True
     rig.snapshots.invalid = [OURS]
     rig.snapshots.in_progress = said.get("in_progress", ())  # type: ignore[assignment]
     rig.engine.run_once(adopt=True)

@@ -59,7 +59,7 @@ def test_given_rows_of_every_fate_when_swept_then_the_report_counts_what_was_rea
     assert report["totals"]["kept"] == {
         "unknown_topic": 1,
         "newer_generation": 1,
-        "foreign": 1,
+        "unrecognized": 1,
         "undecided": 0,
         "referenced": 0,
         "held": 0,

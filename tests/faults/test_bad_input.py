@@ -59,7 +59,7 @@ def is_ours(key: bytes, tail_bytes: int) -> bool:
     return re.fullmatch(rb"[a-zA-Z0-9_]+:[a-zA-Z0-9_-]+:", key[:-tail_bytes]) is not None
 
 
-def test_given_foreign_rows_everywhere_when_swept_then_all_stay_and_the_rest_is_done(store: Store) -> None:
+def test_given_unrecognized_rows_everywhere_when_swept_then_all_stay_and_the_rest_is_done(store: Store) -> None:
     orders = due(store)
     like_message = strangers(MessageKey(orders.id, 2, DUE_MS, 0).pack()) + strangers(
         MessageKey(orders.id, 1, 1, 1).pack()
@@ -80,7 +80,7 @@ def test_given_foreign_rows_everywhere_when_swept_then_all_stay_and_the_rest_is_
     assert [
         key for key in store.payload.read(KEYS, b"", None, 10_000).items if not is_ours(key, PAYLOAD_TAIL)
     ] == payload
-    assert report.to_json()["totals"]["kept"]["foreign"] == len(message) + len(payload)
+    assert report.to_json()["totals"]["kept"]["unrecognized"] == len(message) + len(payload)
     assert report.errors == []
 
 
@@ -95,7 +95,7 @@ def test_given_generations_nobody_gives_when_swept_then_the_rows_stay_and_are_in
     rig.snapshots.invalid = [OLD]
     report = rig.engine.run_once(adopt=True)
     assert store.message.read(MESSAGES, key, key + b"\x00", 1).items == [(key, MessageValue(-OLD, b"x"))]
-    assert report.to_json()["totals"]["kept"]["foreign"] == 1
+    assert report.to_json()["totals"]["kept"]["unrecognized"] == 1
 
 
 METADATA = [

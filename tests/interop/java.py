@@ -121,7 +121,7 @@ class Interop:
         return ["java", *JVM_FLAGS, "-cp", ":".join(map(str, _class_path())), main]
 
     def raw(self, directory: Path, table: str) -> dict[bytes, str]:
-        """Every row of ``meta``, ``message`` or ``payload`` as CDAP's LevelDB library reads it, foreign ones too.
+        """Every row of ``meta``, ``message`` or ``payload`` as CDAP's LevelDB library reads it, unrecognized ones too.
 
         Returns:
             The SHA-256 of each value, in hex, by key and in key order.

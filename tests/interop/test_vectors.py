@@ -29,7 +29,7 @@ def test_given_a_store_of_cdap_when_java_dumps_it_then_every_entry_of_a_live_top
     entries = [line for line in lines if line["kind"] == "message"]
     got = [(e["generation"], e["publish_ms"], e["seq"], e["pointer"], _kind(e)) for e in entries]
     prefixes = tuple(_data_prefix(topic, generation) for topic, generation in topics if generation > 0)
-    # CDAP cuts a key from its end: a foreign key in the range of a topic comes out as one of some other generation
+    # CDAP cuts a key from its end: an unrecognized key within a topic comes out as one of another generation
     expected = [
         (row["generation"], row["time"], row["seq"], _pointer_read(row), row["kind"])
         for row in vector.table("message")
@@ -38,9 +38,9 @@ def test_given_a_store_of_cdap_when_java_dumps_it_then_every_entry_of_a_live_top
     assert sorted(got) == sorted(expected)
     named = Counter((entry["topic"], entry["generation"]) for entry in entries)
     for name in (name for name in topics if name[1] > 0):
-        # only the foreign rows of negative time have the name in the right place
+        # only the unrecognized rows of negative time have the name in the right place
         rows = [row for row in vector.table("message") if (row["topic"], row["generation"]) == name]
-        assert named[name] == sum(row["reason"] != "foreign" or row["time"] < 0 for row in rows)
+        assert named[name] == sum(row["reason"] != "unrecognized" or row["time"] < 0 for row in rows)
 
 
 def test_given_references_when_java_dumps_them_then_each_has_the_payloads_of_its_pointer(
@@ -63,7 +63,7 @@ def test_given_the_clock_of_the_manifest_when_cdap_prunes_then_exactly_the_marke
     [result] = java.run("prune", sample.directory, "--now", sample.now_ms)
     for table in ("message", "payload"):
         rows = sample.table(table)
-        # a foreign row stands first in the range of default:orders and stops CDAP's scan; the marks leave that out
+        # an unrecognized row comes first in default:orders and stops CDAP's scan; the marks leave that out
         gone = {bytes.fromhex(row["key"]) for row in rows if row["cdap_prunes"] and row["topic"] != "default:orders"}
         assert java.raw(sample.directory, table).keys() == {bytes.fromhex(row["key"]) for row in rows} - gone
         assert result[f"{table}s_deleted"] == len(gone)

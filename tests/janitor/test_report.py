@@ -166,7 +166,7 @@ def test_given_an_empty_report_when_written_as_json_then_every_name_is_there() -
             "kept": {
                 "unknown_topic": 0,
                 "newer_generation": 0,
-                "foreign": 0,
+                "unrecognized": 0,
                 "undecided": 0,
                 "referenced": 0,
                 "held": 0,
@@ -197,7 +197,7 @@ def test_given_a_full_report_when_written_as_json_then_each_value_has_its_type()
         boundary=2**63 - 1,
         guards=[GuardNote("clock", True, "ahead")],
         errors=("default:orders: broken",),
-        kept={Reason.FOREIGN: 2},
+        kept={Reason.UNRECOGNIZED: 2},
         duration_seconds=0.12345678,
         phase_seconds={"message": 0.12345678},
         thorough=False,
@@ -224,7 +224,7 @@ def test_given_a_full_report_when_written_as_json_then_each_value_has_its_type()
     assert written["guards"] == [{"guard": "clock", "tripped": True, "message": "ahead", "code": "TMS-GUARD-CLOCK"}]
     assert written["errors"] == ["default:orders: broken"]
     assert written["totals"]["old_generation"] == 2
-    assert written["totals"]["kept"]["foreign"] == 2
+    assert written["totals"]["kept"]["unrecognized"] == 2
     assert (written["duration_seconds"], written["phase_seconds"]) == (0.123457, {"message": 0.123457})
     assert written["thorough"] is False
     assert json.loads(json.dumps(written)) == written

@@ -182,7 +182,7 @@ def test_given_a_store_that_fails_on_the_way_then_what_came_before_is_right(desk
         list(pages)
 
 
-def test_given_foreign_rows_when_fetched_then_they_are_passed_over(desk: Desk) -> None:
+def test_given_unrecognized_rows_when_fetched_then_they_are_passed_over(desk: Desk) -> None:
     prefix = generation_prefix(named("orders").prefix, 1)
     before = MessageKey(named("orders"), 1, NOW_MS - 1, 0).pack()
     desk.store.message.put(

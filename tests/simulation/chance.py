@@ -56,7 +56,7 @@ from tests.simulation.operations import (
     Protect,
     Publish,
     PublishIn,
-    PutForeign,
+    PutUnrecognized,
     Reboot,
     SetClock,
     SetTtl,
@@ -108,7 +108,7 @@ WEIGHTS = {
     "garble": 1,
     "invalidate": 1,
     "protect": 1,
-    "put_foreign": 1,
+    "put_unrecognized": 1,
     "reboot": 1,
     "bring_back": 1.5,
     "verify": 1,
@@ -162,7 +162,7 @@ class Chance:
         """Whatever happens next; what stops the janitor altogether is not left so for long."""
         if self.luck(0.15) and not self._site.clock_is_right:
             return SetClock(0)
-        if self.luck(0.15) and self._site.foreign is not None:
+        if self.luck(0.15) and self._site.other_manager is not None:
             return Misconfigure(wrong=False)
         if self.luck(0.15) and not self._site.reference.adopted:
             return Adopt()
@@ -194,8 +194,8 @@ class Chance:
     def publish(self) -> Operation:
         return Publish(self.topic(), self.up_to(3))
 
-    def put_foreign(self) -> Operation:
-        return PutForeign(self.topic(), self.pick(TABLES), self.pick(tuple(Odd)))
+    def put_unrecognized(self) -> Operation:
+        return PutUnrecognized(self.topic(), self.pick(TABLES), self.pick(tuple(Odd)))
 
     # -- transactions --------------------------------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ class Run(Operation):
         site.reached["fed back"] += report.truncated
         if report.tripped:
             site.reached["stopped"] += 1
-            site.reached["read another system's snapshot"] += site.foreign is not None
+            site.reached["read another system's snapshot"] += site.other_manager is not None
             return
         notes = {note.guard for note in report.guards}
         site.reached["ended"] += bool(notes & {"halted", "lease"})

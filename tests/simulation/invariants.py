@@ -291,7 +291,7 @@ def check_complete(site: Site) -> None:
         topic = site.topics.get(row.topic)
         if row.readable and row.pointer in site.manager.invalid:
             raise Violation("left behind", f"{describe(row)} of an invalid transaction")
-        if row.foreign or topic is None:
+        if row.unrecognized or topic is None:
             continue
         old = is_old(row.generation, topic.generation)
         expired = row.generation == topic.generation and row.time_ms < site.wall_ms - topic.ttl_seconds * 1000

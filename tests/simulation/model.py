@@ -54,7 +54,7 @@ class Row:
         pointer: the write pointer it was written with; None without a transaction.
         refers: a message that takes its payload from the payload table.
         negated: its pointer was negated, by its client or by the janitor.
-        foreign: its key is not one of ours, or nobody knows its topic; it must stay for ever.
+        unrecognized: its key is not one of ours, or nobody knows its topic; it must stay for ever.
         lost_cause: its transaction failed and no list names it any more, through no fault of the janitor: its client
             could not reach it when it rolled back, or an operator restored it. Readers see it; nobody can help that.
         origin: topic and generation it was published in, where it came from the archive; None: where it is.
@@ -68,7 +68,7 @@ class Row:
     pointer: int | None = None
     refers: bool = False
     negated: bool = False
-    foreign: bool = False
+    unrecognized: bool = False
     lost_cause: bool = False
     origin: tuple[str, int] | None = None
 

@@ -148,7 +148,7 @@ class Odd(StrEnum):
 
 
 @dataclass(frozen=True, repr=False)
-class PutForeign(Operation):
+class PutUnrecognized(Operation):
     """Somebody else's program writes a row of its own."""
 
     topic: str
@@ -168,7 +168,7 @@ class PutForeign(Operation):
         elif self.odd is Odd.LONG:
             key += b"\x00"
         if (self.table, key) not in site.rows:
-            site.write_foreign(Row(self.table, key, name, generation, time_ms, foreign=True))
+            site.write_unrecognized(Row(self.table, key, name, generation, time_ms, unrecognized=True))
 
 
 # --- transactions ----------------------------------------------------------------------------------------------------
@@ -348,6 +348,6 @@ class Misconfigure(Operation):
 
     def on(self, site: Site) -> None:
         if not self.wrong:
-            site.foreign = None
-        elif site.foreign is None:
+            site.other_manager = None
+        elif site.other_manager is None:
             site.go_astray()

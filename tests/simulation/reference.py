@@ -160,7 +160,7 @@ class Reference:
             undecided: the row's transaction was in progress.
             referenced: a message that stays takes its payload from it.
         """
-        if row.foreign or topic is None or topic.garbled:
+        if row.unrecognized or topic is None or topic.garbled:
             return "live row lost", "nobody knows what it is"
         if row.topic in self.protected:
             return "live row lost", "its topic is protected"

@@ -89,7 +89,7 @@ class Site:
         archives: whether rows are archived before they are deleted.
         gone: rows that were deleted, by table and tail.
         brought_back: pointers of failed transactions, on no list, of which a backup has brought rows back.
-        foreign: the transaction service of another site, while the janitor reads that one's snapshots by mistake.
+        other_manager: the transaction service of another site, while the janitor reads that one's snapshots by mistake.
         refuted: pointers by whose rows a claim was refuted, until a run has looked for them everywhere.
         claims: bounds the janitor states at this moment, each with where it does.
         unrecorded: what went in a run that has not ended, for the ledger to tell.
@@ -100,8 +100,8 @@ class Site:
         self.folder = folder
         self.snapshots = folder / "snapshots"
         self.snapshots.mkdir()
-        self.foreign_snapshots = folder / "foreign"
-        self.foreign_snapshots.mkdir()
+        self.other_snapshots = folder / "other"
+        self.other_snapshots.mkdir()
         self.now_ms = START_MS
         self.skew_ms = 0
         self.error_ms = 0
@@ -109,7 +109,7 @@ class Site:
         self.store = SimulatedStore()
         self.state = SqliteState.in_memory()
         self.manager = Manager(START_MS)
-        self.foreign: Manager | None = None
+        self.other_manager: Manager | None = None
         self.reference = Reference()
         self.rows: dict[RowId, Row] = {}
         self.topics: dict[str, Topic] = {}
@@ -149,7 +149,7 @@ class Site:
     @property
     def looks_right(self) -> bool:
         """Whether an operator who looks at the clock and at the settings would vouch for them."""
-        return self.clock_is_right and self.foreign is None
+        return self.clock_is_right and self.other_manager is None
 
     def pass_time(self, milliseconds: int) -> None:
         self.now_ms += milliseconds
@@ -224,7 +224,7 @@ class Site:
             self.store.payload.put([(key, b"p")])
             self._add(Row("payload", key, name, topic.generation, time_ms, pointer))
 
-    def write_foreign(self, row: Row) -> None:
+    def write_unrecognized(self, row: Row) -> None:
         """Put a row into a table that no server of ours would write."""
         if row.table == "message":
             self.store.message.put([(row.key, MessageValue(None, b"f"))])
@@ -298,8 +298,8 @@ class Site:
     def write_snapshot(self) -> None:
         name = f"snapshot.{self.server_ms}"
         (self.snapshots / name).write_bytes(self.manager.snapshot(self.server_ms))
-        if self.foreign is not None:
-            (self.foreign_snapshots / name).write_bytes(self.foreign.snapshot(self.server_ms))
+        if self.other_manager is not None:
+            (self.other_snapshots / name).write_bytes(self.other_manager.snapshot(self.server_ms))
         for old in self.snapshot_files()[:-3]:
             old.unlink()
 
@@ -319,9 +319,9 @@ class Site:
             return
         decided = {pointer for pointer in self.committed if then.had_issued(pointer)} - then.pointers
         if decided:
-            self.foreign = Manager(self.server_ms)
-            self.foreign.write_pointer = max(self.foreign.write_pointer, self.manager.write_pointer) + 1000
-            self.foreign.invalid = decided
+            self.other_manager = Manager(self.server_ms)
+            self.other_manager.write_pointer = max(self.other_manager.write_pointer, self.manager.write_pointer) + 1000
+            self.other_manager.invalid = decided
             self.write_snapshot()
 
     def write_back(self) -> Row | None:
@@ -373,7 +373,7 @@ class Site:
         """Take note of rows that came from the archive; returns how many are hidden though they were committed."""
         topic, hidden = self.topics[target], 0
         # What was archived need not be gone: its delete may have failed.
-        archived = {(row.table, row.tail): row for row in self.rows.values() if not row.foreign} | self.gone
+        archived = {(row.table, row.tail): row for row in self.rows.values() if not row.unrecognized} | self.gone
         for table, key, pointer in self._stored():
             if (table, key) in self.rows:
                 continue
@@ -412,7 +412,7 @@ class Site:
         return Desk(
             self.store,
             self.state,
-            DirectorySource(self.snapshots if self.foreign is None else self.foreign_snapshots),
+            DirectorySource(self.snapshots if self.other_manager is None else self.other_snapshots),
             self.clock,
             self.terms,
             token_hex=self._token_hex,

@@ -106,7 +106,7 @@ def test_given_messages_of_every_kind_when_read_then_each_has_its_numbers_and_it
         ("orders", NOW_MS, 7, b"four", 4, "keep", "live"),
         ("orders", NOW_MS, pointer(NOW_MS), None, None, "keep", "live"),
         ("retired", NOW_MS, None, b"body", 4, "delete", "old_generation"),
-        (None, None, None, b"x", 1, "keep", "foreign"),
+        (None, None, None, b"x", 1, "keep", "unrecognized"),
         ("stranger", NOW_MS, None, b"body", 4, "keep", "unknown_topic"),
     ]
     assert {(r["namespace"], r["topic"], r["generation"]) for r in found} == {
@@ -238,7 +238,7 @@ def test_given_a_protected_topic_when_read_then_what_is_due_is_held(filled: Fill
     config = tmp_path / "janitor.yaml"
     config.write_text("janitor: {protect: ['default:*']}", encoding="utf-8")
     rules = {row["rule"] for row in read(place, config=config)}
-    assert rules == {"held", "live", "foreign", "unknown_topic"}
+    assert rules == {"held", "live", "unrecognized", "unknown_topic"}
 
 
 def test_given_a_store_in_memory_when_read_then_it_says_that_there_is_none(tmp_path: Path) -> None:
@@ -299,7 +299,7 @@ def test_given_messages_with_a_ttl_of_their_own_when_read_then_it_takes_them(
         ("delete", "expired"),
     ]
     assert sum(verdict == ("delete", "expired") for verdict in found.values()) == 2
-    assert {row["rule"] for row in read(place, table="payload")} == {"foreign", "live"}
+    assert {row["rule"] for row in read(place, table="payload")} == {"unrecognized", "live"}
     assert {path.name: path.read_bytes() for path in side.iterdir()} == files
     assert list((tmp_path / "messaging.janitor").iterdir()) == []
 
@@ -556,7 +556,7 @@ def test_given_filters_when_spark_offers_them_or_not_then_the_result_is_the_same
     spark: SparkSession, filled: Filled
 ) -> None:
     place = filled(many)
-    condition = f"topic = 't1' and publish_ms >= {NOW_MS} and publish_ms < {NOW_MS + 3} and rule <> 'foreign'"
+    condition = f"topic = 't1' and publish_ms >= {NOW_MS} and publish_ms < {NOW_MS + 3} and rule <> 'unrecognized'"
     offered = on_spark(spark, FilteringSource, place, partitions="2").where(condition)
     results = [sorted(map(tuple, offered.collect()))]
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")

@@ -738,7 +738,7 @@ def test_given_a_store_that_hides_what_is_put_when_restored_then_that_is_said_an
     assert orders.times() == [OLD_MS, OLD_MS + 1]
 
 
-def test_given_a_producer_that_has_announced_its_next_requests_then_no_foreign_row_is_restored_among_them(
+def test_given_a_producer_that_has_announced_its_next_requests_then_no_unrecognized_row_is_restored_among_them(
     undo: Undo, orders: Topic, found: Topic
 ) -> None:
     side, prefix = MemorySide(), generation_prefix(found.id.prefix, 5)

@@ -30,7 +30,7 @@ ENTRY = {
     *("tms_namespace", "topic", "generation", "table", "rule", "rows", "bytes", "bytes_exact", "oldest_ms"),
     *("newest_ms", "sample_keys", "held"),
 }
-KEPT = {"unknown_topic", "newer_generation", "foreign", "undecided", "referenced", "held"}
+KEPT = {"unknown_topic", "newer_generation", "unrecognized", "undecided", "referenced", "held"}
 
 
 @pytest.fixture(params=["sample", "edge"])
@@ -120,12 +120,12 @@ def test_given_a_run_when_it_ends_then_every_table_file_has_the_name_that_cdap_k
     ]
 
 
-def test_given_foreign_rows_when_inspected_then_they_are_those_of_the_manifest_and_their_keys_are_shown(
+def test_given_unrecognized_rows_when_inspected_then_they_are_those_of_the_manifest_and_their_keys_are_shown(
     cdap: Site, vector: Vector
 ) -> None:
-    foreign = sorted(row["key"] for row in vector.table("message") if row["reason"] == "foreign")
+    unrecognized = sorted(row["key"] for row in vector.table("message") if row["reason"] == "unrecognized")
     found = cdap.janitor("inspect message --limit 100000 --format json").json
-    assert sorted(row["key"] for row in found["rows"] if row["kind"] == "foreign") == foreign
-    assert found["counts"]["foreign"] == len(foreign) > 0
+    assert sorted(row["key"] for row in found["rows"] if row["kind"] == "unrecognized") == unrecognized
+    assert found["counts"]["unrecognized"] == len(unrecognized) > 0
     [unnamed, *_] = [number for number, row in enumerate(found["rows"]) if row["topic"] is None]
     assert found["rows"][unnamed]["key"] in cdap.janitor(f"inspect message --limit {unnamed + 1}").out

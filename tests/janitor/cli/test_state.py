@@ -183,7 +183,7 @@ def test_given_a_run_with_errors_guards_and_entries_that_were_not_kept_then_all_
     printed = site.janitor("run --once --adopt --format json").json
     notes = [{"guard": "snapshot", "tripped": False, "message": "old"}]
     report = {**printed, "topics_omitted": 7, "errors": ["one", "two"], "guards": notes}
-    report["totals"]["kept"]["foreign"] = 3
+    report["totals"]["kept"]["unrecognized"] = 3
     state.begin_run(RunRecord("odd", "apply", NOW_MS))
     state.finish_run("odd", NOW_MS, "partial", json.dumps(report))
     shown = site.janitor("history odd").out
@@ -352,7 +352,7 @@ def test_given_a_paused_topic_then_the_commands_that_resume_it_are_named() -> No
     )
 
 
-@pytest.mark.parametrize("reason", [Reason.LIVE, Reason.FOREIGN, Reason.UNKNOWN_TOPIC, Reason.NEWER_GENERATION])
+@pytest.mark.parametrize("reason", [Reason.LIVE, Reason.UNRECOGNIZED, Reason.UNKNOWN_TOPIC, Reason.NEWER_GENERATION])
 def test_given_a_row_that_no_rule_takes_then_there_are_words_for_every_reason(reason: Reason) -> None:
     assert len(told(Fate("keep", reason))) > len("stays: ")
 

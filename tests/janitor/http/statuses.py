@@ -111,7 +111,7 @@ def full(now_ms: int) -> Status:
         last_success_ms={"message": now_ms - 64 * SECOND, "payload": now_ms - 62 * SECOND},
         held=(HeldTopic("finance:ledger", "protected", 12_400, 48_000_000, now_ms - 40 * DAY, None, ""),),
         overdue=(Overdue("message", "expired", 640, now_ms - 9 * MINUTE - 7 * DAY),),
-        kept={"referenced": 1_204, "undecided": 37, "held": 12_400, "foreign": 0},
+        kept={"referenced": 1_204, "undecided": 37, "held": 12_400, "unrecognized": 0},
         guards=(GuardNote("clock", False, "the clock is 2 s behind the machine's running time since the last run"),),
         snapshot=SnapshotFigures(
             now_ms - 38 * SECOND, f"snapshot.{now_ms - 38 * SECOND}", "", "", 1_731, 3, 12, _open(now_ms)
@@ -184,7 +184,7 @@ def wrong(now_ms: int) -> Status:
             Overdue("payload", "old_generation", 8_100, now_ms - 30 * DAY),
             Overdue("message", "invalid_transaction", 3, now_ms - HOUR),
         ),
-        kept={"unknown_topic": 9, "newer_generation": 4, "foreign": 2},
+        kept={"unknown_topic": 9, "newer_generation": 4, "unrecognized": 2},
         guards=(
             GuardNote("clock", True, "the clock is 7200 s ahead of the machine's running time since the last run"),
             GuardNote("identity", False, f"pointers of another system in {HOSTILE}"),

@@ -26,15 +26,15 @@ SNAPSHOT = visibility(NOW_MS, [INVALID], [OPEN])
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """Two topics, one without metadata, a foreign row in each table, and a transaction of each kind."""
+    """Two topics, one without metadata, an unrecognized row in each table, and a transaction of each kind."""
     made = MemoryStore()
     orders = topic(made, "default:orders", ttl_seconds=60)
     orders.plain(NOW_MS).tx(INVALID, NOW_MS).tx(OPEN, NOW_MS).tx(-COMMITTED, NOW_MS).ref(COMMITTED, NOW_MS)
     orders.stored(COMMITTED, NOW_MS, NOW_MS + 1).stored(OPEN, NOW_MS)
     unknown_topic(made, "default:unknown").plain(NOW_MS)
     topic(made, "default:retired", ttl_seconds=60, generation=-2)
-    made.message.put([(b"foreign", MessageValue(None, b"?"))])
-    made.payload.put([(b"foreign", b"?")])
+    made.message.put([(b"unrecognized", MessageValue(None, b"?"))])
+    made.payload.put([(b"unrecognized", b"?")])
     return made
 
 
@@ -49,7 +49,7 @@ def test_given_messages_then_all_are_counted_by_kind_and_by_transaction(store: M
     found = inspect.messages(store, SNAPSHOT, (), 100, nobody)
     assert found.counts == {
         "plain": 2,
-        "foreign": 1,
+        "unrecognized": 1,
         "transactional": 3,
         "reference": 1,
         "invalid": 1,
@@ -63,7 +63,7 @@ def test_given_messages_then_all_are_counted_by_kind_and_by_transaction(store: M
 def test_given_no_snapshot_then_positive_pointers_are_just_that(store: MemoryStore) -> None:
     counts = inspect.messages(store, None, (), 0, nobody).counts
     assert (counts["positive"], counts["rolled_back"]) == (3, 1)
-    assert inspect.payloads(store, None, (), 0, nobody).counts == {"positive": 3, "foreign": 1}
+    assert inspect.payloads(store, None, (), 0, nobody).counts == {"positive": 3, "unrecognized": 1}
 
 
 def test_given_a_message_then_it_is_decoded(store: MemoryStore) -> None:
@@ -81,22 +81,24 @@ def test_given_a_message_then_it_is_decoded(store: MemoryStore) -> None:
     }
 
 
-def test_given_a_foreign_row_then_it_is_shown_by_its_key(store: MemoryStore) -> None:
+def test_given_an_unrecognized_row_then_it_is_shown_by_its_key(store: MemoryStore) -> None:
     for found in (inspect.messages(store, SNAPSHOT, (), 100, nobody), inspect.payloads(store, None, (), 100, nobody)):
         [row] = [row for row in found.rows if row["topic"] is None]
-        assert row["key"] == b"foreign".hex()
+        assert row["key"] == b"unrecognized".hex()
 
 
-def test_given_a_generation_or_a_time_that_cdap_never_writes_then_the_row_counts_as_foreign_and_is_decoded() -> None:
+def test_given_a_generation_or_a_time_that_cdap_never_writes_then_the_row_counts_as_unrecognized_and_is_decoded() -> (
+    None
+):
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=60).plain(-1).stored(COMMITTED, -1)
     orders.at(0).tx(INVALID, NOW_MS).stored(COMMITTED, NOW_MS)
     orders.at(-3).plain(NOW_MS)
     found = inspect.messages(store, SNAPSHOT, (), 100, nobody)
-    assert {(row["kind"], row["topic"]) for row in found.rows} == {("foreign", "default:orders")}
+    assert {(row["kind"], row["topic"]) for row in found.rows} == {("unrecognized", "default:orders")}
     assert sorted(row["generation"] for row in found.rows) == [-3, 0, 1]
-    assert found.counts == {"foreign": 3, "invalid": 1}, "where the key parses, the pointer counts (L4)"
-    assert inspect.payloads(store, SNAPSHOT, (), 100, nobody).counts == {"foreign": 2}
+    assert found.counts == {"unrecognized": 3, "invalid": 1}, "where the key parses, the pointer counts (L4)"
+    assert inspect.payloads(store, SNAPSHOT, (), 100, nobody).counts == {"unrecognized": 2}
 
 
 @pytest.mark.parametrize("value", [b"", b"\x01short"])
@@ -112,7 +114,7 @@ def test_given_a_value_that_cannot_be_read_then_it_is_counted(tmp_path: Path, va
 
 def test_given_payloads_then_they_are_decoded_and_counted(store: MemoryStore) -> None:
     found = inspect.payloads(store, SNAPSHOT, (), 100, nobody)
-    assert found.counts == {"committed": 2, "undecided": 1, "foreign": 1}
+    assert found.counts == {"committed": 2, "undecided": 1, "unrecognized": 1}
     assert found.min_transaction_ms == NOW_MS - 2 * HOUR
     assert [(row["write_ms"], row["payload_bytes"]) for row in found.rows if row["transaction"] == "committed"] == [
         (NOW_MS, 6),
@@ -124,7 +126,7 @@ def test_given_payloads_then_they_are_decoded_and_counted(store: MemoryStore) ->
 def test_given_a_limit_then_so_many_are_decoded_and_all_are_counted(store: MemoryStore, limit: int, shown: int) -> None:
     found = inspect.messages(store, SNAPSHOT, (), limit, nobody)
     assert len(found.rows) == shown
-    assert sum(found.counts[kind] for kind in ("plain", "transactional", "reference", "foreign")) == 7
+    assert sum(found.counts[kind] for kind in ("plain", "transactional", "reference", "unrecognized")) == 7
 
 
 def test_given_patterns_then_only_rows_of_those_topics_are_read(store: MemoryStore) -> None:
@@ -169,13 +171,13 @@ def test_given_more_rows_than_a_page_then_all_are_read_page_by_page(monkeypatch:
 
 def test_given_metadata_then_living_deleted_and_unreadable_topics_are_shown(store: MemoryStore) -> None:
     store.metadata.compare_and_set(b"default:odd:", None, b"\xff{")
-    store.metadata.compare_and_set(b"foreign", None, b"{}")
+    store.metadata.compare_and_set(b"unrecognized", None, b"{}")
     found = inspect.metadata(store, ())
     assert found.counts == {"topics": 1, "deleted": 1, "unreadable": 2}
     by_key = {bytes.fromhex(row["key"]): row for row in found.rows}
     assert by_key[b"default:retired:"]["generation"] == -2
     assert by_key[b"default:odd:"]["problem"]
-    assert by_key[b"foreign"]["topic"] is None
+    assert by_key[b"unrecognized"]["topic"] is None
     assert [row["topic"] for row in inspect.metadata(store, ("*:r*",)).rows] == ["default:retired"]
 
 
@@ -216,12 +218,12 @@ def test_given_an_inverted_cell_then_it_refutes_nothing() -> None:
     assert inspect.audit([store.message], INVALID, lambda _: True, nobody).refuted == 0
 
 
-def test_given_rows_of_unknown_topics_and_foreign_keys_then_they_are_audited_too() -> None:
+def test_given_rows_of_unknown_topics_and_unrecognized_keys_then_they_are_audited_too() -> None:
     store = MemoryStore()
     unknown_topic(store, "default:unknown").tx(INVALID, NOW_MS)
-    store.message.put([(b"foreign", MessageValue(INVALID, b"?"))])
+    store.message.put([(b"unrecognized", MessageValue(INVALID, b"?"))])
     found = inspect.audit([store.message], INVALID, SNAPSHOT.is_invalid, nobody)
-    assert (found.cells, found.refuted, found.foreign) == (2, 2, 1)
+    assert (found.cells, found.refuted, found.unrecognized) == (2, 2, 1)
 
 
 def test_given_many_refuting_rows_then_all_are_counted_and_the_first_are_named() -> None:

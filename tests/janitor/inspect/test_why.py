@@ -189,7 +189,7 @@ def test_given_a_key_that_is_none_of_ours_then_it_stays(orders: Topic) -> None:
     orders.store.message.put([(MessageKey(orders.id, -1, 5, 0).pack(), MessageValue(None, b""))])
     for publish_ms in (-5, 5):
         fate = only(ask(orders, publish_ms)).fate
-        assert (fate.action, fate.reason, fate.rule) == ("keep", Reason.FOREIGN, None)
+        assert (fate.action, fate.reason, fate.rule) == ("keep", Reason.UNRECOGNIZED, None)
 
 
 def test_given_other_rows_around_then_they_are_not_taken_for_it(orders: Topic) -> None:

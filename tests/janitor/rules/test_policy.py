@@ -21,7 +21,7 @@ DUE_MS = NOW_MS - TTL_SECONDS * 1000
 POINTER = NOW_MS * 1_000_000
 
 EXPIRED, OLD = Delete(Rule.EXPIRED), Delete(Rule.OLD_GENERATION)
-LIVE, HELD, FOREIGN = Keep(Reason.LIVE), Keep(Reason.HELD), Keep(Reason.FOREIGN)
+LIVE, HELD, UNRECOGNIZED = Keep(Reason.LIVE), Keep(Reason.HELD), Keep(Reason.UNRECOGNIZED)
 UNKNOWN, NEWER = Keep(Reason.UNKNOWN_TOPIC), Keep(Reason.NEWER_GENERATION)
 UNDECIDED, REFERENCED = Keep(Reason.UNDECIDED), Keep(Reason.REFERENCED)
 
@@ -81,37 +81,41 @@ def judge_unknown(row: Row, transactions: Known | None = None) -> Verdict:
     return decide(row, None, None, transactions or Known(), False, None)
 
 
-# --- L0: foreign first -----------------------------------------------------------------------------------------------
+# --- L0: unrecognized first ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", ["message", "payload"])
-def test_l0_given_bytes_that_are_no_key_when_judged_then_they_are_foreign_whatever_else_is_known(table: str) -> None:
+def test_l0_given_bytes_that_are_no_key_when_judged_then_they_are_unrecognized_whatever_else_is_known(
+    table: str,
+) -> None:
     row = Row("message" if table == "message" else "payload", None)
-    assert judge(row) == judge(row, -5, expires_ms=0) == judge_unknown(row) == FOREIGN
+    assert judge(row) == judge(row, -5, expires_ms=0) == judge_unknown(row) == UNRECOGNIZED
 
 
 def test_l0_given_bytes_that_are_no_key_when_their_pointer_is_invalid_then_they_stay_as_they_are() -> None:
-    assert judge(Row("message", None, POINTER), transactions=INVALID) == FOREIGN
+    assert judge(Row("message", None, POINTER), transactions=INVALID) == UNRECOGNIZED
 
 
 @pytest.mark.parametrize("generation", [0, -1, INT_MIN])
-def test_l0_given_no_positive_generation_when_judged_then_the_row_is_foreign(generation: int) -> None:
+def test_l0_given_no_positive_generation_when_judged_then_the_row_is_unrecognized(generation: int) -> None:
     for row in (message(0, generation), payload(0, generation)):
-        assert judge(row) == judge(row, 5) == judge(row, -5) == judge_unknown(row) == FOREIGN
+        assert judge(row) == judge(row, 5) == judge(row, -5) == judge_unknown(row) == UNRECOGNIZED
 
 
-@pytest.mark.parametrize(("time_ms", "verdict"), [(-(2**63), FOREIGN), (-1, FOREIGN), (0, EXPIRED), (1, EXPIRED)])
-def test_l0_given_a_time_when_it_is_negative_then_the_row_is_foreign(time_ms: int, verdict: Verdict) -> None:
+@pytest.mark.parametrize(
+    ("time_ms", "verdict"), [(-(2**63), UNRECOGNIZED), (-1, UNRECOGNIZED), (0, EXPIRED), (1, EXPIRED)]
+)
+def test_l0_given_a_time_when_it_is_negative_then_the_row_is_unrecognized(time_ms: int, verdict: Verdict) -> None:
     assert judge(message(time_ms)) == judge(payload(time_ms)) == verdict
 
 
-def test_l0_given_a_negative_time_when_the_generation_is_old_then_the_row_is_still_foreign() -> None:
-    assert judge(message(-1, 1), 3) == judge(message(-1, 1), -1) == judge(payload(-1, 1), 3) == FOREIGN
+def test_l0_given_a_negative_time_when_the_generation_is_old_then_the_row_is_still_unrecognized() -> None:
+    assert judge(message(-1, 1), 3) == judge(message(-1, 1), -1) == judge(payload(-1, 1), 3) == UNRECOGNIZED
 
 
 @pytest.mark.parametrize("row", [message(NOW_MS, 0, POINTER), message(-1, 1, POINTER)])
-def test_l0_given_foreign_values_when_the_pointer_is_invalid_then_it_is_inverted(row: Row) -> None:
-    inverted = Invert(Reason.FOREIGN)
+def test_l0_given_unrecognized_values_when_the_pointer_is_invalid_then_it_is_inverted(row: Row) -> None:
+    inverted = Invert(Reason.UNRECOGNIZED)
     assert judge(row, transactions=INVALID) == judge_unknown(row, INVALID) == inverted
 
 
@@ -296,7 +300,7 @@ def test_l6_given_a_topic_that_waits_for_transactions_then_only_what_was_decided
 
 def test_l6_given_a_ttl_of_its_own_when_nothing_else_may_take_the_row_then_it_stays() -> None:
     assert judge(message(NOW_MS, 2), 1, expires_ms=0) == NEWER
-    assert judge(message(-1), expires_ms=0) == FOREIGN
+    assert judge(message(-1), expires_ms=0) == UNRECOGNIZED
     assert decide(message(), None, None, Known(), False, 0) == UNKNOWN
 
 

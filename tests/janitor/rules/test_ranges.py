@@ -272,7 +272,7 @@ def test_given_any_message_key_when_no_span_and_no_live_row_reaches_it_then_it_l
     edge = beyond(scene.topic)
     assert all(span.stop <= edge for span in message_spans(scene.topic, scene.frontier))
     if scene.generation >= scene.topic.old_below:
-        stays = law(Row("message", key), scene) in (Keep(Reason.NEWER_GENERATION), Keep(Reason.FOREIGN))
+        stays = law(Row("message", key), scene) in (Keep(Reason.NEWER_GENERATION), Keep(Reason.UNRECOGNIZED))
         assert (key.pack() >= edge) == stays
 
 

@@ -200,7 +200,7 @@ def swept(store: MemoryStore, number: int) -> tuple[Rig, list[Topic], int]:
     rig = janitor(store, batch_rows=100)
     rig.snapshots.invalid = [OLD]
     report = rig.engine.run_once(adopt=True)
-    assert report.kept[Reason.FOREIGN] == 6 * number
+    assert report.kept[Reason.UNRECOGNIZED] == 6 * number
     return rig, topics, report.store_calls
 
 

@@ -137,10 +137,10 @@ def test_given_options_that_lead_to_the_store_then_the_command_of_a_guard_can_be
 # --- rows that are left alone ----------------------------------------------------------------------------------------
 
 
-def rig(unrecognised: int) -> Rig:
+def rig(unknown_row_log: int) -> Rig:
     store = MemoryStore()
     unknown_topic(store, "default:lost").plain(1, NOW_MS)
-    store.message.put([(b"#%04d" % number, MessageValue(None, b"?")) for number in range(unrecognised)])
+    store.message.put([(b"#%04d" % number, MessageValue(None, b"?")) for number in range(unknown_row_log)])
     return janitor(store)
 
 
@@ -148,7 +148,7 @@ def named(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.getMessage().startswith("left alone")]
 
 
-def test_given_a_foreign_row_and_an_unknown_topic_when_run_twice_then_each_is_named_once(
+def test_given_an_unrecognized_row_and_an_unknown_topic_when_run_twice_then_each_is_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -162,7 +162,7 @@ def test_given_a_foreign_row_and_an_unknown_topic_when_run_twice_then_each_is_na
     assert len(named(caplog)) == 2
 
 
-def test_given_very_many_foreign_rows_when_run_then_all_are_counted_and_the_first_are_named(
+def test_given_very_many_unrecognized_rows_when_run_then_all_are_counted_and_the_first_are_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -170,7 +170,7 @@ def test_given_very_many_foreign_rows_when_run_then_all_are_counted_and_the_firs
     assert report.to_json()["totals"]["kept"] == {
         "unknown_topic": 2,
         "newer_generation": 0,
-        "foreign": NAMED_KEYS + 5,
+        "unrecognized": NAMED_KEYS + 5,
         "undecided": 0,
         "referenced": 0,
         "held": 0,

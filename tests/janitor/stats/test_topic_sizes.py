@@ -88,7 +88,7 @@ def test_given_rows_of_other_generations_and_topics_when_counted_then_they_are_n
     assert (found.messages, found.size_bytes) == (1, MESSAGE_KEY + 4 + PAYLOAD_KEY)
 
 
-def test_given_foreign_rows_when_counted_then_they_are_left_out(place: Place) -> None:
+def test_given_unrecognized_rows_when_counted_then_they_are_left_out(place: Place) -> None:
     a = place.topic("a").plain(NOW_MS, body=b"").stored(1, NOW_MS, body=b"")
     before = generation_prefix(a.id.prefix, 1)
     for tail in (b"", b"\x00", b"\x00" * 9, b"\x00" * 11, b"\x7f" * 12, b"\xff" * 10):

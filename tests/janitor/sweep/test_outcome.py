@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from janitor.control import values
-from janitor.report import NAMED_KEYS, EntryKey, ForeignKey
+from janitor.report import NAMED_KEYS, EntryKey, UnrecognizedKey
 from janitor.rules.frontier import admit
 from janitor.rules.policy import Frontier, Hold, Reason, Rule
 from janitor.state.base import ClockAnchor
-from janitor.sweep.findings import Batch, Done, Due, Failed, Kept, Untouchable, foreign
+from janitor.sweep.findings import Batch, Done, Due, Failed, Kept, Untouchable, unrecognized
 from janitor.sweep.ledger import Taken
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import TopicWork
@@ -63,13 +63,13 @@ def test_given_rows_that_stay_when_counted_then_live_ones_are_not() -> None:
     assert outcome.kept == {Reason.HELD: 3}
 
 
-def test_given_foreign_keys_when_counted_then_all_are_and_the_first_are_named() -> None:
+def test_given_unrecognized_keys_when_counted_then_all_are_and_the_first_are_named() -> None:
     outcome = Outcome()
-    outcome.add(foreign("message", [b"\x00\xff"]))
-    outcome.add(foreign("payload", [bytes([number]) for number in range(30)]))
-    assert outcome.kept[Reason.FOREIGN] == 31
-    assert len(outcome.foreign) == NAMED_KEYS
-    assert outcome.foreign[:2] == [ForeignKey("message", "00ff"), ForeignKey("payload", "00")]
+    outcome.add(unrecognized("message", [b"\x00\xff"]))
+    outcome.add(unrecognized("payload", [bytes([number]) for number in range(30)]))
+    assert outcome.kept[Reason.UNRECOGNIZED] == 31
+    assert len(outcome.unrecognized) == NAMED_KEYS
+    assert outcome.unrecognized[:2] == [UnrecognizedKey("message", "00ff"), UnrecognizedKey("payload", "00")]
 
 
 def test_given_outcomes_of_parts_when_merged_then_nothing_is_lost_or_counted_twice() -> None:
@@ -94,7 +94,7 @@ def test_given_outcomes_of_parts_when_merged_then_nothing_is_lost_or_counted_twi
 
 def test_given_an_outcome_when_it_travels_as_json_then_it_arrives_as_it_was() -> None:
     outcome = Outcome(scanned=Counter(message=3), withheld={b"x:y:"}, pointers={ORDERS.topic: {1, 2}})
-    outcome.add(foreign("payload", [b"\xff"]))
+    outcome.add(unrecognized("payload", [b"\xff"]))
     outcome.add(Failed(b"a:b:", "payload", "store", "broken"))
     outcome.add(due(KEYS), Done(KEYS))
     assert values.unpack(Outcome, values.pack(outcome)) == outcome

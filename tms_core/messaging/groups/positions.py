@@ -269,11 +269,11 @@ class ConsumerRegistry:
                 f"Consumer {name} has claims open in {len(pointers)} transactions, {pointers[0]} the first of them.",
                 f"Try again when they have ended, or release them: tms consumer release {topic.topic} {name}",
             )
-        foreign = [one for one in pointers if manager is not None and not manager.belongs_to(one, force.principal)]
-        if foreign:
+        other = [one for one in pointers if manager is not None and not manager.belongs_to(one, force.principal)]
+        if other:
             raise ConsumerConflict(
-                f"Consumer {name} has claims open in {len(foreign)} transactions that belong to other principals, "
-                f"{foreign[0]} the first of them.",
+                f"Consumer {name} has claims open in {len(other)} transactions that belong to other principals, "
+                f"{other[0]} the first of them.",
                 f"Try again when they have ended, or end them: tms consumer release {topic.topic} {name}",
             )
         for pointer in pointers:

@@ -27,7 +27,7 @@ from tms_core.tables.leveldb.handle import Handle
 from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.lock import sync_logs, translated, writing
 
-#: An explicit end for a range without one; only a foreign key could lie beyond.
+#: An explicit end for a range without one; only an unrecognized key could lie beyond.
 _LAST_KEY = b"\xff" * 64
 
 #: Bytes of values after which a page of rows ends early.
