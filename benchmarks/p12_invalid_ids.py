@@ -38,7 +38,7 @@ IDS = size("TMS_BENCH_INVALID_IDS", 1_000_000)
 TURNS = 7
 MAX_RATIO = 1.5
 MAX_MEMORY_MB = 60
-#: The ids are of the year before, some 3 ms apart, so that the first thorough pass closes them all.
+#: The ids are of the year before, some 3 ms apart, so that the first full pass closes them all.
 OLDEST_MS = NOW_MS - 365 * 86_400_000
 GAP = 3 * TX_PER_MS + 7
 

@@ -1,7 +1,7 @@
 """Figure P21: one whole pass of the janitor, beside CDAP's own prune of the same store.
 
 The store has a million messages, of which 467 in a thousand are expired and 18 belong to invalid transactions. Ours is
-all of ``run_once``: adoption, a thorough search of every transactional row, inversions, the state's commit, and giving
+all of ``run_once``: adoption, a full search of every transactional row, inversions, the state's commit, and giving
 the space back. CDAP's prune deletes what is expired in generation 1, and nothing else. Both run on copies of one store
 in one process after the other, in turn; the figure is rows deleted or inverted a second, ours by CDAP's.
 

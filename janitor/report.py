@@ -148,7 +148,7 @@ class Report:
     store_calls: int
     duration_seconds: float
     phase_seconds: Mapping[str, float]
-    thorough: bool
+    full: bool
     seeks_spared: int = 0
     truncated: int = 0
     store_bytes: StoreBytes = NO_SIZES
@@ -204,7 +204,7 @@ class Report:
             "seeks_spared": self.seeks_spared,
             "duration_seconds": round(self.duration_seconds, 6),
             "phase_seconds": {name: round(seconds, 6) for name, seconds in self.phase_seconds.items()},
-            "thorough": self.thorough,
+            "full": self.full,
             "truncated": self.truncated,
         }
 

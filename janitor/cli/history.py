@@ -140,8 +140,8 @@ def _print_report(report: dict[str, Any], arguments: str) -> None:
     snapshot = report["snapshot"]
     source = f"snapshot {snapshot['source']}" if snapshot else "no transaction snapshot"
     took = duration(round(report["duration_seconds"] * 1000))
-    thorough = "everything was looked at" if report["thorough"] else "only what was due was looked at"
-    out.print(f"as of {render.moment(report['effective_now_ms'])}, {source}; took {took}, {thorough}")
+    full = "everything was looked at" if report["full"] else "only what was due was looked at"
+    out.print(f"as of {render.moment(report['effective_now_ms'])}, {source}; took {took}, {full}")
     if report["topics"]:
         table = render.grid(["topic", "gen", "table", "rule", "rows", "bytes", "oldest", "newest", "held"], (1, 4, 5))
         for item in report["topics"]:

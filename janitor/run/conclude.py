@@ -154,7 +154,7 @@ def conclude_run(
             _save_claim(run, state, evidence)
     if passes.is_finished(run, outcome) and run.full and not refuted:
         rounds.searched(state, rounds.refutation(state))
-        state.save_last_thorough_ms(progress.began_ms if progress else started_ms)
+        state.save_last_full_pass_ms(progress.began_ms if progress else started_ms)
         _stop_wanting(state, started_ms, finished_ms)
     _forget_the_future(state, started_ms)
 

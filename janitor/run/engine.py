@@ -262,7 +262,7 @@ class Engine(OperatorDecisions):
         state = self.deps.state
         if state.note(rounds.WANTED) is not None:
             return True
-        last = state.last_thorough_ms()
+        last = state.last_full_pass_ms()
         # A last time that lies ahead was written by a clock that has been set back since.
         if last is None or not 0 <= ready.now.wall_ms - last < FULL_EVERY_MS:
             return True

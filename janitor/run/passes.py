@@ -141,7 +141,7 @@ def report(
         seeks_spared=outcome.seeks_spared,
         duration_seconds=(deps.clock.running_ms() - run.started.running_ms) / 1000,
         phase_seconds=outcome.phase_seconds,
-        thorough=run.full,
+        full=run.full,
         truncated=outcome.truncated,
         store_bytes=StoreBytes(run.bytes_before, deps.store.disk_bytes() if run.mode == "apply" else None),
         messages=_messages(deps, run, outcome, counts),

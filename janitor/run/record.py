@@ -139,7 +139,7 @@ def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, res
         state.save_note(Note.SUCCESS, {"message": finished_ms, "payload": finished_ms})
     if run.limits is not None:
         return ()  # a plan file says nothing of what else is due
-    if report.thorough and not run.patterns:
+    if report.full and not run.patterns:
         state.save_note(Note.KEPT, report.to_json()["totals"]["kept"])
     counted = [(key, entry) for key, entry in report.entries.items() if _is_overdue(key, entry)]
     known = _still_held(HELD.read(state), run, outcome, {str(key.topic) for key, _ in counted})
@@ -149,7 +149,7 @@ def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, res
 
 def _save_plan(state: State, run: Run, report: Report) -> None:
     """Save the plan of a daemon that only plans; all that is due in them is overdue."""
-    if report.thorough:
+    if report.full:
         state.save_note(Note.KEPT, report.to_json()["totals"]["kept"])
         state.save_note(REHEARSED, run.ready.now.wall_ms)
     due = [(key, entry) for key, entry in report.entries.items() if entry.rows and key.held is not Hold.PROTECTED]

@@ -66,7 +66,7 @@ __all__ = [
 #: What became of topics over time; no rule of deletion depends on it.
 _HISTORY = frozenset({Note.TOPICS, Note.TOPIC_CHANGES, Note.TOPIC_SIZES})
 #: What was learnt about a store; a name up to its first dot.
-_OF_STORE = frozenset({"frontiers", "ids", "evidence", "claim", "thorough", "strikes", "counts", "note"})
+_OF_STORE = frozenset({"frontiers", "ids", "evidence", "claim", "full_pass", "strikes", "counts", "note"})
 
 
 class State(InvalidIds, RecordedLedger, RecordedRuns):
@@ -145,13 +145,13 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         """Remember a claim; None withdraws it."""
         self._save("claim", claim)
 
-    def last_thorough_ms(self) -> int | None:
+    def last_full_pass_ms(self) -> int | None:
         """Return when the last pass that looked at everything was completed; None: none was."""
-        completed_ms: int | None = self._json("thorough")
+        completed_ms: int | None = self._json("full_pass")
         return completed_ms
 
-    def save_last_thorough_ms(self, completed_ms: int) -> None:
-        self._save("thorough", completed_ms)
+    def save_last_full_pass_ms(self, completed_ms: int) -> None:
+        self._save("full_pass", completed_ms)
 
     # -- an operator's words, and what topics did to deserve a rest -------------------------------------------------
 
@@ -211,8 +211,8 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         """
         if (self.created_ms() or now_ms) > now_ms:
             self._save("created", now_ms)
-        if (self.last_thorough_ms() or now_ms) > now_ms:
-            self._save("thorough", None)
+        if (self.last_full_pass_ms() or now_ms) > now_ms:
+            self._save("full_pass", None)
         succeeded = self.note(Note.SUCCESS) or {}
         self.save_note(Note.SUCCESS, {table: ms for table, ms in succeeded.items() if ms <= now_ms} or None)
         last = next(iter(self.runs(1)), None)

@@ -45,7 +45,7 @@ class Note(StrEnum):
     TOPIC_CHANGES = "topic_changes"
     TOPIC_SIZES = "topic_sizes"
     TRANSACTION_ENDS = "transactions_decided"
-    WANTED = "thorough_wanted_ms"
+    WANTED = "full_pass_wanted_ms"
 
 
 #: Later than any clock shows: where the wall time of readings lies of a boot whose clock is known to be wrong.

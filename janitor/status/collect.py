@@ -185,7 +185,7 @@ def summary(run: RunRecord) -> RunSummary:
         messages=report.get("messages", {}),
         duration_seconds=report.get("duration_seconds", 0.0),
         phase_seconds=report.get("phase_seconds", {}),
-        thorough=report.get("thorough", False),
+        full=report.get("full", False),
         errors=report.get("errors", []),
         error=report.get("error", ""),
         stopped_by=tuple(note["guard"] for note in report.get("guards", ()) if note["tripped"]),

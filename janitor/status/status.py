@@ -111,7 +111,7 @@ class RunSummary:
     held: int = 0
     duration_seconds: float = 0.0
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
-    thorough: bool = False
+    full: bool = False
     errors: Sequence[str] = ()
     error: str = ""
     stopped_by: Sequence[str] = ()

@@ -239,7 +239,7 @@ def test_given_a_topic_that_is_paused_at_any_call_when_swept_then_at_most_the_ba
         for described in (orders, other):
             described.tx(INVALID, NOW_MS, NOW_MS)
         rig.snapshots.invalid = [INVALID]
-        rig.state.save_last_thorough_ms(0)
+        rig.state.save_last_full_pass_ms(0)
         pauser = Pauser(rig, orders, at_call)
         report = rig.engine.run_once()
         if not pauser.at:

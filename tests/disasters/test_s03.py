@@ -46,7 +46,7 @@ def test_given_a_pattern_that_fits_no_topic_when_run_then_nothing_is_touched(sto
     assert orders.messages() == before
     assert report.entries == {}
     assert rig.state.claim() is None
-    assert rig.state.last_thorough_ms() is None
+    assert rig.state.last_full_pass_ms() is None
 
 
 def test_given_a_pattern_that_fits_no_topic_when_planned_then_the_plan_shows_nothing_and_does_nothing(
@@ -88,7 +88,7 @@ def test_given_no_rows_at_all_when_run_then_it_is_a_complete_pass_that_found_not
     rig = janitor(store)
     report = rig.engine.run_once(adopt=True)
     assert (report.entries, report.errors, report.kept) == ({}, [], {})
-    assert rig.state.last_thorough_ms() == NOW_MS
+    assert rig.state.last_full_pass_ms() == NOW_MS
 
 
 def test_given_rows_of_no_known_topic_when_run_then_all_stay_and_are_counted(store: Store) -> None:

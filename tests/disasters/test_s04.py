@@ -183,7 +183,7 @@ def test_given_a_client_that_publishes_after_its_transaction_was_scanned_when_ru
         assert_true(rig)
     rig.clock.advance(2)
     rig.engine.run_once()
-    assert rig.state.open_ids()[YOUNG].closed_ms is None, "only a thorough pass looks at rows of any time"
+    assert rig.state.open_ids()[YOUNG].closed_ms is None, "only a full pass looks at rows of any time"
     rig.clock.advance(DAY)
     rig.engine.run_once()
     claim = rig.state.claim()
@@ -205,14 +205,14 @@ def test_given_a_pass_that_searched_a_window_when_it_ends_then_it_inverts_and_th
     orders.tx(younger, NOW_MS - 4 * HOUR)
     rig.clock.advance(12 * HOUR)
     report = rig.engine.run_once()
-    assert not report.thorough
+    assert not report.full
     assert sorted(filter(None, orders.pointers())) == [-younger, -OLD, younger]
     assert (rig.state.claim(), rig.state.evidence()) == before
     assert (report.boundary, rig.state.open_ids()[younger].closed_ms) == (OLD, None)
     assert_true(rig)
     rig.clock.advance(12 * HOUR)
     report = rig.engine.run_once()
-    assert (report.thorough, report.boundary) == (True, younger)
+    assert (report.full, report.boundary) == (True, younger)
     assert_true(rig)
 
 
@@ -254,30 +254,30 @@ def test_given_invalid_pointers_under_a_tag_that_cdap_reads_as_a_reference_when_
         assert database.get(ours) == tag + (-OLD).to_bytes(8, "big", signed=True)
 
 
-@pytest.mark.parametrize(("ahead_ms", "thorough"), [(1, True), (DAY, True), (0, False), (1 - DAY, False), (-DAY, True)])
-def test_given_the_last_thorough_pass_when_it_is_a_day_old_or_lies_ahead_then_the_next_one_is_thorough(
-    store: Store, ahead_ms: int, thorough: bool
+@pytest.mark.parametrize(("ahead_ms", "full"), [(1, True), (DAY, True), (0, False), (1 - DAY, False), (-DAY, True)])
+def test_given_the_last_full_pass_when_it_is_a_day_old_or_lies_ahead_then_the_next_one_is_full(
+    store: Store, ahead_ms: int, full: bool
 ) -> None:
     rig, _ = prepared(store)
     rig.engine.run_once()
-    rig.state.save_last_thorough_ms(NOW_MS + ahead_ms)
-    assert rig.engine.run_once().thorough is thorough
+    rig.state.save_last_full_pass_ms(NOW_MS + ahead_ms)
+    assert rig.engine.run_once().full is full
 
 
-def test_given_a_thorough_pass_without_a_usable_snapshot_when_there_is_one_again_then_the_next_pass_is_thorough_too(
+def test_given_a_full_pass_without_a_usable_snapshot_when_there_is_one_again_then_the_next_pass_is_full_too(
     store: Store,
 ) -> None:
     rig, _ = prepared(store)
     rig.snapshots.age_ms = DAY
-    assert rig.engine.run_once().thorough
+    assert rig.engine.run_once().full
     rig.clock.advance(MINUTE)
-    assert not rig.engine.run_once().thorough, "it could prove nothing either"
+    assert not rig.engine.run_once().full, "it could prove nothing either"
     rig.snapshots.age_ms = 0
     rig.clock.advance(MINUTE)
     report = rig.engine.run_once()
-    assert (report.thorough, report.boundary) == (True, OLD)
+    assert (report.full, report.boundary) == (True, OLD)
     rig.clock.advance(MINUTE)
-    assert not rig.engine.run_once().thorough
+    assert not rig.engine.run_once().full
 
 
 def test_given_a_claim_when_a_later_pass_finds_nothing_can_be_claimed_then_it_is_withdrawn(store: Store) -> None:
@@ -322,9 +322,9 @@ def test_given_a_lifetime_that_was_raised_when_run_then_transactions_are_open_ag
     assert orders.pointers() == [-OLD, -OLD]
     assert rig.state.open_ids()[OLD].closed_ms is None
     longer.clock.advance(LIFETIME.window_end_ms(OLD) + 11 * HOUR - 1 - longer.clock.now_ms())
-    rig.state.save_last_thorough_ms(NOW_MS - DAY)
+    rig.state.save_last_full_pass_ms(NOW_MS - DAY)
     report = longer.engine.run_once()
-    assert report.thorough
+    assert report.full
     assert report.boundary is not None
     assert report.boundary < OLD
 
@@ -358,7 +358,7 @@ def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_a_whole_pass
     report = rig.engine.run_once()
     claim = rig.state.claim()
     assert claim is not None
-    assert (claim.bound, claim.made_ms, report.boundary, report.thorough) == (OLD, NOW_MS - HOUR, OLD, True)
+    assert (claim.bound, claim.made_ms, report.boundary, report.full) == (OLD, NOW_MS - HOUR, OLD, True)
 
 
 def test_given_a_claim_in_force_when_a_pass_makes_none_then_the_report_still_shows_it(store: Store) -> None:
@@ -522,13 +522,13 @@ def test_given_a_paused_topic_when_run_then_nothing_is_claimed_until_it_is_resum
     other = topic(store, "default:other", ttl_seconds=86400).tx(OLD, NOW_MS - HOUR)
     rig.state.pause("default:orders", NOW_MS)
     report = rig.engine.run_once()
-    assert (report.thorough, report.boundary, rig.state.claim(), rig.state.evidence()) == (True, None, None, [])
+    assert (report.full, report.boundary, rig.state.claim(), rig.state.evidence()) == (True, None, None, [])
     assert (orders.pointers(), other.pointers()) == ([None, OLD], [-OLD])
     assert rig.state.open_ids()[OLD].scanned_ms is None
     rig.state.resume("default:orders")
     rig.clock.advance(MINUTE)
     report = rig.engine.run_once()
-    assert (report.thorough, report.boundary, orders.pointers()) == (True, OLD, [-OLD])
+    assert (report.full, report.boundary, orders.pointers()) == (True, OLD, [-OLD])
     assert_true(rig)
 
 
@@ -559,14 +559,14 @@ def test_given_a_paused_topic_of_which_nobody_knows_when_run_then_its_rows_are_n
     assert stray.pointers() == [OLD]
 
 
-def test_given_a_topic_paused_for_days_when_run_every_hour_then_one_pass_a_day_is_thorough(store: Store) -> None:
+def test_given_a_topic_paused_for_days_when_run_every_hour_then_one_pass_a_day_is_full(store: Store) -> None:
     rig, _ = prepared(store)
     rig.state.pause("default:orders", 0)
-    thorough = []
+    full = []
     for _ in range(72):
-        thorough.append(rig.engine.run_once().thorough)
+        full.append(rig.engine.run_once().full)
         rig.clock.advance(HOUR)
-    assert sum(thorough) == 3
+    assert sum(full) == 3
 
 
 @pytest.mark.parametrize("name", ["message.cells", "payload.keys"])
@@ -592,7 +592,7 @@ def test_given_a_run_that_is_ended_early_when_it_had_covered_much_then_nothing_i
     assert (report.boundary, rig.state.claim()) == (None, None)
     # What was searched to its end is evidence for the run that goes on.
     assert (find_gap(rig.state.evidence()) is None) == (name == "payload.keys")
-    assert rig.state.last_thorough_ms() is None
+    assert rig.state.last_full_pass_ms() is None
 
 
 # --- deletes of a run that failed -------------------------------------------------------------------------------------
@@ -636,7 +636,7 @@ def test_given_a_run_that_deletes_nothing_when_it_proves_something_then_the_stor
     calls: list[str] = []
     watch(store, before=lambda call: calls.append(call.name))
     watch_state(rig.state, before=lambda call: calls.append(call.name))
-    assert rig.engine.run_once().thorough
+    assert rig.engine.run_once().full
     evidence = calls.index("state.replace_evidence")
     assert {"message.sync", "payload.sync"} <= set(calls[:evidence])
 
@@ -665,11 +665,11 @@ def test_given_a_false_claim_when_verified_then_it_is_withdrawn_and_the_next_run
     assert "is refuted, and withdrawn" in present.obstacles[0]
     rig.clock.advance(MINUTE)
     report = rig.engine.run_once()
-    assert (report.thorough, report.boundary) == (True, OLD)
+    assert (report.full, report.boundary) == (True, OLD)
     assert set(orders.pointers()) == {-OLD}
     assert rig.engine.boundary()[1].obstacles == ()
     rig.clock.advance(MINUTE)
-    assert not rig.engine.run_once().thorough
+    assert not rig.engine.run_once().full
     assert rig.engine.verify().refuted == 0
 
 
@@ -686,16 +686,16 @@ def test_given_a_false_claim_when_verified_then_status_and_page_say_so_until_the
     assert judge(seen(rig)).level == "well"
 
 
-def test_given_a_paused_topic_when_a_claim_is_refuted_then_one_run_is_thorough_and_it_stays_refuted(
+def test_given_a_paused_topic_when_a_claim_is_refuted_then_one_run_is_full_and_it_stays_refuted(
     store: Store,
 ) -> None:
     rig, orders = refuted(store)
     rig.engine.verify()
     topic(store, "default:other", ttl_seconds=60)
     rig.state.pause("default:other", NOW_MS)
-    for thorough in (True, False):
+    for full in (True, False):
         rig.clock.advance(MINUTE)
-        assert rig.engine.run_once().thorough is thorough
+        assert rig.engine.run_once().full is full
     assert set(orders.pointers()) == {-OLD}
     assert judge(seen(rig)).reasons[0].about == "boundary"
 
@@ -715,12 +715,12 @@ def test_given_a_claim_that_is_refuted_while_a_run_is_under_way_when_that_ends_t
             done.append(beside.engine.verify().refuted)
 
     watch(store, before=verify)
-    assert rig.engine.run_once().thorough
+    assert rig.engine.run_once().full
     assert done == [1]
     assert rig.state.claim() is None
     assert_true(rig)
     rig.clock.advance(MINUTE)
-    assert rig.engine.run_once().thorough
+    assert rig.engine.run_once().full
     assert rig.state.claim() is not None
     assert_true(rig)
 

@@ -18,7 +18,7 @@ from tms_core.tables.base import KEYS, Store, TxCell
 from tms_core.tables.memory import MemoryStore
 
 TTL_SECONDS = 3600
-#: Long past its lifetime and grace, so that a thorough pass closes it.
+#: Long past its lifetime and grace, so that a full pass closes it.
 OLD = pointer(NOW_MS - 10 * DAY)
 
 
@@ -194,24 +194,24 @@ def test_given_a_quarantined_topic_when_run_then_nothing_is_claimed_until_it_is_
     assert (OLD - 1) in site.bad.pointers()
     site.trouble.mended = True
     report = site.run(DAY)
-    assert (report.thorough, site.bad.pointers().count(OLD - 1), site.strikes) == (True, 0, {})
+    assert (report.full, site.bad.pointers().count(OLD - 1), site.strikes) == (True, 0, {})
     assert report.boundary is not None
     assert report.boundary >= OLD
 
 
-def test_given_a_quarantined_topic_when_run_all_day_then_one_pass_is_thorough_and_not_all(store: Store) -> None:
+def test_given_a_quarantined_topic_when_run_all_day_then_one_pass_is_full_and_not_all(store: Store) -> None:
     site = Site(store)
     site.strike_out()
-    thorough = []
+    full = []
     for _ in range(48):
         probe = site.strikes["b"].probe_ms
         assert probe is not None
         if probe - site.rig.clock.now_ms() > 30 * MINUTE:
-            thorough.append(site.run(30 * MINUTE).thorough)
+            full.append(site.run(30 * MINUTE).full)
         else:
             site.run(30 * MINUTE)
-    assert len(thorough) > 40
-    assert sum(thorough) <= 2
+    assert len(full) > 40
+    assert sum(full) <= 2
 
 
 def test_given_a_store_in_which_everything_fails_when_run_then_nobody_is_put_aside(store: Store) -> None:
@@ -381,7 +381,7 @@ def test_given_damage_between_two_topics_when_run_then_both_are_done_and_nothing
     site.rig.clock.advance(DAY)
     watch(store, before=damaged(store, stray))
     report = site.run()
-    assert report.thorough
+    assert report.full
     assert report.errors
     assert site.others_are_done()
     assert (site.rig.state.claim(), site.strikes) == (claim, {})

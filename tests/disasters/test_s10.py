@@ -108,10 +108,10 @@ def fill(store: Store) -> Topic:
     return orders
 
 
-@pytest.mark.parametrize("thorough", [True, False])
+@pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize("patient", [True, False])
 def test_given_a_slow_store_when_swept_then_the_run_shows_all_the_time_that_it_lives(
-    store: Store, thorough: bool, patient: bool, monkeypatch: pytest.MonkeyPatch
+    store: Store, full: bool, patient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
     monkeypatch.setattr(compaction, "SLICE_ROWS", 4)
@@ -121,8 +121,8 @@ def test_given_a_slow_store_when_swept_then_the_run_shows_all_the_time_that_it_l
     orders = fill(store)
     rig.snapshots.invalid = [INVALID]
     rig.engine.approve((EVERYTHING,), clock=True)
-    if thorough:
-        rig.state.save_last_thorough_ms(0)
+    if full:
+        rig.state.save_last_full_pass_ms(0)
     else:
         # Still open, so that its rows are searched for.
         rig.snapshots.invalid = [INVALID, pointer(NOW_MS - HOUR)]
@@ -130,7 +130,7 @@ def test_given_a_slow_store_when_swept_then_the_run_shows_all_the_time_that_it_l
     slow = Slow(rig)
     before = beat(rig)
     report = rig.engine.run_once(incremental=patient)
-    assert report.thorough is thorough
+    assert report.full is full
     assert (report.errors, rig.state.runs(1)[0].result) == ([], "done")
     assert {"message.delete", "payload.delete", "message.invert", "message.compact", "message.cells"} <= set(slow.most)
     assert {name: calls for name, calls in slow.most.items() if calls > CALLS_BETWEEN} == {}
@@ -283,7 +283,7 @@ def hanging(at_call: int) -> tuple[Rig, Rig, Hang, Topic]:
     leases[0].acquire()
     first, second = rig.restart(lease=leases[0]), other.restart(lease=leases[1])
     for each in (first, second):
-        each.state.save_last_thorough_ms(0)
+        each.state.save_last_full_pass_ms(0)
     hang = Hang(first, leases[1], at_call, second.engine.run_once)
     return first, second, hang, orders
 

@@ -47,8 +47,8 @@ class Pair:
         for described in (self.orders, self.other):
             described.plain(*DUE_MS, NOW_MS).stored(pointer(DUE_MS[0]), *DUE_MS).tx(INVALID, NOW_MS)
         first.snapshots.invalid = [INVALID]
-        first.state.save_last_thorough_ms(0)
-        second.state.save_last_thorough_ms(0)
+        first.state.save_last_full_pass_ms(0)
+        second.state.save_last_full_pass_ms(0)
         self.leases = [Lease(self.cell, name, SECONDS, first.clock) for name in "ab"]
         self.first, self.second = (
             rig.restart(lease=lease) for rig, lease in zip((first, second), self.leases, strict=True)

@@ -125,7 +125,7 @@ def test_given_a_state_folder_reused_for_another_store_when_adopted_then_nothing
         assert after is not None
         assert after.mark != before.mark
         assert (rig.state.claim(), rig.state.evidence(), rig.state.open_ids()) == (None, [], {})
-        assert rig.state.last_thorough_ms() is None
+        assert rig.state.last_full_pass_ms() is None
         rig.engine.run_once()
         assert orders(store).pointers() == [-OLD]
 
@@ -209,7 +209,7 @@ def test_given_a_backup_put_back_in_place_when_run_then_claim_and_evidence_are_w
     with LevelDBStore(folder) as store:
         rig = known.restart(store=store)
         rig.engine.run_once()
-    assert (known.state.claim(), known.state.evidence(), known.state.last_thorough_ms()) == (None, [], None)
+    assert (known.state.claim(), known.state.evidence(), known.state.last_full_pass_ms()) == (None, [], None)
 
 
 def test_given_a_backup_put_back_in_place_when_a_plan_is_made_first_then_it_says_so_and_so_does_the_run(

@@ -49,7 +49,7 @@ LEVELDB_FILE = re.compile(r"\d+\.(sst|log)|CURRENT|LOCK|LOG(\.old)?|MANIFEST-\d+
 ASKING = {
     *READS,
     *(f"state.{name}" for name in ("anchor", "claim", "counts", "evidence", "frontiers", "intents", "known_ids")),
-    *(f"state.{name}" for name in ("last_thorough_ms", "lowest_open", "note", "pauses", "run", "store", "strikes")),
+    *(f"state.{name}" for name in ("last_full_pass_ms", "lowest_open", "note", "pauses", "run", "store", "strikes")),
 }
 
 #: For each row's key in hex the digest of its value before, and after, or None where it is to go.

@@ -26,7 +26,7 @@ CALLS = 300
 
 
 def prepared(store: Store) -> tuple[Rig, list[Topic]]:
-    """Two topics with rows of every fate, adopted before they had any; a thorough pass is due."""
+    """Two topics with rows of every fate, adopted before they had any; a full pass is due."""
     topics = [topic(store, name, ttl_seconds=TTL_SECONDS, generation=2) for name in ("default:a", "default:b")]
     rig = janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)
     rig.engine.run_once(adopt=True)

@@ -51,7 +51,7 @@ def is_done(described: Topic) -> bool:
 
 
 def prepared(store: Store) -> tuple[Rig, list[Topic]]:
-    """Three topics with the same rows, adopted a day ago, before they had any; a thorough pass is due."""
+    """Three topics with the same rows, adopted a day ago, before they had any; a full pass is due."""
     topics = [topic(store, name, ttl_seconds=TTL_SECONDS) for name in NAMES]
     rig = janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)
     rig.snapshots.invalid = [OLD]
@@ -144,12 +144,12 @@ def test_given_a_store_that_fails_as_a_whole_when_swept_then_nothing_is_remember
     store: Store, name: str
 ) -> None:
     rig, topics = prepared(store)
-    before = (rig.state.frontiers(), rig.state.claim(), rig.state.evidence(), rig.state.last_thorough_ms())
+    before = (rig.state.frontiers(), rig.state.claim(), rig.state.evidence(), rig.state.last_full_pass_ms())
     failing = [True]
     watch(store, before=fail_at(name, StoreError("Input/output error."), lambda _: failing[0]))
     with pytest.raises(StoreError, match="Input/output error"):
         rig.engine.run_once()
-    after = (rig.state.frontiers(), rig.state.claim(), rig.state.evidence(), rig.state.last_thorough_ms())
+    after = (rig.state.frontiers(), rig.state.claim(), rig.state.evidence(), rig.state.last_full_pass_ms())
     assert after == before
     [run] = rig.state.runs(1)
     assert run.result == "failed"
@@ -168,7 +168,7 @@ def test_given_a_state_that_cannot_be_written_at_the_end_when_swept_then_it_is_a
     store: Store, name: str
 ) -> None:
     rig, topics = prepared(store)
-    before = (rig.state.frontiers(), rig.state.claim(), rig.state.last_thorough_ms(), rig.state.strikes())
+    before = (rig.state.frontiers(), rig.state.claim(), rig.state.last_full_pass_ms(), rig.state.strikes())
     failing = [True]
     watch_state(
         rig.state, before=fail_at(f"state.{name}", StoreError("the state's disk is full."), lambda _: failing[0])
@@ -176,7 +176,7 @@ def test_given_a_state_that_cannot_be_written_at_the_end_when_swept_then_it_is_a
     with pytest.raises(StoreError, match="disk is full"):
         rig.engine.run_once()
     failing[0] = False
-    after = (rig.state.frontiers(), rig.state.claim(), rig.state.last_thorough_ms(), rig.state.strikes())
+    after = (rig.state.frontiers(), rig.state.claim(), rig.state.last_full_pass_ms(), rig.state.strikes())
     assert after == before
     rig.clock.advance(MINUTE)
     assert rig.engine.run_once().errors == []

@@ -92,7 +92,7 @@ def test_given_a_salt_that_cannot_be_read_when_run_then_the_others_are_evidence_
     read.update(dict.fromkeys(read, 0))
     rig.clock.advance(HOUR)
     report = rig.engine.run_once()
-    assert (report.errors, report.boundary, report.thorough) == ([], INVALID, True)
+    assert (report.errors, report.boundary, report.full) == ([], INVALID, True)
     assert [number for number, cells in read.items() if cells] == [2]
     assert {item.start: item.started_ms - NOW_MS for item in state.evidence() if item.start in {b"\x01", b"\x02"}} == {
         b"\x01": 0,

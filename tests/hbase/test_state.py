@@ -473,7 +473,7 @@ def fill(state: HBaseState) -> None:
     state.save_store(StoreRecord("mark", "hbase:cluster:cdap_system"))
     state.save_anchor(AT)
     state.replace_evidence([Evidence(b"", None, 1, 1, 1, "run")])
-    state.save_last_thorough_ms(1)
+    state.save_last_full_pass_ms(1)
     state.save_created_ms(1)
     state.save_strikes({TOPIC: Strikes(1, 1, "broken")})
     state.save_counts({TOPIC: TopicCount(1, 1, None, None, 1)})

@@ -59,7 +59,7 @@ def test_given_a_plan_when_a_daemon_only_plans_then_nothing_counts_as_deleted_an
     topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - HOUR)
     rig = janitor(store)
     rig.engine.adopt()
-    assert [rig.engine.rehearse().thorough, rig.engine.rehearse().thorough] == [True, False]
+    assert [rig.engine.rehearse().full, rig.engine.rehearse().full] == [True, False]
     names = {key.name for key in rig.state.counters()}
     assert "rows_deleted_total" not in names
     assert {"sweeps_total", "rows_scanned_total", "sweep_phase_duration_seconds_sum"} <= names

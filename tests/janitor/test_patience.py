@@ -27,7 +27,7 @@ def store() -> MemoryStore:
 
 
 def prepared(store: MemoryStore, *, ttl_seconds: int = TTL_SECONDS, **options: int) -> tuple[Rig, Topic]:
-    """A topic whose first pass, a thorough one, is done, and two rows of it that come due a moment later."""
+    """A topic whose first pass, a full one, is done, and two rows of it that come due a moment later."""
     orders = topic(store, "default:orders", ttl_seconds=ttl_seconds)
     rig = janitor(store, **options)  # type: ignore[arg-type]
     rig.engine.run_once(adopt=True)
@@ -60,7 +60,7 @@ def test_given_a_topic_when_its_due_window_grows_then_it_is_visited_at_a_minute_
     store: MemoryStore, ttl_seconds: int, window_ms: int, late_ms: int
 ) -> None:
     rig, orders = prepared(store, ttl_seconds=ttl_seconds)
-    assert not patient(rig, window_ms + late_ms).thorough
+    assert not patient(rig, window_ms + late_ms).full
     visited = late_ms >= 0
     assert (orders.times() == []) is visited
     assert (orders.stored_times() == []) is visited
@@ -150,9 +150,9 @@ def test_given_a_topic_that_might_wait_when_planned_and_applied_then_it_does_not
     assert (orders.times(), orders.stored_times()) == ([], [])
 
 
-def test_given_a_thorough_pass_when_patient_then_no_topic_waits(store: MemoryStore) -> None:
+def test_given_a_full_pass_when_patient_then_no_topic_waits(store: MemoryStore) -> None:
     rig, orders = prepared(store, ttl_seconds=10**9)
-    assert patient(rig, DAY).thorough
+    assert patient(rig, DAY).full
     assert (orders.times(), orders.stored_times()) == ([], [])
 
 
@@ -283,7 +283,7 @@ def test_given_a_row_that_is_due_and_waits_when_its_ttl_is_lengthened_then_it_li
     assert len(orders.times()) == len(orders.stored_times()) == 1
 
 
-def test_given_an_invalid_row_that_is_due_and_waits_when_claimed_then_a_thorough_pass_has_dealt_with_it(
+def test_given_an_invalid_row_that_is_due_and_waits_when_claimed_then_a_full_pass_has_dealt_with_it(
     store: MemoryStore,
 ) -> None:
     ttl_seconds = 6_000

@@ -55,7 +55,7 @@ def report(entries: dict[EntryKey, Entry] | None = None, mode: Mode = "apply", *
         store_calls=7,
         duration_seconds=1.25,
         phase_seconds={},
-        thorough=True,
+        full=True,
     )
     return replace(plain, **changes)
 
@@ -182,7 +182,7 @@ def test_given_an_empty_report_when_written_as_json_then_every_name_is_there() -
         "store_calls": 7,
         "duration_seconds": 1.25,
         "phase_seconds": {},
-        "thorough": True,
+        "full": True,
         "truncated": 0,
     }
 
@@ -200,7 +200,7 @@ def test_given_a_full_report_when_written_as_json_then_each_value_has_its_type()
         kept={Reason.UNRECOGNIZED: 2},
         duration_seconds=0.12345678,
         phase_seconds={"message": 0.12345678},
-        thorough=False,
+        full=False,
     ).to_json()
     assert written["topics"] == [
         {
@@ -226,7 +226,7 @@ def test_given_a_full_report_when_written_as_json_then_each_value_has_its_type()
     assert written["totals"]["old_generation"] == 2
     assert written["totals"]["kept"]["unrecognized"] == 2
     assert (written["duration_seconds"], written["phase_seconds"]) == (0.123457, {"message": 0.123457})
-    assert written["thorough"] is False
+    assert written["full"] is False
     assert json.loads(json.dumps(written)) == written
 
 

@@ -102,7 +102,9 @@ def test_given_a_store_when_swept_on_spark_then_report_rows_and_memory_are_those
     for folder in (desk.folder, twin):
         with SqliteState(folder / "data" / "janitor") as state:
             runs = [run.result for run in state.runs(10) if run.mode == "apply"][:1]
-            memories.append((state.frontiers(), len(state.evidence()), runs, state.last_thorough_ms(), state.intents()))
+            memories.append(
+                (state.frontiers(), len(state.evidence()), runs, state.last_full_pass_ms(), state.intents())
+            )
     assert memories[0] == memories[1]
 
     # And whoever exports that memory shows the run.

@@ -91,7 +91,7 @@ def left_behind(store: Store, state: State) -> dict[str, Any]:
         "claim": state.claim(),
         "open": list(state.lowest_open(100)),
         "strikes": state.strikes(),
-        "thorough": state.last_thorough_ms(),
+        "full": state.last_full_pass_ms(),
         "ledger": sorted((replace(entry, at_ms=0) for entry in state.ledger(1000)), key=repr),
         "intents": state.intents(),
         "runs": [(run.id, run.result) for run in state.runs(10)],
@@ -217,7 +217,7 @@ def test_given_a_store_in_leveldb_when_swept_with_tasks_then_the_next_run_of_one
             clock.advance(1000)
             following = Desk(store, state, Snapshots(clock, [DEAD]), clock, USUAL, token_hex=secrets.token_hex)
             again = following.run_once()
-            assert (again.entries, again.thorough) == ({}, False), "frontiers, and when all was looked at, are known"
+            assert (again.entries, again.full) == ({}, False), "frontiers, and when all was looked at, are known"
         assert not list((folder / "state").glob("*")) if by_tasks else True
     assert outcomes[0] == outcomes[1]
 

@@ -128,7 +128,7 @@ def test_given_feedback_when_a_transaction_is_proven_then_it_leaves_the_servers_
     transaction = server.manager.start_short()
     server.service.publish(ORDERS, [b"never to be seen"], pointer=transaction.write_pointer)
     server.manager.invalidate(transaction.transaction_id)
-    # The first run is a thorough one, and finds that nothing can be published in it any more.
+    # The first run is a full one, and finds that nothing can be published in it any more.
     over_ms = server.host.clock.now_ms() + 1500
     until(lambda: server.host.clock.now_ms() > over_ms)
     companion = server.start()

@@ -141,7 +141,7 @@ def test_given_a_part_that_fails_when_run_then_the_others_are_evidence_and_the_n
     store.hook = fail_in(2, name=name)
     report = rig.engine.run_once()
     assert report.errors
-    assert (report.boundary, rig.state.claim(), rig.state.last_thorough_ms()) == (None, None, None)
+    assert (report.boundary, rig.state.claim(), rig.state.last_full_pass_ms()) == (None, None, None)
     assert spans(rig) == [*EVERYTHING[:3], *EVERYTHING[4:]]
     assert rig.state.open_ids()[OLD].closed_ms is None
     assert find_gap(rig.state.evidence()) == "no pass has covered the keys from 02 to 03 (salt 2)"
@@ -150,19 +150,19 @@ def test_given_a_part_that_fails_when_run_then_the_others_are_evidence_and_the_n
     store.rows_read.clear()
     rig.clock.advance(HOUR)
     report = rig.engine.run_once()
-    assert (report.thorough, report.errors, report.boundary) == (True, [], OLD)
+    assert (report.full, report.errors, report.boundary) == (True, [], OLD)
     assert {number for number in range(BUCKETS) if store.rows_read[number]} == {2}
     claim, record = rig.state.claim(), rig.state.open_ids()[OLD]
     assert claim is not None
     # As old as the oldest pass that it rests on.
     assert (claim.made_ms, record.scanned_ms, record.closed_ms) == (NOW_MS, NOW_MS, NOW_MS + HOUR)
-    assert rig.state.last_thorough_ms() == NOW_MS
+    assert rig.state.last_full_pass_ms() == NOW_MS
     assert_true(rig)
     rig.clock.advance(DAY - HOUR - 1)
-    assert not rig.engine.run_once().thorough
+    assert not rig.engine.run_once().full
     rig.clock.advance(1)
     store.rows_read.clear()
-    assert rig.engine.run_once().thorough
+    assert rig.engine.run_once().full
     assert min(store.rows_read[number] for number in range(BUCKETS)) > 0
 
 
@@ -333,13 +333,13 @@ def test_given_a_run_that_died_when_the_next_one_comes_then_it_searches_what_was
     done = {start for start, _ in spans(rig)}
     store.rows_read.clear()
     report = again.engine.run_once()
-    assert (report.thorough, report.boundary) == (True, OLD)
+    assert (report.full, report.boundary) == (True, OLD)
     # What was done is searched for what is young only, which here is nothing.
     assert all((store.rows_read[number] == 0) == (bytes([number]) in done) for number in range(BUCKETS))
     assert set(filter(None, orders.pointers())) == {-OLD}
     assert_true(again)
     again.clock.advance(MINUTE)
-    assert not again.engine.run_once().thorough
+    assert not again.engine.run_once().full
 
 
 def test_given_a_round_when_its_last_run_dies_after_all_was_covered_then_the_next_one_claims_without_searching() -> (
@@ -356,7 +356,7 @@ def test_given_a_round_when_its_last_run_dies_after_all_was_covered_then_the_nex
     again.clock.advance(HOUR)
     assert again.engine.run_once().boundary == OLD
     again.clock.advance(MINUTE)
-    assert not again.engine.run_once().thorough
+    assert not again.engine.run_once().full
 
 
 def test_given_a_client_that_publishes_between_the_runs_of_a_round_when_it_ends_then_its_id_is_not_closed() -> None:
@@ -443,7 +443,7 @@ def test_given_a_paused_topic_between_the_runs_of_a_round_when_resumed_then_the_
     rig.clock.advance(MINUTE)
     store.rows_read.clear()
     report = rig.engine.run_once()
-    assert (report.thorough, report.boundary) == (True, OLD)
+    assert (report.full, report.boundary) == (True, OLD)
     assert {item.started_ms - NOW_MS for item in rig.state.evidence()} == {0, 2 * MINUTE}
 
 
@@ -640,7 +640,7 @@ def test_given_runs_that_are_all_killed_in_the_search_when_repeated_then_each_ge
     rig, topics = in_one_piece()
     report, killed = Budget(rig, "message.cells", calls).run_to_the_end()
     assert killed > 2
-    assert report.thorough
+    assert report.full
     assert report.boundary == OLD
     assert {pointer for each in topics for pointer in each.pointers()} == {-OLD}
     evidence = rig.state.evidence()
@@ -665,14 +665,14 @@ def test_given_a_part_that_was_searched_when_its_client_publishes_there_again_th
     assert YOUNG not in topics[0].pointers()
 
 
-def test_given_runs_that_are_all_killed_among_payloads_when_repeated_then_a_thorough_one_ends() -> None:
+def test_given_runs_that_are_all_killed_among_payloads_when_repeated_then_a_full_one_ends() -> None:
     rig, _ = in_one_piece(topics=6)
     report, killed = Budget(rig, "payload.keys", 20).run_to_the_end()
     assert killed > 0
-    assert report.thorough
+    assert report.full
     assert report.boundary == OLD
     rig.clock.advance(MINUTE)
-    assert not rig.engine.run_once().thorough
+    assert not rig.engine.run_once().full
 
 
 def test_given_a_run_that_is_killed_when_its_deletes_are_evidence_then_they_were_synced_before() -> None:

@@ -22,7 +22,7 @@ janitor: {state: data/janitor}
 #: The fields that programs rely on: of a report, of each of its entries, and the reasons for keeping.
 REPORT = {
     *("id", "mode", "started_ms", "effective_now_ms", "snapshot", "topics", "totals", "boundary", "guards", "errors"),
-    *("store_calls", "duration_seconds", "phase_seconds", "thorough", "seeks_spared", "truncated", "deleted_bytes"),
+    *("store_calls", "duration_seconds", "phase_seconds", "full", "seeks_spared", "truncated", "deleted_bytes"),
     "messages",
     "store_bytes",
 }

@@ -31,7 +31,7 @@ def test_given_a_store_never_met_when_run_with_adopt_then_it_is_adopted_and_clea
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60).plain(1, NOW_MS)
     report = janitor(store).engine.run_once(adopt=True)
-    assert (report.tripped, report.thorough) == (False, True)
+    assert (report.tripped, report.full) == (False, True)
     assert orders.times() == [NOW_MS]
 
 
@@ -109,7 +109,7 @@ def test_given_another_moment_when_planned_then_a_snapshot_of_then_is_used_and_o
 # --- holds that stand ------------------------------------------------------------------------------------------------
 
 
-def test_given_a_protected_topic_when_run_then_what_it_holds_is_counted_by_thorough_passes_only(
+def test_given_a_protected_topic_when_run_then_what_it_holds_is_counted_by_full_passes_only(
     store: MemoryStore,
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60).plain(*range(50)).stored(pointer(1), *range(50))
@@ -117,7 +117,7 @@ def test_given_a_protected_topic_when_run_then_what_it_holds_is_counted_by_thoro
     assert rig.engine.run_once(adopt=True).held_topics() == {orders.id: Hold.PROTECTED}
     rig.clock.advance(DAY - 1)
     quick = rig.engine.run_once()
-    assert (quick.thorough, quick.held_rows(), quick.store_calls < 10) == (False, 0, True)
+    assert (quick.full, quick.held_rows(), quick.store_calls < 10) == (False, 0, True)
     rig.clock.advance(1)
     assert rig.engine.run_once().held_rows() == 100
     assert len(orders.times()) == len(orders.stored_times()) == 50
@@ -150,7 +150,7 @@ def test_given_rows_that_a_backup_brought_back_when_planned_then_the_next_run_do
     assert planned.kept == done.kept
     assert orders.pointers() == [-OLD] * 31
     rig.clock.advance(HOUR)
-    assert not rig.engine.run_once().thorough
+    assert not rig.engine.run_once().full
 
 
 def test_given_a_plan_that_shows_nothing_or_another_moment_then_the_next_run_is_as_it_would_have_been(
@@ -162,7 +162,7 @@ def test_given_a_plan_that_shows_nothing_or_another_moment_then_the_next_run_is_
     rig.clock.advance(HOUR)
     assert not rig.engine.preview().entries
     assert rig.engine.preview(at_ms=NOW_MS + 2 * DAY).entries
-    assert not rig.engine.run_once().thorough
+    assert not rig.engine.run_once().full
 
 
 def test_given_a_plan_made_during_a_run_then_the_run_after_that_looks_at_everything(store: MemoryStore) -> None:
@@ -176,8 +176,8 @@ def test_given_a_plan_made_during_a_run_then_the_run_after_that_looks_at_everyth
             rig.clock.advance(1)
 
     watch(store, before=plan_then)
-    assert rig.engine.run_once(adopt=True).thorough
-    assert [rig.engine.run_once().thorough for _ in range(2)] == [True, False]
+    assert rig.engine.run_once(adopt=True).full
+    assert [rig.engine.run_once().full for _ in range(2)] == [True, False]
 
 
 # --- keys that are none of ours --------------------------------------------------------------------------------------

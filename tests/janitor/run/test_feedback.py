@@ -104,7 +104,7 @@ class House:
         return self.rig.engine.run_once()
 
     def prove(self, *, days: int = 1) -> None:
-        """Let a thorough run claim what was given up until now, without handing anything over."""
+        """Let a full run claim what was given up until now, without handing anything over."""
         self.run()
         self.clock.advance(days * DAY)
         assert self.run().boundary is not None
@@ -246,7 +246,7 @@ def test_given_nothing_new_that_is_proven_when_run_then_nobody_is_asked_and_no_r
     assert ready.store.calls["cells"] - before <= 1, "the search for the open transaction, and no audit"
 
 
-def test_given_an_id_that_no_thorough_run_has_closed_when_it_lies_within_the_claim_then_it_stays(ready: House) -> None:
+def test_given_an_id_that_no_full_run_has_closed_when_it_lies_within_the_claim_then_it_stays(ready: House) -> None:
     first, last = ready.aborted
     seen = ready.manager.visibility()
     never_met = first + 1
@@ -323,10 +323,10 @@ def test_given_a_row_that_refutes_the_claim_then_nothing_leaves_the_list_and_the
     assert (claim, present.bound, present.obstacles[0]) == (None, None, error)
     status = collect(ready.rig.state, Deployment("memory", "apply", "", ready.rig.engine.deps.terms), ready.clock)
     assert (status.boundary.bound, status.boundary.obstacles[0], status.boundary.refuted) == (None, error, error)
-    # The search for open transactions would not meet it, so the next run is a thorough one.
+    # The search for open transactions would not meet it, so the next run is a full one.
     ready.clock.advance(1)
     report = ready.run()
-    assert report.thorough
+    assert report.full
     assert (report.truncated, report.errors, ready.invalid()) == (2, [], [])
     assert ready.pointers()[-1] == -ready.aborted[1]
     claim, present = ready.rig.engine.boundary()

@@ -98,7 +98,7 @@ def write(path: Path, context: Run, *keys: EntryKey, what_if: bool = False, poin
         store_calls=0,
         duration_seconds=0.0,
         phase_seconds={},
-        thorough=True,
+        full=True,
     )
     plan.save(path, plan.document(report, outcome, context, store_id=MARK, digest="digest", what_if=what_if))
     return path

@@ -399,7 +399,7 @@ def test_given_rows_that_are_held_when_their_topic_is_not_done_then_they_are_sti
     assert overdue(rig) == {("default:a", "frontier"): 2}
 
 
-def test_given_a_paused_topic_when_time_passes_then_a_thorough_pass_counts_what_waits_and_others_remember_it(
+def test_given_a_paused_topic_when_time_passes_then_a_full_pass_counts_what_waits_and_others_remember_it(
     store: MemoryStore,
 ) -> None:
     orders = topic(store, "default:a", ttl_seconds=60)
@@ -408,7 +408,7 @@ def test_given_a_paused_topic_when_time_passes_then_a_thorough_pass_counts_what_
     rig.state.pause("default:*", 0)
     orders.plain(NOW_MS)
     rig.clock.advance(DAY)
-    assert rig.engine.run_once().thorough
+    assert rig.engine.run_once().full
     assert overdue(rig) == {("default:a", "paused"): 1}
     orders.plain(NOW_MS + 1)
     rig.clock.advance(MINUTE)
@@ -438,15 +438,15 @@ def test_given_a_topic_that_is_gone_when_run_then_it_is_not_overdue_any_more(sto
     assert overdue(rig) == {}
 
 
-def test_given_a_run_that_is_not_thorough_when_it_ends_then_what_is_kept_is_as_the_thorough_one_counted_it(
+def test_given_a_run_that_is_not_full_when_it_ends_then_what_is_kept_is_as_the_full_one_counted_it(
     store: MemoryStore,
 ) -> None:
     topic(store, "default:a", ttl_seconds=60, generation=2).at(3).plain(1)
     rig = janitor(store)
-    assert rig.engine.run_once(adopt=True).thorough
+    assert rig.engine.run_once(adopt=True).full
     assert rig.state.note("kept")["newer_generation"] == 1
     rig.clock.advance(MINUTE)
-    assert not rig.engine.run_once().thorough
+    assert not rig.engine.run_once().full
     assert rig.state.note("kept")["newer_generation"] == 1
 
 

@@ -104,12 +104,12 @@ def test_prune_runs_with_one_of_a_clock_ahead_forgets_by_each_run_s_own_time(sta
 
 def test_retire_times_drops_what_lies_ahead_and_keeps_the_rest(state: State) -> None:
     state.save_created_ms(500)
-    state.save_last_thorough_ms(500)
+    state.save_last_full_pass_ms(500)
     state.save_note(Note.SUCCESS, {"message": 500, "payload": 100})
     state.begin_run(RunRecord("ahead", "apply", 500))
     with state.transaction():
         state.retire_times(100)
-    assert (state.created_ms(), state.last_thorough_ms()) == (100, None)
+    assert (state.created_ms(), state.last_full_pass_ms()) == (100, None)
     assert (state.note(Note.SUCCESS), state.note(Note.RETIRED)) == ({"payload": 100}, "ahead")
     assert [run.id for run in state.runs(1)] == ["ahead"], "history keeps what it has"
 

@@ -63,7 +63,7 @@ FEW = settings(max_examples=size("TMS_TEST_EXAMPLES", 60) // 4)
 
 
 def test_given_a_new_state_when_asked_then_it_knows_nothing(state: State) -> None:
-    assert (state.store(), state.anchor(), state.claim(), state.last_thorough_ms()) == (None, None, None, None)
+    assert (state.store(), state.anchor(), state.claim(), state.last_full_pass_ms()) == (None, None, None, None)
     assert (state.frontiers(), state.open_ids(), state.runs(10), state.evidence()) == ({}, {}, [], [])
     assert (state.pauses(), state.strikes(), state.lease(), state.created_ms()) == ([], {}, None, None)
     assert (state.ledger(10), state.ledger_generations(TOPIC), state.ledger_since_ms()) == ([], [], None)
@@ -72,17 +72,17 @@ def test_given_a_new_state_when_asked_then_it_knows_nothing(state: State) -> Non
 
 
 @FEW
-@given(records=st.dictionaries(topics, frontiers, max_size=5), anchor=anchors, thorough_ms=longs)
+@given(records=st.dictionaries(topics, frontiers, max_size=5), anchor=anchors, full_pass_ms=longs)
 def test_given_any_frontiers_when_saved_then_they_come_back(
-    kind: Memories, records: dict[TopicId, FrontierRecord], anchor: ClockAnchor, thorough_ms: int
+    kind: Memories, records: dict[TopicId, FrontierRecord], anchor: ClockAnchor, full_pass_ms: int
 ) -> None:
     with kind.new() as state:
         state.save_frontiers(records)
         state.save_anchor(anchor)
-        state.save_last_thorough_ms(thorough_ms)
+        state.save_last_full_pass_ms(full_pass_ms)
         assert state.frontiers() == records
         assert state.anchor() == anchor
-        assert state.last_thorough_ms() == thorough_ms
+        assert state.last_full_pass_ms() == full_pass_ms
 
 
 @FEW
@@ -155,7 +155,7 @@ def test_given_another_store_when_saved_then_what_was_learnt_about_the_first_is_
     state.save_open_ids([OpenIdRecord(1, 1)])
     state.replace_evidence([Evidence(b"", None, 1, 1, 1, "r")])
     state.save_claim(Claim(1, 1, "r"))
-    state.save_last_thorough_ms(1)
+    state.save_last_full_pass_ms(1)
     state.save_strikes({TOPIC: STRIKES})
     state.save_counts({TOPIC: TopicCount(1, 2, 3, 4, 5)})
     state.save_note("shown", ["default:orders"])
@@ -164,7 +164,7 @@ def test_given_another_store_when_saved_then_what_was_learnt_about_the_first_is_
     assert state.strikes() == {TOPIC: STRIKES}
     state.save_store(StoreRecord("another mark", "leveldb:/data"))
     assert (state.frontiers(), state.open_ids(), state.evidence()) == ({}, {}, [])
-    assert (state.claim(), state.last_thorough_ms()) == (None, None)
+    assert (state.claim(), state.last_full_pass_ms()) == (None, None)
     assert (state.strikes(), state.counts(), state.note("shown")) == ({}, {}, None)
 
 
@@ -298,8 +298,8 @@ def test_given_an_inner_part_when_it_raises_then_only_that_part_is_undone(state:
         state.save_claim(Claim(1, 2, "r"))
         with pytest.raises(StateError):
             state.replace_evidence([Evidence(b"same", None, 1, 1, 1, "r")] * 2)
-        state.save_last_thorough_ms(5)
-    assert (state.claim(), state.evidence(), state.last_thorough_ms()) == (Claim(1, 2, "r"), [], 5)
+        state.save_last_full_pass_ms(5)
+    assert (state.claim(), state.evidence(), state.last_full_pass_ms()) == (Claim(1, 2, "r"), [], 5)
 
 
 def test_given_an_inner_transaction_when_it_raises_then_what_was_changed_before_and_after_it_is_kept(
@@ -308,7 +308,7 @@ def test_given_an_inner_transaction_when_it_raises_then_what_was_changed_before_
     def inner() -> None:
         with state.transaction():
             state.save_claim(Claim(2, 2, "inner"))
-            state.save_last_thorough_ms(7)
+            state.save_last_full_pass_ms(7)
             state.add_ledger([entry()])
             raise KeyboardInterrupt
 
@@ -316,9 +316,9 @@ def test_given_an_inner_transaction_when_it_raises_then_what_was_changed_before_
         state.save_claim(Claim(1, 1, "outer"))
         with pytest.raises(KeyboardInterrupt):
             inner()
-        assert (state.claim(), state.last_thorough_ms(), state.ledger(1)) == (Claim(1, 1, "outer"), None, [])
+        assert (state.claim(), state.last_full_pass_ms(), state.ledger(1)) == (Claim(1, 1, "outer"), None, [])
         state.add_ledger([entry(at_ms=5)])
-    assert (state.claim(), state.last_thorough_ms(), state.ledger(9)) == (Claim(1, 1, "outer"), None, [entry(at_ms=5)])
+    assert (state.claim(), state.last_full_pass_ms(), state.ledger(9)) == (Claim(1, 1, "outer"), None, [entry(at_ms=5)])
 
 
 def test_given_a_number_beyond_64_bits_when_saved_with_others_then_none_is_kept(state: State) -> None:
@@ -330,7 +330,7 @@ def test_given_a_number_beyond_64_bits_when_saved_with_others_then_none_is_kept(
 def test_given_a_thread_inside_a_transaction_when_it_is_undone_then_what_another_thread_saved_stays(
     state: State,
 ) -> None:
-    other = threading.Thread(target=lambda: state.save_last_thorough_ms(1))
+    other = threading.Thread(target=lambda: state.save_last_full_pass_ms(1))
 
     def undone() -> None:
         with state.transaction():
@@ -342,7 +342,7 @@ def test_given_a_thread_inside_a_transaction_when_it_is_undone_then_what_another
     with pytest.raises(KeyboardInterrupt):
         undone()
     other.join()
-    assert (state.claim(), state.last_thorough_ms()) == (None, 1)
+    assert (state.claim(), state.last_full_pass_ms()) == (None, 1)
 
 
 def test_given_a_closed_state_when_used_then_that_is_an_error_of_ours(kind: Memories) -> None:

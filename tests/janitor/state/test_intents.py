@@ -51,7 +51,7 @@ state = SqliteState(Path(sys.argv[1]))
 with state.transaction():
     state.intend(FIRST)
     state.intend(SECOND)
-    state.save_last_thorough_ms(1)
+    state.save_last_full_pass_ms(1)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -62,7 +62,7 @@ def test_given_a_process_that_was_killed_then_what_it_announced_is_there(tmp_pat
     assert child.returncode < 0
     with SqliteState(tmp_path) as state:
         assert state.intents() == [FIRST, SECOND]
-        assert state.last_thorough_ms() is None
+        assert state.last_full_pass_ms() is None
 
 
 def test_given_a_line_cut_short_anywhere_then_it_is_left_out_and_the_next_one_is_read(tmp_path: Path) -> None:

@@ -47,11 +47,11 @@ def test_given_a_full_disk_when_the_end_of_a_run_is_written_then_nothing_of_it_i
             with state.transaction():
                 state.save_claim(Claim(1, 2, "r"))
                 state.save_note("large", "x" * 1_000_000)
-                state.save_last_thorough_ms(5)
+                state.save_last_full_pass_ms(5)
 
         with pytest.raises(StateError, match="full"):
             end_of_run()
-        assert (state.claim(), state.last_thorough_ms(), state.note("large")) == (None, None, None)
+        assert (state.claim(), state.last_full_pass_ms(), state.note("large")) == (None, None, None)
         state.save_claim(Claim(3, 4, "s"))
         assert state.claim() == Claim(3, 4, "s")
 
@@ -124,9 +124,9 @@ def test_given_another_process_inside_a_transaction_when_writing_then_it_is_busy
         with one.transaction():
             one.save_claim(Claim(2, 2, "s"))
             with pytest.raises(StateBusy, match="being written by another process"):
-                two.save_last_thorough_ms(1)
+                two.save_last_full_pass_ms(1)
             assert two.claim() == Claim(1, 1, "r")
-        two.save_last_thorough_ms(1)
+        two.save_last_full_pass_ms(1)
         assert two.claim() == Claim(2, 2, "s")
 
 

@@ -37,17 +37,17 @@ def test_given_an_open_transaction_when_it_has_left_the_list_then_the_next_run_f
     assert list(rig.state.open_ids()) == [OLD]
 
 
-def test_given_a_closed_transaction_when_it_has_left_the_list_then_a_thorough_run_forgets_it_after_a_month(
+def test_given_a_closed_transaction_when_it_has_left_the_list_then_a_full_run_forgets_it_after_a_month(
     rig: Rig,
 ) -> None:
     rig.snapshots.invalid = []
-    for elapsed_ms, thorough, left in (
+    for elapsed_ms, full, left in (
         (30 * DAY - 2 * MINUTE, True, [OLD]),
         (30 * DAY + MINUTE, False, [OLD]),
         (31 * DAY, True, []),
     ):
         rig.clock.advance(NOW_MS + elapsed_ms - rig.clock.now_ms())
-        assert rig.engine.run_once().thorough is thorough
+        assert rig.engine.run_once().full is full
         assert list(rig.state.open_ids()) == left
 
 

@@ -300,17 +300,17 @@ def test_given_several_pointers_when_asked_then_the_earliest_counts() -> None:
 # --- after a complete pass -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("thorough", [True, False])
+@pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize(("late_ms", "over"), [(-1, False), (0, True), (1, True)])
-def test_given_a_complete_pass_when_it_was_thorough_and_began_after_the_last_possible_write_then_the_pointer_is_closed(
-    late_ms: int, over: bool, thorough: bool
+def test_given_a_complete_pass_when_it_was_full_and_began_after_the_last_possible_write_then_the_pointer_is_closed(
+    late_ms: int, over: bool, full: bool
 ) -> None:
     record = OpenIdRecord(pointer(BEGUN_MS, 999_999), 5)
     finished_ms = END_MS + 100_000
     began_ms = END_MS + late_ms
-    expected = OpenIdRecord(record.pointer, 5, began_ms, finished_ms if over and thorough else None)
-    assert list(covered([record], began_ms, finished_ms, TERM, began_ms if thorough else None)) == [expected]
-    assert closed_for(expected, TERM) is (over and thorough)
+    expected = OpenIdRecord(record.pointer, 5, began_ms, finished_ms if over and full else None)
+    assert list(covered([record], began_ms, finished_ms, TERM, began_ms if full else None)) == [expected]
+    assert closed_for(expected, TERM) is (over and full)
 
 
 def test_given_clocks_that_may_differ_by_more_than_the_grace_when_asked_then_that_is_how_late_a_write_may_be() -> None:
