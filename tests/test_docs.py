@@ -315,7 +315,7 @@ SPEAKING = {
     "MetadataError",
     "ArchiveError",
     "Refused",
-    "Halted",
+    "StopRequested",
     "LeaseHeld",
     "LeaseLost",
     "ProducerFenced",

@@ -71,7 +71,7 @@ def test_given_a_conflict_when_it_was_pickled_then_it_says_who_and_what() -> Non
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8")
 #: Guards whose names are not written where their findings are made.
-STOPPED = {"halted", "lease"}
+STOPPED = {"interrupted", "lease"}
 
 
 def codes_of_the_source() -> set[str]:

@@ -53,7 +53,7 @@
     │   ├── TruncateTimeError    a time after which a transaction in progress began
     │   └── CannotSnapshot       the state could not be copied
     ├── Interrupted              a run was ended between two batches
-    │   ├── Halted               it was asked to stop
+    │   ├── StopRequested               it was asked to stop
     │   └── LeaseLost            another process has the lease now
     └── Refused                  the request was understood and is not safe to carry out
         ├── NotAdopted           first contact: this store has not been adopted yet
@@ -499,7 +499,7 @@ class Interrupted(TmsError):
     code = "TMS-RUN-INTERRUPTED"
 
 
-class Halted(Interrupted):
+class StopRequested(Interrupted):
     """The run received a stop request: a signal, or the exit of its process."""
 
     code = "TMS-RUN-STOPPED"

@@ -69,7 +69,7 @@ class Embedded:
 
     def stop(self) -> None:
         """Stop the daemon within one batch, and close what it uses."""
-        self.daemon.halt()
+        self.daemon.request_stop()
         self._thread.join()
         self._resources.close()
 

@@ -91,7 +91,7 @@ def serve(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] = 
                 raise
             logger.info("the janitor has stopped before it began")
             return 0
-        stack.enter_context(ending(daemon.halt, hangup=daemon.sweep_now))
+        stack.enter_context(ending(daemon.request_stop, hangup=daemon.sweep_now))
         daemon.run()
     logger.info("the janitor has stopped; the store is closed")
     return 0
@@ -188,7 +188,7 @@ def _assemble(
         source=source,
         observer=observers,
         lease=lease,
-        halted=stop.is_set,
+        is_stopping=stop.is_set,
         archive=current.archive(),
         feedback=feedback,
         **current.beside(store, side),
@@ -203,7 +203,7 @@ def _assemble(
 
     schedule = Schedule(clock, failed)
     trigger = cron(wanted.cron) if wanted.cron else every(wanted.every_seconds or 60)
-    census = Census(read_only(store), state, clock, halted=stop.is_set)
+    census = Census(read_only(store), state, clock, is_stopping=stop.is_set)
     jobs = [Job("count", COUNT_SECONDS, census.step, after_sweeps=True)]
     transactions = stack.enter_context(current.transactions())
     if transactions is not None:
@@ -266,11 +266,13 @@ def _answer(
     store, state, side = held
     unknown_row_log = daemon.engine.deps.unknown_row_log
 
-    def reader(observer: Observer, halted: Callable[[], bool]) -> Questions:
+    def reader(observer: Observer, is_stopping: Callable[[], bool]) -> Questions:
         # What only reads gets no object that could write (rule S5).
         face, beside = read_only(store), current.beside(store, side)
         return Questions(
-            current.deps(face, state, halted=halted, observer=observer, unknown_row_log=unknown_row_log, **beside)
+            current.deps(
+                face, state, is_stopping=is_stopping, observer=observer, unknown_row_log=unknown_row_log, **beside
+            )
         )
 
     who = greeting(store.identity(), current.digest)

@@ -242,15 +242,15 @@ class Session:
         Raises:
             StoreBusy: another process holds it; if that is a janitor, the hint says how to reach it.
         """
-        halted, opened_bytes = Event(), self.place.disk_bytes()
+        stop, opened_bytes = Event(), self.place.disk_bytes()
         with (
-            ending(halted.set),
+            ending(stop.set),
             self.held_store() as store,
             self.place.state() as state,
-            self.lease(state, store, until=halted if waits else None) as lease,
+            self.lease(state, store, until=stop if waits else None) as lease,
             self.side() as side,
             self._engine(
-                store, state, side, lease, halted=halted.is_set, feedback=feedback, opened_bytes=opened_bytes
+                store, state, side, lease, is_stopping=stop.is_set, feedback=feedback, opened_bytes=opened_bytes
             ) as engine,
         ):
             engine.recover()

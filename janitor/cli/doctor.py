@@ -240,11 +240,7 @@ def _state(current: Session) -> Finding:
     if record is None or record.adopted_ms is None:
         ways = "look at janitor plan, then: janitor adopt"
         return Finding("state", "warn", f"{current.place.state_name}: not adopted yet; {ways}")
-    ran = (
-        f", last run {render.RESULTS.get(last.result, last.result) or 'unfinished'} at {render.moment(last.started_ms)}"
-        if last
-        else ", never run"
-    )
+    ran = f", last run {last.result or 'unfinished'} at {render.moment(last.started_ms)}" if last else ", never run"
     return Finding("state", "ok", f"{current.place.state_name}, adopted {render.moment(record.adopted_ms)}{ran}")
 
 

@@ -99,8 +99,8 @@ def _cells(current: Session, run: RunRecord) -> list[str | Text]:
     short, state = summary(run), _status(current, run)
     figures = [f"{getattr(short, str(rule)):,}" for rule in Rule] + [f"{short.held:,}"]
     took = duration(round(short.duration_seconds * 1000)) if short.result else ""
-    style = {"done": "", RUNNING: "green", "stopped": "bold red", "failed": "bold red", LOST: "bold red"}
-    shown = render.styled(render.RESULTS.get(state, state), style.get(state, "yellow"))
+    style = {"done": "", RUNNING: "green", "blocked": "bold red", "failed": "bold red", LOST: "bold red"}
+    shown = render.styled(state, style.get(state, "yellow"))
     note = complete(_note(run, state), current.arguments())
     return [run.id, render.moment(run.started_ms), took, run.mode, shown, *figures, note]
 

@@ -77,7 +77,7 @@ def _is_held(current: Session) -> bool:
 
 
 #: Findings that leave part of the work to the next run.
-_LEFT = frozenset({"halted", "quarantine"})
+_LEFT = frozenset({"interrupted", "quarantine"})
 
 
 def show(current: Session, report: Report, next_step: str = "", *, summary: bool = False) -> None:

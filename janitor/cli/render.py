@@ -32,8 +32,6 @@ _REASONS = {
     Reason.REFERENCED: "referenced by a message",
     Reason.HELD: "held",
 }
-#: Results of runs whose name in the state is not the word for them.
-RESULTS = {"stopped": "blocked", "halted": "interrupted"}
 _HOLDS = {
     Hold.FIRST_CONTACT: "until adopted",
     Hold.FRONTIER: "until approved",

@@ -218,7 +218,7 @@ def _runs(status: Status) -> Iterator[Text]:
 
 
 def _outcome(run: RunSummary) -> str:
-    result = render.RESULTS.get(run.result, run.result)
+    result = run.result
     what = f"only a plan, {result}" if run.mode == "plan" else result
     figures = f"{run.expired:,} expired, {run.old_generation:,} of old generations"
     figures += f", {run.processed:,} processed" if run.processed else ""

@@ -34,7 +34,7 @@ from janitor.run.plan_file import PlanFile
 from janitor.run.questions import Planned
 from janitor.state.base import Claim
 from janitor.status.status import Status
-from tms_core.errors import Halted, StoreBusy, TmsError
+from tms_core.errors import StopRequested, StoreBusy, TmsError
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
@@ -268,7 +268,7 @@ def _wait(decider: Decider, observe: Observer, gone: Event) -> None:
         observe("wait", None, 0)
         gone.wait(LOOK_SECONDS)
     if gone.is_set():
-        raise Halted("Nothing was done: the janitor is stopping.", "Try again when it is back.")
+        raise StopRequested("Nothing was done: the janitor is stopping.", "Try again when it is back.")
 
 
 def _call(engine: object, protocol: type, method: str, arguments: Mapping[str, Any]) -> Any:

@@ -35,7 +35,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from janitor.control import api, values
 from janitor.control.api import Behind
 from janitor.report import EXPECTED
-from tms_core.errors import ArchiveError, Halted, StateBusy, StateError, StoreBusy, StoreError, TmsError
+from tms_core.errors import ArchiveError, StateBusy, StateError, StopRequested, StoreBusy, StoreError, TmsError
 from tms_core.logs import audit
 from tms_core.topic import TopicId
 from tms_core.web.protocol import Protocol, abort_of
@@ -207,7 +207,9 @@ class ControlServer:
         thread = Thread(target=self._work, args=work, name="control-client", daemon=True)
         with self._lock:
             if self._stopping.is_set():
-                return _refused(503, Halted("Nothing was done: the janitor is stopping.", "Try again when it is back."))
+                return _refused(
+                    503, StopRequested("Nothing was done: the janitor is stopping.", "Try again when it is back.")
+                )
             if len(self._under_way) >= MAX_CLIENTS:
                 return _refused(
                     503,

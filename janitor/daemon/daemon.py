@@ -31,7 +31,7 @@ from janitor.state.base import State
 from janitor.status import collect
 from janitor.status.collect import Deployment, Live
 from janitor.status.status import RunSummary, SnapshotFigures, Status
-from tms_core.errors import Halted, LeaseLost, StoreError, TmsError
+from tms_core.errors import LeaseLost, StopRequested, StoreError, TmsError
 from tms_core.topic import TopicId
 
 #: How often the status is updated and the lease renewed, in seconds.
@@ -160,7 +160,7 @@ class Daemon:
         finally:
             self._schedule.shutdown(wait=True)
 
-    def halt(self) -> None:
+    def request_stop(self) -> None:
         """Stop everything within one batch; for any thread."""
         self.stop.set()
         # Any wish wakes the loop that watches the schedule.
@@ -236,7 +236,7 @@ class Daemon:
             return
         try:
             chore()
-        except Halted:
+        except StopRequested:
             logger.info("%s was ended, because the janitor stops", name)
         except TmsError as error:
             if self._failing.get(name) != str(error):

@@ -86,7 +86,7 @@ def seconds(moment_ms: int | None) -> float | None:
 TABLES = ("message", "payload")
 
 #: ``RunSummary.result`` of runs that have ended.
-RESULTS = ("done", "partial", "stopped", "halted", "failed", "lost")
+RESULTS = ("done", "partial", "blocked", "interrupted", "failed", "lost")
 
 #: The parts of a run whose time is taken.
 PHASES = ("message", "invert", "payload", "sync", "compact")

@@ -114,7 +114,7 @@ class Deps:
         division: the parts of the store in a pass, and the executor of its steps.
         history_days: how long past runs are remembered.
         observer: told about progress; a failed observer is not called again and stops nothing (rule S15).
-        halted: whether to stop before the next page or batch.
+        is_stopping: whether to stop before the next page or batch.
         unrecognised: the subjects already logged; all of one process share it.
         expiries: messages with a ttl of their own (L6); None: there are none.
         side: the claims of consumer groups; None: there are none.
@@ -142,7 +142,7 @@ class Deps:
     division: Division = field(default_factory=Threads)
     history_days: int = 30
     observer: Observer = ignore_progress
-    halted: Callable[[], bool] = never
+    is_stopping: Callable[[], bool] = never
     unknown_row_log: UnknownRowLog = field(default_factory=UnknownRowLog)
     expiries: Expiries | None = None
     side: SideTable | None = None

@@ -167,7 +167,7 @@ class OperatorDecisions(Questions):
     def keep_house(self) -> None:
         """Delete old history and archived days, unless a guard doubts the clock."""
         ready = prepare(self.deps)
-        if ready.stopped:
+        if ready.is_blocked:
             return
         self.deps.state.prune_ledger(ready.now.wall_ms - self.deps.history_ms, KEPT_ENTRIES)
         if self.deps.archive is not None:
@@ -185,7 +185,7 @@ class Engine(OperatorDecisions):
         """One pass that deletes and inverts what the law and the frontiers allow.
 
         A run that a guard stops changes nothing and says so in its report; a topic that fails is in the report's
-        errors and the others are done; a run that is halted or loses its lease keeps what it did, and says so.
+        errors and the others are done; a run that is interrupted or loses its lease keeps what it did, and says so.
 
         Args:
             adopt: accept a store met for the first time (:meth:`~janitor.run.engine.OperatorDecisions.adopt`).
@@ -229,7 +229,7 @@ class Engine(OperatorDecisions):
         """Return a plan that is remembered as a run is, for a daemon that only plans (``janitor.apply: false``).
 
         Raises:
-            StoreError, Halted: as of a plan.
+            StoreError, StopRequested: as of a plan.
         """
         with self.deps.turn:
             with record.preparing(self.deps, "plan"):
@@ -241,7 +241,7 @@ class Engine(OperatorDecisions):
             try:
                 report = make_plan(self.deps, run, outcome)
             except Exception as error:
-                result = "halted" if isinstance(error, Interrupted) else "failed"
+                result = "interrupted" if isinstance(error, Interrupted) else "failed"
                 record.close(self.deps, run, outcome, result, {"error": str(error)})
                 raise
             result = "partial" if report.errors else "done"

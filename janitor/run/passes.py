@@ -16,7 +16,7 @@ from janitor.sweep.findings import Read
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run, TopicWork
 from janitor.sweep.sweep import Event, StepStarted
-from tms_core.errors import Halted
+from tms_core.errors import StopRequested
 from tms_core.tables.base import UNREADABLE
 from tms_core.topic import TopicId
 
@@ -33,7 +33,7 @@ LEDGER_ENTRIES = 500
 
 def is_finished(run: Run, outcome: Outcome) -> bool:
     """Whether a pass came to every topic that is not put aside."""
-    return not (outcome.errors or run.patterns or outcome.withheld or outcome.halted)
+    return not (outcome.errors or run.patterns or outcome.withheld or outcome.interruption)
 
 
 def is_complete(run: Run, outcome: Outcome) -> bool:
@@ -203,9 +203,9 @@ def _notes(run: Run, outcome: Outcome, state: State) -> list[GuardNote]:
     notes = list(ready.notes)
     if run.mode == "apply" and not ready.adopted:
         notes.append(NOT_ADOPTED)
-    if outcome.halted is not None:
-        name = "halted" if isinstance(outcome.halted, Halted) else "lease"
-        notes.append(GuardNote(name, False, str(outcome.halted)))
+    if outcome.interruption is not None:
+        name = "interrupted" if isinstance(outcome.interruption, StopRequested) else "lease"
+        notes.append(GuardNote(name, False, str(outcome.interruption)))
     notes += _notes_on_aside(run, state)
     notes += _notes_on_consumers(run)
     if ready.tx.problem is not None and ready.tx.message:

@@ -103,7 +103,7 @@ def make_run(
     usable, terms, state = ready.tx.usable, deps.terms, deps.state
     since_ms = processed = None
     if usable is not None and deps.side is not None:
-        announces = deletes and not ready.stopped
+        announces = deletes and not ready.is_blocked
         processed = ProcessedRows(deps.side, usable, terms.hold_seconds, announces)
     if usable is not None and len(usable.invalid):
         since_ms = 0 if full else txstate.search_since_ms(ready.ids.open_ids(), terms.lifetime)

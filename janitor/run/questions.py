@@ -34,7 +34,7 @@ from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Preparation, Run
 from janitor.sweep.sweep import sweep_store
 from janitor.sweep.transactions import TransactionView, TxState
-from tms_core.errors import Halted, NoSnapshot
+from tms_core.errors import NoSnapshot, StopRequested
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
@@ -65,7 +65,7 @@ class Questions:
 
         Raises:
             ConfigurationError: what_if is no policy.
-            Halted: the process is ending.
+            StopRequested: the process is ending.
             StoreError, StateError: the store or the state could not be read.
         """
         changes = WhatIf.parse(what_if)
@@ -180,11 +180,11 @@ def make_plan(deps: Deps, run: Run, outcome: Outcome) -> Report:
         outcome: takes in what was found.
 
     Raises:
-        Halted: the process is ending.
+        StopRequested: the process is ending.
     """
     claim, counts = claim_in_force(deps, run.ready), passes.load_topics(deps, run)
     phases = passes.Phases(deps, outcome)
-    for event in sweep_store(run, deps.division, DryRun(deps.halted), deps.expiries, outcome):
+    for event in sweep_store(run, deps.division, DryRun(deps.is_stopping), deps.expiries, outcome):
         phases.see(event)
     phases.start("")
     if outcome.ended is not None:
@@ -192,21 +192,21 @@ def make_plan(deps: Deps, run: Run, outcome: Outcome) -> Report:
     return passes.report(deps, run, outcome, claim, counts)
 
 
-def stop_if_halted(deps: Deps) -> None:
+def raise_if_stopping(deps: Deps) -> None:
     """Called between pages.
 
     Raises:
-        Halted: the process is stopping.
+        StopRequested: the process is stopping.
     """
-    if deps.halted():
-        raise Halted("the janitor is stopping.", "Try again when it is back.")
+    if deps.is_stopping():
+        raise StopRequested("the janitor is stopping.", "Try again when it is back.")
 
 
 def heartbeat(deps: Deps, rows: int) -> None:
     """Tell the observer that a read outside a pass has come so many rows further.
 
     Raises:
-        Halted: the process is stopping.
+        StopRequested: the process is stopping.
     """
     deps.observer("read", None, rows)
-    stop_if_halted(deps)
+    raise_if_stopping(deps)

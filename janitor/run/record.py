@@ -92,7 +92,7 @@ def close(
             history = {**history, **held_before(_save_reported(state, run, outcome, report, result))}
         state.finish_run(run.id, deps.clock.now_ms(), result, json.dumps(history))
         state.add_ledger(_taken_entries(state, run, outcome))
-        if not run.ready.stopped:
+        if not run.ready.is_blocked:
             # A clock in doubt would forget what is not old.
             state.prune_runs(run.started.wall_ms - deps.history_ms)
     if run.mode == "apply":
@@ -130,7 +130,7 @@ def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, res
     SNAPSHOT.save(state, _snapshot(run))
     if run.mode == "plan":
         _save_plan(state, run, report)
-    if run.mode == "plan" or run.ready.stopped or outcome.halted is not None:
+    if run.mode == "plan" or run.ready.is_blocked or outcome.interruption is not None:
         return ()
     found = (work.topic for _, work in run.known())
     save_topics(state, found, run.ready.now.wall_ms)
@@ -329,7 +329,7 @@ class RunLog:
 
 def _level(note: GuardNote) -> int:
     """Return how loud a note is: a stop request is not an error."""
-    if note.guard == "halted":
+    if note.guard == "interrupted":
         return logging.INFO
     return logging.ERROR if note.tripped else logging.WARNING
 

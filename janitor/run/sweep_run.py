@@ -54,7 +54,7 @@ class SweepRun:
         self._moves_frontiers = moves_frontiers
         self._outcome = Outcome()
         self._phases = passes.Phases(deps, self._outcome)
-        self._permission = Permission(deps.state, deps.lease, deps.clock, self._run.id, deps.halted)
+        self._permission = Permission(deps.state, deps.lease, deps.clock, self._run.id, deps.is_stopping)
         self._counts: Mapping[TopicId, TopicCount] = {}
         self._round: Round | None = None
         self._is_whole = False
@@ -70,7 +70,7 @@ class SweepRun:
         record.begin(deps, run)
         try:
             try:
-                if not run.ready.stopped:
+                if not run.ready.is_blocked:
                     conclude.record_adopter(deps, run.ready.record)
                     executor = self._executor()
                     with closing(executor.deleted):
@@ -98,10 +98,10 @@ class SweepRun:
 
     def _result(self, report: Report) -> str:
         """Return the result of the run, in a word (``RunRecord.result``)."""
-        if self._run.ready.stopped:
-            return "stopped"
-        if self._outcome.halted is not None:
-            return "halted"
+        if self._run.ready.is_blocked:
+            return "blocked"
+        if self._outcome.interruption is not None:
+            return "interrupted"
         return "partial" if report.errors or self._outcome.withheld else "done"
 
     def _make_pass(self, executor: StoreExecutor) -> StateError | None:
@@ -128,7 +128,7 @@ class SweepRun:
         if isinstance(outcome.ended, StateError):
             failure, outcome.ended = outcome.ended, None
             return failure
-        if outcome.ended is not None and outcome.halted is None:
+        if outcome.ended is not None and outcome.interruption is None:
             raise outcome.ended
         return None
 
@@ -153,12 +153,12 @@ class SweepRun:
             outcome.errors.append(
                 f"nothing more was deleted, because rows could not be archived: {outcome.archive_error}"
             )
-        if outcome.halted is not None or not self._conclude():
+        if outcome.interruption is not None or not self._conclude():
             return
         self._phases.start("compact")
         self._compact(executor.deleted)
         self._phases.start("")
-        if deps.feedback is not None and self._moves_frontiers and outcome.halted is None:
+        if deps.feedback is not None and self._moves_frontiers and outcome.interruption is None:
             self._feed_back(deps.feedback)
 
     def _free_void_claims(self) -> None:
@@ -169,7 +169,7 @@ class SweepRun:
         """
         deps, run = self._deps, self._run
         usable, topics = run.ready.tx.usable, run.topics
-        if deps.side is None or usable is None or not self._moves_frontiers or self._outcome.halted is not None:
+        if deps.side is None or usable is None or not self._moves_frontiers or self._outcome.interruption is not None:
             return
 
         def is_gone(topic: TopicId, generation: int) -> bool:
@@ -276,7 +276,7 @@ class SweepRun:
         """
         for number, one in enumerate(records, 1):
             if not number % BATCH_IDS:
-                self._permission.stop_if_halted()
+                self._permission.raise_if_stopping()
             yield one
 
     def _is_due(self) -> bool:

@@ -96,7 +96,7 @@ class LagCount:
             self._figures.setdefault(life, []).append(figures)
 
     def step(self) -> None:
-        """Count due rows, until nothing is under way, or until halted; to be called now and then.
+        """Count due rows, until nothing is under way, or until the process is stopping; to be called now and then.
 
         A topic that cannot be read keeps the figures it had, with their time, and is tried again when it is due again.
 

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from janitor.sweep.executor import Pacer
 from tms_core.clock import Clock
-from tms_core.errors import Halted, StoreError
+from tms_core.errors import StopRequested, StoreError
 from tms_core.topic import TopicId
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class CountScheduler(Generic[T]):
         self._failing: set[Life] = set()
 
     def step(self) -> None:
-        """Count due rows, until nothing is unfinished, or until halted; to be called now and then.
+        """Count due rows, until nothing is unfinished, or until the process is stopping; to be called now and then.
 
         A topic that cannot be read is tried again when it is due again.
 
@@ -91,7 +91,7 @@ class CountScheduler(Generic[T]):
             self._look()
             while self._take_turn():
                 pass
-        except Halted:
+        except StopRequested:
             return
         finally:
             self._save()
@@ -127,7 +127,7 @@ class CountScheduler(Generic[T]):
 
     def _count(self, life: Life, counting: Generator[int, None, T]) -> int:
         """Read for one turn; returns how many rows it was."""
-        # At the back, where it stays when the count is halted: the next step goes on from there.
+        # At the back, where it stays when the count is is_stopping: the next step goes on from there.
         self._unfinished.append((life, counting))
         rows = 0
         try:

@@ -30,7 +30,7 @@ from janitor.state.topic_history import save_sizes
 from janitor.stats.scheduler import CountScheduler, Life
 from janitor.sweep.executor import Pacer, never
 from tms_core.clock import Clock
-from tms_core.errors import Halted, MetadataError, StoreError
+from tms_core.errors import MetadataError, StopRequested, StoreError
 from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, NEGATIVE, PAYLOAD_TAIL_BYTES, generation_prefix
 from tms_core.tables.base import MESSAGES, PAYLOADS, Reads
 from tms_core.topic import TopicId, TopicMetadata
@@ -67,7 +67,7 @@ class Census:
         clock: what counts are dated and paced by.
         rows_per_second: the budget.
         refresh_seconds: how old a count may become before it is made again.
-        halted: whether the process is ending; asked before every page and in every wait.
+        is_stopping: whether the process is ending; asked before every page and in every wait.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class Census:
         *,
         rows_per_second: int = ROWS_PER_SECOND,
         refresh_seconds: int = 60,
-        halted: Callable[[], bool] = never,
+        is_stopping: Callable[[], bool] = never,
     ) -> None:
         self._store = store
         self._state = state
         self._clock = clock
-        self._halted = halted
-        #: The budget, which others may share; ends a wait with ``Halted``.
-        self.pacer = Pacer(rows_per_second, clock, self._stop_if_halted)
+        self._is_stopping = is_stopping
+        #: The budget, which others may share; ends a wait with ``StopRequested``.
+        self.pacer = Pacer(rows_per_second, clock, self._raise_if_stopping)
         self._turns = CountScheduler(
             self, clock, self.pacer, turn_rows=rows_per_second * TURN_SECONDS, refresh_seconds=refresh_seconds
         )
@@ -95,14 +95,14 @@ class Census:
         self._sized, self._sized_ms = True, clock.running_ms()
 
     def step(self) -> None:
-        """Count due rows, until nothing is unfinished, or until halted; to be called now and then.
+        """Count due rows, until nothing is unfinished, or until the process is stopping; to be called now and then.
 
         A topic that cannot be read keeps the count it had, with its time, and is tried again when it is due again.
 
         Raises:
             StoreError: the metadata could not be read, or counts could not be read or saved.
         """
-        if not self._halted():
+        if not self._is_stopping():
             self._turns.step()
             self._save_sizes()
 
@@ -162,9 +162,9 @@ class Census:
             save_sizes(self._state, self._state.counts())
             self._sized = True
 
-    def _stop_if_halted(self) -> None:
-        if self._halted():
-            raise Halted("the count was asked to stop.")
+    def _raise_if_stopping(self) -> None:
+        if self._is_stopping():
+            raise StopRequested("the count was asked to stop.")
 
 
 @dataclass(slots=True)

@@ -188,7 +188,7 @@ def summary(run: RunRecord) -> RunSummary:
         full=report.get("full", False),
         errors=report.get("errors", []),
         error=report.get("error", ""),
-        stopped_by=tuple(note["guard"] for note in report.get("guards", ()) if note["tripped"]),
+        blocked_by=tuple(note["guard"] for note in report.get("guards", ()) if note["tripped"]),
     )
 
 

@@ -25,7 +25,7 @@ PAGE_RUNS = 500
 #: How many runs of a range that did not end as they should are named.
 NAMED_BAD, KEPT_BAD = 20, 200
 
-_NAMED = ("id", "started_ms", "result", "error", "stopped_by")
+_NAMED = ("id", "started_ms", "result", "error", "blocked_by")
 
 _MINUTE_MS, _HOUR_MS, _DAY_MS = 60_000, 3_600_000, 86_400_000
 

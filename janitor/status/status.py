@@ -17,7 +17,7 @@ from janitor.state.base import CounterKey
 from janitor.state.figures import BlockedReaders, ConsumerFigures, GuardNote, SnapshotRead, StatisticsFigures
 
 #: How a run ends that has not done its work.
-_BAD_RESULTS = frozenset({"failed", "lost", "stopped", "partial"})
+_BAD_RESULTS = frozenset({"failed", "lost", "blocked", "partial"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,13 @@ class RunSummary:
 
     Attributes:
         mode: ``plan`` or ``apply``.
-        result: ``done``, ``partial``, ``stopped`` (by a guard), ``halted`` (by a signal or a pause), ``failed`` or
+        result: ``done``, ``partial``, ``blocked`` (by a guard), ``interrupted`` (by a signal or a pause), ``failed`` or
             ``lost``; empty while it goes on.
         deleted_bytes: of the rows that were deleted; about, since values are estimated.
         messages: as of :class:`janitor.report.MessagesLeft`; empty for a run of an older version.
         store_bytes: what the store took on its disk "before" and "after"; empty for a run of an older version.
         error: why it failed, empty otherwise.
-        stopped_by: the guards that stopped it.
+        blocked_by: the guards that stopped it.
     """
 
     id: str
@@ -114,7 +114,7 @@ class RunSummary:
     full: bool = False
     errors: Sequence[str] = ()
     error: str = ""
-    stopped_by: Sequence[str] = ()
+    blocked_by: Sequence[str] = ()
     deleted_bytes: int = 0
     processed: int = 0
     store_bytes: Mapping[str, int | None] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class RunSummary:
     @property
     def bad(self) -> bool:
         """Return whether it has not done its work, and that is no matter of adoption, which is said elsewhere."""
-        return self.result in _BAD_RESULTS and tuple(self.stopped_by) != ("adoption",)
+        return self.result in _BAD_RESULTS and tuple(self.blocked_by) != ("adoption",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from janitor.sweep.findings import MOVED, NOTHING_DONE, WITHHELD, Counted, Done,
 from janitor.sweep.ledger import Booking, Ledger
 from janitor.sweep.run import TopicWork
 from tms_core.clock import Clock
-from tms_core.errors import ArchiveError, Halted, StoreError
+from tms_core.errors import ArchiveError, StopRequested, StoreError
 from tms_core.tables.base import KeyTable, MessageReads, MessageTable, MetadataReads, PayloadReads
 from tms_core.tables.lease import Lease
 from tms_core.tables.read_only import read_only_error
@@ -46,23 +46,23 @@ def never() -> bool:
 
 
 class Permission:
-    """The permission of one run to write; ``Halted``, ``LeaseLost`` and ``StateError`` say that the run is over.
+    """The permission of one run to write; ``StopRequested``, ``LeaseLost`` and ``StateError`` say that the run is over.
 
     Args:
         state: where pauses and the heartbeat are.
         lease: the lease the run works under; None where there is none to lose.
         clock: what the heartbeat is timed and dated by.
-        halted: whether the run was asked to stop.
+        is_stopping: whether the run was asked to stop.
     """
 
     def __init__(
-        self, state: State, lease: Lease | None, clock: Clock, run_id: str, halted: Callable[[], bool] = never
+        self, state: State, lease: Lease | None, clock: Clock, run_id: str, is_stopping: Callable[[], bool] = never
     ) -> None:
         self._state = state
         self._lease = lease
         self._clock = clock
         self._run_id = run_id
-        self._halted = halted
+        self._is_stopping = is_stopping
         # When it began it was written down as alive already.
         self._beaten_ms = clock.running_ms()
         self._begun = False
@@ -71,7 +71,7 @@ class Permission:
         """Return whether the next batch of a topic's rows may be written: the topic is not paused.
 
         Raises:
-            Halted, LeaseLost, StateError: the run is over.
+            StopRequested, LeaseLost, StateError: the run is over.
         """
         return not any(fnmatchcase(str(topic), pause.pattern) for pause in self._pauses())
 
@@ -79,7 +79,7 @@ class Permission:
         """Return whether the whole store may be changed: nothing is paused.
 
         Raises:
-            Halted, LeaseLost, StateError: the run is over.
+            StopRequested, LeaseLost, StateError: the run is over.
         """
         return not self._pauses()
 
@@ -87,16 +87,16 @@ class Permission:
         """Called before and after every page, and in every wait.
 
         Raises:
-            Halted, LeaseLost, StateError: the run is over.
+            StopRequested, LeaseLost, StateError: the run is over.
         """
-        self.stop_if_halted()
+        self.raise_if_stopping()
         if self._lease is not None:
             self._lease.renew_if_due()
         self._beat()
 
     def _pauses(self) -> list[Pause]:
         """Return the pauses, if the run may continue."""
-        self.stop_if_halted()
+        self.raise_if_stopping()
         if self._lease is not None:
             self._lease.check()
         self._beat()
@@ -113,10 +113,10 @@ class Permission:
             self._beaten_ms = now_ms
             self._state.beat(self._run_id, self._clock.now_ms())
 
-    def stop_if_halted(self) -> None:
-        """Raise ``Halted`` if a stop was requested; nothing is read or written."""
-        if self._halted():
-            raise Halted("the run was asked to stop; what was done is done, the next one goes on from there.")
+    def raise_if_stopping(self) -> None:
+        """Raise ``StopRequested`` if a stop was requested; nothing is read or written."""
+        if self._is_stopping():
+            raise StopRequested("the run was asked to stop; what was done is done, the next one goes on from there.")
 
 
 class Pacer:
@@ -226,15 +226,15 @@ class DryRun:
     """The executor of a plan: it changes nothing, and everything counts as done.
 
     Args:
-        halted: whether the process is ending.
+        is_stopping: whether the process is ending.
     """
 
-    def __init__(self, halted: Callable[[], bool] = never) -> None:
-        self._halted = halted
+    def __init__(self, is_stopping: Callable[[], bool] = never) -> None:
+        self._is_stopping = is_stopping
 
     def alive(self) -> None:
-        if self._halted():
-            raise Halted("the janitor is stopping.", "Try again when it is back.")
+        if self._is_stopping():
+            raise StopRequested("the janitor is stopping.", "Try again when it is back.")
 
     def after_page(self, read: Read) -> None:
         self.alive()

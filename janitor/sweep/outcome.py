@@ -221,7 +221,7 @@ class Outcome:
         return bool(self.failed or self.withheld or self.errors or self.moved or self.ended)
 
     @property
-    def halted(self) -> Interrupted | None:
+    def interruption(self) -> Interrupted | None:
         """Return why the pass was stopped, though nothing failed; None: it was not."""
         return self.ended if isinstance(self.ended, Interrupted) else None
 

@@ -145,7 +145,7 @@ class Preparation:
         return self.record.adopted_ms is not None
 
     @property
-    def stopped(self) -> bool:
+    def is_blocked(self) -> bool:
         """Return whether nothing may be written."""
         return not self.adopted or any(note.tripped for note in self.notes)
 

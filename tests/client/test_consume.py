@@ -165,7 +165,7 @@ def test_given_no_such_topic_when_consumed_then_it_does_not_wait_for_one(client:
 
 
 @pytest.mark.parametrize("by_closing", [False, True])
-def test_given_a_consumer_that_waits_when_it_is_stopped_by_another_thread_then_it_ends(
+def test_given_a_consumer_that_waits_when_it_is_blocked_by_another_thread_then_it_ends(
     site: InProcess, by_closing: bool
 ) -> None:
     waiting = threading.Event()
@@ -349,7 +349,7 @@ def test_given_an_event_loop_when_consumed_then_it_waits_goes_on_after_errors_an
 
 
 @pytest.mark.parametrize("by_closing", [False, True])
-def test_given_a_task_that_waits_when_it_is_stopped_by_another_then_it_ends(site: InProcess, by_closing: bool) -> None:
+def test_given_a_task_that_waits_when_it_is_blocked_by_another_then_it_ends(site: InProcess, by_closing: bool) -> None:
     async def main() -> None:
         waiting = asyncio.Event()
 

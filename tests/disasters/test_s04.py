@@ -570,7 +570,7 @@ def test_given_a_topic_paused_for_days_when_run_every_hour_then_one_pass_a_day_i
 
 
 @pytest.mark.parametrize("name", ["message.cells", "payload.keys"])
-@pytest.mark.parametrize("ending", ["halted", "lease"])
+@pytest.mark.parametrize("ending", ["interrupted", "lease"])
 def test_given_a_run_that_is_ended_early_when_it_had_covered_much_then_nothing_is_claimed(
     store: Store, ending: str, name: str
 ) -> None:
@@ -587,8 +587,8 @@ def test_given_a_run_that_is_ended_early_when_it_had_covered_much_then_nothing_i
                 rig.clock.advance(MINUTE)
 
     watch(store, before=end)
-    report = rig.restart(lease=lease, halted=lambda: asked == ["halted"]).engine.run_once()
-    assert rig.state.runs(1)[0].result == "halted"
+    report = rig.restart(lease=lease, is_stopping=lambda: asked == ["interrupted"]).engine.run_once()
+    assert rig.state.runs(1)[0].result == "interrupted"
     assert (report.boundary, rig.state.claim()) == (None, None)
     # What was searched to its end is evidence for the run that goes on.
     assert (find_gap(rig.state.evidence()) is None) == (name == "payload.keys")

@@ -29,7 +29,7 @@ def clock_notes(report: Report) -> list[bool]:
     return [note.tripped for note in report.guards if note.guard == "clock"]
 
 
-@pytest.mark.parametrize(("ahead_ms", "stopped"), [(-1, False), (0, False), (1, True), (400 * DAY, True)])
+@pytest.mark.parametrize(("ahead_ms", "blocked"), [(-1, False), (0, False), (1, True), (400 * DAY, True)])
 def test_given_a_clock_ahead_of_running_time_when_run_then_beyond_the_allowance_it_stops(
     store: Store, ahead_ms: int, stopped: bool
 ) -> None:
@@ -39,7 +39,7 @@ def test_given_a_clock_ahead_of_running_time_when_run_then_beyond_the_allowance_
     assert rig.engine.run_once().tripped == stopped
 
 
-@pytest.mark.parametrize(("ahead_ms", "stopped"), [(-400 * DAY, False), (0, False), (1, True), (6 * DAY, True)])
+@pytest.mark.parametrize(("ahead_ms", "blocked"), [(-400 * DAY, False), (0, False), (1, True), (6 * DAY, True)])
 def test_given_a_machine_whose_clock_is_ahead_of_the_cluster_s_when_run_there_then_beyond_the_allowance_it_stops(
     store: Store, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, stopped: bool
 ) -> None:
@@ -71,7 +71,7 @@ def test_given_a_clock_that_jumped_when_run_then_nothing_is_written_and_everybod
     assert orders.pointers() == [None, INVALID]
     assert (rig.state.frontiers(), rig.state.anchor(), rig.state.claim(), rig.state.open_ids()) == before
     assert clock_notes(report) == [True]
-    assert rig.state.runs(1)[0].result == "stopped"
+    assert rig.state.runs(1)[0].result == "blocked"
     [guard] = json.loads(rig.state.runs(1)[0].report)["guards"]
     assert (guard["guard"], guard["tripped"]) == ("clock", True)
     assert "janitor approve" in guard["message"]
@@ -137,7 +137,7 @@ def test_adopt_with_a_clock_ahead_accepts_it(store: Store) -> None:
     assert clock_notes(rig.engine.run_once()) == []
 
 
-@pytest.mark.parametrize(("off_ms", "stopped"), [(HOUR, False), (7 * DAY, False), (7 * DAY + 1, True), (-DAY, False)])
+@pytest.mark.parametrize(("off_ms", "blocked"), [(HOUR, False), (7 * DAY, False), (7 * DAY + 1, True), (-DAY, False)])
 def test_given_another_boot_when_run_then_wall_time_may_be_a_week_away_and_no_more(
     store: Store, off_ms: int, stopped: bool
 ) -> None:
@@ -168,7 +168,7 @@ def test_given_a_machine_that_boots_with_its_clock_in_the_past_when_it_is_set_th
     assert orders.times() == []
 
 
-@pytest.mark.parametrize(("off_ms", "stopped"), [(HOUR, False), (8 * DAY, True)])
+@pytest.mark.parametrize(("off_ms", "blocked"), [(HOUR, False), (8 * DAY, True)])
 def test_given_running_time_that_went_back_when_run_then_it_is_taken_for_another_boot(
     store: Store, off_ms: int, stopped: bool
 ) -> None:
@@ -178,7 +178,7 @@ def test_given_running_time_that_went_back_when_run_then_it_is_taken_for_another
     assert rig.engine.run_once().tripped == stopped
 
 
-@pytest.mark.parametrize(("off_ms", "stopped"), [(DAY, False), (7 * DAY + SECOND, True)])
+@pytest.mark.parametrize(("off_ms", "blocked"), [(DAY, False), (7 * DAY + SECOND, True)])
 def test_given_a_system_without_boot_ids_when_the_clock_jumps_then_a_week_is_the_limit(
     store: Store, off_ms: int, stopped: bool
 ) -> None:

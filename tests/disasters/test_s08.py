@@ -551,7 +551,7 @@ def test_given_a_run_that_is_ended_early_when_it_had_deleted_then_no_frontier_ha
     rig.clock.advance(10 * MINUTE + 1)
     stop: list[bool] = []
     watch(store, after=lambda call: stop.append(True) if call.name == "message.delete" else None)
-    rig.restart(halted=lambda: bool(stop)).engine.run_once()
+    rig.restart(is_stopping=lambda: bool(stop)).engine.run_once()
     assert orders.times() == [LIVE_MS]
     after = rig.state.frontiers()
     assert after[orders.id] == before[orders.id]

@@ -160,10 +160,10 @@ def test_given_a_word_to_stop_when_a_run_waits_for_the_rate_then_it_ends_within_
     topic(store, "default:orders", ttl_seconds=60).plain(*range(300))
     rig = janitor(store, batch_rows=100, rows_per_second=0.1)
     stop_ms = NOW_MS + 7_500
-    report = rig.restart(halted=lambda: rig.clock.now_ms() >= stop_ms).engine.run_once(adopt=True)
+    report = rig.restart(is_stopping=lambda: rig.clock.now_ms() >= stop_ms).engine.run_once(adopt=True)
     assert rig.clock.now_ms() - stop_ms < SECOND
     assert report.to_json()["totals"]["expired"] == 100
-    assert rig.state.runs(1)[0].result == "halted"
+    assert rig.state.runs(1)[0].result == "interrupted"
 
 
 # --- a run that died -------------------------------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def test_given_a_run_that_hangs_in_any_call_when_another_has_taken_over_then_it_
         assert (orders.times(), orders.stored_times()) == ([NOW_MS, NOW_MS], [])
         assert orders.pointers() == [None, -INVALID]
         assert other.state.runs(1)[0].result == "done"
-        if rig.state.runs(1)[0].result == "halted":
+        if rig.state.runs(1)[0].result == "interrupted":
             assert (rig.state.frontiers(), rig.state.claim()) == (frontiers, claim)
             assert "b has it now" in report.guards[-1].message
     assert at_call > 15

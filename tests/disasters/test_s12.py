@@ -96,7 +96,7 @@ def test_given_a_lease_taken_over_at_any_call_when_swept_then_at_most_the_batch_
         begun = taken.at == "metadata.get" or taken.at.endswith(WRITES)
         assert len(taken.written) == begun, f"at call {at_call}, {taken.at}"
         run = pair.first.state.runs(1)[0]
-        if run.result == "halted":
+        if run.result == "interrupted":
             seen.add(taken.at)
             assert "b has it now" in json.loads(run.report)["guards"][-1]["message"]
             assert (pair.first.state.frontiers(), pair.first.state.claim()) == (frontiers, claim)
@@ -270,7 +270,7 @@ def test_given_a_heartbeat_that_is_refused_when_the_lease_is_lost_then_that_is_w
     watch_state(pair.first.state, before=refuse)
     watch(pair.store, before=lambda _: pair.first.clock.advance(HEARTBEAT_MS))
     report = pair.first.engine.run_once()
-    assert (report.guards[-1].guard, pair.first.state.runs(1)[0].result) == ("lease", "halted")
+    assert (report.guards[-1].guard, pair.first.state.runs(1)[0].result) == ("lease", "interrupted")
 
 
 # --- one memory for both ---------------------------------------------------------------------------------------------

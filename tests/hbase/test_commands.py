@@ -77,7 +77,7 @@ def test_given_a_cluster_when_the_commands_are_typed_then_they_do_what_they_do_e
         assert run("resume")[0] == 0
         code, history = run("history")
         assert code == 0
-        assert [entry["result"] for entry in history["runs"]] == ["done", "stopped"]
+        assert [entry["result"] for entry in history["runs"]] == ["done", "blocked"]
         code, ledger = run("ledger")
         assert sum(entry["rows"] for entry in ledger["entries"]) == 40
         assert run("verify")[0] == 0

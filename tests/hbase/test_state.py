@@ -207,9 +207,9 @@ def test_given_a_holder_that_lost_the_lease_when_it_writes_then_what_it_learnt_i
     for write in refused:
         with pytest.raises(StateBusy, match="b has the lease now"):
             write()
-    one.finish_run("run", 2, "halted", "{}")
+    one.finish_run("run", 2, "interrupted", "{}")
     assert (two.claim(), two.frontiers(), two.open_ids(), two.ledger(1)) == (Claim(1, 1, "run"), {}, {}, [])
-    assert two.runs(1)[0].result == "halted"
+    assert two.runs(1)[0].result == "interrupted"
     two.save_claim(Claim(3, 1, "next"))
     again().save_frontiers(frontier(4))
 
@@ -510,7 +510,7 @@ def test_given_a_cell_of_a_server_that_was_ahead_when_the_clock_is_read_then_tha
     assert state.clock_ms() is None
 
 
-@pytest.mark.parametrize(("ahead_ms", "stopped"), [(0, False), (6 * DAY, True)])
+@pytest.mark.parametrize(("ahead_ms", "blocked"), [(0, False), (6 * DAY, True)])
 def test_given_a_machine_whose_clock_is_ahead_when_it_runs_with_this_memory_then_the_clock_guard_stops_it(
     again: Open, ahead_ms: int, stopped: bool
 ) -> None:

@@ -59,7 +59,7 @@ class Run(Operation):
         watch = Watch(site)
         lease = site.take_lease()
         told = Feedback(site.manager, ("messaging",)) if site.feeds_back else None
-        engine = site.engine(self.batch_rows, lease=lease, halted=lambda: watch.halted, feedback=told)
+        engine = site.engine(self.batch_rows, lease=lease, is_stopping=lambda: watch.is_stopping, feedback=told)
         recover(site, engine)
         if self.meanwhile is not None and not self.adopt:
             site.store.alarm.set(self.at_call, lambda call: self._interrupt(site, watch, call))
@@ -97,7 +97,7 @@ class Run(Operation):
             site.take_lease("another")
             watch.ended()
         else:
-            watch.halted = True
+            watch.is_stopping = True
             watch.ended()
 
     def _learn(self, site: Site, watch: Watch, report: Report) -> None:
@@ -108,10 +108,10 @@ class Run(Operation):
             site.reached["read another system's snapshot"] += site.other_manager is not None
             return
         notes = {note.guard for note in report.guards}
-        site.reached["ended"] += bool(notes & {"halted", "lease"})
+        site.reached["ended"] += bool(notes & {"interrupted", "lease"})
         site.reached["paused"] += "paused" in notes
         site.reached["quarantined"] += "quarantine" in notes
-        if notes & {"halted", "lease"}:
+        if notes & {"interrupted", "lease"}:
             return
         site.clock_was_remembered()
         seen = {

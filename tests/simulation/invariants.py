@@ -79,7 +79,7 @@ class Watch:
 
     Attributes:
         paused: topics that were paused when it began.
-        halted: whether the janitor is asked to end.
+        is_stopping: whether the janitor is asked to end.
         changes: rows that were deleted or inverted so far.
     """
 
@@ -92,7 +92,7 @@ class Watch:
         self._present = frozenset(site.rows)
         self._both = False
         self.paused = frozenset(site.reference.paused)
-        self.halted = False
+        self.is_stopping = False
         self._ended = False
         self._on_the_way = 0
         self.changes = 0

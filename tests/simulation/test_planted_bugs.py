@@ -186,7 +186,7 @@ def a_pause_counts_until_the_run_begins(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_word_to_stop_is_not_heard(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Permission, "stop_if_halted", lambda _: None)
+    patch.setattr(Permission, "raise_if_stopping", lambda _: None)
 
 
 def a_lost_lease_is_not_noticed(patch: pytest.MonkeyPatch) -> None:

@@ -292,10 +292,10 @@ def test_given_somebody_who_asks_the_run_to_stop_while_tasks_look_then_it_ends_a
 
         yield Stopped()
 
-    engine, state = run_on(store, looking=looking, halted=lambda: bool(asked))
+    engine, state = run_on(store, looking=looking, is_stopping=lambda: bool(asked))
     report = engine.run_once(adopt=True)
-    assert [note.guard for note in report.guards] == ["halted"]
-    assert (asked, state.runs(1)[0].result) == (["invert"], "halted")
+    assert [note.guard for note in report.guards] == ["interrupted"]
+    assert (asked, state.runs(1)[0].result) == (["invert"], "interrupted")
 
 
 # --- a copy at rest --------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from tests.janitor.rules.test_differential import TERMS, FixedSource, Scene, sce
 from tests.salted import SaltedStore
 from tests.spark.local import EndlessGround, LocalRig, PiecesGround, local_rig
 from tms_core.clock import ManualClock
-from tms_core.errors import ArchiveError, Halted, LeaseLost, StateError, StoreError, StoreUnavailable
+from tms_core.errors import ArchiveError, LeaseLost, StateError, StopRequested, StoreError, StoreUnavailable
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import KEYS, MESSAGES, PAYLOADS, KeyRange, KeyReads, MessageValue, Reads, Store
 from tms_core.tables.lease import Lease, LeaseRecord
@@ -365,10 +365,10 @@ def test_given_tasks_at_work_on_spark_when_the_driver_must_end_then_they_are_cal
 
     def alive() -> None:
         if mark.exists():
-            raise Halted("the run was asked to stop.")
+            raise StopRequested("the run was asked to stop.")
 
     sender = SparkSender(spark, EndlessGround(str(mark)))
-    with pytest.raises(Halted):
+    with pytest.raises(StopRequested):
         sender.send([part], alive)
     assert spark.range(3).count() == 3
 

@@ -147,7 +147,7 @@ def test_given_a_store_that_was_there_before_when_met_then_nothing_goes_until_it
     server.service.create_topic(ORDERS, {"ttl": "1"})
     server.service.publish(ORDERS, [b"a"], pointer=None)
     server.start()
-    until(lambda: server.metric('tms_janitor_sweeps_total{result="stopped"} 1.0'))
+    until(lambda: server.metric('tms_janitor_sweeps_total{result="blocked"} 1.0'))
     assert server.rows() == 1
     done = CliRunner().invoke(cli, ["adopt", "--config", str(server.config)])
     assert done.exit_code == 0, done.output

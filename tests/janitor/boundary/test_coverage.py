@@ -463,7 +463,7 @@ def test_given_a_lease_that_is_lost_while_parts_are_searched_when_covered_then_n
     report = rig.restart(lease=lease).engine.run_once()
     assert [note.guard for note in report.guards] == ["lease"]
     assert {start[0] for start, _ in spans(rig) if start} == set(taken)
-    assert rig.state.runs(1)[0].result == "halted"
+    assert rig.state.runs(1)[0].result == "interrupted"
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -121,7 +121,7 @@ def test_run_has_the_same_numbers_everywhere(shown: Shown) -> None:
     for rule in ("expired", "old_generation"):
         assert shown.metric("janitor_rows_deleted_total", rule=rule) == sum(run[rule] for run in shown.api_runs) > 0
     assert shown.metric("janitor_rows_inverted_total") == sum(run["invalid_transaction"] for run in shown.api_runs)
-    for result in ("done", "stopped"):
+    for result in ("done", "blocked"):
         assert (
             shown.metric("janitor_sweeps_total", result=result)
             == sum(run["result"] == result for run in shown.api_runs)
@@ -152,7 +152,7 @@ def test_hold_has_the_same_numbers_everywhere(shown: Shown) -> None:
 
 def test_guard_has_the_same_numbers_everywhere(shown: Shown) -> None:
     tripped = [found["guard"] for found in shown.api["guards"] if found["tripped"]]
-    assert tripped == shown.api["last_run"]["stopped_by"] == ["clock"]
+    assert tripped == shown.api["last_run"]["blocked_by"] == ["clock"]
     assert shown.metric("janitor_guard_trips_total", guard="clock") == sum(
-        "clock" in run["stopped_by"] for run in shown.api_runs
+        "clock" in run["blocked_by"] for run in shown.api_runs
     )

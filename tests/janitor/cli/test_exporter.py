@@ -109,7 +109,7 @@ def test_given_the_memory_is_replaced_then_the_new_one_is_shown(exporter: Export
     shutil.rmtree(memory)
     assert site.janitor("run --once").code == 3
     exporter.refresh()
-    assert b'tms_janitor_sweeps_total{result="stopped"} 1.0\n' in exporter.metrics()[0]
+    assert b'tms_janitor_sweeps_total{result="blocked"} 1.0\n' in exporter.metrics()[0]
     assert SWEPT not in exporter.metrics()[0]
 
 

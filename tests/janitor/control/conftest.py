@@ -53,11 +53,11 @@ class Auditing(Engine):
     """An engine whose audits are the test's."""
 
     act: Act
-    halted: Callable[[], bool]
+    is_stopping: Callable[[], bool]
     observer: Observer
 
     def verify(self) -> Audit:
-        return self.act(self.observer, self.halted)
+        return self.act(self.observer, self.is_stopping)
 
 
 @dataclass
@@ -75,13 +75,13 @@ class Desk:
     act: Act | None = None
     server: ControlServer | None = None
 
-    def make_reader(self, observer: Observer, halted: Callable[[], bool]) -> Asks:
+    def make_reader(self, observer: Observer, is_stopping: Callable[[], bool]) -> Asks:
         face = read_only(self.rig.store)
-        deps = replace(self.rig.engine.deps, store=face, observer=observer, halted=halted)
+        deps = replace(self.rig.engine.deps, store=face, observer=observer, is_stopping=is_stopping)
         if self.act is None:
             return Engine(deps)
         reader = Auditing(deps)
-        reader.act, reader.halted, reader.observer = self.act, halted, observer
+        reader.act, reader.is_stopping, reader.observer = self.act, is_stopping, observer
         return reader
 
     def start(self, **options: Any) -> ControlServer:

@@ -70,10 +70,10 @@ def held(current: Session, watched: str) -> Iterator[tuple[Engine, Semaphore]]:
         watch(store, before=stop)
         engine = current.engine(store, state, observer=observers, lease=lease)
 
-        def make_reader(observer: Observer, halted: Callable[[], bool]) -> Asks:
+        def make_reader(observer: Observer, is_stopping: Callable[[], bool]) -> Asks:
             face = read_only(store)
             watch(face, before=stop)
-            return current.engine(face, state, observer=observer, halted=halted)
+            return current.engine(face, state, observer=observer, is_stopping=is_stopping)
 
         who = greeting(store.identity(), config_digest(current.settings))
         behind = Behind(engine, make_reader, Shown(current, state), who, observers)

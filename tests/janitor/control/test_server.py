@@ -28,7 +28,7 @@ from janitor.state.base import EVERYTHING
 from tests.builders import Call, watch
 from tests.janitor.control.conftest import SETTINGS, STORE, Client, Desk
 from tests.support import raising
-from tms_core.errors import GuardTripped, Halted, StateError, StoreBusy, StoreError, TmsError
+from tms_core.errors import GuardTripped, StateError, StopRequested, StoreBusy, StoreError, TmsError
 from tms_core.logs.loggers import AUDIT
 from tms_core.topic import TopicId
 
@@ -281,12 +281,12 @@ class Endless:
     def __init__(self) -> None:
         self.began, self.ended = Event(), Event()
 
-    def __call__(self, observer: Observer, halted: Callable[[], bool]) -> Audit:
+    def __call__(self, observer: Observer, is_stopping: Callable[[], bool]) -> Audit:
         self.began.set()
-        while not halted():
+        while not is_stopping():
             observer("read", None, 1)
         self.ended.set()
-        raise Halted("the janitor is stopping.")
+        raise StopRequested("the janitor is stopping.")
 
 
 def test_given_a_client_that_goes_away_then_its_question_ends(desk: Desk) -> None:
@@ -305,7 +305,7 @@ def test_given_a_question_under_way_when_stopped_then_the_client_is_told(desk: D
         client.ask("verify")
         assert endless.began.wait(60)
         server.stop()
-        assert kind_of(client.answer()) == "Halted"
+        assert kind_of(client.answer()) == "StopRequested"
 
 
 def test_given_a_client_that_has_not_asked_yet_when_stopped_then_the_stop_does_not_wait_for_it(
@@ -467,7 +467,7 @@ def test_given_a_waiting_decision_when_stopped_then_it_is_not_taken(desk: Desk) 
         client.ask("adopt")
         assert working.asked.wait(60)
         threads.submit(server.stop).result()
-        assert kind_of(client.answer()) == "Halted"
+        assert kind_of(client.answer()) == "StopRequested"
     assert working.adopted == 0
 
 

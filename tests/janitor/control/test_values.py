@@ -99,7 +99,7 @@ def test_given_a_full_picture_then_it_comes_back() -> None:
         "every 60 s",
         NOW_MS,
         last_run=RunSummary(
-            "r", "apply", 1, 2, "done", phase_seconds={"message": 0.25}, errors=["e"], stopped_by=["clock"]
+            "r", "apply", 1, 2, "done", phase_seconds={"message": 0.25}, errors=["e"], blocked_by=["clock"]
         ),
         snapshot=SnapshotFigures(timestamp_ms=1),
         counters={CounterKey("rows", (("rule", "expired"),)): 5.0},

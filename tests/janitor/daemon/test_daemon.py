@@ -176,7 +176,7 @@ def test_given_a_store_never_adopted_when_swept_without_adopt_then_nothing_goes_
     orders.plain(NOW_MS - HOUR)
     with house(store, adopt=False) as site:
         site.time.advance(5)
-        assert site.results == ["stopped"]
+        assert site.results == ["blocked"]
         assert orders.times() == [NOW_MS - HOUR]
         assert site.daemon.status().adopted_ms is None
         site.rig.engine.adopt()
@@ -226,12 +226,12 @@ def test_given_a_halt_in_the_middle_of_a_sweep_when_it_comes_then_at_most_that_b
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     orders.plain(*(NOW_MS + number for number in range(100)))
     stop: list[bool] = []
-    with house(store, batch_rows=10, halted=lambda: bool(stop)) as site:
+    with house(store, batch_rows=10, is_stopping=lambda: bool(stop)) as site:
         watch(store, after=lambda call: stop.append(True) if call.name == "message.delete" else None)
         site.time.advance(120)
         assert len(orders.times()) == 90
-        assert site.results[-1] == "halted"
-        site.rig.restart(halted=lambda: False).engine.run_once()
+        assert site.results[-1] == "interrupted"
+        site.rig.restart(is_stopping=lambda: False).engine.run_once()
         assert orders.times() == []
 
 
@@ -335,7 +335,7 @@ def test_given_a_run_without_a_sign_of_life_when_asked_then_the_process_is_not_a
 def test_given_a_halt_when_asked_then_it_is_not_ready() -> None:
     with house() as site:
         assert site.daemon.ready() == ""
-        site.daemon.halt()
+        site.daemon.request_stop()
         assert site.daemon.ready() == "the janitor is stopping"
 
 

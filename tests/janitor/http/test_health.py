@@ -43,7 +43,7 @@ def held(reason: str, topic: str = "default:orders") -> HeldTopic:
         (replace(CALM, leader=False, lease_holder="there"), "On standby: there holds the lease."),
         (replace(CALM, snapshot=SnapshotFigures(problem="not_configured")), "No action is required."),
         (replace(CALM, guards=(GuardNote("clock", False, "behind"),)), "No action is required."),
-        (replace(CALM, last_run=replace(LAST, result="halted")), "No action is required."),
+        (replace(CALM, last_run=replace(LAST, result="interrupted")), "No action is required."),
         (replace(CALM, held=(held("protected"), held("paused"), held("quarantined"))), "No action is required."),
     ],
 )

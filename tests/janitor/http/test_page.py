@@ -157,7 +157,7 @@ def test_given_a_store_nobody_has_adopted_then_it_says_so_with_the_commands_and_
 
 
 def test_given_runs_that_stop_because_the_store_is_not_adopted_then_nothing_is_said_of_what_is_due(look: Look) -> None:
-    stopped = RunSummary("r-1", "apply", look.now_ms - 1000, look.now_ms, "stopped", stopped_by=("adoption",))
+    stopped = RunSummary("r-1", "apply", look.now_ms - 1000, look.now_ms, "blocked", blocked_by=("adoption",))
     page = look.at(replace(statuses.empty(look.now_ms), last_run=stopped))
     assert page.text("#overdue").endswith("No run has counted overdue rows yet.")
     assert page.text("#kept").endswith("No run has read the store yet.")

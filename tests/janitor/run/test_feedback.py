@@ -468,10 +468,10 @@ def test_given_a_word_to_stop_while_it_audits_then_it_reads_no_further_and_nothi
 ) -> None:
     monkeypatch.setattr(inspect, "PAGE_ROWS", 1)
     pages: list[int] = []
-    ready.feed_back(observer=during_the_audit(lambda: pages.append(1)), halted=lambda: bool(pages))
+    ready.feed_back(observer=during_the_audit(lambda: pages.append(1)), is_stopping=lambda: bool(pages))
     report = ready.run()
     assert (len(pages), report.truncated, ready.invalid()) == (1, 0, ready.aborted)
-    assert "halted" in {note.guard for note in report.guards}
+    assert "interrupted" in {note.guard for note in report.guards}
 
 
 def test_given_a_word_to_stop_between_two_batches_then_what_was_handed_over_is_told_and_the_rest_stays(
@@ -479,11 +479,11 @@ def test_given_a_word_to_stop_between_two_batches_then_what_was_handed_over_is_t
 ) -> None:
     monkeypatch.setattr(feedback, "BATCH_IDS", 1)
     told = Told(ready.manager)
-    ready.feed_back(told, halted=lambda: bool(told.ids))
+    ready.feed_back(told, is_stopping=lambda: bool(told.ids))
     report = ready.run()
     assert (told.ids, report.truncated, ready.invalid()) == (ready.aborted[:1], 1, ready.aborted[1:])
-    assert "halted" in {note.guard for note in report.guards}
-    ready.feed_back(halted=never)
+    assert "interrupted" in {note.guard for note in report.guards}
+    ready.feed_back(is_stopping=never)
     assert (ready.run().truncated, ready.invalid()) == (1, [])
 
 

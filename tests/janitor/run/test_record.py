@@ -34,7 +34,7 @@ from tests.builders import (
     watch_state,
 )
 from tests.support import raising
-from tms_core.errors import GuardTripped, Halted, StateError, StoreError
+from tms_core.errors import GuardTripped, StateError, StopRequested, StoreError
 from tms_core.tables.memory import MemoryStore
 
 TTL_SECONDS = 3600
@@ -320,7 +320,7 @@ def test_given_runs_that_do_not_end_well_when_they_end_then_the_last_success_sta
     rig.engine.run_once(adopt=True)
     assert success_ms(rig) == NOW_MS
     rig.clock.advance(MINUTE)
-    rig.restart(halted=lambda: True).engine.run_once()
+    rig.restart(is_stopping=lambda: True).engine.run_once()
     rig.clock.step(HOUR)
     assert rig.engine.run_once().tripped
     rig.clock.step(-HOUR)
@@ -330,7 +330,7 @@ def test_given_runs_that_do_not_end_well_when_they_end_then_the_last_success_sta
     orders.plain(1)
     rig.engine.run_once()
     assert success_ms(rig) == NOW_MS + 2 * MINUTE, "a pause is meant"
-    results = ("done", "halted", "stopped")
+    results = ("done", "interrupted", "blocked")
     assert [counter(rig, "sweeps_total", result=result) for result in results] == [2, 1, 1]
 
 
@@ -349,10 +349,10 @@ def held(rig: Rig) -> None:
     [
         lambda rig: rig.engine.run_once(incremental=True),
         lambda rig: rig.engine.run_once(patterns=("default:other",)),
-        lambda rig: rig.restart(halted=lambda: True).engine.run_once(),
+        lambda rig: rig.restart(is_stopping=lambda: True).engine.run_once(),
         lambda rig: rig.engine.run_once(),
     ],
-    ids=["patient", "of others", "halted", "plain"],
+    ids=["patient", "of others", "interrupted", "plain"],
 )
 def test_given_rows_that_are_held_when_another_run_has_no_reason_to_count_them_then_they_are_still_noted(
     store: MemoryStore, run: Callable[[Rig], Report]
@@ -364,7 +364,7 @@ def test_given_rows_that_are_held_when_another_run_has_no_reason_to_count_them_t
     report = run(rig)
     assert overdue(rig) == {("default:a", "frontier"): 2}
     [last] = rig.state.runs(1)
-    # A run that was halted has looked at nothing.
+    # An interrupted run has looked at nothing.
     assert summary(last).held == (0 if report.guards else 2), "history shows a hold in each run that it lasts"
 
 
@@ -452,8 +452,8 @@ def test_given_a_run_that_is_not_full_when_it_ends_then_what_is_kept_is_as_the_f
 
 def test_given_a_process_that_is_to_end_when_it_plans_then_it_says_so(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=60).plain(1)
-    rig = janitor(store, halted=lambda: True)
-    with pytest.raises(Halted):
+    rig = janitor(store, is_stopping=lambda: True)
+    with pytest.raises(StopRequested):
         rig.engine.preview()
 
 
@@ -474,7 +474,7 @@ def test_run_that_fails_while_it_is_prepared_is_recorded(mode: str) -> None:
 def test_run_that_is_halted_while_it_is_prepared_is_not_a_failure() -> None:
     rig = janitor(MemoryStore())
     rig.engine.run_once(adopt=True)
-    watch_state(rig.state, before=fail_at("state.pauses", Halted("asked to stop")))
-    with pytest.raises(Halted):
+    watch_state(rig.state, before=fail_at("state.pauses", StopRequested("asked to stop")))
+    with pytest.raises(StopRequested):
         rig.engine.run_once()
     assert [run.result for run in rig.state.runs(9)] == ["done"]

@@ -344,7 +344,7 @@ def test_given_a_run_that_goes_on_elsewhere_when_announcements_are_cleared_then_
     state.begin_run(RunRecord("run", "apply", 1))
     state.intend(entry(run_id="run"))
     state.intend(entry(run_id="other"))
-    state.finish_run("run", 2, "halted", "{}")
+    state.finish_run("run", 2, "interrupted", "{}")
     state.clear_intents()
     assert state.intents() == [entry(run_id="other")]
     state.finish_run("other", 3, "done", "{}")

@@ -18,7 +18,7 @@ from tms_core.consumers.claim_rows import pack
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim
 from tms_core.consumers.lag import PAGE_ROWS, LagTables
 from tms_core.consumers.positions import Floor, Position, Positions
-from tms_core.errors import Halted, StoreError
+from tms_core.errors import StopRequested, StoreError
 from tms_core.rowkey import MessageId
 from tms_core.tables.read_only import read_only
 from tms_core.tables.side import Expiries
@@ -36,11 +36,11 @@ def read(place: Place, orders: Topic, message: MessageId, name: str = "billing")
 def counter(place: Place, *, rate: int | None = None, **options: Any) -> LagCount:
     store, side, clock = place.store, place.side, place.clock
     floor = Floor(Positions(side), store, options.pop("hold_seconds")) if "hold_seconds" in options else None
-    halted = options.pop("halted", lambda: False)
+    is_stopping = options.pop("interrupted", lambda: False)
 
     def ending() -> None:
-        if halted():
-            raise Halted("the count was asked to stop.")
+        if is_stopping():
+            raise StopRequested("the count was asked to stop.")
 
     pacer = options.pop("pacer", None) or Pacer(rate, clock, ending)
     return LagCount(LagTables(read_only(store), Expiries(side), floor), side, place.state, clock, pacer, **options)
@@ -222,7 +222,7 @@ def test_given_a_process_before_this_one_when_begun_then_its_figures_stand_until
     counter(place).step()
     orders.plain(NOW_MS + 1)
     Positions(place.side).delete(TopicMetadata(other.id, 1, 60), "billing")
-    stopped = counter(place, halted=lambda: True)
+    stopped = counter(place, is_stopping=lambda: True)
     stopped.step()
     assert found(place) == {"orders/billing": 1}
     counter(place).step()
@@ -307,7 +307,7 @@ def test_given_a_process_that_ends_when_counting_then_what_was_found_is_kept(pla
     def ending() -> None:
         waits.append(place.clock.running_ms())
         if len(waits) == 7:
-            raise Halted("it ends.")
+            raise StopRequested("it ends.")
 
     counter(place, pacer=Pacer(1, place.clock, ending)).step()
     assert found(place) == {"a/billing": 1, "b/billing": 1}
@@ -317,7 +317,7 @@ def test_given_a_topic_that_is_deleted_while_it_waits_for_its_turn_then_it_is_no
     for name in "ab":
         read(place, place.topic(name, ttl_seconds=86400).plain(NOW_MS), READ_NONE)
     words = iter([False, True])
-    count = counter(place, halted=lambda: next(words, False))
+    count = counter(place, is_stopping=lambda: next(words, False))
     # Stopped in the first topic's turn, behind its only page, when the second one waits for its own.
     count.step()
     place.topic("b", ttl_seconds=86400, generation=-1)

@@ -138,7 +138,7 @@ def test_given_a_topic_created_anew_while_it_is_counted_when_that_goes_on_then_t
     place: Place,
 ) -> None:
     a = place.topic("a").plain(*range(NOW_MS, NOW_MS + 500))
-    count = census(place, rate=100, halted=lambda: place.clock.running_ms() == DAY + SECOND)
+    count = census(place, rate=100, is_stopping=lambda: place.clock.running_ms() == DAY + SECOND)
     count.step()
     assert counted(place) == {}
     place.clock.advance(1)
@@ -236,11 +236,11 @@ def test_given_a_count_that_takes_long_then_the_sizes_over_time_do_not_wait_for_
     place.topic("c").plain(NOW_MS)
     seen: list[bool] = []
 
-    def halted() -> bool:
+    def is_stopping() -> bool:
         seen.append(bool(sizes(place.state, "default:a")))
         return False
 
-    census(place, rate=1, halted=halted).step()
+    census(place, rate=1, is_stopping=is_stopping).step()
     assert seen.index(True) < len(seen) - 1, "before the last page was read"
 
 
@@ -326,7 +326,7 @@ def test_given_a_huge_topic_when_counted_for_long_then_the_small_ones_are_counte
 def test_given_a_count_that_is_halted_when_asked_again_then_it_goes_on_where_it_was(place: Place) -> None:
     place.topic("a").plain(*range(NOW_MS, NOW_MS + 3000))
     stopping = [False]
-    count = census(place, halted=lambda: stopping[0])
+    count = census(place, is_stopping=lambda: stopping[0])
     read = pages(place)
     watch(place.store, after=lambda call: stopping.__setitem__(0, call.name == "message.rows"))
     steps = 0
@@ -341,14 +341,14 @@ def test_given_a_count_that_is_halted_when_asked_again_then_it_goes_on_where_it_
 
 def test_given_a_word_to_stop_during_a_wait_when_counted_then_the_wait_ends(place: Place) -> None:
     place.topic("a").plain(*range(NOW_MS, NOW_MS + 100))
-    count = census(place, rate=1, halted=lambda: place.clock.running_ms() >= DAY + 5 * SECOND)
+    count = census(place, rate=1, is_stopping=lambda: place.clock.running_ms() >= DAY + 5 * SECOND)
     count.step()
     assert place.clock.running_ms() == DAY + 5 * SECOND
     assert place.state.counts() == {}
 
 
 def test_given_a_word_to_stop_before_it_begins_when_counted_then_nothing_is_read(place: Place) -> None:
-    count = census(place, halted=lambda: True)
+    count = census(place, is_stopping=lambda: True)
     before = place.store.operations
     count.step()
     assert place.store.operations == before

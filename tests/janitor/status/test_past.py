@@ -85,7 +85,7 @@ def test_given_a_run_under_way_then_it_counts_once_it_has_ended() -> None:
         found = history.range(state, "1h", NOW_MS)
     assert sum(step["bad"] for step in found["steps"]) == 1
     assert found["bad_runs"] == [
-        {"id": "one", "started_ms": NOW_MS, "result": "failed", "error": "no space", "stopped_by": ()}
+        {"id": "one", "started_ms": NOW_MS, "result": "failed", "error": "no space", "blocked_by": ()}
     ]
 
 
@@ -131,10 +131,10 @@ def test_given_runs_that_guards_stopped_then_only_the_one_before_adoption_is_no_
         for number, guard in enumerate(["adoption", "clock"]):
             state.begin_run(RunRecord(guard, "apply", NOW_MS + number))
             report = {"guards": [{"guard": guard, "tripped": True, "message": ""}]}
-            state.finish_run(guard, NOW_MS + number, "stopped", json.dumps(report))
+            state.finish_run(guard, NOW_MS + number, "blocked", json.dumps(report))
         found = RunHistory().range(state, "1h", NOW_MS + 2)
     assert [run["id"] for run in found["bad_runs"]] == ["clock"]
-    assert found["bad_runs"][0]["stopped_by"] == ("clock",)
+    assert found["bad_runs"][0]["blocked_by"] == ("clock",)
 
 
 def test_range_after_a_run_of_a_clock_ahead_still_shows_new_runs() -> None:

@@ -16,7 +16,7 @@ from janitor.sweep.executor import HEARTBEAT_MS, LONGEST_SLEEP_SECONDS, Pacer, P
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, janitor, topic
 from tests.salted import SaltedStore
 from tms_core.clock import ManualClock
-from tms_core.errors import Halted, LeaseLost
+from tms_core.errors import LeaseLost, StopRequested
 from tms_core.tables.lease import Lease
 from tms_core.topic import TopicId
 
@@ -32,8 +32,10 @@ class Case:
         self.state.begin_run(RunRecord("run", "apply", NOW_MS, heartbeat_ms=NOW_MS))
         self.lease = Lease(self.state, "a", 60, self.clock)
         self.lease.acquire()
-        self.halted = False
-        self.permission = Permission(self.state, self.lease if leased else None, self.clock, "run", lambda: self.halted)
+        self.is_stopping = False
+        self.permission = Permission(
+            self.state, self.lease if leased else None, self.clock, "run", lambda: self.is_stopping
+        )
 
     def take_over(self) -> None:
         Lease(self.state, "b", 60, self.clock).acquire(sole=True)
@@ -74,10 +76,10 @@ def test_given_a_pause_of_others_when_asked_then_it_may_go_on(case: Case, paused
 
 def test_given_a_word_to_stop_when_asked_then_the_run_is_over_whatever_is_paused(case: Case) -> None:
     case.state.pause(EVERYTHING, NOW_MS)
-    case.halted = True
-    with pytest.raises(Halted):
+    case.is_stopping = True
+    with pytest.raises(StopRequested):
         case.permission.allows(ORDERS)
-    with pytest.raises(Halted):
+    with pytest.raises(StopRequested):
         case.permission.alive()
 
 

@@ -49,7 +49,7 @@ def is_done(described: Topic) -> bool:
     )
 
 
-class Halt:
+class StopAt:
     """The word to stop comes just before the k-th call of the store; counts what is written before and after."""
 
     def __init__(self, store: Store, at_call: int) -> None:
@@ -95,30 +95,30 @@ def test_given_a_word_to_stop_at_any_store_call_when_swept_then_what_was_done_is
     for at_call in range(1, CALLS):
         rig, topics = prepared(MemoryStore())
         frontiers, claim, open_ids = rig.state.frontiers(), rig.state.claim(), rig.state.open_ids()
-        halt = Halt(rig.store, at_call)
-        report = rig.restart(halted=halt.said).engine.run_once()
-        if not halt.at:
+        stop = StopAt(rig.store, at_call)
+        report = rig.restart(is_stopping=stop.said).engine.run_once()
+        if not stop.at:
             break
         run = rig.state.runs(1)[0]
         assert_true(rig)
 
         # At most the batch that was on its way was written,
-        begun = halt.at == "metadata.get" or halt.at.endswith((".delete", ".invert"))
-        assert len(halt.after) == begun, f"at call {at_call}, {halt.at}"
+        begun = stop.at == "metadata.get" or stop.at.endswith((".delete", ".invert"))
+        assert len(stop.after) == begun, f"at call {at_call}, {stop.at}"
         # all that was is counted, durable, and in the ledger,
         totals = report.to_json()["totals"]
-        assert totals["expired"] + totals["old_generation"] == halt.rows["delete"]
-        assert totals["invalid_transaction"] == halt.rows["invert"]
-        assert sum(entry.rows or 0 for entry in rig.state.ledger(100)) == halt.rows.total()
-        assert halt.unsynced == set()
+        assert totals["expired"] + totals["old_generation"] == stop.rows["delete"]
+        assert totals["invalid_transaction"] == stop.rows["invert"]
+        assert sum(entry.rows or 0 for entry in rig.state.ledger(100)) == stop.rows.total()
+        assert stop.unsynced == set()
         assert (rig.state.unfinished_runs(), rig.state.intents()) == ([], [])
         counted = sum(value for key, value in rig.state.counters().items() if key.name == "rows_deleted_total")
-        assert counted == halt.rows["delete"]
+        assert counted == stop.rows["delete"]
         # no frontier has moved beyond it,
-        if run.result == "halted":
-            stopped_in.add(halt.at)
-            assert json.loads(run.report)["guards"][-1]["guard"] == "halted"
-            if "sync" not in halt.at and "compact" not in halt.at:
+        if run.result == "interrupted":
+            stopped_in.add(stop.at)
+            assert json.loads(run.report)["guards"][-1]["guard"] == "interrupted"
+            if "sync" not in stop.at and "compact" not in stop.at:
                 assert (rig.state.frontiers(), rig.state.claim()) == (frontiers, claim)
                 # What the snapshot has was seen when the run began; nothing of it counts as searched.
                 seen = [record for pointer, record in rig.state.open_ids().items() if pointer not in open_ids]
@@ -141,11 +141,11 @@ def test_given_leveldb_when_a_run_is_asked_to_stop_then_what_it_did_survives_and
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     for at_call in range(3, 80, 9):
-        folder = tmp_path_factory.mktemp("halted")
+        folder = tmp_path_factory.mktemp("interrupted")
         with LevelDBStore(folder, create=True) as store:
             rig, topics = prepared(store)
-            halt = Halt(store, at_call)
-            rig.restart(halted=halt.said).engine.run_once()
+            stop = StopAt(store, at_call)
+            rig.restart(is_stopping=stop.said).engine.run_once()
             left = [described.messages() for described in topics]
         with LevelDBStore(folder) as store:
             topics = [Topic(store, described.id, 2) for described in topics]
@@ -159,10 +159,10 @@ def test_given_a_word_to_stop_before_it_begins_when_swept_then_nothing_at_all_is
     rig, _ = prepared(MemoryStore())
     names: list[str] = []
     watch(rig.store, before=lambda call: names.append(call.name))
-    report = rig.restart(halted=lambda: True).engine.run_once()
+    report = rig.restart(is_stopping=lambda: True).engine.run_once()
     assert names == ["metadata.rows"]
     assert report.to_json()["totals"]["expired"] == 0
-    assert rig.state.runs(1)[0].result == "halted"
+    assert rig.state.runs(1)[0].result == "interrupted"
 
 
 def test_run_halted_while_it_learns_a_long_invalid_list_ends_and_the_next_learns_it(
@@ -185,10 +185,10 @@ def test_run_halted_while_it_learns_a_long_invalid_list_ends_and_the_next_learns
         save(counted())
 
     monkeypatch.setattr(rig.state, "save_open_ids", save_told)
-    report = rig.restart(halted=lambda: told[0]).engine.run_once()
-    assert report.guards[-1].guard == "halted"
+    report = rig.restart(is_stopping=lambda: told[0]).engine.run_once()
+    assert report.guards[-1].guard == "interrupted"
     assert read[0] < 10
     assert not rig.state.open_ids()
     monkeypatch.undo()
-    rig.restart(halted=lambda: False).engine.run_once()
+    rig.restart(is_stopping=lambda: False).engine.run_once()
     assert len(rig.state.open_ids()) == 100
